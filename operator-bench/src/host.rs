@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_operator::cluster::build::secrets::Data;
+use yoke_operator::cluster::resources::secrets::Data;
 use yoke_pki::plan::ROOT;
 use yoke_test_support::kubernetes::{Options, install_crds};
 use yoke_test_support::{Process, free_port};

@@ -14,9 +14,9 @@ use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 use yoke_api::Cluster;
 use yoke_api::labels::component;
-use yoke_operator::cluster::build::hosted::{self, Asked};
-use yoke_operator::cluster::build::{Blueprint, Materials, doors, secrets, stateful_set};
-use yoke_operator::cluster::rest::Rest;
+use yoke_operator::cluster::resources::objects::{self, Asked};
+use yoke_operator::cluster::resources::{Blueprint, Materials, network_policy, secrets, stateful_set};
+use yoke_operator::cluster::sleep::state::Rest;
 use yoke_operator::nats::streams;
 use yoke_pki::cert_manager::Certificate;
 use yoke_pki::service_account::ServiceAccountKey;
@@ -53,12 +53,12 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
         ..Asked::of(blueprint.spec)
     };
     let mut all = vec![
-        Stored::made(&hosted::build_namespace(identity, blueprint.spec.deletion_policy)).with(json!({
+        Stored::made(&objects::build_namespace(identity, blueprint.spec.deletion_policy)).with(json!({
             "metadata": {"labels": {"kubernetes.io/metadata.name": identity.hosted().to_string()}},
             "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"},
         })),
-        Stored::applied(&hosted::build_api_server_files(blueprint)),
-        Stored::applied(&hosted::build_ingress(identity, asked, &materials.trust())),
+        Stored::applied(&objects::build_api_server_files(blueprint)),
+        Stored::applied(&objects::build_ingress(identity, asked, &materials.trust())),
         Stored::applied(&secrets::build_kubeconfig(identity, blueprint.config, materials)?),
     ];
     all.extend(
@@ -77,9 +77,9 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
     }
     all.extend(build_service(settled));
     if !settled.is_asleep {
-        let policy = doors::build_network_policy(identity, blueprint.config, blueprint.open());
+        let policy = network_policy::build_network_policy(identity, blueprint.config, blueprint.open());
         all.push(Stored::applied(&policy));
-        all.push(Stored::applied(&hosted::build_budget(identity)));
+        all.push(Stored::applied(&objects::build_budget(identity)));
     }
     let keys = [
         ("sa.key", settled.service_account.private_pem()),
@@ -99,7 +99,7 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
 
 fn build_service(settled: &Settled<'_>) -> [Stored; 2] {
     let (identity, address) = (settled.blueprint.identity, settled.address.to_string());
-    let service = hosted::build_service(identity, settled.blueprint.spec.konnectivity.is_enabled(), 0);
+    let service = objects::build_service(identity, settled.blueprint.spec.konnectivity.is_enabled(), 0);
     let parent =
         json!({"group": "", "resource": "services", "namespace": service.namespace(), "name": service.name_any()});
     let taken = IPAddress {

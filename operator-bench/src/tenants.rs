@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::LazyConfigAcceptor;
 use yoke_api::names::API_PORT;
-use yoke_operator::cluster::build::secrets::Leaf;
+use yoke_operator::cluster::resources::secrets::Leaf;
 
 /// What every cluster has from its controllers.
 const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";

@@ -1,12 +1,13 @@
-//! Add-ons: what tenants' clusters have beside their API. Pure.
+//! Add-ons in tenants' clusters. Pure.
 //!
 //! ```text
-//!  Facts: spec, version, name, host's configuration ─▶ plan ─┬─ wanted: every object, as it should be
-//!                                                            └─ unwanted: those of add-ons that are turned off
+//!  Facts: spec, version, name, host's configuration ─▶ plan ─┬─ wanted: all desired objects
+//!                                                            └─ unwanted: objects of disabled add-ons
 //! ```
 //!
-//! Every object bears its add-on's name as a label, and a digest of what was applied of it: what bears no such label is somebody
-//! else's, and what bears another digest is applied again, so that fields go which are not wanted any more.
+//! Every object has the add-on's name as a label, and an annotation with a digest of what was
+//! applied. An object without this label is owned by another. An object with another digest is
+//! applied again, so that fields that are no longer wanted are removed.
 
 mod core_dns;
 mod images;
@@ -14,6 +15,8 @@ pub(crate) mod konnectivity;
 mod kube_proxy;
 mod kube_system;
 mod metrics_server;
+
+pub(crate) use crate::addons::kube_system::NAMESPACE;
 
 use std::collections::BTreeMap;
 
@@ -25,13 +28,10 @@ use sha2::{Digest as _, Sha256};
 use yoke_api::names::PublicName;
 use yoke_api::{ClusterSpec, KubernetesVersion, labels};
 
-pub(crate) use self::kube_system::NAMESPACE;
 use crate::config::{Config, VersionEntry};
-use crate::tenant_api::to_dynamic;
+use crate::tenant_client::to_dynamic;
 
-/// Which address of a Service range is that of cluster DNS, as everywhere.
-pub const DNS_NUMBER: u32 = 10;
-/// The label that says what an object of kube-system belongs to.
+/// Label with the app's name, as usual in kube-system.
 const APP: &str = "k8s-app";
 
 /// An add-on.
@@ -39,26 +39,26 @@ const APP: &str = "k8s-app";
 pub enum Addon {
     /// DNS of the cluster.
     CoreDns,
-    /// Addresses of Services.
+    /// Virtual IPs of Services.
     KubeProxy,
-    /// What workers and Pods use.
+    /// Resource metrics of workers and Pods.
     MetricsServer,
-    /// The way from the control plane to the workers.
+    /// Tunnel from the control plane to the workers.
     Konnectivity,
 }
 
-/// What the objects follow from.
+/// Inputs of the objects.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     /// The Cluster's spec.
     pub spec: &'a ClusterSpec,
-    /// The name by which its API is reached.
+    /// Public name of the API.
     pub public_name: &'a PublicName,
-    /// The version that its API has.
+    /// Version of the API server.
     pub version: KubernetesVersion,
-    /// What the host offers of that.
+    /// The catalog entry of that version.
     pub catalogue: &'a VersionEntry,
-    /// Who signs the serving certificates of its kubelets, PEM.
+    /// CA of the kubelets' serving certificates, PEM.
     pub kubelet_ca: &'a str,
     /// The host's configuration.
     pub config: &'a Config,
@@ -67,37 +67,37 @@ pub struct Facts<'a> {
 /// One object of an add-on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// Whose it is.
+    /// Add-on that the object belongs to.
     pub addon: Addon,
-    /// Its kind.
+    /// Kind of the object.
     pub resource: ApiResource,
-    /// The fields that the operator owns, all of them.
+    /// All fields that the operator owns.
     pub object: DynamicObject,
 }
 
-/// What a cluster should have, and what not.
+/// Desired and undesired objects of a cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Objects of the add-ons that are turned on.
+    /// Objects of enabled add-ons.
     pub wanted: Vec<Part>,
-    /// Objects of the others.
+    /// Objects of disabled add-ons.
     pub unwanted: Vec<Part>,
 }
 
-/// What is found of a [`Part`].
+/// Owner of an existing object with the name of a [`Part`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// It is the add-on's.
+    /// The add-on.
     Own,
-    /// It is somebody else's.
+    /// Another client.
     Foreign,
 }
 
 impl Addon {
-    /// All of them.
+    /// All add-ons.
     pub const ALL: [Self; 4] = [Self::CoreDns, Self::KubeProxy, Self::MetricsServer, Self::Konnectivity];
 
-    /// The value of its label.
+    /// Value of the add-on's label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::CoreDns => "coredns",
@@ -107,7 +107,7 @@ impl Addon {
         }
     }
 
-    /// Whether a spec asks for it.
+    /// Returns whether a spec enables the add-on.
     pub fn is_enabled(self, spec: &ClusterSpec) -> bool {
         match self {
             Self::CoreDns => spec.addons.core_dns.enabled,
@@ -143,13 +143,13 @@ pub fn plan(facts: &Facts<'_>) -> Plan {
 }
 
 impl Part {
-    /// Its kind, namespace and name, for people.
+    /// Returns kind, namespace and name for messages.
     pub fn name(&self) -> String {
         let namespace = self.object.namespace().map_or_else(String::new, |name| name + "/");
         format!("{} {namespace}{}", self.resource.kind, self.object.name_any())
     }
 
-    /// Whose an object of its name is.
+    /// Returns the owner of an existing object with this name.
     pub fn owner(&self, found: &impl Resource) -> Owner {
         let is_own = match found.labels().get(labels::ADDON) {
             Some(addon) => addon == self.addon.as_str(),
@@ -158,12 +158,13 @@ impl Part {
         if is_own { Owner::Own } else { Owner::Foreign }
     }
 
-    /// Whether it is an agent's as operators made it that had no add-ons. Who takes one over leaves the digest there.
+    /// Returns whether the object is an agent's from an operator version without add-ons. A user
+    /// who takes over an object leaves the digest there.
     fn is_older(&self, found: &impl Resource) -> bool {
         let app = |labels: &BTreeMap<String, String>| labels.get(APP).cloned();
         self.addon == Addon::Konnectivity
             && !found.annotations().contains_key(labels::APPLIED_DIGEST)
-            // The binding has none, and a name of Yoke's.
+            // The binding has no such label; its name starts with `yoke:`.
             && app(self.object.labels()).is_none_or(|own| app(found.labels()) == Some(own))
     }
 }
@@ -183,7 +184,7 @@ impl Parts {
         }
     }
 
-    /// Adds an object, with the marks of the add-on.
+    /// Adds an object, with the add-on's labels and digest.
     fn add<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K) {
         let mut object = to_dynamic(object);
         let marks = [

@@ -1,58 +1,44 @@
-//! The Cluster controller.
+//! The Cluster controller. It reads one Cluster and its objects from the watch caches, and writes
+//! host objects, status and events.
 //!
 //! ```text
 //!  Cluster, its Tenant and objects ─observe─▶ validate ─▶ build ─▶ gate ─▶ apply ─▶ status, events
-//!                                              └─ refused: status says why, what runs is kept alive (keep)
+//!                                              └─ refused: the status says why, and the running
+//!                                                 control plane is maintained (keep)
 //! ```
 
-mod activity;
-mod addons;
-mod agents;
 mod apply;
-pub mod build;
-mod copies;
-mod delete;
-mod doors;
-mod expiry;
-#[cfg(test)]
-mod fixtures;
-pub mod gate;
-mod guard;
-pub mod identity;
-pub mod idle;
-mod incarnation;
-mod keep;
-mod kept;
-mod lost;
+pub mod context;
+pub mod credentials;
+pub mod failover;
+pub mod lifecycle;
+pub mod memory;
+pub mod metrics;
+pub mod namespace;
+pub(crate) mod network_access;
+pub(crate) mod object;
 mod observe;
-mod obstacles;
-pub mod orphans;
-mod outline;
-mod pace;
-mod patch;
-mod probe;
-pub mod rest;
-pub mod schedule;
+pub mod outcome;
+pub(crate) mod requeue;
+pub mod resources;
+pub mod sleep;
 pub mod status;
-mod store;
-mod store_api;
-mod takeover;
-mod turns;
+pub mod store;
+pub mod tenant_cluster;
 pub mod validate;
-mod withdraw;
-mod workers;
 
-pub(crate) use agents::are_due as agents_are_due;
-pub use copies::COPIED_AT_ONCE;
-pub use guard::{Guard, Keeper};
+pub use crate::cluster::credentials::distribute::COPIED_AT_ONCE;
+pub(crate) use crate::cluster::credentials::persisted::{find_left, is_of_tenant};
+pub use crate::cluster::failover::start_queue::{Rule, Turns};
+pub use crate::cluster::outcome::Workers;
+pub use crate::cluster::tenant_cluster::endpoint_guard::{Guard, Keeper};
+pub(crate) use crate::cluster::tenant_cluster::konnectivity::are_due as agents_are_due;
+pub use crate::cluster::tenant_cluster::probe::Answer;
+pub use crate::cluster::tenant_cluster::workers::WorkersSeen;
+pub(crate) use crate::host_api::certificate_authority::find_authority as find_authority_of;
 #[cfg(test)]
-pub(crate) use kept::data_of;
-pub(crate) use kept::{find_left, is_of_tenant};
-pub(crate) use observe::find_authority as find_authority_of;
-pub use outline::Outline;
-pub use probe::Answer;
-pub use turns::{Rule, Turns};
-pub use workers::{Workers, WorkersSeen};
+pub(crate) use crate::host_api::secrets::data_of;
+pub use crate::model::cluster_summary::Outline;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,101 +47,105 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::ingress::Asleep;
-use yoke_api::{Cluster, ConditionType, KubernetesVersion, Reason};
+use yoke_api::{Cluster, ConditionType, Reason};
 use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::AuthorityRole;
 use yoke_runtime::Drain;
 
-use crate::cache::ByIdentity;
-use crate::conditions::{self, State};
-use crate::context::Context;
+use crate::cluster::context::Context;
+use crate::cluster::observe::Observed;
+use crate::cluster::observe::{answered_version, running_version};
+use crate::cluster::outcome::Outcome;
+use crate::cluster::resources::Blueprint;
+use crate::cluster::resources::objects::Asked;
+use crate::cluster::sleep::state::Rest;
+use crate::cluster::validate::{Accepted, Surroundings};
 use crate::error::ReconcileError;
-use build::Blueprint;
-use build::hosted::Asked;
-use identity::Identity;
-use observe::Observed;
-use rest::Rest;
-use status::Outcome;
-use validate::{Accepted, Refusal, Surroundings};
+use crate::host_api::cache::ByIdentity;
+use crate::host_api::certificate_authority;
+use crate::model::conditions::{self, State};
+use crate::model::identity::Identity;
+use crate::model::refusal::Refusal;
+use crate::model::{control_plane, tenant_namespace};
 
-/// Who took so long the last time is one whose API is late.
+/// A Cluster whose last reconcile took at least this long counts as slow.
 const LATE: Duration = Duration::from_secs(1);
-/// Such Clusters of one Tenant that are reconciled at once: half of all that are at once.
+/// Slow Clusters of one Tenant reconciled concurrently: half of all concurrent reconciles.
 pub const LATE_AT_ONCE: usize = 16;
-/// Pace of counting Clusters by phase, for metrics.
+/// Interval for counting Clusters by phase, for metrics.
 const COUNT_EVERY: Duration = Duration::from_secs(5);
-/// When to look again at a Cluster that changes meanwhile, or is gone: not every change calls for it.
+/// Requeue delay after a concurrent change; not every change produces a watch event.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Name of the controller, in metrics and field managers.
-pub const CONTROLLER: &str = "cluster";
+pub use crate::model::CLUSTER_CONTROLLER as CONTROLLER;
 
-/// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again.
+/// Reconciles one Cluster as far as is possible now, and returns when to reconcile it again.
 pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let began = Instant::now();
-    let Some(cluster) = context.caches.clusters.get(&key) else {
+    let Some(cluster) = context.host.caches.clusters.get(&key) else {
         return Ok(Action::await_change());
     };
     let id = cluster.id();
-    let is_late = id.as_ref().is_some_and(|id| context.took(id) >= LATE);
+    let is_late = id.as_ref().is_some_and(|id| context.memory.took(id) >= LATE);
     let tenant = cluster.metadata.namespace.as_deref().unwrap_or_default();
     let slot = is_late.then(|| context.late_slots.enter(tenant));
     if matches!(slot, Some(None)) {
         return Ok(Action::requeue(spread(AGAIN)));
     }
     let result = if cluster.metadata.deletion_timestamp.is_some() {
-        Box::pin(delete::delete(&context, &cluster)).await
+        Box::pin(lifecycle::delete::delete(&context, &cluster)).await
     } else {
-        // Large: each await below keeps its place in it, and hundreds run at once.
+        // Boxed because the future is large: it has room for every await below, and hundreds run at
+        // once.
         Box::pin(reconcile_living(&context, &cluster)).await
     };
     let took = began.elapsed();
     if let Some(id) = &id {
-        context.note_if_awake(id, |awake| awake.took = took);
+        context.memory.note_if_awake(id, |awake| awake.took = took);
     }
-    context.metrics.reconciled(CONTROLLER, took.as_secs_f64());
+    context.reconciles.reconciled(CONTROLLER, took.as_secs_f64());
     result
 }
 
 async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
-    let Some(cluster) = patch::ensure_identity(context, cluster).await? else {
+    let Some(cluster) = object::ensure_identity(context, cluster).await? else {
         return Ok(Action::requeue(AGAIN));
     };
-    let Some(cluster) = patch::catch_up(context, cluster).await? else {
+    let Some(cluster) = object::catch_up(context, cluster).await? else {
         return Ok(Action::requeue(AGAIN));
     };
-    let Some(cluster) = patch::take_word(context, cluster).await? else {
+    let Some(cluster) = object::take_word(context, cluster).await? else {
         return Ok(Action::requeue(AGAIN));
     };
-    let Some(identity) = Identity::of(&cluster, &context.config.base_domain) else {
+    let Some(identity) = Identity::of(&cluster, &context.host.config.base_domain) else {
         return Ok(Action::await_change());
     };
-    let lives = expiry::find_remaining(&context.client, &cluster, Timestamp::now()).await?;
+    let lives = lifecycle::ttl::find_remaining(&context.host.client, &cluster, Timestamp::now()).await?;
     if lives.is_some_and(|remaining| remaining.is_zero()) {
-        expiry::delete(context, &cluster).await?;
-        // What was written meanwhile may have been a status, which calls for nobody.
-        return Ok(Action::requeue(expiry::AGAIN));
+        lifecycle::ttl::delete(context, &cluster).await?;
+        // Requeue: the concurrent write may have been a status update, which triggers no reconcile.
+        return Ok(Action::requeue(lifecycle::ttl::AGAIN));
     }
-    let observed = observe::observe(&context.caches, &cluster, &identity);
-    let Some(cluster) = activity::heed(context, cluster, &identity, &observed).await? else {
+    let observed = observe::observe(&context.host.caches, &cluster, &identity);
+    let Some(cluster) = sleep::policies::heed(context, cluster, &identity, &observed).await? else {
         return Ok(Action::requeue(AGAIN));
     };
-    let cluster = agents::decide(&context.caches, cluster, &observed);
+    let cluster = tenant_cluster::konnectivity::decide(&context.host.caches, cluster, &observed);
     let authority = match find_authority(context, &cluster, &identity).await {
         Ok(authority) => authority,
-        // Nothing was judged yet.
+        // The spec is not validated yet.
         Err(error) => return fail(context, &cluster, &identity, &observed, error, None).await,
     };
     let verdict = judge(context, &cluster, &identity, &observed, authority.as_ref());
     if let Err(refusal) = &verdict {
-        context.metrics.failed(CONTROLLER, refusal.reason);
+        context.reconciles.failed(CONTROLLER, refusal.reason);
     }
     let refusal = verdict.as_ref().err();
     let judged = || Some(status::plan_accepted(refusal));
-    // Nothing takes over from a control plane that is left as it is.
+    // A refused or paused Cluster keeps its control plane as it is, so no other pod takes over.
     if refusal.is_some() || cluster.spec.paused {
-        context.end_turns(&identity.id);
-        takeover::release_ending(context, &identity, &observed).await;
-        if let Err(error) = takeover::ensure_budget(context, &identity, false).await {
+        context.queues.finish(&identity.id);
+        failover::takeover::release_ending(context, &identity, &observed).await;
+        if let Err(error) = failover::takeover::ensure_budget(context, &identity, false).await {
             return fail(context, &cluster, &identity, &observed, error.into(), judged()).await;
         }
     }
@@ -166,7 +156,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let told = plan_kept(context, &cluster, &identity, &observed, refusal, left);
     let mut outcome = match &verdict {
         verdict if cluster.spec.paused && observed.is_kept() => {
-            match Box::pin(keep::copy(context, &cluster, &identity, &observed, told)).await {
+            match Box::pin(lifecycle::maintain::copy(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: verdict.as_ref().map(|_| ()).map_err(Clone::clone),
                     rest: find_rest(&cluster, &observed),
@@ -177,7 +167,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
             }
         }
         Err(refusal) if observed.is_kept() => {
-            match Box::pin(keep::keep(context, &cluster, &identity, &observed, told)).await {
+            match Box::pin(lifecycle::maintain::keep(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: Err(refusal.clone()),
                     rest: find_rest(&cluster, &observed),
@@ -194,7 +184,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                 identity: &identity,
                 accepted,
                 spec: &cluster.spec,
-                config: &context.config,
+                config: &context.host.config,
             };
             match Box::pin(apply::apply(context, &cluster, &blueprint, &observed)).await {
                 Ok(applied) => translate(&cluster, Some(accepted), applied),
@@ -202,40 +192,28 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
             }
         }
     };
-    activity::tell(context, &cluster, &identity, &mut outcome).await;
-    patch::write_status(context, &cluster, &identity, &outcome).await?;
+    sleep::policies::tell(context, &cluster, &identity, &mut outcome).await;
+    object::write_status(context, &cluster, &identity, &outcome).await?;
     let storeless = conditions::find_lacking(&cluster, ConditionType::StoreReady);
-    let pause = pace::plan_pause(&outcome, storeless, Timestamp::now())
-        .min(activity::find_pause(context, &identity))
-        .min(addons::find_pause(context, &identity));
+    let pause = requeue::plan_pause(&outcome, storeless, Timestamp::now())
+        .min(sleep::policies::find_pause(context, &identity))
+        .min(tenant_cluster::addons::find_pause(context, &identity));
     let pause = match pause {
-        pace::ASLEEP => spread(pause),
-        _ if pause < pace::STEADY => pause,
+        requeue::ASLEEP => spread(pause),
+        _ if pause < requeue::STEADY => pause,
         _ => jitter(pause),
     };
     let now = Timestamp::now();
     let due = [
-        rest::plan_late(outcome.told.as_ref(), now),
+        sleep::state::plan_late(outcome.told.as_ref(), now),
         lives,
-        schedule::plan_remaining(&cluster, now),
-        rest::plan_renewal(&cluster, now),
+        sleep::schedule::plan_remaining(&cluster, now),
+        sleep::state::plan_renewal(&cluster, now),
     ];
     Ok(Action::requeue(due.into_iter().flatten().fold(pause, Duration::min)))
 }
 
-/// The running version is the one whose rollout began last.
-fn running_version(cluster: &Cluster) -> Option<KubernetesVersion> {
-    let latest = cluster.status.as_ref()?.history.first()?;
-    latest.version.parse().ok()
-}
-
-/// The version that was the last one to answer: what is stored is of it.
-fn answered_version(cluster: &Cluster) -> Option<KubernetesVersion> {
-    let mut history = cluster.status.as_ref()?.history.iter();
-    history.find(|entry| entry.completed.is_some())?.version.parse().ok()
-}
-
-/// Holds a Cluster against everything that its spec is held against.
+/// Calls `look` with everything that the spec of a Cluster is validated against.
 fn look_around<'c, T>(
     context: &'c Context,
     cluster: &Cluster,
@@ -243,48 +221,51 @@ fn look_around<'c, T>(
     reserved: ByIdentity,
     look: impl FnOnce(&Surroundings<'c, '_>) -> T,
 ) -> T {
-    let tenant = context.caches.tenants.get(&ObjectRef::new(&identity.tenant));
+    let tenant = context.host.caches.tenants.get(&ObjectRef::new(&identity.tenant));
     look(&Surroundings {
-        config: &context.config,
+        config: &context.host.config,
         tenant: tenant.as_deref(),
         namespace_is_tenants: tenant.as_deref().is_some_and(|tenant| {
-            let namespace = context.caches.namespaces.get(&ObjectRef::new(&identity.tenant));
-            namespace.is_some_and(|namespace| crate::tenant::build::is_owned(&namespace, tenant))
+            let namespace = context.host.caches.namespaces.get(&ObjectRef::new(&identity.tenant));
+            namespace.is_some_and(|namespace| tenant_namespace::is_owned(&namespace, tenant))
         }),
-        tenants: &context.caches.tenants.state(),
-        clusters: &context.caches.clusters.outlines_near(cluster),
+        tenants: &context.host.caches.tenants.state(),
+        clusters: &context.host.caches.clusters.outlines_near(cluster),
         reserved,
         running: running_version(cluster),
         answered: answered_version(cluster),
     })
 }
 
-/// Takes back what a Cluster may not have any more. What is left of its host names and sources; `None` if nothing can be taken
-/// back, or if what has its identity is not known to be its own.
+/// Revokes host names and sources that a Cluster may no longer have, and returns those that remain.
+///
+/// Returns `None` if nothing can be revoked, or if the objects with its identity are not known to
+/// belong to it.
 async fn withdraw(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
     refusal: Option<&Refusal>,
-) -> Result<Option<withdraw::Left>, ReconcileError> {
+) -> Result<Option<lifecycle::revoke::Left>, ReconcileError> {
     let is_anothers = refusal.is_some_and(|refusal| refusal.reason == Reason::IdentityConflict);
     if observed.namespace.is_none() || observed.is_foreign || is_anothers {
         return Ok(None);
     }
     let held = refusal.is_some() && !cluster.spec.paused;
-    let Some(had) = withdraw::find(context, identity, held).await? else {
+    let Some(had) = lifecycle::revoke::find(context, identity, held).await? else {
         return Ok(None);
     };
-    // Neither names nor sources hang on what is reserved.
+    // Reserved storage affects neither host names nor sources.
     let left = look_around(context, cluster, identity, ByIdentity::default(), |around| {
-        withdraw::plan(had, cluster, identity, around)
+        lifecycle::revoke::plan(had, cluster, identity, around)
     });
-    withdraw::apply(context, identity, &left).await?;
+    lifecycle::revoke::apply(context, identity, &left).await?;
     Ok(Some(left))
 }
 
-/// The CA that signs for the host names that a Cluster asks for, which most do not.
+/// The CA that limits the extra host names of a Cluster; `None` for a Cluster without any, as most
+/// are.
 async fn find_authority(
     context: &Context,
     cluster: &Cluster,
@@ -292,7 +273,9 @@ async fn find_authority(
 ) -> Result<Option<ParsedCertificate>, ReconcileError> {
     match cluster.spec.endpoint.extra_sans.is_empty() {
         true => Ok(None),
-        false => observe::find_authority(&context.client, &identity.id, AuthorityRole::Cluster).await,
+        false => {
+            certificate_authority::find_authority(&context.host.client, &identity.id, AuthorityRole::Cluster).await
+        }
     }
 }
 
@@ -303,7 +286,7 @@ fn judge<'a>(
     observed: &Observed,
     authority: Option<&ParsedCertificate>,
 ) -> Result<Accepted<'a>, Refusal> {
-    let reserved = context.caches.reserved.of(&identity.tenant);
+    let reserved = context.host.caches.reserved.of(&identity.tenant);
     let accepted = look_around(context, cluster, identity, reserved, |around| {
         validate::validate(cluster, identity, around)
     })?;
@@ -329,7 +312,7 @@ fn judge<'a>(
     }
 }
 
-/// Whether a control plane was asked for, of a spec that is not carried out.
+/// The run state of a Cluster whose spec is not applied: what its StatefulSet runs now.
 fn find_rest(cluster: &Cluster, observed: &Observed) -> Rest {
     match Rest::of(cluster) {
         _ if !observed.is_asleep() => Rest::Awake,
@@ -338,19 +321,21 @@ fn find_rest(cluster: &Cluster, observed: &Observed) -> Rest {
     }
 }
 
-/// What the ingress is told on, of a Cluster whose spec is not carried out.
+/// The ingress configuration of a Cluster whose spec is not applied: what was published before,
+/// without what was revoked.
 fn plan_kept(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
     refusal: Option<&Refusal>,
-    left: Option<withdraw::Left>,
+    left: Option<lifecycle::revoke::Left>,
 ) -> Asked {
-    let told = withdraw::find_told(context, identity);
+    let told = lifecycle::revoke::find_told(context, identity);
     let (names, sources) = match left.and_then(|left| left.told) {
         Some(left) => (left.extra_names, left.allowed_sources),
-        // Without what was told, what is asked for: not everybody.
+        // Without a published configuration, use the sources of the spec: the API must not be open
+        // to all.
         None => (
             vec![],
             told.map_or_else(|| Asked::of(&cluster.spec).sources, |told| told.allowed_sources),
@@ -362,8 +347,8 @@ fn plan_kept(
         konnectivity: observed
             .stateful_set
             .as_deref()
-            .is_some_and(build::stateful_set::has_konnectivity),
-        asleep: apply::plan_told(
+            .is_some_and(resources::stateful_set::has_konnectivity),
+        asleep: sleep::ingress_message::plan_told(
             context,
             cluster,
             identity,
@@ -374,14 +359,14 @@ fn plan_kept(
     }
 }
 
-/// What the ingress tells of a Cluster whose spec is not carried out: nobody wakes it.
+/// The ingress message of a sleeping Cluster whose spec is not applied: no client can wake it.
 fn plan_held(cluster: &Cluster, observed: &Observed, refusal: Option<&Refusal>) -> Option<Asleep> {
     let until = match refusal {
         _ if cluster.spec.paused => "while it is paused by spec.paused".to_owned(),
         Some(refusal) => format!("while its spec is refused: {}", refusal.message),
         None => Rest::Owner.until().to_owned(),
     };
-    observed.is_asleep().then(|| rest::hold(&until))
+    observed.is_asleep().then(|| sleep::state::hold(&until))
 }
 
 fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Refusal>) -> Outcome {
@@ -399,9 +384,9 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         bytes: None,
         certificates: unknown,
         ca_not_after: None,
-        control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
+        control_plane: control_plane::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
         inside: observed.answers(),
-        outside: observed.answers().map_err(status::Lack::from),
+        outside: observed.answers().map_err(outcome::Lack::from),
         believed: false,
         published: false,
         nodes: None,
@@ -417,7 +402,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
     }
 }
 
-fn translate(cluster: &Cluster, accepted: Option<&Accepted<'_>>, applied: apply::Applied) -> Outcome {
+fn translate(cluster: &Cluster, accepted: Option<&Accepted<'_>>, applied: outcome::Applied) -> Outcome {
     Outcome {
         accepted: Ok(()),
         paused: false,
@@ -449,7 +434,7 @@ fn translate(cluster: &Cluster, accepted: Option<&Accepted<'_>>, applied: apply:
     }
 }
 
-/// Says in the status that a reconciliation failed, and passes the failure on.
+/// Records a failed reconcile in the status and in events, and returns the error.
 async fn fail(
     context: &Context,
     cluster: &Cluster,
@@ -480,12 +465,12 @@ async fn fail(
     );
     let before = cluster.status.clone().unwrap_or_default();
     if !is_judged {
-        // What is said of the spec is of the one before.
+        // The status still describes the previous spec, so its observed generation stays.
         status.observed_generation = before.observed_generation;
     }
     let notices = conditions::build_notices(&changes, &before.conditions, &status::TOLD_OF_FAILURE, "Reconcile");
-    context.events.publish(cluster, &notices).await;
-    if let Err(second) = patch::write(context, cluster, &status).await {
+    context.host.events.publish(cluster, &notices).await;
+    if let Err(second) = object::write(context, cluster, &status).await {
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
     }
     if let Err(second) = tell_failed(context, cluster, identity, observed, &error).await {
@@ -494,7 +479,7 @@ async fn fail(
     Err(error)
 }
 
-/// Has the ingress tell those who wait for long until a Cluster is awake what its owner is to look at.
+/// Publishes the failure to callers that are waiting for the Cluster to wake.
 async fn tell_failed(
     context: &Context,
     cluster: &Cluster,
@@ -507,29 +492,30 @@ async fn tell_failed(
     if !is_its_own || is_refused || cluster.spec.paused || Rest::of(cluster).is_asleep() {
         return Ok(());
     }
-    let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
-    let answers = apply::answers(context, cluster, identity, observed);
-    // What they hear already stays: it was found where no failure was in the way, and will be again.
+    let before = lifecycle::revoke::find_told(context, identity).and_then(|told| told.asleep);
+    let answers = sleep::ingress_message::answers(context, cluster, identity, observed);
+    // A problem that is published already stays: a reconcile without this failure found it, and
+    // will find it again.
     if !answers && matches!(before, Some(Asleep::Waking { problem: Some(_), .. })) {
         return Ok(());
     }
-    // Not its causes, which may be of the host: whoever connects reads it.
+    // The reason only, not its causes: they may concern the host, and every caller reads this text.
     let wait = || {
         Some(format!(
             "The host cannot carry it out ({}): see the Cluster's condition Degraded.",
             error.reason()
         ))
     };
-    let told = rest::plan_told(None, before.as_ref(), answers, wait, Timestamp::now());
-    withdraw::tell_asleep(context, identity, told).await
+    let told = sleep::state::plan_told(None, before.as_ref(), answers, wait, Timestamp::now());
+    lifecycle::revoke::tell_asleep(context, identity, told).await
 }
 
-/// Spreads what would come at once: up to a tenth later.
+/// Spreads requeues that would be simultaneous: adds up to a tenth of the duration.
 fn jitter(duration: Duration) -> Duration {
     duration + duration / 1000 * draw(100)
 }
 
-/// Spreads what would come at once over the whole time: up to as much again later.
+/// Spreads requeues that would be simultaneous over the whole time: adds up to the duration again.
 fn spread(duration: Duration) -> Duration {
     duration + duration / 1000 * draw(1000)
 }
@@ -540,22 +526,23 @@ fn draw(below: u64) -> u32 {
     u32::try_from(random % below).unwrap_or(0)
 }
 
-/// When to try again after a failure.
+/// Backoff per Cluster after failures in a row: 0.5 s after the first, doubled up to 64 s, with
+/// jitter.
 pub fn on_error(key: &ObjectRef<Cluster>, error: &ReconcileError, context: &Context) -> Action {
-    context.metrics.failed(CONTROLLER, error.reason());
+    context.reconciles.failed(CONTROLLER, error.reason());
     tracing::warn!(
         namespace = key.namespace,
         cluster = key.name,
         error = %crate::chain(error),
         "reconciliation of a Cluster failed"
     );
-    let cluster = context.caches.clusters.get(key);
+    let cluster = context.host.caches.clusters.get(key);
     let asked_for = |cluster: &Cluster| (cluster.metadata.generation, Rest::of(cluster).is_asleep());
     let known = cluster.and_then(|cluster| Some((cluster.id()?, asked_for(&cluster))));
     let failures = known.map_or(1, |(id, asked_for)| {
         let mut count = 1;
-        context.note(&id, |seen| {
-            // What failed with another spec, or while it slept, says nothing about this one.
+        context.memory.note(&id, |seen| {
+            // Failures with another spec, or in the other run state, do not count for this one.
             let before = seen.failures.filter(|(known, _)| *known == asked_for);
             count = before.map_or(0, |(_, count)| count).saturating_add(1);
             seen.failures = Some((asked_for, count));
@@ -565,7 +552,7 @@ pub fn on_error(key: &ObjectRef<Cluster>, error: &ReconcileError, context: &Cont
     Action::requeue(jitter(Duration::from_millis(250) * 2_u32.pow(failures.min(8))))
 }
 
-/// Tells from time to time how many Clusters are in each phase.
+/// Publishes the number of Clusters by phase as a metric, until the drain starts.
 pub async fn count_phases(context: Arc<Context>, drain: Drain) {
     while drain.until_started(tokio::time::sleep(COUNT_EVERY)).await.is_some() {
         count(&context);
@@ -573,7 +560,7 @@ pub async fn count_phases(context: Arc<Context>, drain: Drain) {
 }
 
 fn count(context: &Context) {
-    let clusters = context.caches.clusters.outlines();
+    let clusters = context.host.caches.clusters.outlines();
     let phases: Vec<_> = clusters.iter().map(|cluster| cluster.phase).collect();
     context.metrics.count_clusters(&phases);
 }

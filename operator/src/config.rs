@@ -1,7 +1,8 @@
-//! What the host's owner decided: read once at start from one YAML file (a ConfigMap of the chart) and checked as a whole.
+//! Configuration by the administrator of the host. It is read once at the start from one YAML file
+//! (a ConfigMap of the chart), and validated as a whole.
 //!
-//! In comes the file's text, out goes a [`Config`] in which every reference resolves. Nothing else in the process reads
-//! configuration.
+//! The input is the file's text; the output is a [`Config`] in which every reference resolves. No
+//! other part of the process reads configuration.
 
 mod check;
 
@@ -22,7 +23,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
@@ -34,35 +35,36 @@ pub enum ConfigError {
     Value {
         /// Path of the field.
         field: String,
-        /// What is wrong, and what is expected.
+        /// Problem and expected value.
         problem: String,
     },
 }
 
-/// The whole configuration.
+/// The complete configuration.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Config {
-    /// Domain under which every cluster's public name is one label.
+    /// Domain of the public names: each cluster's public name is one label under it.
     pub base_domain: String,
-    /// Namespace of the operator itself, which no Tenant may have.
+    /// Namespace of the operator itself. No Tenant may have this name.
     #[serde(default = "default_namespace")]
     pub namespace: String,
     /// The operator's own pods.
     pub operator_pods: PodSelector,
-    /// The one way in.
+    /// The ingress, through which all clients connect.
     pub ingress: IngressConfig,
-    /// The store's server.
+    /// The NATS servers of the stores.
     pub nats: NatsConfig,
-    /// Catalogue of Kubernetes versions.
+    /// Catalog of Kubernetes versions.
     pub versions: Vec<VersionEntry>,
-    /// Version for Clusters that name none; may be left out if the catalogue has one entry or marks one as `default`.
+    /// Version for Clusters that do not set one. Optional if the catalog has one entry or marks one
+    /// as `default`.
     #[serde(default)]
     pub default_version: Option<String>,
-    /// Where control planes may go whose Clusters have an OIDC provider.
+    /// Egress of control planes whose Clusters have an OIDC provider.
     #[serde(default)]
     pub oidc: OidcConfig,
-    /// Who may read what the stores count. Without any, nobody may.
+    /// Peers that may read the metrics of the stores. Without an entry, no peer may.
     #[serde(default)]
     pub metrics_from: Vec<NetworkPolicyPeer>,
     /// Image of kine-nats.
@@ -71,22 +73,23 @@ pub struct Config {
     pub konnectivity_server_image: String,
     /// Image of konnectivity-agent, which workers pull.
     pub konnectivity_agent_image: String,
-    /// What tenants' clusters have beside their API.
+    /// Add-ons in tenants' clusters.
     #[serde(default)]
     pub addons: AddonsConfig,
-    /// What join lines say of `yoke-worker`.
+    /// The `yoke-worker` program, as join commands describe it.
     #[serde(default)]
     pub worker: WorkerConfig,
-    /// Machines of the host that are lost.
+    /// Handling of lost nodes of the host.
     #[serde(default)]
     pub machine_loss: MachineLossConfig,
-    /// Machines of the host that are about to go.
+    /// Handling of nodes of the host that are about to shut down.
     #[serde(default)]
     pub planned_takeover: PlannedTakeoverConfig,
     /// Pull policy of every image in a control plane.
     #[serde(default = "default_pull_policy")]
     pub image_pull_policy: String,
-    /// Service ranges that Clusters may choose; the ingress certificate names the first address of each.
+    /// Service ranges that Clusters may choose. The ingress certificate contains the first address
+    /// of each.
     #[serde(default = "default_service_cidrs", rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
     /// Cluster domains that Clusters may choose.
@@ -94,27 +97,27 @@ pub struct Config {
     pub cluster_domains: Vec<String>,
     /// Classes of control planes.
     pub classes: Vec<ClassEntry>,
-    /// Class for Clusters that name none; may be left out if there is one class.
+    /// Class for Clusters that do not set one. Optional if there is only one class.
     #[serde(default)]
     pub default_class: Option<String>,
-    /// What a Cluster costs for each hour awake, such as `0.02 EUR`. Without it, Tenants are told no price.
+    /// Price of a Cluster per hour awake, such as `0.02 EUR`. Without it, Tenants see no costs.
     #[serde(default)]
     pub price_per_hour: Option<String>,
-    /// User id that control planes run as.
+    /// User ID that control planes run as.
     #[serde(default = "default_user")]
     pub run_as_user: i64,
 }
 
-/// The one way in.
+/// The ingress, through which all clients connect.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct IngressConfig {
-    /// Address that kubeconfigs dial.
+    /// Address in kubeconfigs.
     pub address: String,
-    /// Port that kubeconfigs dial.
+    /// Port in kubeconfigs.
     #[serde(default = "default_ingress_port")]
     pub port: u16,
-    /// Whether a Cluster becomes Ready only when its API answers through this address too.
+    /// Whether a Cluster becomes Ready only when its API also answers through this address.
     #[serde(default = "default_true")]
     pub probe: bool,
     /// Pods that may connect to a control plane: Envoy, ingress-xds, the operator.
@@ -131,13 +134,13 @@ pub struct PodSelector {
     pub labels: BTreeMap<String, String>,
 }
 
-/// The store's server.
+/// The NATS servers of the stores.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NatsConfig {
     /// URLs for the operator and for kine-nats, `tls://host:port`.
     pub urls: Vec<String>,
-    /// Hosts entries for pods without DNS: needed if `urls` carry names.
+    /// Hosts entries for pods without DNS. Required if `urls` contain names.
     #[serde(default)]
     pub host_aliases: BTreeMap<String, IpAddr>,
     /// Address ranges of the servers, the only ones that a control plane may connect to.
@@ -149,18 +152,21 @@ pub struct NatsConfig {
     pub secret_dir: PathBuf,
 }
 
-/// Where a control plane may go to ask the OIDC provider of its Cluster for keys: port 443 of these ranges, and DNS.
+/// Egress of control planes to the OIDC providers of their Clusters: port 443 of these ranges, and
+/// DNS.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OidcConfig {
-    /// Address ranges. What is private in them is left out, since the host's own networks are there; a private range that
-    /// is named by itself is not.
+    /// Address ranges. Private ranges inside them are excluded, since the host's own networks are
+    /// there. A private range that is listed itself is not excluded.
     #[serde(default = "default_oidc_cidrs")]
     pub cidrs: Vec<String>,
-    /// Ranges to leave out too: networks of the host's machines, Pods and Services that are not private.
+    /// Further ranges to exclude: networks of the host's nodes, Pods and Services that are not
+    /// private.
     #[serde(default)]
     pub except: Vec<String>,
-    /// DNS servers. Without any, the host's cluster DNS is asked, found as the pods `k8s-app: kube-dns` of `kube-system`.
+    /// DNS servers. Without an entry, control planes use the host's cluster DNS: the pods `k8s-app:
+    /// kube-dns` of `kube-system`.
     #[serde(default)]
     pub nameservers: Vec<IpAddr>,
 }
@@ -175,11 +181,12 @@ impl Default for OidcConfig {
     }
 }
 
-/// What tenants' clusters have beside their API.
+/// Add-ons in tenants' clusters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AddonsConfig {
-    /// Where workers get the images that a version of the catalogue does not name: a registry, and a path in it.
+    /// Registry and path of the images that the catalog entry of a version does not set. Workers
+    /// pull them.
     #[serde(default = "default_registry")]
     pub registry: String,
 }
@@ -192,24 +199,25 @@ impl Default for AddonsConfig {
     }
 }
 
-/// What join lines say of `yoke-worker`.
+/// The `yoke-worker` program, as join commands describe it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkerConfig {
-    /// Its SHA-256 in hexadecimal digits, by architecture (`amd64`, `arm64`).
+    /// SHA-256 of the program in hexadecimal digits, by architecture (`amd64`, `arm64`).
     #[serde(default)]
     pub digests: BTreeMap<String, String>,
-    /// Where people reach the SSH server that gives it out: a name or an address, and the port if it is not 22. Empty if there
-    /// is none.
+    /// Public address of the SSH server that serves the program: a name or an IP address, and the
+    /// port if it is not 22. Empty if there is none.
     #[serde(default)]
     pub ssh: String,
 }
 
-/// Machines of the host that are lost.
+/// Handling of lost nodes of the host.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MachineLossConfig {
-    /// How many are given up in a minute at most; 0 leaves all to Kubernetes.
+    /// Maximum number of nodes per minute that the operator gives up as lost. 0 leaves all to
+    /// Kubernetes.
     #[serde(default = "default_losses")]
     pub per_minute: usize,
 }
@@ -222,14 +230,15 @@ impl Default for MachineLossConfig {
     }
 }
 
-/// Machines of the host that are about to go.
+/// Handling of nodes of the host that are about to shut down.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PlannedTakeoverConfig {
-    /// How many control planes begin to be taken over in a minute at most; 0 leaves all to evictions.
+    /// Maximum number of takeovers of control planes that start per minute. 0 leaves all to
+    /// evictions.
     #[serde(default = "default_takeovers")]
     pub per_minute: usize,
-    /// Keys of taints that say so of a Node.
+    /// Keys of taints which say that a Node is about to shut down.
     #[serde(default)]
     pub taints: Vec<String>,
 }
@@ -249,10 +258,10 @@ impl Default for PlannedTakeoverConfig {
 pub struct VersionEntry {
     /// The version, with or without `v`.
     pub version: String,
-    /// Whether it is for Clusters that name none.
+    /// Whether Clusters that do not set a version use this one.
     #[serde(default)]
     pub default: bool,
-    /// Its images.
+    /// Images of the version.
     pub images: VersionImages,
 }
 
@@ -269,10 +278,10 @@ pub struct VersionImages {
     /// kube-scheduler.
     #[serde(alias = "kubeScheduler")]
     pub scheduler: String,
-    /// kube-proxy, which workers pull; by default that of the version.
+    /// kube-proxy, which workers pull. Defaults to the image of the version.
     #[serde(default)]
     pub kube_proxy: Option<String>,
-    /// CoreDNS, which workers pull; by default the one that belongs to the minor version.
+    /// CoreDNS, which workers pull. Defaults to the image that belongs to the minor version.
     #[serde(default, rename = "coreDNS")]
     pub core_dns: Option<String>,
     /// metrics-server, which workers pull.
@@ -284,12 +293,12 @@ pub struct VersionImages {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ClassEntry {
-    /// Name that `spec.class` gives.
+    /// Name for `spec.class`.
     pub name: String,
     /// Resources by container.
     #[serde(default)]
     pub resources: ClassResources,
-    /// Labels of the machines that may run it.
+    /// Labels of the nodes that may run it.
     #[serde(default)]
     pub node_selector: BTreeMap<String, String>,
     /// Taints that it tolerates.
@@ -298,7 +307,7 @@ pub struct ClassEntry {
     /// Priority class of the pod.
     #[serde(default)]
     pub priority_class_name: Option<String>,
-    /// Replicas of the streams: 1 or 3.
+    /// Replicas of the streams: 1, 3 or 5.
     #[serde(default = "default_store_replicas")]
     pub store_replicas: usize,
 }
@@ -348,7 +357,7 @@ fn default_ingress_port() -> u16 {
 fn default_true() -> bool {
     true
 }
-/// No IPv6: its Pods often have public addresses.
+/// Without IPv6: IPv6 Pods often have public addresses.
 fn default_oidc_cidrs() -> Vec<String> {
     vec!["0.0.0.0/0".into()]
 }
@@ -366,7 +375,7 @@ fn default_store_replicas() -> usize {
 }
 
 impl Config {
-    /// Reads and checks the file at `path`.
+    /// Reads and validates the file at `path`.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
@@ -375,27 +384,27 @@ impl Config {
         Self::parse(&text)
     }
 
-    /// Parses and checks the text of a configuration file.
+    /// Parses and validates the text of a configuration file.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let config: Self = serde_saphyr::from_str(text).map_err(|error| ConfigError::Parse(Box::new(error)))?;
         config.check()?;
         Ok(config)
     }
 
-    /// The catalogue's entry for a version.
+    /// The catalog entry of a version.
     pub fn version(&self, version: KubernetesVersion) -> Option<&VersionEntry> {
         self.versions
             .iter()
             .find(|entry| entry.version.parse::<KubernetesVersion>().is_ok_and(|v| v == version))
     }
 
-    /// The version for Clusters that name none.
+    /// The version for Clusters that do not set one.
     pub fn default_version(&self) -> KubernetesVersion {
         self.find_default_version()
             .expect("checked when the configuration was parsed")
     }
 
-    /// The class of that name; the default one if none is named.
+    /// The class with this name; the default class without a name.
     pub fn class(&self, name: Option<&str>) -> Option<&ClassEntry> {
         let name = name.or(self.default_class.as_deref());
         match name {
@@ -404,7 +413,7 @@ impl Config {
         }
     }
 
-    /// The most replicas that any class keeps of a stream.
+    /// The highest number of stream replicas of any class.
     pub fn max_store_replicas(&self) -> usize {
         self.classes.iter().map(|class| class.store_replicas).max().unwrap_or(1)
     }
@@ -423,3 +432,15 @@ impl Config {
 #[cfg(test)]
 #[path = "config/tests.rs"]
 mod tests;
+
+/// Number of cluster DNS's address in the Service range, as usual in Kubernetes.
+pub const DNS_NUMBER: u32 = 10;
+
+/// URL of the ingress, with its address.
+pub fn ingress_url(config: &Config) -> String {
+    let address = &config.ingress.address;
+    match address.parse::<std::net::Ipv6Addr>() {
+        Ok(v6) => format!("https://[{v6}]:{}", config.ingress.port),
+        Err(_) => format!("https://{address}:{}", config.ingress.port),
+    }
+}

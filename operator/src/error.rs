@@ -1,87 +1,90 @@
-//! How a reconciliation fails, of a Cluster or of a Tenant.
+//! Errors of a reconciliation, of a Cluster or of a Tenant.
 
 use yoke_api::Reason;
+use yoke_pki::bundle::BundleError;
+use yoke_pki::inspect::InspectError;
+use yoke_pki::kubeconfig::KubeconfigError;
+use yoke_pki::service_account::KeyError;
 
-use crate::apply::ApplyError;
-use crate::cluster::build::secrets::MaterialError;
-use crate::context::RootError;
+use crate::host_api::apply::ApplyError;
+use crate::host_api::root_ca::RootError;
 use crate::nats::NatsError;
 use crate::nats::account::AccountError;
 use crate::nats::claims::ClaimsError;
-use crate::tenant_api::TenantApiError;
+use crate::tenant_client::TenantApiError;
 
-/// A reconciliation failed. It is tried again.
+/// A reconciliation failed. The controller retries it.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
     /// The host API refused a write.
     #[error(transparent)]
     Apply(#[from] ApplyError),
-    /// The host API did not answer.
+    /// A request to the host API failed.
     #[error("asking the host API about {what}")]
     Host {
-        /// What about.
+        /// Objects that the request was about.
         what: &'static str,
-        /// Why not.
+        /// Cause.
         #[source]
         source: Box<kube::Error>,
     },
-    /// What was issued cannot be used.
+    /// An issued certificate or key cannot be used.
     #[error("using what was issued")]
     Materials(#[from] MaterialError),
-    /// A kubeconfig cannot be written.
+    /// A kubeconfig cannot be built.
     #[error("composing a kubeconfig")]
     Kubeconfig(#[from] yoke_pki::kubeconfig::KubeconfigError),
-    /// The service-account key cannot be made.
+    /// The service-account key cannot be generated.
     #[error("making a service-account key")]
     ServiceAccount(#[from] yoke_pki::service_account::KeyError),
-    /// The root certificate cannot be had.
+    /// The root certificate is not available.
     #[error(transparent)]
     Root(#[from] RootError),
-    /// What names the store's account cannot be used.
+    /// The Secret of the store's NATS account cannot be used.
     #[error("using the store's NATS account")]
     Account(#[from] AccountError),
-    /// A NATS token cannot be made.
+    /// A NATS token cannot be signed.
     #[error("making a NATS token")]
     Claims(#[from] ClaimsError),
-    /// NATS failed.
+    /// A request to NATS failed.
     #[error("asking NATS")]
     Nats(#[from] NatsError),
-    /// A Secret that keeps what is drawn once is not usable.
+    /// A Secret with material that is generated only once is not usable.
     #[error("Secret {name} in the namespace of certificate authorities has no usable {key}")]
     Kept {
-        /// The Secret.
+        /// Name of the Secret.
         name: String,
-        /// The key.
+        /// Key in the Secret.
         key: &'static str,
     },
-    /// What a running cluster cannot do without is lost.
+    /// Material that a running cluster depends on is lost.
     #[error(
         "Secret {name} in the namespace of certificate authorities is lost and there is no copy of it: the cluster's \
          service-account tokens or its data hang on it; restore the Secret, or delete the Cluster"
     )]
     Lost {
-        /// The Secret.
+        /// Name of the Secret.
         name: String,
     },
-    /// The hosted namespace belongs to somebody else.
+    /// The control-plane namespace is owned by another.
     #[error("namespace {0} exists and belongs to somebody else")]
     Foreign(String),
-    /// Others write at the same time, again and again.
+    /// Other writers change the object at the same time, on every attempt.
     #[error("writing {0}, which others write at the same time")]
     Contended(&'static str),
-    /// Two things failed, neither of which waits for the other.
+    /// Two independent steps failed.
     #[error("{first}, and besides: {}", crate::chain(second))]
     Both {
-        /// What failed first.
+        /// The first failure.
         #[source]
         first: Box<ReconcileError>,
-        /// What failed then.
+        /// The second failure.
         second: Box<ReconcileError>,
     },
-    /// A tenant's own API did not do what it should.
+    /// A request to a tenant's own API failed.
     #[error(transparent)]
     Tenant(#[from] TenantApiError),
-    /// The hosted namespace is being deleted.
+    /// The control-plane namespace is being deleted.
     #[error("namespace {0} is being deleted and must be gone first")]
     Ending(String),
 }
@@ -94,7 +97,7 @@ impl ReconcileError {
         }
     }
 
-    /// The reason that metrics and conditions give.
+    /// The reason for metrics and conditions.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Foreign(_) => Reason::IdentityConflict,
@@ -106,4 +109,33 @@ impl ReconcileError {
             _ => Reason::ReconcileFailed,
         }
     }
+}
+
+/// Issued certificates or credentials that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MaterialError {
+    /// A trust bundle cannot be composed.
+    #[error("composing a trust bundle")]
+    Bundle(#[from] BundleError),
+    /// A certificate cannot be read.
+    #[error("reading an issued certificate")]
+    Inspect(#[from] InspectError),
+    /// The service-account key cannot be read.
+    #[error("reading the service-account key")]
+    ServiceAccount(#[from] KeyError),
+    /// A kubeconfig cannot be built.
+    #[error("composing a kubeconfig")]
+    Kubeconfig(#[from] KubeconfigError),
+    /// A value is not UTF-8.
+    #[error("the Secret of {0} does not hold text")]
+    Text(String),
+    /// No known CA signed the certificate.
+    #[error(
+        "the certificate of {0} is not signed by the cluster's present CA, whose key must have been lost; restore the CA's \
+         Secret, or delete the Secret {0} to have it issued again"
+    )]
+    Stray(String),
+    /// The key is not that of the certificate.
+    #[error("the certificate and the key of {0} do not belong together")]
+    Mismatch(String),
 }

@@ -1,16 +1,20 @@
-//! The JoinToken controller: a bootstrap token in the tenant's cluster, and what a worker needs beside it in the Tenant's namespace.
+//! The JoinToken controller: a bootstrap token in the tenant's cluster, and a Secret with the join
+//! data in the Tenant's namespace.
 //!
 //! ```text
-//!  JoinToken ─▶ holds? room? Cluster ready? ─▶ Secret <name>-join (drawn once) ─▶ bootstrap token in the tenant's API
+//!  JoinToken ─▶ valid? room? Cluster ready? ─▶ Secret <name>-join (generated once) ─▶ bootstrap token in the tenant's API
 //!                ─▶ the Tenant's Role names the Secret? ─▶ status
-//!                └─ over, used up, deleted: bootstrap token and Secret go; an hour after its end the JoinToken itself
+//!                └─ expired, used up, deleted: bootstrap token and Secret are deleted; an hour after its end the JoinToken itself
 //! ```
 //!
-//! What holds is decided here and by the [signer](crate::signer), by the JoinToken: a bootstrap token alone lets nobody have a
-//! certificate.
+//! The JoinToken decides what is valid, here and in the [signer](crate::signer): with a bootstrap
+//! token alone, a client gets no certificate.
 
 mod build;
+mod context;
 pub mod plan;
+
+pub use crate::join_token::context::Context;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,41 +33,42 @@ use yoke_api::join_token::{JoinTokenStatus, SecretRef, key, secret_name};
 use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, JoinToken, Lenient, Reason, VERSION, labels};
 use yoke_pki::plan::{AuthorityRole, Generation};
 
-use crate::apply::is_held;
 use crate::cluster;
-use crate::cluster::identity::Identity;
-use crate::conditions::{self, State};
-use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::tenant::build::{ROLE, names_secret};
-use crate::tenant_api::{BootstrapToken, TenantApi, Way};
-use plan::Term;
+use crate::host_api::Host;
+use crate::host_api::apply::is_held;
+use crate::model::conditions::{self, State};
+use crate::model::identity::Identity;
+use crate::model::join_token_term::{self, Term};
+use crate::model::tenant_namespace::TENANT_MAX;
+use crate::model::tenant_namespace::{ROLE, names_secret};
+use crate::tenant_client::{BootstrapToken, TenantApi, Way};
 
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "join-token";
 
-/// JoinTokens of one Tenant that are worked on at once.
+/// JoinTokens of one Tenant reconciled concurrently.
 pub const AT_ONCE: usize = 2;
-/// Where so many others of the Tenant are at work that this one waits for a moment.
+/// Requeue delay if that many other JoinTokens of the Tenant are in progress.
 const BUSY: Duration = Duration::from_secs(2);
-/// Where the JoinToken was changed since it was seen.
+/// Requeue delay after a concurrent change of the JoinToken.
 const AGAIN: Duration = Duration::from_secs(1);
-/// What is written at last.
+/// Name of the final write, in errors.
 const STATUS: &str = "a JoinToken's status";
-/// How often it is looked whether there is room.
+/// Requeue delay while there are too many other JoinTokens.
 const CROWDED: Duration = Duration::from_secs(300);
 
-/// Whom a JoinToken lets in where.
+/// Bootstrap token and Cluster that the status names.
 struct Told<'a> {
     bootstrap: &'a BootstrapToken,
     cluster: &'a ClusterId,
 }
 
-/// Brings one JoinToken to what it asks for, and says when to look again.
+/// Reconciles one JoinToken. Returns when to do so again.
 pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let began = Instant::now();
     let result = match Box::pin(reconcile_one(&context, &token)).await {
-        // It was seen as it is no more: what is known is new in a moment.
+        // A concurrent write: the watch delivers the new version in a moment.
         Err(ReconcileError::Contended(STATUS)) => Ok(Action::requeue(AGAIN)),
         other => other,
     };
@@ -71,13 +76,13 @@ pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<A
     result
 }
 
-/// When to try again after a failure.
+/// Returns when to retry after a failure.
 pub fn on_error(token: Arc<JoinToken>, error: &ReconcileError, context: Arc<Context>) -> Action {
     context.metrics.failed(CONTROLLER, error.reason());
     let (namespace, name) = (token.namespace().unwrap_or_default(), token.name_any());
     let said = crate::chain(error);
     match error {
-        // Its Cluster goes to sleep, perhaps, and says so in a moment.
+        // The Cluster may be going to sleep; its status tells in a moment.
         ReconcileError::Tenant(api) if api.is_unanswered() => {
             tracing::info!(namespace, name, error = %said, "a JoinToken waits for the API of its Cluster");
         }
@@ -92,15 +97,20 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     if is_deleted && !is_held(token) {
         return Ok(Action::await_change());
     }
-    if is_deleted || plan::term(token, now) != Term::Holds {
+    if is_deleted || join_token_term::term(token, now) != Term::Holds {
         return end(context, token, now).await;
     }
-    // All others are looked at for this: once for each, until it has its place.
-    let others = || context.caches.join_tokens_of(&token.namespace().unwrap_or_default());
+    // Compares all other JoinTokens of the Tenant. This happens only until this one is admitted.
+    let others = || {
+        context
+            .host
+            .caches
+            .join_tokens_of(&token.namespace().unwrap_or_default())
+    };
     if !plan::is_served(token) && plan::is_one_too_many(token, &others(), now) {
         let message = format!(
             "There are {} older ones of the Tenant, or {} of the Cluster, that hold.",
-            plan::TENANT_MAX,
+            TENANT_MAX,
             plan::CLUSTER_MAX
         );
         say(context, token, State::no(Reason::QuotaExceeded, message), None).await?;
@@ -118,11 +128,11 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
             return Ok(Action::requeue(plan::plan_wait(token, now)));
         }
     };
-    // From here on the tenant's API is asked.
-    let Some(_slot) = context.join_token_slots.enter(&identity.tenant) else {
+    // From here on requests go to the tenant's API.
+    let Some(_slot) = context.slots.enter(&identity.tenant) else {
         return Ok(Action::requeue(BUSY));
     };
-    if plan::is_used_up(token) {
+    if join_token_term::is_used_up(token) {
         let joined = token.status.as_ref().map_or(0, |status| status.uses.len());
         let message = format!("{joined} of {} workers have joined.", token.spec.max_uses);
         say(context, token, State::no(Reason::UsedUp, message), None).await?;
@@ -132,8 +142,8 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
         }
         return Ok(Action::requeue(plan::until_spent(token, now)));
     }
-    // Those who may join already do.
-    if !plan::is_served(token) && cluster::agents_are_due(&context.caches, &cluster, &identity) {
+    // Only for new JoinTokens: workers can already join with the others.
+    if !plan::is_served(token) && cluster::agents_are_due(&context.host.caches, &cluster, &identity) {
         let message = "The control plane starts with konnectivity, by which it reaches workers.";
         say(context, token, State::no(Reason::ClusterNotReady, message), None).await?;
         return Ok(Action::requeue(plan::plan_wait(token, now)));
@@ -141,7 +151,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     serve(context, token, &identity, &cluster, &api).await
 }
 
-/// Lets workers join, and says so when the Tenant may read by what.
+/// Lets workers join. Sets Ready once the Tenant may read the Secret.
 async fn serve(
     context: &Context,
     token: &JoinToken,
@@ -158,7 +168,7 @@ async fn serve(
         say(context, token, State::no(Reason::SecretConflict, message), None).await?;
         return Ok(Action::requeue(plan::plan_wait(token, now)));
     };
-    // Noted before anybody can use it: by its id the signer finds the JoinToken.
+    // The status comes first: the signer finds the JoinToken by its token ID.
     let waiting = State::no(Reason::ClusterNotReady, "The Cluster's API is told of the token.");
     let told = Told {
         bootstrap: &bootstrap,
@@ -167,7 +177,7 @@ async fn serve(
     if !is_told(token, &told) {
         say(context, token, waiting, Some(&told)).await?;
     }
-    api.ensure_token(&bootstrap, context.join_tokens.params()).await?;
+    api.ensure_token(&bootstrap, context.applier.params()).await?;
     if !is_readable(context, token) {
         let pending = State::no(Reason::RolePending, "The Tenant's Role does not name the Secret yet.");
         say(context, token, pending, Some(&told)).await?;
@@ -186,12 +196,12 @@ fn is_told(token: &JoinToken, told: &Told<'_>) -> bool {
     status.token_id.as_ref() == Some(&told.bootstrap.id) && status.cluster_id.as_deref() == Some(told.cluster.as_str())
 }
 
-/// The Cluster that a JoinToken is for, and its API, if that answers; or what is to be said of it: nothing, if this operator has not
-/// looked at that yet.
+/// Returns the Cluster of a JoinToken and its API. If that does not answer, returns the state to
+/// report: `None` if this operator has not probed the API yet.
 fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<Cluster>, TenantApi), Option<State>> {
     let tenant = token.namespace().unwrap_or_default();
     let name = &token.spec.cluster_name;
-    let cluster = context.caches.clusters.get(&ObjectRef::new(name).within(&tenant));
+    let cluster = context.host.caches.clusters.get(&ObjectRef::new(name).within(&tenant));
     let cluster = cluster.filter(|cluster| cluster.metadata.deletion_timestamp.is_none());
     let missing = || {
         Some(State::no(
@@ -200,7 +210,7 @@ fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<C
         ))
     };
     let cluster = cluster.ok_or_else(missing)?;
-    let identity = Identity::of(&cluster, &context.config.base_domain);
+    let identity = Identity::of(&cluster, &context.host.config.base_domain);
     if identity
         .as_ref()
         .is_some_and(|identity| plan::is_of_another(token, &identity.id))
@@ -224,18 +234,19 @@ fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<C
     }
 }
 
-/// Ends one that is over or deleted.
+/// Ends a JoinToken that has expired or is being deleted.
 async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Action, ReconcileError> {
     let is_deleted = token.metadata.deletion_timestamp.is_some();
     let api = find_cluster(context, token);
     let was_told = token.status.as_ref().is_some_and(|status| status.token_id.is_some());
-    let slot = context.join_token_slots.enter(&token.namespace().unwrap_or_default());
+    let slot = context.slots.enter(&token.namespace().unwrap_or_default());
     if was_told && api.is_ok() && slot.is_none() {
         return Ok(Action::requeue(BUSY));
     }
-    let has_ended = plan::end(token).is_none_or(|end| end <= now);
+    let has_ended = join_token_term::end(token).is_none_or(|end| end <= now);
     let revoked = revoke(context, token, api.as_ref().ok().map(|(.., api)| api)).await;
-    // Without its JoinToken, nothing is signed by the bootstrap token; when that has ended by itself it need not be removed.
+    // The signer accepts no bootstrap token without its JoinToken. A token that has expired needs
+    // no deletion.
     let gone = [Reason::ClusterMissing, Reason::ClusterReplaced];
     let is_gone = matches!(&api, Err(Some(state)) if gone.contains(&state.reason));
     let is_removed = has_ended || is_gone || !was_told || api.is_ok() && revoked.is_ok();
@@ -244,11 +255,11 @@ async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Act
             revoked?;
             return Ok(Action::requeue(plan::plan_wait(token, now)));
         }
-        let tokens = Api::namespaced(context.client.clone(), &token.namespace().unwrap_or_default());
-        context.join_tokens.release(&tokens, token).await?;
+        let tokens = Api::namespaced(context.host.client.clone(), &token.namespace().unwrap_or_default());
+        context.applier.release(&tokens, token).await?;
         return Ok(Action::await_change());
     }
-    if plan::term(token, now) == Term::Forgotten {
+    if join_token_term::term(token, now) == Term::Forgotten {
         delete(context, token).await?;
         return Ok(Action::await_change());
     }
@@ -256,12 +267,12 @@ async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Act
     Ok(Action::requeue(plan::until_end(token, now)))
 }
 
-/// Removes the Secret with the token, and the token from the tenant's cluster if that can be reached.
+/// Deletes the Secret, and the bootstrap token in the tenant's cluster if its API is reachable.
 async fn revoke(context: &Context, token: &JoinToken, api: Option<&TenantApi>) -> Result<(), ReconcileError> {
     let namespace = token.namespace().unwrap_or_default();
-    if let Some(secret) = find_secret(context, token) {
-        let secrets = Api::<Secret>::namespaced(context.client.clone(), &namespace);
-        context.join_tokens.delete(&secrets, secret.as_ref()).await?;
+    if let Some(secret) = find_secret(&context.host, token) {
+        let secrets = Api::<Secret>::namespaced(context.host.client.clone(), &namespace);
+        context.applier.delete(&secrets, secret.as_ref()).await?;
     }
     let id = token.status.as_ref().and_then(|status| status.token_id.as_deref());
     if let (Some(id), Some(api)) = (id, api) {
@@ -271,7 +282,8 @@ async fn revoke(context: &Context, token: &JoinToken, api: Option<&TenantApi>) -
 }
 
 async fn delete(context: &Context, token: &JoinToken) -> Result<(), ReconcileError> {
-    let tokens = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), &token.namespace().unwrap_or_default());
+    let tokens =
+        Api::<Lenient<JoinToken>>::namespaced(context.host.client.clone(), &token.namespace().unwrap_or_default());
     let params = DeleteParams {
         preconditions: Some(Preconditions {
             uid: token.uid(),
@@ -293,43 +305,45 @@ async fn hold(context: &Context, token: &JoinToken) -> Result<(), ReconcileError
     }
     let patch = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "JoinToken",
         "metadata": {"name": token.name_any(), "uid": token.uid(), "finalizers": [labels::FINALIZER]}});
-    let tokens = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), &token.namespace().unwrap_or_default());
+    let tokens =
+        Api::<Lenient<JoinToken>>::namespaced(context.host.client.clone(), &token.namespace().unwrap_or_default());
     let held = tokens
-        .patch(&token.name_any(), context.join_tokens.params(), &Patch::Apply(&patch))
+        .patch(&token.name_any(), context.applier.params(), &Patch::Apply(&patch))
         .await;
     held.map(|_| ())
         .map_err(ReconcileError::host("a JoinToken's finalizer"))
 }
 
-/// Whether the Secret of a JoinToken is there, as far as is known.
-pub(crate) fn has_secret(context: &Context, token: &JoinToken) -> bool {
-    find_secret(context, token).is_some()
+/// Returns whether the Secret of a JoinToken exists, by the watch cache.
+pub(crate) fn has_secret(host: &Host, token: &JoinToken) -> bool {
+    find_secret(host, token).is_some()
 }
 
-/// Whether the Tenant may read the Secret, as far as is known.
+/// Returns whether the Tenant may read the Secret, by the watch cache.
 fn is_readable(context: &Context, token: &JoinToken) -> bool {
     let key = ObjectRef::<Role>::new(ROLE).within(&token.namespace().unwrap_or_default());
-    let role = context.caches.roles.get(&key);
+    let role = context.host.caches.roles.get(&key);
     role.is_some_and(|role| names_secret(&role, &secret_name(&token.name_any())))
 }
 
-fn find_secret(context: &Context, token: &JoinToken) -> Option<Arc<Secret>> {
+fn find_secret(host: &Host, token: &JoinToken) -> Option<Arc<Secret>> {
     let name = secret_name(&token.name_any());
     let key = ObjectRef::<Secret>::new(&name).within(&token.namespace().unwrap_or_default());
-    let known = context.caches.secrets.get(&key);
+    let known = host.caches.secrets.get(&key);
     known.filter(|secret| build::is_of(secret, token))
 }
 
-/// The Secret with what a worker needs: drawn once, and kept. `None` if one of its name is somebody else's.
+/// Returns the token in the Secret with the join data. Creates the Secret if it does not exist, and
+/// never changes it. `None` if a Secret with this name is owned by another.
 async fn ensure_secret(
     context: &Context,
     token: &JoinToken,
     identity: &Identity,
     cluster: &Cluster,
 ) -> Result<Option<BootstrapToken>, ReconcileError> {
-    let secrets = Api::<Secret>::namespaced(context.client.clone(), &identity.tenant);
+    let secrets = Api::<Secret>::namespaced(context.host.client.clone(), &identity.tenant);
     let name = secret_name(&token.name_any());
-    let expires = plan::end(token).unwrap_or(Timestamp::MIN);
+    let expires = join_token_term::end(token).unwrap_or(Timestamp::MIN);
     let found = secrets.get_opt(&name).await.map_err(ReconcileError::host("a Secret"))?;
     if let Some(found) = found {
         let text = found.data.as_ref().and_then(|data| data.get(key::TOKEN));
@@ -343,13 +357,14 @@ async fn ensure_secret(
         if !build::is_ours(&found) {
             return Ok(None);
         }
-        // It was left by one of the same name, or drawn for a Cluster that went before anybody was told.
-        context.join_tokens.delete(&secrets, &found).await?;
+        // Left over from a JoinToken with the same name, or from one whose Cluster was deleted
+        // before the Secret was published.
+        context.applier.delete(&secrets, &found).await?;
         return Err(ReconcileError::Contended("a JoinToken's Secret"));
     }
     let drawn = build::draw_token(expires);
     let materials = build::Materials {
-        root: context.root().await?,
+        root: context.host.root_certificate().await?,
         client_ca: find_client_ca(context, identity).await?,
         version: cluster
             .status
@@ -358,17 +373,17 @@ async fn ensure_secret(
             .unwrap_or_default(),
         pod_network: cluster.spec.addons.pod_network.enabled,
     };
-    let secret = build::build_secret(token, identity, &context.config, &materials, &drawn);
-    match context.join_tokens.create(&secrets, &secret).await? {
+    let secret = build::build_secret(token, identity, &context.host.config, &materials, &drawn);
+    match context.applier.create(&secrets, &secret).await? {
         Some(_) => Ok(Some(drawn)),
         None => Err(ReconcileError::Contended("a JoinToken's Secret")),
     }
 }
 
-/// The cluster's own CA, without what it is under.
+/// Returns the cluster's own CA, without the certificates above it.
 async fn find_client_ca(context: &Context, identity: &Identity) -> Result<String, ReconcileError> {
     let role = AuthorityRole::Cluster;
-    let found = cluster::find_authority_of(&context.client, &identity.id, role).await?;
+    let found = cluster::find_authority_of(&context.host.client, &identity.id, role).await?;
     let missing = || ReconcileError::Kept {
         name: role.object_name(&identity.id, Generation::FIRST),
         key: "tls.crt",
@@ -376,7 +391,7 @@ async fn find_client_ca(context: &Context, identity: &Identity) -> Result<String
     found.map(|found| found.to_pem()).ok_or_else(missing)
 }
 
-/// Writes the status, unless it says so already. Its uses are the signer's.
+/// Writes the status, unless it is current. The signer owns its `uses`.
 async fn say(
     context: &Context,
     token: &JoinToken,
@@ -395,7 +410,7 @@ async fn say(
         cluster_id: told
             .map(|told| told.cluster.to_string())
             .or_else(|| before.cluster_id.clone()),
-        expiration_time: plan::end(token).map(Time),
+        expiration_time: join_token_term::end(token).map(Time),
         secret_ref: told.map(|_| SecretRef { name }),
         uses: vec![],
     };
@@ -406,18 +421,20 @@ async fn say(
     if before == same {
         return Ok(());
     }
-    let tokens = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), &token.namespace().unwrap_or_default());
+    let tokens =
+        Api::<Lenient<JoinToken>>::namespaced(context.host.client.clone(), &token.namespace().unwrap_or_default());
     let name = token.name_any();
     let written = if status.token_id.is_some() {
         let patch = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "JoinToken",
             "metadata": {"name": name, "uid": token.uid()}, "status": status});
         let patch = Patch::Apply(patch);
-        tokens.patch_status(&name, context.join_tokens.params(), &patch).await
+        tokens.patch_status(&name, context.applier.params(), &patch).await
     } else {
-        // What is known may be old: an apply without the token would take it from the status.
+        // The cache may be stale: a server-side apply without the token would remove it from the
+        // status.
         let patch = json!({"metadata": {"uid": token.uid(), "resourceVersion": token.resource_version()},
             "status": {"conditions": status.conditions, "expirationTime": status.expiration_time}});
-        let params = context.join_tokens.merge_params();
+        let params = context.applier.merge_params();
         tokens.patch_status(&name, &params, &Patch::Merge(patch)).await
     };
     match written {
@@ -427,6 +444,6 @@ async fn say(
         Err(error) => return Err(ReconcileError::host(STATUS)(error)),
     }
     let notices = conditions::build_notices(&states, &before.conditions, &[ConditionType::Ready], "Reconcile");
-    context.events.publish(token, &notices).await;
+    context.host.events.publish(token, &notices).await;
     Ok(())
 }

@@ -1,56 +1,49 @@
-//! The operator: brings Tenants and Clusters on the host to what their specs ask for.
+//! The operator reconciles the Tenants and Clusters of the host with their specs.
 //!
 //! ```text
-//!  config file ─▶ leader: the Lease, by which one operator acts and others stand by
+//!  config file ─▶ leader: the Lease; its holder acts, other operators are standby
 //!    ─▶ NATS secret ─▶ run ─┬─ watches (cache) ─▶ triggers ─┬─▶ tenant::reconcile ──▶ namespace, role
 //!                           │                               ├─▶ cluster::reconcile ─▶ certificates, store, control
 //!                           │                               │                         plane, ingress, kubeconfig
-//!                           │                               └─▶ join_token::reconcile ─▶ what a worker joins by
-//!                           ├─ signer: requests of kubelets in tenants' clusters ─▶ certificates
-//!                           ├─ reaper: Nodes there whose workers fell silent ─▶ removed
-//!                           ├─ loss: machines of the host ─▶ lost: their control planes start on others
+//!                           │                               └─▶ join_token::reconcile ─▶ Secret with the join command
+//!                           ├─ signer: kubelets' CSRs in tenants' clusters ─▶ certificates
+//!                           ├─ reaper: Nodes there whose workers are silent ─▶ deleted
+//!                           ├─ loss: lost nodes of the host ─▶ their control planes start on other nodes
 //!                           ├─ /metrics /livez /readyz
-//!                           └─ NATS connection ─▶ all Clusters again when it comes back
+//!                           └─ NATS connection ─▶ requeues all Clusters after a reconnect
 //! ```
 //!
-//! It holds no state of its own: what it draws once (keys) it keeps in Secrets, and everything else follows from objects.
+//! The operator has no state of its own. It generates keys once and persists them in Secrets;
+//! everything else follows from objects.
 
 pub mod addons;
-pub mod apply;
-pub mod cache;
+pub mod app;
 pub mod cluster;
-pub mod conditions;
 pub mod config;
-pub mod context;
+pub mod csr_signer;
 pub mod error;
-pub mod events;
+#[cfg(test)]
+mod fixtures;
+pub mod host_api;
+pub mod host_nodes;
 pub mod join_token;
-pub mod leader;
-pub mod ledger;
-pub mod loss;
+pub mod leader_election;
 pub mod metrics;
+pub mod model;
 pub mod nats;
-pub mod network;
-pub mod notice;
-pub mod quantity;
-mod rbac;
-pub mod reaper;
-pub mod run;
-mod security;
-pub mod signer;
-pub mod slots;
+pub mod node_reaper;
 pub mod tenant;
-pub mod tenant_api;
-mod triggers;
-mod upgrade;
+pub mod tenant_client;
+pub mod tenant_slots;
 
-pub use error::ReconcileError;
-pub use run::{Arguments, run};
+pub use crate::app::{Arguments, run};
+pub use crate::error::ReconcileError;
 
-/// Bytes of an error that are told: parts of it may be the words of a tenant's webhook.
+/// Maximum length of an error message in bytes. Parts of it may be text of a tenant's webhook,
+/// which has no limit of its own.
 const CHAIN_MAX: usize = 1024;
 
-/// An error with everything that caused it, in one line that has an end.
+/// Formats an error with all its sources as one line of limited length.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -65,11 +58,11 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         source = cause.source().filter(|_| refusal.is_none());
     }
     text.truncate(text.floor_char_boundary(CHAIN_MAX));
-    // A terminal would obey them.
+    // A terminal would execute control characters.
     text.replace(char::is_control, " ")
 }
 
-/// The words of an API server; the library's text around them repeats them twice.
+/// The status message of an API server. kube's own text around it repeats it twice.
 fn refusal_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a kube::core::Status> {
     let boxed = error.downcast_ref::<Box<kube::Error>>().map(|error| &**error);
     match boxed.or_else(|| error.downcast_ref::<kube::Error>()) {

@@ -1,12 +1,14 @@
-//! The store's server: one account with one user and two or three streams a Cluster (`docs/adr/0006-account-per-cluster.md`).
+//! NATS as the server of the stores. Each Cluster has an account with one user and two or three
+//! streams (`docs/adr/0006-account-per-cluster.md`).
 //!
 //! ```text
 //!  Cluster ─▶ account, user (Secret <id>-store) ─▶ claims, signed by the operator's signing key ─▶ $SYS.REQ.CLAIMS.UPDATE
-//!          ├▶ provisioner (a user of minutes in the account) ─▶ streams KINE_<id>, KINE_SNAP_<id>, KINE_SPARE_<id>
-//!          └▶ user <id> ─▶ credentials in the hosted namespace
+//!          ├▶ provisioner (a user of the account, valid for minutes) ─▶ streams KINE_<id>, KINE_SNAP_<id>, KINE_SPARE_<id>
+//!          └▶ user <id> ─▶ credentials in the control-plane namespace
 //! ```
 //!
-//! [`account`], [`claims`], [`permissions`] and [`limits`] are pure; [`server`] and [`streams`] speak to NATS.
+//! [`account`], [`claims`], [`permissions`] and [`limits`] are pure; [`server`] and [`streams`]
+//! speak to NATS.
 
 pub mod account;
 pub mod claims;
@@ -15,5 +17,5 @@ pub mod permissions;
 pub mod server;
 pub mod streams;
 
-pub use account::{Account, ClusterUser, Size};
-pub use server::{Nats, NatsError};
+pub use crate::nats::account::{Account, ClusterUser, Size};
+pub use crate::nats::server::{Nats, NatsError};

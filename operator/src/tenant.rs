@@ -1,10 +1,14 @@
-//! The Tenant controller: a namespace, a Role for the Tenant's subjects, and what their Clusters left that counts.
+//! The Tenant controller: a namespace, a Role for the Tenant's subjects, and the retained data of
+//! deleted Clusters that counts against the quota.
 
 pub mod build;
+mod context;
 mod delete;
 mod patch;
 pub mod status;
 pub mod validate;
+
+pub use crate::tenant::context::Context;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,21 +21,20 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::{Reason, Tenant};
 
-use crate::cluster;
-use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::join_token;
-use crate::join_token::plan::{self, Term};
-use status::Outcome;
-use validate::Refusal;
+use crate::model::join_token_term::Term;
+use crate::model::{join_token_term, tenant_namespace};
+use crate::tenant::status::Outcome;
+use crate::tenant::validate::Refusal;
+use crate::{cluster, join_token};
 
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "tenant";
 
-/// Pace of looking at what Clusters left, which the end of one calls for too.
+/// Requeue interval to count retained data. The end of a retention also requeues the Tenant.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// Brings one Tenant to what its spec asks for.
+/// Reconciles one Tenant.
 pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let began = Instant::now();
     let result = if tenant.metadata.deletion_timestamp.is_some() {
@@ -44,17 +47,17 @@ pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Act
 }
 
 async fn reconcile_living(context: &Context, tenant: &Tenant) -> Result<Action, ReconcileError> {
-    let clusters = context.caches.clusters.outlines_in(&tenant.name_any());
+    let clusters = context.host.caches.clusters.outlines_in(&tenant.name_any());
     let mut outcome = Outcome::new(clusters.len());
-    outcome.retained = cluster::find_left(context, &tenant.name_any())
+    outcome.retained = cluster::find_left(&context.host, &tenant.name_any())
         .iter()
         .map(|left| left.account.size.quota)
         .sum();
-    let result = match validate::validate(tenant, &context.caches.tenants.state(), &context.config) {
+    let result = match validate::validate(tenant, &context.host.caches.tenants.state(), &context.host.config) {
         Err(refusal) => {
             context.metrics.failed(CONTROLLER, refusal.reason);
             outcome.accepted = Err(refusal);
-            // Who was taken from the subjects loses access, whatever else is wrong.
+            // A removed subject loses access even if the spec is refused.
             match owns_namespace(context, tenant) {
                 true => bind(context, tenant).await,
                 false => Ok(()),
@@ -75,15 +78,16 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
         outcome.accepted = Err(refusal);
         return Ok(());
     }
-    // Who was taken from the subjects loses access, whether or not the objects can be counted.
+    // A removed subject loses access even if the quota cannot be applied.
     let bound = bind(context, tenant).await;
     both(bound, limit(context, tenant).await)?;
-    // Clusters are judged by what is known of the namespace: told of it, we come back.
+    // Clusters are validated against the namespace in the cache, so the Tenant is Ready only once
+    // the namespace is there. Its watch event requeues the Tenant.
     outcome.is_bound = owns_namespace(context, tenant);
     Ok(())
 }
 
-/// The errors of two things that were both done.
+/// Combines the errors of two independent steps.
 fn both(first: Result<(), ReconcileError>, second: Result<(), ReconcileError>) -> Result<(), ReconcileError> {
     match (first, second) {
         (Err(first), Err(second)) => Err(ReconcileError::Both {
@@ -94,56 +98,65 @@ fn both(first: Result<(), ReconcileError>, second: Result<(), ReconcileError>) -
     }
 }
 
-/// Has the API server count what is made in the Tenant's namespace.
+/// Applies the ResourceQuota of the Tenant's namespace.
 async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
     let name = tenant.name_any();
     let wanted = build::build_quota(tenant);
-    let known = context.caches.resource_quotas.get(&ObjectRef::from_obj(&wanted));
+    let known = context.host.caches.resource_quotas.get(&ObjectRef::from_obj(&wanted));
     let is_so = known.as_ref().is_some_and(|known| known.spec == wanted.spec);
     let is_due = || {
         let counts = (
-            context.caches.clusters.outlines_in(&name).len(),
-            context.caches.join_tokens_of(&name).len(),
+            context.host.caches.clusters.outlines_in(&name).len(),
+            context.host.caches.join_tokens_of(&name).len(),
         );
         build::is_settled(tenant, Timestamp::now()) || build::is_crowded(tenant, counts.0, counts.1)
     };
     if !is_so && (known.is_some() || is_due()) {
-        context.tenants.apply(&context.caches.resource_quotas, &wanted).await?;
+        context
+            .applier
+            .apply(&context.host.caches.resource_quotas, &wanted)
+            .await?;
     }
     Ok(())
 }
 
-/// Lets the Tenant's subjects do what they may, and nobody else.
+/// Applies the Role and the RoleBinding of the Tenant's subjects.
 async fn bind(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
-    let clusters = context.caches.clusters.outlines_in(&tenant.name_any());
-    let mut join_tokens = context.caches.join_tokens_of(&tenant.name_any());
-    join_tokens
-        .retain(|token| plan::term(token, Timestamp::now()) == Term::Holds && join_token::has_secret(context, token));
+    let clusters = context.host.caches.clusters.outlines_in(&tenant.name_any());
+    let mut join_tokens = context.host.caches.join_tokens_of(&tenant.name_any());
+    join_tokens.retain(|token| {
+        join_token_term::term(token, Timestamp::now()) == Term::Holds && join_token::has_secret(&context.host, token)
+    });
     let role = build::build_role(tenant, &clusters, &join_tokens);
     let binding = build::build_role_binding(tenant);
-    // In turn: a binding is only taken if its Role is known, and says no more than the operator may.
-    context.tenants.apply(&context.caches.roles, &role).await?;
-    context.tenants.apply(&context.caches.role_bindings, &binding).await?;
+    // In this order: the API server accepts a binding only if its Role exists and grants no more
+    // than the operator has.
+    context.applier.apply(&context.host.caches.roles, &role).await?;
+    context
+        .applier
+        .apply(&context.host.caches.role_bindings, &binding)
+        .await?;
     Ok(())
 }
 
 fn owns_namespace(context: &Context, tenant: &Tenant) -> bool {
     let known = context
+        .host
         .caches
         .namespaces
         .get(&ObjectRef::<Namespace>::new(&tenant.name_any()));
-    known.is_some_and(|known| build::is_owned(&known, tenant) && known.metadata.deletion_timestamp.is_none())
+    known.is_some_and(|known| tenant_namespace::is_owned(&known, tenant) && known.metadata.deletion_timestamp.is_none())
 }
 
-/// A namespace is made, and taken over from nobody but a Tenant of this one's name that is gone.
+/// Creates the namespace. Takes over an existing one only from a deleted Tenant with the same name.
 async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(), Refusal>, ReconcileError> {
     let wanted = build::build_namespace(tenant);
     let name = tenant.name_any();
     if owns_namespace(context, tenant) {
         return Ok(Ok(()));
     }
-    let api = Api::<Namespace>::all(context.client.clone());
-    if context.tenants.create(&api, &wanted).await?.is_some() {
+    let api = Api::<Namespace>::all(context.host.client.clone());
+    if context.applier.create(&api, &wanted).await?.is_some() {
         return Ok(Ok(()));
     }
     let found = api
@@ -153,11 +166,13 @@ async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(
     let message = match found {
         Some(found)
             if found.metadata.deletion_timestamp.is_none()
-                && build::is_left(&found, tenant, &context.caches.tenants.state()) =>
+                && tenant_namespace::is_left(&found, tenant, &context.host.caches.tenants.state()) =>
         {
             return take_over(context, &api, &found, wanted).await.map(Ok);
         }
-        Some(found) if !build::is_owned(&found, tenant) => format!("Namespace {name} exists and is not the Tenant's."),
+        Some(found) if !tenant_namespace::is_owned(&found, tenant) => {
+            format!("Namespace {name} exists and is not the Tenant's.")
+        }
         Some(found) if found.metadata.deletion_timestamp.is_some() => {
             format!("Namespace {name} is being deleted and must be gone first.")
         }
@@ -170,7 +185,7 @@ async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(
     }))
 }
 
-/// Makes a namespace that was left this Tenant's, if it is still as it was seen.
+/// Takes over a left namespace, unless it has changed.
 async fn take_over(
     context: &Context,
     api: &Api<Namespace>,
@@ -179,14 +194,14 @@ async fn take_over(
 ) -> Result<(), ReconcileError> {
     wanted.metadata.resource_version = found.resource_version();
     let name = found.name_any();
-    api.patch(&name, context.tenants.params(), &Patch::Apply(&wanted))
+    api.patch(&name, context.applier.params(), &Patch::Apply(&wanted))
         .await
         .map_err(ReconcileError::host("the Tenant's namespace"))?;
     tracing::info!(tenant = name, "namespace of a Tenant that was restored is taken over");
     Ok(())
 }
 
-/// When to try again after a failure.
+/// Returns when to retry after a failure.
 pub fn on_error(tenant: Arc<Tenant>, error: &ReconcileError, context: Arc<Context>) -> Action {
     context.metrics.failed(CONTROLLER, error.reason());
     tracing::warn!(tenant = tenant.name_any(), error = %crate::chain(error), "reconciliation of a Tenant failed");

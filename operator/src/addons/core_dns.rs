@@ -1,4 +1,4 @@
-//! CoreDNS, in the form that kubeadm gives it, but one on each worker.
+//! CoreDNS, in the form that kubeadm uses, but as a DaemonSet.
 
 use k8s_openapi::api::apps::v1::RollingUpdateDaemonSet;
 use k8s_openapi::api::core::v1::{
@@ -11,19 +11,20 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 use yoke_api::Cidr;
 
-use super::kube_system::{
+use crate::addons::kube_system::{
     DaemonPods, build_account, build_account_binding, build_daemon_set, build_files, build_metadata, build_mount,
     build_toleration, build_volume, to_labels, to_map,
 };
-use super::{DNS_NUMBER, Facts, Parts, images};
-use crate::rbac::{build_role, build_rule};
-use crate::security::build_security;
+use crate::addons::{Facts, Parts, images};
+use crate::config::DNS_NUMBER;
+use crate::model::pod_security::build_security;
+use crate::model::rbac::{build_role, build_rule};
 
 const NAME: &str = "coredns";
-/// Everybody looks for cluster DNS under this name.
+/// The usual name of the cluster DNS Service.
 const SERVICE: &str = "kube-dns";
 const ROLE: &str = "system:coredns";
-/// A ConfigMap of the tenant's own.
+/// An optional ConfigMap of the tenant.
 const CUSTOM: &str = "coredns-custom";
 
 const DNS_PORT: i32 = 53;
@@ -42,7 +43,8 @@ pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
     parts.add(&build_daemon_set(build_pods(image, pull_policy)));
 }
 
-/// What is asked about others is sent to whom the worker asks. `loop` ends a server that would ask itself.
+/// Forwards other names to the worker's resolver. `loop` stops a server that would forward to
+/// itself.
 fn to_corefile(domain: &str) -> String {
     format!(
         "\
@@ -91,7 +93,7 @@ fn build_service(range: &str) -> Service {
         protocol: Some(protocol.into()),
         ..ServicePort::default()
     };
-    // The host's configuration has only ranges with such an address.
+    // The host's configuration is validated: each range has this address.
     let address = range.parse::<Cidr>().ok().and_then(|range| range.nth(DNS_NUMBER));
     let labels = [
         ("k8s-app", SERVICE),
@@ -114,7 +116,7 @@ fn build_service(range: &str) -> Service {
                 port("metrics", METRICS_PORT, "TCP"),
             ]),
             selector: Some(to_labels(SERVICE)),
-            // Another worker's cannot be reached.
+            // Pods of one worker may not reach those of another.
             internal_traffic_policy: Some("Local".into()),
             ..ServiceSpec::default()
         }),
@@ -122,8 +124,8 @@ fn build_service(range: &str) -> Service {
     }
 }
 
-/// One for each worker, because Pods of one may not reach those of another: also where others keep Pods off, and with no moment
-/// without one while it is replaced.
+/// One Pod per worker, since Pods of one worker may not reach those of another. It tolerates all
+/// taints, and a rolling update starts the new Pod before it stops the old one.
 fn build_pods(image: String, pull_policy: &str) -> DaemonPods {
     DaemonPods {
         name: NAME,
@@ -190,7 +192,7 @@ fn build_container(image: String, pull_policy: &str) -> Container {
         readiness_probe: Some(probe("/ready", READY_PORT)),
         security_context: Some(SecurityContext {
             capabilities: Some(Capabilities {
-                // Port 53.
+                // For port 53.
                 add: Some(vec!["NET_BIND_SERVICE".into()]),
                 drop: Some(vec!["ALL".into()]),
             }),

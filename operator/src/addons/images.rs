@@ -1,13 +1,13 @@
-//! Which image an add-on has with a version of Kubernetes.
+//! Selects the images of add-ons for a Kubernetes version.
 
 use yoke_api::KubernetesVersion;
 
-use super::Facts;
+use crate::addons::Facts;
 
-/// Releases of CoreDNS by the minor version of Kubernetes from which on they are used: those that kubeadm installs with it.
+/// CoreDNS releases by the first minor version of Kubernetes that uses them, as in kubeadm.
 const CORE_DNS: [(u16, &str); 3] = [(33, "v1.12.0"), (34, "v1.12.1"), (35, "v1.13.1")];
 
-/// Of metrics-server, which goes with every version from 1.31 on.
+/// metrics-server release, for all versions from 1.31 on.
 const METRICS_SERVER: &str = "v0.9.0";
 
 pub(super) fn to_kube_proxy(facts: &Facts<'_>) -> String {

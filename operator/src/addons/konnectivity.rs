@@ -1,7 +1,8 @@
-//! konnectivity's agents: one on each worker, by which the control plane reaches what is there.
+//! konnectivity agents: one per worker, through which the control plane reaches the worker.
 //!
-//! An agent is on its worker's own network, so that it needs nothing but the kubelet, and tells by which address it is found: the
-//! konnectivity-server sends what is for a node to the agent on it. It dials the ingress by a name that need not resolve.
+//! An agent uses its worker's host network, so that it depends only on the kubelet. It announces
+//! its node's address, and konnectivity-server sends traffic for a node through the agent on it.
+//! The agent dials the ingress by a name that need not resolve in DNS.
 
 use std::net::IpAddr;
 
@@ -12,22 +13,22 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use yoke_pki::plan::KONNECTIVITY_USER;
 
-use super::kube_system::{
+use crate::addons::kube_system::{
     DaemonPods, build_daemon_set, build_metadata, build_mount, build_toleration, build_variable, to_labels,
 };
-use super::{Facts, Parts};
-use crate::rbac::{build_binding, to_user};
-use crate::security::build_security;
+use crate::addons::{Facts, Parts};
+use crate::model::pod_security::build_security;
+use crate::model::rbac::{build_binding, to_user};
 
 /// Name of their ServiceAccount and DaemonSet.
 pub(crate) const NAME: &str = "konnectivity-agent";
 /// Audience of their tokens, which no API server accepts.
 pub(crate) const AUDIENCE: &str = "system:konnectivity-server";
 
-/// Of no machine in particular: agents run as nobody.
+/// An unprivileged user ID without an owner on the node.
 const USER: i64 = 65532;
 const HEALTH_PORT: u16 = 8093;
-/// Where the token and the CA are.
+/// Path of the token and the CA.
 const FILES: &str = "/var/run/konnectivity";
 
 pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
@@ -36,7 +37,7 @@ pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
         automount_service_account_token: Some(false),
         ..ServiceAccount::default()
     });
-    // Lets the konnectivity-server ask whose a token is.
+    // Allows konnectivity-server to review tokens.
     parts.add(&build_binding(
         "yoke:konnectivity-server",
         to_user(KONNECTIVITY_USER),
@@ -52,7 +53,8 @@ pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
 }
 
 fn build_pod(facts: &Facts<'_>) -> PodSpec {
-    // An ingress that has a name instead of an address is found by DNS, and so must this name be.
+    // If the ingress has a name instead of an address, it is found through DNS, and this name must
+    // be too.
     let address: Option<IpAddr> = facts.config.ingress.address.parse().ok();
     let alias = address.map(|address| HostAlias {
         ip: address.to_string(),
@@ -66,7 +68,7 @@ fn build_pod(facts: &Facts<'_>) -> PodSpec {
         host_aliases: alias.map(|alias| vec![alias]),
         dns_policy: Some("Default".into()),
         priority_class_name: Some("system-node-critical".into()),
-        // Also to a node that is not ready: it may be what is asked why.
+        // Also on a node that is not ready: the agent may be needed to find out why.
         tolerations: Some(vec![build_toleration(None)]),
         security_context: Some(PodSecurityContext {
             run_as_non_root: Some(true),
@@ -99,7 +101,7 @@ fn build_container(facts: &Facts<'_>) -> Container {
             "--agent-identifiers=host=$(HOST_IP)".into(),
             format!("--health-server-port={HEALTH_PORT}"),
             "--health-server-host=127.0.0.1".into(),
-            // A NAT may forget a connection that is silent for longer.
+            // A NAT may drop a connection that is idle for longer.
             "--keepalive-time=1m".into(),
         ]),
         env: Some(vec![build_variable("HOST_IP", "status.hostIP")]),
@@ -120,7 +122,7 @@ fn build_container(facts: &Facts<'_>) -> Container {
     }
 }
 
-/// A token for the konnectivity-server alone, and by what that is recognised.
+/// A token that is valid only for konnectivity-server, and the CA to verify it.
 fn build_files() -> Volume {
     let token = VolumeProjection {
         service_account_token: Some(ServiceAccountTokenProjection {

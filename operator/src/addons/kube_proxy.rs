@@ -1,7 +1,7 @@
-//! kube-proxy, in the form that kubeadm gives it.
+//! kube-proxy, in the form that kubeadm uses.
 //!
-//! It asks the API by the ingress's address and the cluster's public name, never by the Service `default/kubernetes`: that is
-//! there only once kube-proxy has made it so.
+//! kube-proxy reaches the API through the ingress's address and the cluster's public name. It
+//! cannot use the Service `default/kubernetes`, whose rules it creates itself.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ use serde::Serialize;
 use yoke_api::KubernetesVersion;
 use yoke_pki::kubeconfig::{Authority, Credential, Kubeconfig};
 
-use super::kube_system::{
+use crate::addons::kube_system::{
     DaemonPods, build_account, build_account_binding, build_daemon_set, build_files, build_mount, build_toleration,
     build_variable, build_volume, to_map,
 };
-use super::{Facts, Parts, digest, images};
-use crate::cluster::build::secrets::ingress_url;
-use crate::security::build_security;
+use crate::addons::{Facts, Parts, digest, images};
+use crate::config::ingress_url;
+use crate::model::pod_security::build_security;
 
 const NAME: &str = "kube-proxy";
 const FILES: &str = "/var/lib/kube-proxy";
 const CONFIG: &str = "config.conf";
 const KUBECONFIG: &str = "kubeconfig.conf";
-/// Where every Pod finds the token of its ServiceAccount, and the CA.
+/// Path of the ServiceAccount's token and the CA in every Pod.
 const TOKEN_FILES: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The first minor version whose nftables mode is finished.
+/// The first minor version in which the nftables mode is stable.
 const NFTABLES_MINOR: u16 = 33;
 
-/// How kube-proxy makes its rules.
+/// Backend of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Mode {
@@ -38,7 +38,7 @@ enum Mode {
     Iptables,
 }
 
-/// Of `KubeProxyConfiguration` what differs from its defaults.
+/// Fields of `KubeProxyConfiguration` that differ from the defaults.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ProxyConfiguration<'a> {
@@ -56,8 +56,8 @@ struct ClientConnection {
     kubeconfig: String,
 }
 
-/// Limits of connection tracking are the machine's own: inside of a network namespace nobody can change them, and kube-proxy
-/// would not start.
+/// Leaves the connection-tracking limits of the machine unchanged. Inside a network namespace they
+/// are read-only, and kube-proxy would not start.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Conntrack {
@@ -94,7 +94,7 @@ fn to_mode(version: KubernetesVersion) -> Mode {
     }
 }
 
-/// As JSON, which is YAML too.
+/// Encodes as JSON, which is valid YAML.
 fn to_configuration(facts: &Facts<'_>, mode: Mode) -> String {
     let configuration = ProxyConfiguration {
         api_version: "kubeproxy.config.k8s.io/v1alpha1",
@@ -185,7 +185,7 @@ fn build_container(facts: &Facts<'_>, mode: Mode) -> Container {
     }
 }
 
-/// iptables loads modules and writes the kernel's settings; nftables needs neither.
+/// The iptables mode loads modules and writes kernel settings; nftables needs neither.
 fn to_security(mode: Mode) -> SecurityContext {
     match mode {
         Mode::Nftables => SecurityContext {

@@ -1,4 +1,4 @@
-//! What objects of add-ons have in common.
+//! Builders that the add-ons share.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 use yoke_api::labels;
 
-use crate::rbac::build_binding;
+use crate::model::rbac::build_binding;
 
-/// Where all of them are.
+/// Namespace of all add-ons.
 pub(crate) const NAMESPACE: &str = "kube-system";
 
-/// Pods of a DaemonSet.
+/// Input of a DaemonSet.
 pub(super) struct DaemonPods {
     pub(super) name: &'static str,
-    /// The label by which they are found.
+    /// Value of the label that selects the Pods.
     pub(super) app: &'static str,
-    /// Of what each of them reads once.
+    /// Digest of the files that each Pod reads only once.
     pub(super) files_digest: Option<String>,
     pub(super) pod: PodSpec,
     pub(super) update: RollingUpdateDaemonSet,
 }
 
 impl DaemonPods {
-    /// A tenth of them is replaced at a time.
+    /// Replaces a tenth of the Pods at a time.
     pub(super) fn tenth() -> RollingUpdateDaemonSet {
         RollingUpdateDaemonSet {
             max_unavailable: Some(IntOrString::String("10%".into())),
@@ -48,7 +48,7 @@ pub(super) fn build_metadata(name: &str, labels: BTreeMap<String, String>) -> Ob
     }
 }
 
-/// The label by which Pods of an add-on are found.
+/// The label that selects the Pods of an add-on.
 pub(super) fn to_labels(app: &str) -> BTreeMap<String, String> {
     to_map(&[("k8s-app", app)])
 }
@@ -83,7 +83,7 @@ pub(super) fn build_daemon_set(pods: DaemonPods) -> DaemonSet {
     }
 }
 
-/// Pods that are replaced when what they read once is another.
+/// A Pod template. The digest replaces the Pods when the files change that they read only once.
 pub(super) fn build_template(app: &str, files_digest: Option<String>, pod: PodSpec) -> PodTemplateSpec {
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
@@ -95,7 +95,7 @@ pub(super) fn build_template(app: &str, files_digest: Option<String>, pod: PodSp
     }
 }
 
-/// A variable with what a field of its Pod says.
+/// An environment variable with the value of a field of its Pod.
 pub(super) fn build_variable(name: &str, field: &str) -> EnvVar {
     EnvVar {
         name: name.into(),
@@ -125,7 +125,7 @@ pub(super) fn build_files(name: &str, files: BTreeMap<String, String>) -> Config
     }
 }
 
-/// Gives a ClusterRole to a ServiceAccount.
+/// Binds a ClusterRole to a ServiceAccount.
 pub(super) fn build_account_binding(name: &str, role: &str, account: &str) -> ClusterRoleBinding {
     build_binding(name, build_subject(account), role)
 }
@@ -161,7 +161,7 @@ pub(super) fn build_volume(name: &str, optional: Option<bool>) -> Volume {
     }
 }
 
-/// Of a taint, or of every one.
+/// Tolerates taints with this key, or all taints.
 pub(super) fn build_toleration(key: Option<&str>) -> Toleration {
     Toleration {
         key: key.map(str::to_owned),

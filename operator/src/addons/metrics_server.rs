@@ -1,7 +1,8 @@
-//! metrics-server, in the form of its own release: what `kubectl top` and horizontal autoscaling ask.
+//! metrics-server, in the form of its own release, for `kubectl top` and horizontal autoscaling.
 //!
-//! kube-apiserver asks it as an aggregated API, by konnectivity; it asks kubelets itself, and knows them by the cluster's CA of
-//! kubelets, which nobody else in the cluster has.
+//! kube-apiserver reaches it as an aggregated API, through konnectivity. It connects to kubelets
+//! directly, and verifies them with the cluster's kubelet CA. No other component in the cluster has
+//! that CA certificate.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +17,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec, ServiceReference};
 use kube::api::ObjectMeta;
 
-use super::kube_system::{
+use crate::addons::kube_system::{
     NAMESPACE, build_account, build_account_binding, build_files, build_metadata, build_mount, build_subject,
     build_template, build_toleration, build_volume, to_labels, to_map, to_selector,
 };
-use super::{Facts, Parts, digest, images};
-use crate::rbac::{build_role, build_role_ref, build_rule};
-use crate::security::build_security;
+use crate::addons::{Facts, Parts, digest, images};
+use crate::model::pod_security::build_security;
+use crate::model::rbac::{build_role, build_role_ref, build_rule};
 
 const NAME: &str = "metrics-server";
 const ROLE: &str = "system:metrics-server";
@@ -31,7 +32,7 @@ const KUBELET_CA: &str = "kubelet-ca.crt";
 const GROUP: &str = "metrics.k8s.io";
 const VERSION: &str = "v1beta1";
 const PORT: i32 = 10250;
-/// Where it writes the certificate that it makes for itself.
+/// Directory of its self-signed certificate.
 const SCRATCH: &str = "/tmp";
 
 pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
@@ -50,11 +51,11 @@ pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
     parts.add(&build_files(NAME, files));
     parts.add(&build_service());
     parts.add(&build_deployment(facts, files_digest));
-    // The API server asks it from then on.
+    // Last, since the API server uses it from then on.
     parts.add(&build_api());
 }
 
-/// What those may read who may view, edit or administer a namespace.
+/// Aggregated rules for users who may view, edit or administer a namespace.
 fn build_reader() -> ClusterRole {
     let aggregated = ["admin", "edit", "view"].map(|role| {
         let label = format!("rbac.authorization.k8s.io/aggregate-to-{role}");
@@ -73,7 +74,7 @@ fn build_rules() -> Vec<PolicyRule> {
     ]
 }
 
-/// By which it learns how the API server says for whom it asks.
+/// Allows it to read how the API server authenticates as a proxy.
 fn build_authentication() -> RoleBinding {
     RoleBinding {
         metadata: build_metadata("metrics-server-auth-reader", BTreeMap::new()),
@@ -113,7 +114,7 @@ fn build_deployment(facts: &Facts<'_>, files_digest: String) -> Deployment {
                     ..RollingUpdateDeployment::default()
                 }),
             }),
-            // It reads the CA once.
+            // metrics-server reads the CA only once.
             template: build_template(
                 NAME,
                 Some(files_digest),
@@ -121,7 +122,7 @@ fn build_deployment(facts: &Facts<'_>, files_digest: String) -> Deployment {
                     service_account_name: Some(NAME.into()),
                     priority_class_name: Some("system-cluster-critical".into()),
                     node_selector: Some(to_map(&[("kubernetes.io/os", "linux")])),
-                    // While it runs nowhere, no namespace can be deleted.
+                    // While its API has no Pod, no namespace can be deleted.
                     tolerations: Some(vec![Toleration {
                         effect: Some("NoSchedule".into()),
                         ..build_toleration(None)
@@ -217,7 +218,8 @@ fn build_api() -> APIService {
                 namespace: Some(NAMESPACE.into()),
                 ..ServiceReference::default()
             }),
-            // Its certificate is its own. The API server shows it one, and asks for nothing that is not the workers' to know.
+            // metrics-server has a self-signed certificate. The API server authenticates with a
+            // client certificate, and requests nothing that workers may not know.
             insecure_skip_tls_verify: Some(true),
             group_priority_minimum: 100,
             version_priority: 100,

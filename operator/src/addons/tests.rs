@@ -9,7 +9,7 @@ use serde_json::Value;
 use yoke_api::cluster::Konnectivity;
 use yoke_pki::kubeconfig::{Credential, Kubeconfig};
 
-use super::*;
+use crate::addons::*;
 
 fn config() -> Config {
     Config::parse(include_str!("../../testdata/config.yaml")).unwrap()
@@ -73,7 +73,8 @@ fn objects_are_as_written_down() {
     assert_eq!(text, expected, "{}; UPDATE=1 writes it anew", path.display());
 }
 
-/// No field is lost on the way through the types of Kubernetes, so none is misspelt or misplaced.
+/// No field is lost in a round trip through the Kubernetes types, so none is misspelled or
+/// misplaced.
 #[test]
 fn objects_are_of_their_kinds() {
     for version in ["v1.32.0", "v1.35.4"] {
@@ -194,7 +195,7 @@ fn mode_of_kube_proxy_follows_the_version() {
     }
 }
 
-/// Its configuration is read once: another one has its Pods replaced.
+/// kube-proxy reads its configuration only once: a change replaces its Pods.
 #[test]
 fn kube_proxy_starts_again_with_another_configuration() {
     let note = |plan: &Plan| {
@@ -275,7 +276,7 @@ fn an_ingress_without_an_address_is_found_by_dns() {
     assert_eq!(aliases("192.0.2.1").unwrap()[0]["ip"], "192.0.2.1");
 }
 
-/// The API server says that an API is not there as long as what answers for it is not.
+/// An APIService is unavailable until the server behind it exists.
 #[test]
 fn the_api_of_metrics_is_made_last() {
     let last = all("v1.35.4")

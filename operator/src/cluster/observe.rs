@@ -1,52 +1,50 @@
-//! What there is of one Cluster, out of the watches.
+//! Observes one Cluster: reads its namespace, StatefulSet, pods and Service from the watch caches.
+//! A reconcile does so once, before validation; deletion and orphan collection do so too.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service};
+use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Client, ResourceExt as _};
+use yoke_api::KubernetesVersion;
 use yoke_api::labels::{self, component};
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_api::{Cluster, ClusterId, ConditionType};
-use yoke_pki::ParsedCertificate;
-use yoke_pki::plan::{AuthorityRole, Generation};
+use yoke_api::{Cluster, ConditionType};
 
-use super::build::stateful_set;
-use super::gate::{self, takeover};
-use super::identity::Identity;
-use super::kept::{self, data_of};
-use super::outline::Outline;
-use crate::cache::Caches;
-use crate::conditions;
-use crate::error::ReconcileError;
+use crate::cluster::credentials::persisted;
+use crate::host_api::cache::Caches;
+use crate::model::cluster_summary::Outline;
+use crate::model::conditions;
+use crate::model::control_plane::{self, NAME};
+use crate::model::identity::Identity;
 
-/// What there is of one Cluster.
+/// The observed objects of one Cluster.
 #[derive(Debug)]
-pub(super) struct Observed {
-    /// The hosted namespace.
-    pub(super) namespace: Option<Arc<Namespace>>,
-    /// The control plane.
-    pub(super) stateful_set: Option<Arc<StatefulSet>>,
-    /// Its pods, those that end included.
-    pub(super) pods: Vec<Arc<Pod>>,
-    /// Its Service.
-    pub(super) service: Option<Arc<Service>>,
-    /// Whether a namespace or a store of that identity is there and belongs to somebody else.
-    pub(super) is_foreign: bool,
-    /// Whether the Cluster was Ready, and the kubelet finds that its pod still is.
-    pub(super) is_trusted: bool,
+pub(crate) struct Observed {
+    /// The control-plane namespace.
+    pub(crate) namespace: Option<Arc<Namespace>>,
+    /// The StatefulSet of the control plane.
+    pub(crate) stateful_set: Option<Arc<StatefulSet>>,
+    /// The pods of the control plane, including those that are being deleted.
+    pub(crate) pods: Vec<Arc<Pod>>,
+    /// The Service of the control plane.
+    pub(crate) service: Option<Arc<Service>>,
+    /// Whether a namespace or a store with this identity exists and belongs to another owner.
+    pub(crate) is_foreign: bool,
+    /// Whether the Cluster was Ready, and the kubelet still reports its pod as ready.
+    pub(crate) is_trusted: bool,
 }
 
-pub(super) fn observe(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
+pub(crate) fn observe(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
     let mut observed = observe_identity(caches, identity);
     observed.is_trusted =
         observed.answers().is_ok() && conditions::status_of(cluster, ConditionType::Ready) == Some("True");
     observed
 }
 
-/// What there is of an identity, whether or not a Cluster has it.
-pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed {
+/// Observes the objects of an identity, whether or not a Cluster has it.
+pub(crate) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed {
     let hosted = identity.hosted().to_string();
     let id = identity.id.as_str();
     let namespace = caches.namespaces.get(&ObjectRef::new(&hosted));
@@ -57,11 +55,9 @@ pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed
         is_foreign: namespace
             .as_deref()
             .is_some_and(|namespace| is_foreign(namespace, identity, || caches.clusters.outlines()))
-            || store.is_some_and(|store| !kept::is_of(&store, identity)),
+            || store.is_some_and(|store| !persisted::is_of(&store, identity)),
         namespace,
-        stateful_set: caches
-            .stateful_sets
-            .get(&ObjectRef::new(stateful_set::NAME).within(&hosted)),
+        stateful_set: caches.stateful_sets.get(&ObjectRef::new(NAME).within(&hosted)),
         pods: caches.pods.state_filter(|pod| {
             pod.metadata.namespace.as_deref() == Some(&hosted)
                 && pod
@@ -76,54 +72,42 @@ pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed
     }
 }
 
-/// The certificate of a Cluster's CA, if it is issued; asked for, as few need it.
-pub(crate) async fn find_authority(
-    client: &Client,
-    id: &ClusterId,
-    role: AuthorityRole,
-) -> Result<Option<ParsedCertificate>, ReconcileError> {
-    let api = Api::<Secret>::namespaced(client.clone(), PKI_NAMESPACE);
-    let secret = kept::find(&api, &role.object_name(id, Generation::FIRST)).await?;
-    let text = secret.and_then(|secret| String::from_utf8(data_of(&secret).remove("tls.crt")?).ok());
-    let chain = text.and_then(|text| ParsedCertificate::from_pem(&text).ok());
-    Ok(chain.and_then(|chain| chain.into_iter().next()))
-}
-
 impl Observed {
-    /// Whether the API answers, by what the kubelet finds of the pod that serves; one that stands by says nothing of that.
-    pub(super) fn answers(&self) -> Result<(), String> {
-        let mut serving = takeover::serving(self.stateful_set.as_deref(), &self.pods);
-        match serving.any(takeover::has_ready_api) {
+    /// Whether the API answers, by the kubelet's status of the serving pod. A standby pod does not
+    /// count.
+    pub(crate) fn answers(&self) -> Result<(), String> {
+        let mut serving = control_plane::serving(self.stateful_set.as_deref(), &self.pods);
+        match serving.any(control_plane::has_ready_api) {
             true => Ok(()),
             false => Err("the control plane's pod is not ready".to_owned()),
         }
     }
 
-    /// Whether all of the pod that serves is ready.
-    pub(super) fn is_whole(&self) -> bool {
-        takeover::serving(self.stateful_set.as_deref(), &self.pods).any(takeover::is_ready)
+    /// Whether every container of the serving pod is ready.
+    pub(crate) fn is_whole(&self) -> bool {
+        control_plane::serving(self.stateful_set.as_deref(), &self.pods).any(control_plane::is_ready)
     }
 
-    /// The pod of the control plane, if it is to stay: one that was to end when the Cluster was asked for again is not.
-    pub(super) fn staying_pod(&self) -> Option<&Pod> {
+    /// The serving pod, if it stays: a pod that was being stopped when the Cluster woke does not.
+    pub(crate) fn staying_pod(&self) -> Option<&Pod> {
         let set = self.stateful_set.as_deref()?;
         let replicas = set.spec.as_ref().and_then(|spec| spec.replicas);
-        let mut serving = takeover::serving(Some(set), &self.pods);
+        let mut serving = control_plane::serving(Some(set), &self.pods);
         let (Some(pod), None) = (serving.next(), serving.next()) else {
             return None;
         };
-        let stays = replicas != Some(0) && gate::is_observed(set) && pod.metadata.deletion_timestamp.is_none();
+        let stays = replicas != Some(0) && control_plane::is_observed(set) && pod.metadata.deletion_timestamp.is_none();
         stays.then_some(pod)
     }
 
-    /// Whether no control plane is asked for, whatever the spec says now.
-    pub(super) fn is_asleep(&self) -> bool {
+    /// Whether the StatefulSet has no replicas, whatever the spec says now.
+    pub(crate) fn is_asleep(&self) -> bool {
         let spec = self.stateful_set.as_deref().and_then(|set| set.spec.as_ref());
         spec.is_some_and(|spec| spec.replicas == Some(0))
     }
 
-    /// Whether there is a control plane that is this Cluster's, made when its spec was accepted.
-    pub(super) fn is_kept(&self) -> bool {
+    /// Whether this Cluster owns an existing control plane, created from a spec that was accepted.
+    pub(crate) fn is_kept(&self) -> bool {
         let namespace = self.namespace.as_deref();
         self.stateful_set.is_some()
             && namespace.is_some_and(|namespace| namespace.metadata.deletion_timestamp.is_none())
@@ -131,11 +115,14 @@ impl Observed {
     }
 }
 
-/// Whether a namespace belongs to somebody else than this Cluster.
+/// Whether a namespace belongs to another owner than this Cluster.
 ///
-/// Its own is one that has its UID, or was left by a Cluster that was restored under this one: labels say the identity, the
-/// name and the Tenant, and no annotation names anybody else, or the UID of a Cluster that lives.
-pub(super) fn is_foreign(
+/// The Cluster owns a namespace with its UID. It also owns one that was left by the Cluster from
+/// which it was restored. All of this must hold for such a namespace:
+/// - Its labels have the identity, the name and the Tenant of this Cluster.
+/// - Its annotations name no other owner.
+/// - Its annotations do not have the UID of an existing Cluster.
+pub(crate) fn is_foreign(
     namespace: &Namespace,
     identity: &Identity,
     clusters: impl FnOnce() -> Vec<Arc<Outline>>,
@@ -154,16 +141,28 @@ pub(super) fn is_foreign(
     !is_labelled || is_anothers
 }
 
+/// The running version is the version whose rollout started last.
+pub(crate) fn running_version(cluster: &Cluster) -> Option<KubernetesVersion> {
+    let latest = cluster.status.as_ref()?.history.first()?;
+    latest.version.parse().ok()
+}
+
+/// The version whose API answered last. The store holds objects as this version wrote them.
+pub(crate) fn answered_version(cluster: &Cluster) -> Option<KubernetesVersion> {
+    let mut history = cluster.status.as_ref()?.history.iter();
+    history.find(|entry| entry.completed.is_some())?.version.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::build::hosted::build_namespace;
-    use crate::cluster::fixtures::{cluster, identity};
+    use crate::cluster::resources::objects::build_namespace;
+    use crate::fixtures::{cluster, identity};
 
     #[test]
     fn one_that_stands_by_does_not_answer() {
         let pod = |number: i32, ready: &str| {
-            let pod = serde_json::json!({"metadata": {"name": stateful_set::pod_name(number)},
+            let pod = serde_json::json!({"metadata": {"name": crate::model::control_plane::pod_name(number)},
                 "status": {"conditions": [{"type": "Ready", "status": ready}]}});
             Arc::new(serde_json::from_value::<Pod>(pod).unwrap())
         };

@@ -1,9 +1,11 @@
-//! Whether a Cluster's spec can be carried out on this host. Pure: everything that it is held against comes in.
+//! Validates the spec of a Cluster against its Tenant, the other Clusters and the host. Everything
+//! that it is checked against comes in as [`Surroundings`]. The result is an [`Accepted`] spec or a
+//! [`Refusal`]. Pure.
 
 mod arguments;
 mod host_names;
 
-pub(super) use host_names::may_have;
+pub(super) use crate::cluster::validate::host_names::may_have;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,63 +16,57 @@ use yoke_api::version::KUBELET_MINORS_BEHIND;
 use yoke_api::{Cidr, KubernetesVersion, Reason, Tenant};
 use yoke_pki::plan::{ClusterFacts, Generations, Leaf, LeafRole, Lifetimes, Plan, PlanError};
 
-use super::identity::Identity;
-use super::outline::Outline;
-use super::schedule;
-use crate::cache::ByIdentity;
+use crate::cluster::sleep::schedule;
 use crate::config::{ClassEntry, Config, VersionEntry};
-use crate::quantity;
+use crate::host_api::cache::ByIdentity;
+use crate::model::cluster_summary::Outline;
+use crate::model::identity::Identity;
+use crate::model::quantity;
+use crate::model::refusal::Refusal;
 
-/// Why a spec is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The reason.
-    pub reason: Reason,
-    /// A sentence for the tenant.
-    pub message: String,
-}
-
-/// What a spec is held against.
+/// Everything that a spec is validated against.
 #[derive(Debug)]
 pub struct Surroundings<'c, 'o> {
     /// The host's configuration.
     pub config: &'c Config,
-    /// The Tenant, if there is one.
+    /// The Tenant of the Cluster's namespace, if it exists.
     pub tenant: Option<&'o Tenant>,
-    /// Whether the Cluster's namespace is the one that the operator made for the Tenant.
+    /// Whether the operator created the Cluster's namespace for the Tenant.
     pub namespace_is_tenants: bool,
     /// All Tenants of the host.
     pub tenants: &'o [Arc<Tenant>],
-    /// Clusters of its namespace, itself included, and those elsewhere that may claim what it does.
+    /// Clusters of its namespace, itself included, and Clusters elsewhere that may claim the same
+    /// names.
     pub clusters: &'o [Arc<Outline>],
-    /// What the stores of the Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
+    /// Bytes that the stores of the Tenant have reserved at NATS, by identity; stores of deleted
+    /// Clusters count too.
     pub reserved: ByIdentity,
-    /// The version that runs, if any.
+    /// The running version, if any.
     pub running: Option<KubernetesVersion>,
-    /// The version that was the last one to answer.
+    /// The version whose API answered last.
     pub answered: Option<KubernetesVersion>,
 }
 
-/// A spec that can be carried out, with what its names stand for.
+/// A spec that can be applied, with its names resolved.
 #[derive(Clone, Debug)]
 pub struct Accepted<'a> {
     /// The version to run.
     pub version: KubernetesVersion,
-    /// The version that is asked for, where another comes before it.
+    /// The requested version, if another version comes before it.
     pub heads_for: Option<KubernetesVersion>,
-    /// Its entry in the catalogue.
+    /// Entry of the version in the catalogue.
     pub catalogue: &'a VersionEntry,
-    /// The class.
+    /// Entry of the class in the configuration.
     pub class: &'a ClassEntry,
     /// The store's quota in bytes.
     pub quota: i64,
-    /// The certificates.
+    /// Plan of the certificates to issue.
     pub plan: Plan,
-    /// What the certificates follow from.
+    /// The facts that the certificate plan is made from.
     pub facts: ClusterFacts,
 }
 
-/// Checks a Cluster's spec.
+/// Validates the spec of a Cluster.
 pub fn validate<'c>(
     cluster: &Cluster,
     identity: &Identity,
@@ -157,7 +153,7 @@ fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Resul
     }
 }
 
-/// Whether no other Cluster has this one's identity by the right of the older.
+/// Whether no older Cluster has the identity of this one.
 pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<Outline>]) -> bool {
     let own = Outline::of(cluster);
     let mut same = clusters.iter().filter(|other| other.id == own.id);
@@ -166,7 +162,7 @@ pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<Outline>]) -> bo
 
 fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
     let own = Outline::of(cluster);
-    // Of a Tenant's other Clusters these say that they have nothing in common with it.
+    // `clusters` also has the Tenant's other Clusters, which have nothing in common with this one.
     let near = around
         .clusters
         .iter()
@@ -215,7 +211,7 @@ fn check_version<'c>(cluster: &Cluster, around: &Surroundings<'c, '_>) -> Result
             ),
         );
     }
-    // Of a control plane that is not changed the workers' owner hears by `WorkersUpdated`.
+    // The condition `WorkersUpdated` reports old workers while the control plane does not change.
     let oldest = cluster
         .status
         .as_ref()
@@ -239,14 +235,17 @@ fn check_version<'c>(cluster: &Cluster, around: &Surroundings<'c, '_>) -> Result
     })
 }
 
-/// The version to run on the way to the one that is wanted. Each minor version brings up to date what is stored, which the next
-/// but one may not read, and one that was asked for while the Cluster slept or was paused, or that never came up, has brought
-/// nothing up to date. The owner cannot take such a version back: the CRD lets none go down.
+/// The next version to run on the way to the wanted one.
+///
+/// Each minor version migrates the stored objects; a later one may not read objects that skipped a
+/// version. A version that was requested while the Cluster slept or was paused, or that never
+/// became available, has migrated nothing. The owner cannot revert such a version: the CRD allows
+/// no downgrade.
 fn plan_step(wanted: KubernetesVersion, around: &Surroundings<'_, '_>) -> Result<KubernetesVersion, Refusal> {
     let Some(running) = around.running else {
         return Ok(wanted);
     };
-    // What was begun has answered, or is the first of all.
+    // The rollout that started last has answered, or it is the first one.
     let is_reached = around.answered.is_none_or(|answered| answered.minor >= running.minor);
     let next = running.minor.saturating_add(u16::from(is_reached));
     if wanted.major != running.major || wanted.minor <= next {
@@ -255,7 +254,7 @@ fn plan_step(wanted: KubernetesVersion, around: &Surroundings<'_, '_>) -> Result
     check_offered(wanted, around.config)?;
     let offered = around.config.versions.iter();
     let offered = offered.filter_map(|entry| entry.version.parse::<KubernetesVersion>().ok());
-    // The newest, as one that was begun may not have come up by a fault of its own.
+    // The newest patch release, as an earlier one may have failed through a bug of its own.
     let between = offered.filter(|offered| offered.major == running.major && offered.minor == next);
     between.max().ok_or_else(|| Refusal {
         reason: Reason::VersionChangeRefused,
@@ -343,7 +342,7 @@ fn check_network(cluster: &Cluster, config: &Config) -> Result<(), Refusal> {
     Ok(())
 }
 
-// The CRD's rule says the same.
+// The CRD's validation rule has the same check.
 fn check_sources(cluster: &Cluster) -> Result<(), Refusal> {
     for range in &cluster.spec.endpoint.allowed_cidrs {
         if let Err(error) = range.parse::<Cidr>() {
@@ -374,8 +373,8 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
     let retained = sum(gone.map(|(_, bytes)| *bytes));
     let mut older: Vec<_> = siblings.iter().filter(|other| other.precedes(&itself)).collect();
     older.sort_by(|one, other| one.rank().cmp(&other.rank()));
-    // Of those that do not fit only what their stores have already counts: one that is refused for its size takes nothing
-    // from the others, and one that is kept as it was has that.
+    // An older Cluster that does not fit counts only with the bytes that its store has reserved. A
+    // Cluster refused for its size takes no quota from others; a maintained one keeps what it has.
     let (mut count, mut used) = (0, retained);
     for other in older {
         let wanted = other.quota.unwrap_or(0).max(noted(other));
@@ -386,7 +385,7 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
             used = used.saturating_add(noted(other));
         }
     }
-    // Who asks for more than it has finds what younger ones have, too.
+    // A Cluster that requests more than it has must also leave room for what younger Clusters have.
     if own > noted(&itself) {
         let others = siblings.iter().filter(|other| other.uid != itself.uid);
         used = used.max(retained.saturating_add(sum(others.map(|other| noted(other)))));
@@ -428,8 +427,8 @@ fn build_facts(cluster: &Cluster, identity: &Identity, tenant: &Tenant) -> Resul
     })
 }
 
-/// The plan of a Cluster whose spec is not to be looked at, with a konnectivity-server or without: good for the names of what
-/// was issued, and for nothing else.
+/// A certificate plan for a Cluster whose spec must not be read, with a konnectivity-server or
+/// without. Only its object names are valid.
 pub(super) fn plan_names(identity: &Identity, konnectivity: bool) -> Plan {
     let facts = ClusterFacts {
         id: identity.id.clone(),
@@ -443,7 +442,8 @@ pub(super) fn plan_names(identity: &Identity, konnectivity: bool) -> Plan {
         generations: Generations::first(),
     };
     let mut plan = Plan::new(&facts).expect("the default lifetimes fit, and there are no domains");
-    // Names beside the public one are not known here; what was issued for them is copied if it is there.
+    // The extra names are not known here; a certificate that was issued for them is copied if it
+    // exists.
     plan.leaves.push(Leaf::new(LeafRole::Sleeper, &identity.id));
     plan
 }

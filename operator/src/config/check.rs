@@ -1,4 +1,4 @@
-//! Whether a configuration can be used, as a whole. Pure.
+//! Validates a complete configuration. Pure.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -7,8 +7,7 @@ use yoke_api::join_token::program::{are_digests, is_ssh_host};
 use yoke_api::usage::Money;
 use yoke_api::{Cidr, KubernetesVersion};
 
-use super::{Config, ConfigError};
-use crate::addons::DNS_NUMBER;
+use crate::config::{Config, ConfigError, DNS_NUMBER};
 
 impl Config {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
@@ -115,7 +114,8 @@ impl Config {
                 check_cidr(&format!("{field}[{index}]"), cidr)?;
             }
         }
-        // Kubernetes reads a rule without peers as one to everywhere, the host's own networks among them.
+        // Kubernetes treats a rule without peers as one that allows all destinations, including the
+        // host's own networks.
         check(!self.oidc.cidrs.is_empty(), "oidc.cidrs", || {
             "at least one is needed".into()
         })?;
@@ -172,7 +172,7 @@ impl Config {
             check(seen.insert(&class.name), &format!("{field}.name"), || {
                 format!("{:?} is there twice", class.name)
             })?;
-            // Two replicas survive no failure, and a third only costs.
+            // An even number tolerates no more failures than one replica less, and costs more.
             check(
                 matches!(class.store_replicas, 1 | 3 | 5),
                 &format!("{field}.storeReplicas"),

@@ -1,4 +1,4 @@
-use super::*;
+use crate::config::*;
 
 const GOOD: &str = include_str!("../../testdata/config.yaml");
 
@@ -88,7 +88,8 @@ fn unknown_field_is_refused() {
     assert!(matches!(Config::parse(&text), Err(ConfigError::Parse(_))));
 }
 
-/// What the chart renders, with all values and with few: `UPDATE=1 cargo xtask check-chart` writes the files.
+/// The files contain what the chart renders, with all values and with few. `UPDATE=1 cargo xtask
+/// check-chart` writes them.
 #[test]
 fn what_the_chart_renders_is_understood() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chart");

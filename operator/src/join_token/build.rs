@@ -1,4 +1,4 @@
-//! What a worker is given. Pure, but for the token, which is drawn.
+//! Builds the Secret with the join data. Pure, apart from the random token.
 
 use std::collections::BTreeMap;
 
@@ -14,26 +14,26 @@ use yoke_api::join_token::line::{is_bootstrap_token, is_distant};
 use yoke_api::join_token::{key, secret_name};
 use yoke_api::labels::{self, component};
 
-use crate::cluster::identity::Identity;
 use crate::config::Config;
-use crate::tenant_api::BootstrapToken;
+use crate::model::identity::Identity;
+use crate::tenant_client::BootstrapToken;
 
 const ALPHABET: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
-/// What there is of a cluster that a worker needs.
+/// Properties of a cluster that a worker needs.
 #[derive(Clone, Debug)]
 pub(super) struct Materials {
     /// The root certificate, PEM.
     pub(super) root: String,
-    /// The cluster's own CA, PEM.
+    /// Certificate of the cluster's own CA, PEM.
     pub(super) client_ca: String,
-    /// Its version.
+    /// Kubernetes version of the cluster.
     pub(super) version: String,
-    /// Whether workers make the network of its Pods.
+    /// Whether workers set up the Pod network.
     pub(super) pod_network: bool,
 }
 
-/// A new bootstrap token: 82 bits that nobody knows.
+/// Generates a bootstrap token with 82 bits of secret randomness.
 pub(super) fn draw_token(expires: Timestamp) -> BootstrapToken {
     let mut random = rand::rng();
     let mut draw = |length: usize| -> String {
@@ -48,7 +48,7 @@ pub(super) fn draw_token(expires: Timestamp) -> BootstrapToken {
     }
 }
 
-/// The bootstrap token of that text, if it is one.
+/// Parses a bootstrap token.
 pub(super) fn read_token(text: &str, expires: Timestamp) -> Option<BootstrapToken> {
     let (id, secret) = text.split_once('.').filter(|_| is_bootstrap_token(text))?;
     Some(BootstrapToken {
@@ -58,14 +58,15 @@ pub(super) fn read_token(text: &str, expires: Timestamp) -> Option<BootstrapToke
     })
 }
 
-/// Whether the operator made a Secret for this very JoinToken.
+/// Returns whether the operator created a Secret for this JoinToken.
 pub(super) fn is_of(secret: &Secret, token: &JoinToken) -> bool {
     let uid = token.metadata.uid.as_deref();
     let mut owners = secret.owner_references().iter();
     is_ours(secret) && uid.is_some() && owners.any(|owner| Some(owner.uid.as_str()) == uid)
 }
 
-/// Whether the operator made a Secret for some JoinToken. Any other is somebody else's, whatever it is called.
+/// Returns whether the operator created a Secret for any JoinToken. A Secret with the right name
+/// only is owned by another.
 pub(super) fn is_ours(secret: &Secret) -> bool {
     let has = |key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
     let kind = JoinToken::kind(&());
@@ -75,14 +76,14 @@ pub(super) fn is_ours(secret: &Secret) -> bool {
         && owners.any(|owner| owner.kind == kind)
 }
 
-/// Whether what a Secret holds is for the Cluster of this identity.
+/// Returns whether the data of a Secret is for the Cluster with this identity.
 pub(super) fn is_for(secret: &Secret, identity: &Identity) -> bool {
     let server = secret.data.as_ref().and_then(|data| data.get(key::SERVER));
     let server = server.and_then(|bytes| std::str::from_utf8(&bytes.0).ok()?.rsplit_once(':'));
     server.is_some_and(|(name, _)| *name == *identity.public_name.as_str())
 }
 
-/// The Secret with what a worker needs. It goes with its JoinToken, and names its Tenant, who may read it.
+/// Builds the Secret. Its owner is the JoinToken, and a label names the Tenant, who may read it.
 pub(super) fn build_secret(
     token: &JoinToken,
     identity: &Identity,
@@ -97,7 +98,7 @@ pub(super) fn build_secret(
         uid: token.uid().unwrap_or_default(),
         ..OwnerReference::default()
     };
-    // Without the label of a Cluster: no Cluster waits for it.
+    // Without a Cluster's label: this Secret does not requeue the Cluster.
     let labels = [
         (labels::TENANT, identity.tenant.as_str()),
         (labels::COMPONENT, component::JOIN),
@@ -131,11 +132,12 @@ pub(super) fn build_secret(
     if !worker.ssh.is_empty() {
         data.insert(key::SSH.into(), ByteString(worker.ssh.clone().into()));
     }
-    // Who reads no such key makes one.
+    // The default of this key is to set up the Pod network.
     if !materials.pod_network {
         data.insert(key::POD_NETWORK.into(), ByteString("false".into()));
     }
-    // An ingress that has a name instead is found by DNS, and so must the API's name be. One on loopback is nobody else's.
+    // If the ingress has a name instead of an address, workers resolve the API's name through DNS.
+    // A loopback address is useless for other machines.
     let address = config.ingress.address.parse().ok();
     if let Some(address) = address.filter(|address| is_distant(*address)) {
         data.insert(key::ADDRESS.into(), ByteString(address.to_string().into()));
@@ -161,7 +163,8 @@ mod tests {
 
     use super::*;
 
-    /// What a worker is told by this configuration.
+    /// Builds a Secret with this configuration, and returns the join line that a worker reads from
+    /// it.
     fn tell(config: &Config) -> JoinLine {
         tell_of(config, true)
     }

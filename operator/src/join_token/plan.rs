@@ -1,97 +1,39 @@
-//! What becomes of a JoinToken now, and when to look again. Pure.
+//! Decides the next state of a JoinToken, and when to reconcile it again. Pure.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use yoke_api::{ClusterId, ConditionType, JoinToken, Reason};
+use yoke_api::{ClusterId, JoinToken};
 
-use crate::conditions;
+use crate::model::join_token_term::{AFTERGLOW, KEPT, Term};
+use crate::model::join_token_term::{end, is_just_used, is_used_up, term};
+use crate::model::tenant_namespace::TENANT_MAX;
 
-/// JoinTokens of a Tenant that hold at a time.
-pub(crate) const TENANT_MAX: usize = 64;
-/// JoinTokens of a Cluster that hold at a time.
+/// Maximum number of valid JoinTokens of a Cluster.
 pub(crate) const CLUSTER_MAX: usize = 16;
-/// A JoinToken that has ended is deleted after this time.
-const KEPT: SignedDuration = SignedDuration::from_hours(1);
-/// Whoever joined last by a token still asks with it for the answer, for this long.
-const AFTERGLOW: SignedDuration = SignedDuration::from_mins(5);
-/// The shortest and the longest time between two looks at what must come first.
+/// Minimum and maximum requeue delay while a precondition is missing.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Whether a JoinToken holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Term {
-    /// It does.
-    Holds,
-    /// It has ended, or is revoked.
-    Over,
-    /// It ended so long ago that nobody asks for it.
-    Forgotten,
-}
-
-/// When it ends.
-pub(crate) fn end(token: &JoinToken) -> Option<Timestamp> {
-    let made = token.creation_timestamp()?.0;
-    let lifetime = SignedDuration::try_from(token.spec.lifetime()).ok()?;
-    made.checked_add(lifetime).ok()
-}
-
-/// Whether it holds.
-pub(crate) fn term(token: &JoinToken, now: Timestamp) -> Term {
-    match end(token) {
-        Some(end) if now < end && token.metadata.deletion_timestamp.is_none() => Term::Holds,
-        Some(end) if now < end.saturating_add(KEPT).unwrap_or(end) => Term::Over,
-        _ => Term::Forgotten,
-    }
-}
-
-/// Whether it was for another Cluster than the one of this identity, whatever that is called.
+/// Returns whether it was for a Cluster with another identity, even if that had the same name.
 pub(crate) fn is_of_another(token: &JoinToken, cluster: &ClusterId) -> bool {
     let first = token.status.as_ref().and_then(|status| status.cluster_id.as_deref());
     first.is_some_and(|first| first != cluster.as_str())
 }
 
-/// Whether it waits until its Tenant may read what it made.
-pub(crate) fn awaits_role(token: &JoinToken) -> bool {
-    is_said(token, Reason::RolePending)
-}
-
-/// Whether it waits until its Cluster's API answers.
-pub(crate) fn awaits_api(token: &JoinToken) -> bool {
-    is_said(token, Reason::ClusterNotReady)
-}
-
-fn is_said(token: &JoinToken, reason: Reason) -> bool {
-    let status = token.status.as_ref();
-    let ready = status.and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
-    ready.is_some_and(|ready| ready.reason == reason.as_str())
-}
-
-/// Whether as many have joined as may.
-pub(crate) fn is_used_up(token: &JoinToken) -> bool {
-    let uses = token.status.as_ref().map_or(0, |status| status.uses.len());
-    uses >= usize::try_from(token.spec.max_uses).unwrap_or(0)
-}
-
-/// Whether nobody needs the bootstrap token of one that is used up.
+/// Returns whether it is used up and its bootstrap token is no longer needed.
 pub(crate) fn is_spent(token: &JoinToken, now: Timestamp) -> bool {
     is_used_up(token) && !is_just_used(token, now)
 }
 
-/// Whether somebody has joined by it a moment ago.
-pub(crate) fn is_just_used(token: &JoinToken, now: Timestamp) -> bool {
-    let last = token.status.as_ref().and_then(|status| status.uses.last());
-    last.is_some_and(|last| now.duration_since(last.time.0) <= AFTERGLOW)
-}
-
-/// Whether a token was drawn for it.
+/// Returns whether a bootstrap token was generated for it.
 pub(crate) fn is_served(token: &JoinToken) -> bool {
     token.status.as_ref().is_some_and(|status| status.token_id.is_some())
 }
 
-/// Whether there are so many older ones that hold, and by which somebody may yet join, that this one has to wait.
+/// Returns whether it must wait because of too many older JoinTokens that are valid and not used
+/// up.
 pub(crate) fn is_one_too_many(token: &JoinToken, all: &[Arc<JoinToken>], now: Timestamp) -> bool {
     let age = |token: &JoinToken| (token.creation_timestamp().map(|made| made.0), token.name_any());
     let older = || {
@@ -104,14 +46,15 @@ pub(crate) fn is_one_too_many(token: &JoinToken, all: &[Arc<JoinToken>], now: Ti
     older().count() >= TENANT_MAX || same.count() >= CLUSTER_MAX
 }
 
-/// How long to wait for what must come first: the longer it is waited for, the longer.
+/// Returns the requeue delay while a precondition is missing. It grows with the age of the
+/// JoinToken.
 pub(crate) fn plan_wait(token: &JoinToken, now: Timestamp) -> Duration {
     let made = token.creation_timestamp().map_or(now, |made| made.0);
     let age = Duration::try_from(now.duration_since(made)).unwrap_or_default();
     until_end(token, now).min((age / 4).clamp(PAUSES.0, PAUSES.1))
 }
 
-/// How long it still holds, or stays where it has ended; never no time at all.
+/// Returns the time until the end of its validity, or until its deletion; never zero.
 pub(crate) fn until_end(token: &JoinToken, now: Timestamp) -> Duration {
     let next = end(token).map(|end| {
         if now < end {
@@ -125,7 +68,7 @@ pub(crate) fn until_end(token: &JoinToken, now: Timestamp) -> Duration {
     left.unwrap_or_default() + PAUSES.0
 }
 
-/// When to remove the bootstrap token of one that is used up.
+/// Returns the time until the bootstrap token of a used-up JoinToken can be deleted.
 pub(crate) fn until_spent(token: &JoinToken, now: Timestamp) -> Duration {
     let afterglow = Duration::try_from(AFTERGLOW).unwrap_or_default();
     until_end(token, now).min(afterglow + PAUSES.0)

@@ -1,8 +1,9 @@
-//! The account of one Cluster's store, its user, and the tokens that say so. Pure but for what draws keys:
-//! [`Account::draw`], [`Account::renew_user`] and [`provisioner_credentials`].
+//! The account of one Cluster's store, its user, and their tokens. Pure, apart from functions that
+//! generate keys: [`Account::draw`], [`Account::renew_user`] and [`provisioner_credentials`].
 //!
-//! No key of an account is kept: the operator signs for accounts, a user once signed needs its signer no more, and the
-//! operator's own users are signed by a key that follows from its signing key. So there is none to be lost.
+//! No private key of an account is persisted. The operator signs for accounts, and a signed user
+//! does not need its signer any more. The key for the operator's own users is derived from the
+//! operator's signing key. Thus no account key can be lost.
 
 use std::collections::BTreeMap;
 
@@ -10,29 +11,29 @@ use nkeys::{KeyPair, KeyPairType};
 use sha2::{Digest as _, Sha512_256};
 use yoke_api::ClusterId;
 
-use super::claims::{self, AccountClaims, ClaimsError, Envelope, SigningKey, UserClaims, UserLimits, UserScope};
-use super::{limits, permissions};
+use crate::nats::claims::{self, AccountClaims, ClaimsError, Envelope, SigningKey, UserClaims, UserLimits, UserScope};
+use crate::nats::{limits, permissions};
 
-/// Key of the account's public key in the Secret of a store.
+/// Secret key: the account's public key.
 pub const ACCOUNT: &str = "account.pub";
-/// Key of the credentials of the store's user.
+/// Secret key: the credentials of the store's user.
 pub const CREDENTIALS: &str = "user.creds";
-/// Key of the storage quota in bytes that the account was last given.
+/// Secret key: the last storage quota of the account in bytes.
 pub const QUOTA: &str = "quota";
-/// Key of the number of replicas that it was last given.
+/// Secret key: the last number of replicas.
 pub const REPLICAS: &str = "replicas";
 
 /// Name of the scope of the store's user.
 const ROLE: &str = "control-plane";
-/// Life of the operator's own users, whose connections are used for seconds.
+/// Lifetime of the operator's own users in seconds. Their connections are used for seconds.
 const PROVISIONER_SECONDS: i64 = 600;
 
-/// The Secret of a store does not say what its account is.
+/// The Secret of a store does not describe an account.
 #[derive(Debug, thiserror::Error)]
 #[error("the Secret of the store has no usable {0}")]
 pub struct AccountError(pub &'static str);
 
-/// What an account must have room for.
+/// Storage requirements of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Size {
     /// The store's quota in bytes.
@@ -41,30 +42,31 @@ pub struct Size {
     pub replicas: usize,
 }
 
-/// The account of one Cluster's store: all that its claims follow from.
+/// The account of one Cluster's store: all inputs of its claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     /// Public key, `A…`.
     pub public_key: String,
-    /// The store's user; nobody but the operator gets in without one.
+    /// The store's user. Without one, only the operator can connect.
     pub user: Option<ClusterUser>,
-    /// What it has room for.
+    /// Storage requirements.
     pub size: Size,
 }
 
 /// The user of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterUser {
-    /// Credentials file; of one that is known by a watch [`claims::outline`] of it.
+    /// Credentials file. From the watch cache, only its [`claims::outline`].
     pub credentials: String,
     /// Public key of its account.
     account: String,
-    /// Public key of the scoped key that signed it. The account knows it as long as the user may come in.
+    /// Public key of the scoped key that signed it. The account accepts the user for as long as its
+    /// claims contain this key.
     signer: String,
 }
 
 impl Account {
-    /// Draws an account and its user.
+    /// Generates an account and its user.
     pub fn draw(id: &ClusterId, size: Size, now: i64) -> Result<Self, ClaimsError> {
         let mut account = Self {
             public_key: KeyPair::new_account().public_key(),
@@ -75,13 +77,13 @@ impl Account {
         Ok(account)
     }
 
-    /// Draws another user in the place of the one that there was, whom the account forgets.
+    /// Generates a new user. The account no longer accepts the previous one.
     pub fn renew_user(&mut self, id: &ClusterId, now: i64) -> Result<(), ClaimsError> {
         self.user = Some(ClusterUser::mint(id, &self.public_key, now)?);
         Ok(())
     }
 
-    /// The account that a user is of.
+    /// Returns the account of a user.
     pub fn of_user(user: ClusterUser, size: Size) -> Self {
         Self {
             public_key: user.account.clone(),
@@ -90,18 +92,18 @@ impl Account {
         }
     }
 
-    /// The same account, which lets nobody in.
+    /// Returns the same account without a user, so that only the operator can connect.
     pub fn closed(self) -> Self {
         Self { user: None, ..self }
     }
 
-    /// All that its claims follow from, with the seed of its user or without.
+    /// Returns all inputs of the claims. They do not depend on the seed of the user.
     pub fn terms(&self) -> (&str, Option<&str>, Size) {
         let signer = self.user.as_ref().map(|user| user.signer.as_str());
         (&self.public_key, signer, self.size)
     }
 
-    /// The account in the data of a Secret.
+    /// Reads the account from the data of a Secret.
     pub fn from_data(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, AccountError> {
         let text = |key: &str| std::str::from_utf8(data.get(key)?).ok();
         let public_key = text(ACCOUNT).filter(|key| KeyPair::from_public_key(key).is_ok());
@@ -123,7 +125,7 @@ impl Account {
         })
     }
 
-    /// The account as data of a Secret.
+    /// Returns the account as data of a Secret.
     pub fn to_data(&self) -> BTreeMap<String, String> {
         let user = self.user.iter();
         user.map(|user| (CREDENTIALS.to_owned(), user.credentials.clone()))
@@ -135,8 +137,8 @@ impl Account {
             .collect()
     }
 
-    /// The account's token, named after its Cluster and signed by the operator's signing key, with a limit of storage of so
-    /// many bytes.
+    /// Signs the account's token with the operator's signing key. Its name is the Cluster's
+    /// identity, and `disk_storage` its storage limit in bytes.
     pub fn jwt(
         &self,
         id: &ClusterId,
@@ -163,7 +165,7 @@ impl Account {
 }
 
 impl ClusterUser {
-    /// The user that a credentials file is of.
+    /// Reads the user from a credentials file.
     pub fn from_credentials(credentials: &str) -> Option<Self> {
         let (account, signer) = claims::read_user(claims::jwt_of(credentials)?)?;
         Some(Self {
@@ -173,8 +175,9 @@ impl ClusterUser {
         })
     }
 
-    /// Draws a user and signs a token without end for it: the operator's absence must not stop a store. It ends when its
-    /// account forgets the key that signed it, which signs nothing else and is kept by nobody.
+    /// Generates a user with a token that never expires: a store must not depend on the operator.
+    /// The token ends when the account's claims no longer contain the key that signed it. That key
+    /// signs nothing else, and its private part is not stored.
     fn mint(id: &ClusterId, account: &str, now: i64) -> Result<Self, ClaimsError> {
         let (user, signer) = (KeyPair::new_user(), KeyPair::new_account());
         let claims = UserClaims::new(account.to_owned(), UserLimits::default());
@@ -187,20 +190,22 @@ impl ClusterUser {
     }
 }
 
-/// The key that signs the operator's own users in every account: it follows from the seed of its signing key.
+/// Derives the key that signs the operator's own users in every account, from the seed of its
+/// signing key.
 pub fn derive_provisioner(signing_seed: &str) -> Result<KeyPair, ClaimsError> {
     let digest = Sha512_256::digest(format!("yoke-operator provisioner {signing_seed}"));
     KeyPair::new_from_raw(KeyPairType::Account, digest.into()).map_err(ClaimsError::Sign)
 }
 
-/// Credentials of a user of minutes that may make and change the streams of an account.
+/// Generates credentials of a short-lived user that may create and change the streams of an
+/// account.
 pub fn provisioner_credentials(account: &str, provisioner: &KeyPair, now: i64) -> Result<String, ClaimsError> {
     let claims = UserClaims::new(account.to_owned(), permissions::provisioner());
     let life = (now, Some(now + PROVISIONER_SECONDS));
     sign_user(&claims, &KeyPair::new_user(), "yoke-operator", life, provisioner)
 }
 
-/// The credentials file of a user, whose token is good from and until the given times.
+/// Signs a user's token with this validity, and returns its credentials file.
 fn sign_user(
     claims: &UserClaims,
     user: &KeyPair,

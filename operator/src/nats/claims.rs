@@ -1,5 +1,6 @@
 //! JSON Web Tokens of NATS, version 2, signed with ed25519 nkeys (ADR-14,
-//! <https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-14.md>). Pure: time and keys come in.
+//! <https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-14.md>). Pure: time
+//! and keys are arguments.
 
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use nkeys::KeyPair;
@@ -8,26 +9,27 @@ use sha2::{Digest as _, Sha512_256};
 
 const HEADER: &str = r#"{"typ":"JWT","alg":"ed25519-nkey"}"#;
 const VERSION: u8 = 2;
-/// What a user's token stands behind in a credentials file.
+/// Line before a user's token in a credentials file.
 const BEGIN_USER: &str = "-----BEGIN NATS USER JWT-----";
-/// What a limit is if there is none.
+/// Value of a limit that is not set.
 pub const NO_LIMIT: i64 = -1;
 
-/// A token could not be made or read.
+/// A token could not be built or parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimsError {
-    /// The signing key is a public one, or of no use.
+    /// The signing key has no private part, or is unusable.
     #[error("signing NATS claims")]
     Sign(#[source] nkeys::error::Error),
-    /// The claims cannot be written as JSON.
+    /// The claims cannot be encoded as JSON.
     #[error("encoding NATS claims")]
     Encode(#[source] serde_json::Error),
-    /// The token is not one.
+    /// The token is malformed.
     #[error("reading NATS claims")]
     Malformed,
 }
 
-/// Subjects that are allowed; an empty list in a permission means all of them, so lists here are never empty by accident.
+/// Allowed subjects. An empty list in a permission allows all, so lists here are never empty by
+/// accident.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Permission {
     /// Subjects, with wildcards.
@@ -35,28 +37,28 @@ pub struct Permission {
     pub allow: Vec<String>,
 }
 
-/// What a user may do.
+/// Permissions of a user.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct UserLimits {
-    /// Where it may publish.
+    /// Subjects to publish to.
     #[serde(rename = "pub")]
     pub publish: Permission,
-    /// Where it may subscribe.
+    /// Subjects to subscribe to.
     #[serde(rename = "sub")]
     pub subscribe: Permission,
-    /// Number of subscriptions; 0 is left out, as a user of a scoped key must have it.
+    /// Number of subscriptions. 0 is omitted, as a user of a scoped key requires.
     #[serde(rename = "subs", skip_serializing_if = "is_zero")]
     pub subscriptions: i64,
-    /// Bytes in all.
+    /// Total bytes.
     #[serde(skip_serializing_if = "is_zero")]
     pub data: i64,
-    /// Bytes of a message.
+    /// Bytes per message.
     #[serde(skip_serializing_if = "is_zero")]
     pub payload: i64,
 }
 
 impl UserLimits {
-    /// The given subjects, and no other limit.
+    /// Permissions for these subjects, without other limits.
     pub fn of(publish: Vec<String>, subscribe: Vec<String>) -> Self {
         Self {
             publish: Permission { allow: publish },
@@ -68,20 +70,20 @@ impl UserLimits {
     }
 }
 
-/// Claims about a user.
+/// Claims of a user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UserClaims {
-    /// What it may do; all default for a user of a scoped key, whose template decides.
+    /// Permissions. All default for a user of a scoped key, where the key's template applies.
     #[serde(flatten)]
     pub limits: UserLimits,
-    /// Public key of the account, since an account's signing key signs.
+    /// Public key of the account, since a signing key of the account signs the token.
     pub issuer_account: String,
     #[serde(flatten)]
     kind: Kind,
 }
 
 impl UserClaims {
-    /// A user of `account`.
+    /// Claims of a user of `account`.
     pub fn new(account: String, limits: UserLimits) -> Self {
         Self {
             limits,
@@ -97,7 +99,7 @@ impl UserClaims {
 pub enum SigningKey {
     /// Users carry their own permissions.
     Plain(String),
-    /// Users have the permissions of the template and carry none.
+    /// Users have the permissions of the template, and carry none.
     Scoped(Box<UserScope>),
 }
 
@@ -115,7 +117,7 @@ pub struct UserScope {
 }
 
 impl UserScope {
-    /// A scope for `key`.
+    /// Creates a scope for `key`.
     pub fn new(key: String, role: &str, template: UserLimits) -> Self {
         Self {
             kind: "user_scope",
@@ -132,9 +134,9 @@ impl UserScope {
 pub struct AccountLimits {
     /// Number of subscriptions.
     pub subs: i64,
-    /// Bytes in all.
+    /// Total bytes.
     pub data: i64,
-    /// Bytes of a message.
+    /// Bytes per message.
     pub payload: i64,
     /// Number of imports.
     #[serde(skip_serializing_if = "is_zero")]
@@ -146,7 +148,7 @@ pub struct AccountLimits {
     pub wildcards: bool,
     /// Number of connections.
     pub conn: i64,
-    /// Number of leaf nodes.
+    /// Number of NATS leafnodes.
     #[serde(skip_serializing_if = "is_zero")]
     pub leaf: i64,
     /// JetStream: bytes of all file streams, over all replicas.
@@ -155,16 +157,16 @@ pub struct AccountLimits {
     pub streams: i64,
     /// JetStream: number of consumers.
     pub consumer: i64,
-    /// JetStream: a stream without a size is refused.
+    /// JetStream: refuse a stream without a size.
     pub max_bytes_required: bool,
 }
 
-/// Claims about an account.
+/// Claims of an account.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AccountClaims {
-    /// Limits.
+    /// Limits of the account.
     pub limits: AccountLimits,
-    /// Keys that may sign its users.
+    /// Keys that may sign users of the account.
     pub signing_keys: Vec<SigningKey>,
     default_permissions: UserPermissions,
     #[serde(flatten)]
@@ -172,7 +174,7 @@ pub struct AccountClaims {
 }
 
 impl AccountClaims {
-    /// An account.
+    /// Claims of an account with these limits and keys.
     pub fn new(limits: AccountLimits, signing_keys: Vec<SigningKey>) -> Self {
         Self {
             limits,
@@ -183,7 +185,7 @@ impl AccountClaims {
     }
 }
 
-/// A request to delete accounts, which the server takes as claims of the operator about itself.
+/// A request to delete accounts, in the form of claims of the operator about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeleteClaims {
     /// Public keys of the accounts.
@@ -225,12 +227,12 @@ impl Kind {
     }
 }
 
-/// Whom and when a token is about, beside its claims.
+/// Standard fields of a token, beside its claims.
 #[derive(Clone, Debug)]
 pub struct Envelope<'a> {
     /// Public key of the subject.
     pub subject: &'a str,
-    /// A name for people; `{{name()}}` in a scope.
+    /// A readable name; `{{name()}}` in a scope.
     pub name: &'a str,
     /// Unix time of issue.
     pub issued: i64,
@@ -276,7 +278,8 @@ pub fn sign<C: Serialize>(claims: &C, envelope: &Envelope<'_>, signer: &KeyPair)
     Ok(format!("{signed}.{}", BASE64URL_NOPAD.encode(&signature)))
 }
 
-/// Whether two tokens claim the same: all but the time of issue and the token's name. Signatures are not checked.
+/// Returns whether two tokens have the same claims, apart from the time of issue and the token's
+/// ID. Signatures are not checked.
 pub fn same_claims(one: &str, other: &str) -> bool {
     match (comparable(one), comparable(other)) {
         (Ok(one), Ok(other)) => one == other,
@@ -284,19 +287,19 @@ pub fn same_claims(one: &str, other: &str) -> bool {
     }
 }
 
-/// The name in a token that came from the server, which has checked the signature.
+/// Returns the name in a token that came from the server, which has checked the signature.
 pub fn name_of(token: &str) -> Result<String, ClaimsError> {
     let name = payload_of(token)?["name"].as_str().map(str::to_owned);
     name.ok_or(ClaimsError::Malformed)
 }
 
-/// The limit of storage in the token of an account; 0 if it says none.
+/// Returns the storage limit in the token of an account; 0 if there is none.
 pub fn disk_storage_of(token: &str) -> i64 {
     let claims = payload_of(token).unwrap_or_default();
     claims["nats"]["limits"]["disk_storage"].as_i64().unwrap_or(0)
 }
 
-/// Public keys of the account that a user's token is for, and of the key that signed it.
+/// Returns the public keys in a user's token: of its account, and of its signer.
 pub fn read_user(token: &str) -> Option<(String, String)> {
     let claims = payload_of(token).ok()?;
     let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
@@ -319,7 +322,7 @@ fn comparable(token: &str) -> Result<serde_json::Value, ClaimsError> {
     Ok(claims)
 }
 
-/// A credentials file, as every NATS client reads it.
+/// Builds a credentials file in the format of all NATS clients.
 pub fn to_credentials(jwt: &str, seed: &str) -> String {
     format!(
         "{BEGIN_USER}\n{jwt}\n------END NATS USER JWT------\n\n\
@@ -327,7 +330,8 @@ pub fn to_credentials(jwt: &str, seed: &str) -> String {
     )
 }
 
-/// Of a credentials file what [`read_user`] reads: it says whose it is, without seed and signature, and lets nobody in.
+/// Reduces a credentials file to the fields that [`read_user`] reads. The result names the owner
+/// but authenticates no client: it contains neither seed nor signature.
 pub fn outline(credentials: &str) -> Option<String> {
     let (account, signer) = read_user(jwt_of(credentials)?)?;
     let claims = serde_json::json!({"iss": signer, "nats": {"issuer_account": account}});
@@ -335,7 +339,7 @@ pub fn outline(credentials: &str) -> Option<String> {
     Some(format!("{BEGIN_USER}\n.{payload}.\n"))
 }
 
-/// The token in a credentials file.
+/// Returns the token in a credentials file.
 pub fn jwt_of(credentials: &str) -> Option<&str> {
     let (_, rest) = credentials.split_once(BEGIN_USER)?;
     rest.lines().map(str::trim).find(|line| !line.is_empty())

@@ -1,50 +1,52 @@
-//! How large streams and accounts are. Pure.
+//! Sizes of streams and accounts. Pure.
 //!
-//! JetStream reserves a stream's `max_bytes` when it is made, so an account's limit is what its Cluster's streams reserve,
-//! over all replicas.
+//! JetStream reserves a stream's `max_bytes` at its creation. The limit of an account is therefore
+//! the sum that its Cluster's streams reserve, over all replicas.
 
-use super::account::Size;
-use super::claims::{AccountLimits, NO_LIMIT};
+use crate::nats::account::Size;
+use crate::nats::claims::{AccountLimits, NO_LIMIT};
 
-/// A stream that is full refuses even the record by which a new writer takes over: this much lies above what a store's
-/// own quota lets it write.
+/// Bytes above what a store's own quota allows it to write. A full stream would refuse even the
+/// record with which a new writer takes over.
 pub const RESERVE: i64 = 64 << 20;
 
-/// Of the store's instances, and of the operator's own users, which make and inspect streams.
+/// Connections of the store's instances, and of the operator's own users, which create and inspect
+/// streams.
 const CONNECTIONS: i64 = 16;
 
-/// Bytes of the log stream of a Cluster with this storage quota: the tail since the older of two snapshots, and the
-/// reserve.
+/// Bytes of the log stream of a Cluster with this storage quota: the tail since the older of two
+/// snapshots, and the reserve.
 pub fn log_bytes(quota: i64) -> i64 {
     quota.saturating_mul(2).saturating_add(RESERVE)
 }
 
-/// Bytes of the snapshot stream of a Cluster with this storage quota: two snapshots that are kept, a third that is being
-/// written, and the reserve.
+/// Bytes of the snapshot stream of a Cluster with this storage quota: two complete snapshots, a
+/// third in progress, and the reserve.
 pub fn snapshot_bytes(quota: i64) -> i64 {
     quota.saturating_mul(3).saturating_add(RESERVE)
 }
 
-/// Bytes of the stream that takes every other snapshot of a store without replicas: one that is kept, another that is being
-/// written, and the reserve.
+/// Bytes of the stream for every other snapshot of a store without replicas: one complete snapshot,
+/// another in progress, and the reserve.
 pub fn spare_bytes(quota: i64) -> i64 {
     quota.saturating_mul(2).saturating_add(RESERVE)
 }
 
-/// Most bytes in the log stream of a Cluster whose quota becomes lower: with more, the store would put nothing from then on.
+/// Maximum bytes in the log stream of a Cluster whose quota is lowered: with more, the store could
+/// not write any more.
 pub fn most_log(quota: i64) -> i64 {
     let bytes = log_bytes(quota);
     bytes - RESERVE.min(bytes / 4)
 }
 
-/// Most bytes in a stream in which so many of its snapshots are kept: there must be room for the next one, or none makes the
-/// log shorter any more.
+/// Maximum bytes in a stream with this many snapshots of a Cluster whose quota is lowered. There
+/// must be room for the next snapshot, or the log can never be truncated again.
 pub fn most_snapshots(quota: i64, kept: i64) -> i64 {
     quota.saturating_mul(kept)
 }
 
-/// Bytes that the streams of a Cluster reserve, over all replicas. A store that was given replicas keeps the stream that it
-/// had without.
+/// Bytes that the streams of a Cluster reserve, over all replicas. The spare stream always counts:
+/// a store that got replicas later still has it.
 pub fn disk_storage(size: Size) -> i64 {
     let bytes = log_bytes(size.quota).saturating_add(snapshot_bytes(size.quota));
     bytes
@@ -52,7 +54,7 @@ pub fn disk_storage(size: Size) -> i64 {
         .saturating_add(spare_bytes(size.quota))
 }
 
-/// Limits of the account of a Cluster; none of JetStream if it has no storage.
+/// Limits of the account of a Cluster; without JetStream if it has no storage.
 pub fn account_limits(disk_storage: i64) -> AccountLimits {
     AccountLimits {
         subs: NO_LIMIT,
@@ -65,7 +67,7 @@ pub fn account_limits(disk_storage: i64) -> AccountLimits {
         leaf: 0,
         disk_storage,
         streams: 3,
-        // A store makes none; 0 would mean without limit.
+        // A store creates no consumers, but 0 means unlimited.
         consumer: 1,
         max_bytes_required: true,
     }

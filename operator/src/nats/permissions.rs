@@ -1,23 +1,25 @@
-//! What the users of a Cluster's account may publish to and subscribe to. Pure.
+//! NATS permissions of the users in a Cluster's account. Pure.
 
-use super::claims::UserLimits;
+use crate::nats::claims::UserLimits;
 
 /// Prefix of the inboxes of the operator's own users.
 pub const PROVISIONER_INBOX: &str = "_INBOX_yoke";
 
 const STREAMS: [&str; 3] = ["KINE_{{name()}}", "KINE_SNAP_{{name()}}", "KINE_SPARE_{{name()}}"];
 
-/// The template of the key that signed the store's user, which is named after the Cluster's identity: it may use its
-/// streams, speak to the store's other instances, and nothing else.
+/// The template of the key that signed the store's user. The user's name is the Cluster's identity.
+/// The user may use its streams and speak to the store's other instances, and nothing else.
 ///
-/// The server sends its own answers wherever a request asks for them, and asks no permission for that (nats-server 2.15.2):
-/// what a user may not publish to, it can still have an answer stored in, if a stream of its account listens there. So there
-/// is nobody else in the account; subjects of other accounts are out of reach.
+/// The server sends its own answers to the reply subject of a request without a permission check
+/// (nats-server 2.15.2). If a stream of the account has that subject, the answer is stored there,
+/// even if the user may not publish to it. Therefore the account has no other user. Subjects of
+/// other accounts are out of reach.
 ///
-/// No consumers: they deliver to whatever subject they name, and a store reads by sequence, so it needs none.
+/// No consumers are allowed: they deliver to any subject that they name. A store reads by sequence,
+/// so it needs none.
 ///
-/// A store purges its log below a snapshot, and old snapshots, so it may destroy its own data; it can neither
-/// delete a stream nor change one.
+/// A store purges its log below a snapshot, and old snapshots, so it may destroy its own data. It
+/// can neither delete nor change a stream.
 pub fn cluster_scope() -> UserLimits {
     let mut publish: Vec<String> = [
         "kine.{{name()}}.log",
@@ -40,7 +42,8 @@ pub fn cluster_scope() -> UserLimits {
     UserLimits::of(publish, subscribe.to_vec())
 }
 
-/// The operator's own user: it makes, changes and inspects streams, asks for the account's limits, and reads no message.
+/// Permissions of the operator's own user: it creates, changes and inspects streams, requests the
+/// account's limits, and reads no message.
 pub fn provisioner() -> UserLimits {
     let publish = ["INFO", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.INFO.*"];
     UserLimits::of(

@@ -1,7 +1,10 @@
-//! Connections to NATS: one as a user of the system account, which pushes and deletes accounts; and in a Cluster's account,
-//! for as long as its streams are looked at.
+//! Connections to NATS:
 //!
-//! While NATS is lost nobody waits for it but for moments: who asks is told at once, and the connection comes back by itself.
+//! - a permanent one as a user of the system account, which pushes and deletes accounts;
+//! - a short one in a Cluster's account, to inspect its streams.
+//!
+//! While NATS is not reachable, callers wait only for moments and then get an error. The connection
+//! recovers by itself.
 
 mod accounts;
 
@@ -16,120 +19,121 @@ use nkeys::KeyPair;
 use tokio::sync::watch;
 use yoke_api::ClusterId;
 
-use super::account;
-use super::claims::ClaimsError;
-use super::permissions::PROVISIONER_INBOX;
 use crate::config::NatsConfig;
+use crate::nats::account;
+use crate::nats::claims::ClaimsError;
+use crate::nats::permissions::PROVISIONER_INBOX;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 const CONNECT_LIMIT: Duration = Duration::from_secs(4);
-/// How long the connection may take to come up, at the start or after it was lost, while those who ask wait for it.
+/// How long callers wait for the connection, at the start or after it was lost.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Something about NATS failed.
+/// A request to NATS failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NatsError {
-    /// A file of the secret folder cannot be read.
+    /// A file in the secret folder cannot be read.
     #[error("reading {}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// A file of the secret folder is not what it should be.
+    /// A file in the secret folder is invalid.
     #[error("{what} in the NATS secret is not usable")]
     Malformed {
-        /// The file's name.
+        /// Name of the file.
         what: &'static str,
-        /// Why not.
+        /// Cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No connection.
+    /// The connection failed.
     #[error("connecting to NATS")]
     Connect(#[source] async_nats::ConnectError),
-    /// The connection is lost, and not for moments only.
+    /// The connection has been lost for longer than callers wait.
     #[error("NATS cannot be reached; the operator goes on trying")]
     Lost,
-    /// No answer.
+    /// A request has no answer.
     #[error("asking NATS on {subject}")]
     Request {
-        /// Where the request went.
+        /// Subject of the request.
         subject: String,
-        /// Why there is no answer.
+        /// Cause.
         #[source]
         source: async_nats::RequestError,
     },
-    /// The server's answer is a refusal, or is none that is known.
+    /// The server refused a request, or its answer is unknown.
     #[error("NATS refused {what}: {message}")]
     Refused {
-        /// What was asked for.
+        /// Subject matter of the request.
         what: &'static str,
-        /// The server's words.
+        /// Message of the server.
         message: String,
     },
-    /// An account is not the Cluster's.
+    /// The account belongs to another Cluster.
     #[error("NATS account {account} is that of {name:?} and not this Cluster's; delete the Cluster and make it anew")]
     Foreign {
-        /// The account.
+        /// Public key of the account.
         account: String,
-        /// The name in its claims.
+        /// Name in its claims.
         name: String,
     },
-    /// The log of a Cluster is gone.
+    /// The log stream of a Cluster does not exist any more.
     #[error(
         "NATS has no stream {stream}, which the Cluster's data is in; restore it from a backup of NATS, or delete the Cluster"
     )]
     LogLost {
-        /// The stream.
+        /// Name of the stream.
         stream: String,
     },
-    /// A stream holds too much to be made as small as the quota asks for.
+    /// A stream holds too much to be reduced to the new quota.
     #[error(
         "stream {stream} holds {held} bytes, and at most {most} go with a storage quota of {quota}; \
          ask for more, or delete objects and wait for the store's next snapshots"
     )]
     InUse {
-        /// The stream.
+        /// Name of the stream.
         stream: String,
-        /// The quota.
+        /// The new quota in bytes.
         quota: i64,
-        /// Bytes that the stream holds.
+        /// Bytes in the stream.
         held: i64,
-        /// Bytes that it may hold to be made that small.
+        /// Maximum bytes in the stream for this quota.
         most: i64,
     },
-    /// The server's disk is promised to others.
+    /// The server has no disk space left to reserve.
     #[error("the host's NATS lets the store reserve {given} of {wanted} bytes; its owner can make room")]
     NoRoom {
         /// Bytes that the account's streams reserve.
         wanted: i64,
-        /// Bytes that the server lets it have.
+        /// Bytes that the server grants.
         given: i64,
     },
-    /// A token cannot be made.
+    /// A token cannot be signed.
     #[error("making a NATS token")]
     Claims(#[from] ClaimsError),
-    /// JetStream refused something.
+    /// JetStream refused a request.
     #[error("{what}")]
     JetStream {
-        /// What was being done.
+        /// Action that failed.
         what: String,
-        /// Code of the server's error, 0 if it gave none.
+        /// Error code of the server, 0 without one.
         code: u64,
-        /// Why not.
+        /// Cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
 impl NatsError {
-    /// Whether a limit of the account, the server or the Cluster forbids it, which trying again at once does not change.
+    /// Returns whether a limit of the account, the server or the Cluster is the cause. An immediate
+    /// retry does not help then.
     pub fn is_limit(&self) -> bool {
-        // Account storage, no server with room, number of streams, server storage, no
-        // JetStream for want of it, no size given: nats-server 2.15.
+        // Account storage, no server with room, number of streams, server storage, JetStream
+        // disabled for lack of storage, no size given: nats-server 2.15.
         matches!(
             self,
             Self::NoRoom { .. }
@@ -142,7 +146,7 @@ impl NatsError {
     }
 }
 
-/// The operator's side of NATS.
+/// The operator's client of NATS.
 #[derive(Clone)]
 pub struct Nats {
     urls: Vec<String>,
@@ -152,9 +156,10 @@ pub struct Nats {
     /// Signs the operator's own users in every account.
     provisioner: Arc<KeyPair>,
     connected: watch::Receiver<u64>,
-    /// Since when the connection is not up; `None` while it is.
+    /// Since when the connection is down; `None` while it is up.
     lost: watch::Receiver<Option<Instant>>,
-    /// Accounts that this process has deleted, which are never pushed again, of Clusters that may not be gone yet.
+    /// Accounts that this process has deleted and never pushes again. Their Clusters may still
+    /// exist.
     deleted: Arc<Mutex<BTreeMap<ClusterId, String>>>,
 }
 
@@ -165,7 +170,8 @@ impl std::fmt::Debug for Nats {
 }
 
 impl Nats {
-    /// Reads the secret folder and starts to connect; goes on in the background for as long as it takes.
+    /// Reads the secret folder and starts to connect. Continues in the background for as long as
+    /// that takes.
     pub async fn connect(config: &NatsConfig) -> Result<Self, NatsError> {
         let read = |name: &str| {
             let path = config.secret_dir.join(name);
@@ -230,19 +236,19 @@ impl Nats {
         })
     }
 
-    /// Counts the times that the connection came up; changes with the next one, when NATS may have lost accounts.
+    /// Number of times that the connection came up. After each, NATS may have lost accounts.
     pub fn connected(&self) -> watch::Receiver<u64> {
         let mut connected = self.connected.clone();
         connected.mark_unchanged();
         connected
     }
 
-    /// Whether the connection is up.
+    /// Returns whether the connection is up.
     pub fn is_connected(&self) -> bool {
         self.system.connection_state() == async_nats::connection::State::Connected
     }
 
-    /// Connects in an account, as a user that may make and change its streams.
+    /// Connects in an account, as a user that may create and change its streams.
     pub async fn connect_account(&self, account: &str) -> Result<Client, NatsError> {
         self.wait().await?;
         let now = Timestamp::now().as_second();
@@ -276,7 +282,7 @@ impl Nats {
             .map_err(|source| NatsError::Request { subject, source })
     }
 
-    /// Waits until the connection is up, as long as that may take moments only.
+    /// Waits for moments until the connection is up.
     async fn wait(&self) -> Result<(), NatsError> {
         let mut lost = self.lost.clone();
         loop {
@@ -291,7 +297,7 @@ impl Nats {
     }
 }
 
-/// The first attempt of all is counted too.
+/// The count includes the very first attempt.
 fn reconnect_delay(attempts: usize) -> Duration {
     match attempts {
         0 | 1 => Duration::ZERO,

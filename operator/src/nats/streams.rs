@@ -1,4 +1,4 @@
-//! The streams of a Cluster, made and inspected by a user of the operator's own in its account.
+//! The streams of a Cluster, created and inspected by the operator's own user in its account.
 
 use std::time::Duration;
 
@@ -10,53 +10,60 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use yoke_api::ClusterId;
 
-use super::account::{Account, Size};
-use super::limits;
-use super::server::{Nats, NatsError};
+use crate::nats::account::{Account, Size};
+use crate::nats::limits;
+use crate::nats::server::{Nats, NatsError};
 
 /// `stream not found` of nats-server.
 const NOT_FOUND: u64 = 10059;
-/// `JetStream not enabled for account` of nats-server, which it says by silence too.
+/// `JetStream not enabled for account` of nats-server. The server may also not answer at all.
 const NO_JETSTREAM: u64 = 10039;
-// A store's own fence finds repetitions; the server need not remember message ids for long.
+// The store detects duplicates with its own fence, so the server need not remember message IDs for
+// long.
 const DUPLICATE_WINDOW: Duration = Duration::from_secs(1);
 
-/// An empty request: NATS takes `{}` for one, and `null` not.
+/// An empty request: NATS accepts `{}`, but not `null`.
 #[derive(Serialize)]
 struct Nothing {}
 
-/// How a Cluster's streams should be.
+/// Desired state of a Cluster's streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamsPlan {
     /// The Cluster's identity.
     pub id: ClusterId,
-    /// What they must have room for.
+    /// Storage requirements.
     pub size: Size,
 }
 
-/// A connection that may make, change and inspect streams of one account; dropped, it ends.
+/// A connection that may create, change and inspect the streams of one account. It closes when
+/// dropped.
 #[derive(Debug)]
 pub struct Provisioner {
     context: Context,
     is_clustered: bool,
 }
 
-/// Gives NATS a Cluster's account, and makes its streams or changes them to what they should be; returns the bytes that they
-/// hold. Where the Cluster `has_state`, a log that is not there is [`NatsError::LogLost`], and none is made. Where they hold too
-/// much for a lower quota, none is changed.
+/// Pushes a Cluster's account to NATS, and creates or updates its streams. Returns the bytes in
+/// them.
+///
+/// - If the Cluster `has_state` and the log is missing, the result is [`NatsError::LogLost`] and no
+///   stream is created.
+/// - If the streams hold too much for a lower quota, none is changed.
 pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account, has_state: bool) -> Result<i64, NatsError> {
     let is_larger = nats.ensure_account(id, account).await?;
     let wanted = limits::disk_storage(account.size);
     let provisioner = Provisioner::connect(nats, &account.public_key).await?;
     let mut given = provisioner.limit().await?;
     if given == 0 {
-        // A server that had no room when it met the claims does not look again before they come again.
+        // A server that had no room when it first saw the claims tries again only when they are
+        // pushed again.
         nats.limit_account(id, account, wanted).await?;
         given = provisioner.limit().await?;
     }
     if given < wanted {
-        // The claims that are stored promise more. After its next start the server would keep that, and not what it has
-        // promised to an account that it happens to meet later. Only data that cannot be reached now is left its claim.
+        // The stored claims promise more. After a restart the server would honor them, and not its
+        // promise to an account that it happens to load later. The claim is left only to data that
+        // is not reachable now.
         if given > 0 || !has_state {
             nats.limit_account(id, account, given).await?;
         }
@@ -73,7 +80,7 @@ pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account, has_state: b
     Ok(bytes)
 }
 
-/// The configuration of the log stream.
+/// Configuration of the log stream.
 pub fn build_log(plan: &StreamsPlan) -> Config {
     Config {
         name: plan.id.stream(),
@@ -83,7 +90,7 @@ pub fn build_log(plan: &StreamsPlan) -> Config {
     }
 }
 
-/// The configuration of the snapshot stream.
+/// Configuration of the snapshot stream.
 pub fn build_snapshots(plan: &StreamsPlan) -> Config {
     Config {
         name: plan.id.snapshot_stream(),
@@ -93,8 +100,9 @@ pub fn build_snapshots(plan: &StreamsPlan) -> Config {
     }
 }
 
-/// The configuration of the stream for every other snapshot. It is made where a store has no replicas that make up for a
-/// damaged file, and gets none when the store does: no snapshot comes to it any more.
+/// Configuration of the stream for every other snapshot. It is created if a store has no replicas
+/// to replace a corrupt file. It is never replicated: a store with replicas writes no snapshots to
+/// it.
 pub fn build_spare(plan: &StreamsPlan) -> Config {
     Config {
         name: plan.id.spare_stream(),
@@ -105,7 +113,7 @@ pub fn build_spare(plan: &StreamsPlan) -> Config {
     }
 }
 
-/// Whether a store of so many replicas is given a stream for every other snapshot.
+/// Returns whether a store with this many replicas uses a stream for every other snapshot.
 pub fn has_spare(replicas: usize) -> bool {
     replicas == 1
 }
@@ -121,14 +129,14 @@ fn base(plan: &StreamsPlan) -> Config {
         max_consumers: -1,
         max_message_size: -1,
         duplicate_window: DUPLICATE_WINDOW,
-        // Nothing is dropped but from the beginning, or all of one subject.
+        // Messages can be removed only from the beginning of a stream, or all of one subject.
         deny_delete: true,
         allow_direct: true,
         ..Config::default()
     }
 }
 
-/// The configuration to update to, if what is there differs in a field that the operator decides.
+/// Returns the configuration to update to, if a field that the operator owns differs.
 fn plan_update(is: &Config, wanted: &Config) -> Option<Config> {
     let same = is.subjects == wanted.subjects
         && is.max_bytes == wanted.max_bytes
@@ -145,7 +153,7 @@ fn plan_update(is: &Config, wanted: &Config) -> Option<Config> {
     })
 }
 
-/// Whether a stream holds little enough to be made as small as it should be.
+/// Checks that a stream holds little enough to be reduced to its new size.
 fn check_held(wanted: &Config, found: Option<&Info>, (quota, most): (i64, i64)) -> Result<(), NatsError> {
     let Some(info) = found else { return Ok(()) };
     let held = i64::try_from(info.state.bytes).unwrap_or(i64::MAX);
@@ -161,7 +169,7 @@ fn check_held(wanted: &Config, found: Option<&Info>, (quota, most): (i64, i64)) 
 }
 
 impl Provisioner {
-    /// Connects in an account that the server knows.
+    /// Connects in an account that the server has.
     pub async fn connect(nats: &Nats, account: &str) -> Result<Self, NatsError> {
         let client = nats.connect_account(account).await?;
         Ok(Self {
@@ -170,8 +178,9 @@ impl Provisioner {
         })
     }
 
-    /// The bytes that the server lets the account reserve; 0 if it has no JetStream. Servers of a cluster refuse no limit,
-    /// and who answers for them may not have heard of the last one yet: they are not asked.
+    /// Returns the bytes that the server grants the account; 0 if it has no JetStream. A clustered
+    /// server refuses no limit, and the server that answers may not have the last claims yet.
+    /// Therefore clustered servers are not queried.
     async fn limit(&self) -> Result<i64, NatsError> {
         if self.is_clustered {
             return Ok(i64::MAX);
@@ -186,7 +195,7 @@ impl Provisioner {
         }
     }
 
-    /// Makes the streams, or changes them to what they should be; see [`ensure`].
+    /// Creates or updates the streams; see [`ensure`].
     pub async fn ensure(&self, plan: &StreamsPlan, has_state: bool) -> Result<i64, NatsError> {
         let (log, spare, quota) = (build_log(plan), build_spare(plan), plan.size.quota);
         let log_found = self.find(&log.name).await?;
@@ -196,9 +205,10 @@ impl Provisioner {
         let snapshots = build_snapshots(plan);
         let snapshots_found = self.find(&snapshots.name).await?;
         let spare_found = self.find(&spare.name).await?;
-        // A store that was given replicas keeps it: its control plane may run on with it, and what it reserves is counted.
+        // A store that got replicas still has this stream: its running control plane may still use
+        // it, and its reservation counts.
         let keeps_spare = has_spare(plan.size.replicas) || spare_found.is_some();
-        // Two snapshots are kept, one in each stream where there are two.
+        // The store retains two snapshots. With two streams, each has one.
         let kept = if has_spare(plan.size.replicas) { 1 } else { 2 };
         let mut steps = vec![
             (log, log_found, limits::most_log(quota)),
@@ -207,7 +217,7 @@ impl Provisioner {
         if keeps_spare {
             steps.push((spare, spare_found, limits::most_snapshots(quota, 1)));
         }
-        // All of them before one is changed: the store goes by what its log may hold.
+        // All checks come before the first change: the store relies on the size of its log stream.
         for (wanted, found, most) in &steps {
             check_held(wanted, found.as_ref(), (quota, *most))?;
         }
@@ -239,7 +249,7 @@ impl Provisioner {
         }
     }
 
-    /// A stream, if it is there.
+    /// Returns a stream, if it exists.
     async fn find(&self, name: &str) -> Result<Option<Info>, NatsError> {
         let found = self
             .request(

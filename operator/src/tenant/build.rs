@@ -1,6 +1,5 @@
-//! The objects of one Tenant. Pure.
+//! Builds the objects of one Tenant. Pure.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota, ResourceQuotaSpec};
@@ -15,18 +14,18 @@ use yoke_api::names::{SSH_SERVICE_ACCOUNT, kubeconfig_secret};
 use yoke_api::tenant::SubjectKind;
 use yoke_api::{GROUP, JoinToken, Tenant};
 
-use super::validate::may_act;
 use crate::cluster::Outline;
-use crate::join_token::plan::TENANT_MAX;
-use crate::rbac::{build_role_ref, build_rule};
+use crate::model::rbac::{build_role_ref, build_rule};
+use crate::model::tenant_namespace::TENANT_MAX;
+use crate::model::tenant_namespace::{ROLE, labels_of};
+use crate::tenant::validate::may_act;
 
-/// Clusters that may be there beyond the Tenant's quota, refused.
+/// Maximum number of refused Clusters beyond the Tenant's quota.
 const WAITING_CLUSTERS: i32 = 16;
-/// After this time the API server counts whatever a Tenant has.
+/// Age from which a Tenant has a ResourceQuota in any case.
 const SETTLED: SignedDuration = SignedDuration::from_mins(10);
-/// Name of the Role, the RoleBinding and the ResourceQuota in the Tenant's namespace.
-pub(crate) const ROLE: &str = "yoke-tenant";
-/// All verbs, by name: the API server lets nobody grant `*` who holds less than that.
+/// All verbs by name: the API server does not allow the operator to grant `*`, since the operator
+/// itself has less.
 const CLUSTER_VERBS: [&str; 8] = [
     "get",
     "list",
@@ -39,14 +38,6 @@ const CLUSTER_VERBS: [&str; 8] = [
 ];
 
 const RBAC: &str = "rbac.authorization.k8s.io";
-
-fn labels_of(tenant: &str) -> BTreeMap<String, String> {
-    [
-        (labels::TENANT.to_owned(), tenant.to_owned()),
-        (labels::MANAGED_BY.to_owned(), labels::MANAGED_BY_OPERATOR.to_owned()),
-    ]
-    .into()
-}
 
 /// The Tenant's namespace.
 pub fn build_namespace(tenant: &Tenant) -> Namespace {
@@ -68,30 +59,12 @@ pub fn build_namespace(tenant: &Tenant) -> Namespace {
     }
 }
 
-/// Whether a namespace says that it is this Tenant's.
-pub fn is_owned(namespace: &Namespace, tenant: &Tenant) -> bool {
-    let owner = namespace.annotations().get(labels::OWNER_UID);
-    owner.is_some() && owner == tenant.metadata.uid.as_ref()
-}
-
-/// Whether a namespace is that of a Tenant of this one's name that is gone: it was restored, under another UID. Its labels
-/// name the Tenant, and no annotation names anybody else, or the UID of a Tenant that lives.
-pub fn is_left(namespace: &Namespace, tenant: &Tenant, tenants: &[Arc<Tenant>]) -> bool {
-    let name = tenant.name_any();
-    let labelled = labels_of(&name);
-    let mut labels = labelled.iter();
-    let annotation = |key| namespace.annotations().get(key);
-    let lives = |uid: &String| tenants.iter().any(|other| other.metadata.uid.as_ref() == Some(uid));
-    namespace.name_any() == name
-        && labels.all(|(key, value)| namespace.labels().get(key) == Some(value))
-        && annotation(labels::OWNER).is_none_or(|owner| *owner == name)
-        && annotation(labels::OWNER_UID).is_none_or(|uid| !lives(uid))
-}
-
-/// What the Tenant's subjects may do: Clusters and JoinTokens, the events about them, and the kubeconfigs of the Clusters and
-/// what workers join by, of those that there are, by name. No list of Secrets, no pods, nothing of cert-manager.
-/// `join_tokens` hold, the oldest first, and the operator has made their Secrets: one of such a name that it did not make may
-/// have anything in it.
+/// The Role of the Tenant's subjects. It grants access to Clusters, JoinTokens and their events,
+/// and by name to the Secrets with kubeconfigs and join data. It allows no list of Secrets, no
+/// pods, and no objects of cert-manager.
+///
+/// `join_tokens` are valid, the oldest first, and the operator has created their Secrets. A Secret
+/// with such a name that the operator did not create may contain anything.
 pub fn build_role(tenant: &Tenant, clusters: &[Arc<Outline>], join_tokens: &[Arc<JoinToken>]) -> Role {
     let name = tenant.name_any();
     let mut secrets: Vec<_> = clusters
@@ -105,7 +78,7 @@ pub fn build_role(tenant: &Tenant, clusters: &[Arc<Outline>], join_tokens: &[Arc
         build_rule(&[GROUP], &["clusters", "jointokens"], &CLUSTER_VERBS),
         build_rule(&["", "events.k8s.io"], &["events"], &["get", "list", "watch"]),
     ];
-    // A rule with an empty list of names would speak of all Secrets.
+    // A rule with an empty list of names would allow all Secrets.
     if !secrets.is_empty() {
         rules.push(PolicyRule {
             resource_names: Some(secrets),
@@ -118,7 +91,7 @@ pub fn build_role(tenant: &Tenant, clusters: &[Arc<Outline>], join_tokens: &[Arc
     }
 }
 
-/// What the API server lets be made in the Tenant's namespace, however fast somebody makes it.
+/// Limits of the Tenant's namespace, which the API server enforces at once even for fast clients.
 pub fn build_quota(tenant: &Tenant) -> ResourceQuota {
     let quota = &tenant.spec.quota;
     let most = [("jointokens", quota.join_tokens), ("clusters", most_clusters(tenant))];
@@ -133,7 +106,7 @@ pub fn build_quota(tenant: &Tenant) -> ResourceQuota {
     }
 }
 
-/// A count as an API server writes it: `1k` for 1000.
+/// Formats a count as an API server does: `1k` for 1000.
 fn build_quantity(mut count: i32) -> Quantity {
     let mut units = ["", "k", "M", "G"].into_iter();
     let mut unit = units.next().unwrap_or_default();
@@ -144,33 +117,27 @@ fn build_quantity(mut count: i32) -> Quantity {
     Quantity(format!("{count}{unit}"))
 }
 
-/// Whether a Tenant is so old that kube-controller-manager knows the kinds that are counted. Until it has counted, the API server
-/// refuses everything, which takes minutes where the kinds are new.
+/// Returns whether a Tenant is old enough for kube-controller-manager to know the counted kinds.
+/// Until it has counted, the API server refuses all creations. That takes minutes while the kinds
+/// are new.
 pub fn is_settled(tenant: &Tenant, now: Timestamp) -> bool {
     let made = tenant.creation_timestamp();
     made.is_some_and(|made| now.duration_since(made.0) > SETTLED)
 }
 
-/// Whether there is so much in the namespace of a younger one that the API server should count at once.
+/// Returns whether a young Tenant has so many objects that the ResourceQuota is needed now.
 pub fn is_crowded(tenant: &Tenant, clusters: usize, join_tokens: usize) -> bool {
     let is_half = |count: usize, most: i32| 2 * count >= usize::try_from(most).unwrap_or(0);
     is_half(join_tokens, tenant.spec.quota.join_tokens) || is_half(clusters, most_clusters(tenant))
 }
 
-/// More than may be accepted: those beyond the quota say why they are not, and wait for room.
+/// More than the quota: Clusters beyond it are refused with a reason, and wait for room.
 fn most_clusters(tenant: &Tenant) -> i32 {
     tenant.spec.quota.clusters.saturating_add(WAITING_CLUSTERS)
 }
 
-/// Whether a Role lets its subjects read a Secret.
-pub(crate) fn names_secret(role: &Role, secret: &str) -> bool {
-    let of = |texts: &Option<Vec<String>>, text: &str| texts.iter().flatten().any(|each| each == text);
-    let mut rules = role.rules.iter().flatten();
-    rules.any(|rule| of(&rule.resources, "secrets") && of(&rule.resource_names, secret))
-}
-
-/// Binds the Role to the Tenant's subjects, those that can act for one, and if it has SSH keys to what the SSH server is for
-/// it: `docs/adr/0005-ssh-acts-as-the-tenant.md`.
+/// Binds the Role to the Tenant's valid subjects. A Tenant with SSH keys also gets its
+/// ServiceAccount of the SSH server: `docs/adr/0005-ssh-acts-as-the-tenant.md`.
 pub fn build_role_binding(tenant: &Tenant) -> RoleBinding {
     let mut subjects = tenant.spec.subjects.clone();
     subjects.retain(may_act);
@@ -210,6 +177,7 @@ fn build_meta(tenant: &str) -> ObjectMeta {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::tenant_namespace::{is_left, is_owned, names_secret};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use yoke_api::Cluster;
     use yoke_api::tenant::{SshKey, TenantSpec, TenantSubject};

@@ -7,11 +7,11 @@ use serde::Serialize;
 use yoke_api::tenant::TenantStatus;
 use yoke_api::{ConditionType, GROUP, Reason, Tenant, VERSION, labels};
 
-use super::status::{self, Outcome};
-use crate::apply::is_held;
-use crate::conditions::{self, State};
-use crate::context::Context;
 use crate::error::ReconcileError;
+use crate::host_api::apply::is_held;
+use crate::model::conditions::{self, State};
+use crate::tenant::context::Context;
+use crate::tenant::status::{self, Outcome};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -26,7 +26,7 @@ struct TenantPatch<'a> {
 #[derive(Debug, Serialize)]
 struct MetadataPatch<'a> {
     name: String,
-    /// Makes the patch fail if the object is another one by now, or gone.
+    /// Makes the patch fail if the object was replaced or deleted.
     uid: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     finalizers: Option<&'a [&'a str]>,
@@ -53,15 +53,15 @@ pub(super) async fn ensure_finalizer(context: &Context, tenant: &Tenant) -> Resu
 }
 
 pub(super) async fn release(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
-    let api = Api::all(context.client.clone());
-    context.tenants.release(&api, tenant).await?;
+    let api = Api::all(context.host.client.clone());
+    context.applier.release(&api, tenant).await?;
     Ok(())
 }
 
 async fn write_finalizers(context: &Context, tenant: &Tenant, finalizers: &[&str]) -> Result<(), ReconcileError> {
     let patch = Patch::Apply(build(tenant, Some(finalizers), None));
-    let api = Api::<Tenant>::all(context.client.clone());
-    match api.patch(&tenant.name_any(), context.tenants.params(), &patch).await {
+    let api = Api::<Tenant>::all(context.host.client.clone());
+    match api.patch(&tenant.name_any(), context.applier.params(), &patch).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(refused)) if refused.code == 404 || refused.code == 409 => Ok(()),
         Err(error) => Err(ReconcileError::host("a Tenant's finalizer")(error)),
@@ -73,7 +73,7 @@ pub(super) async fn write_status(context: &Context, tenant: &Tenant, outcome: &O
     write(context, tenant, &status, &states).await
 }
 
-/// Says how far a deletion has come.
+/// Writes the progress of a deletion.
 pub(super) async fn write_deleting(
     context: &Context,
     tenant: &Tenant,
@@ -107,9 +107,9 @@ async fn write(
         return Ok(());
     }
     let patch = Patch::Apply(build(tenant, None, Some(status)));
-    let api = Api::<Tenant>::all(context.client.clone());
+    let api = Api::<Tenant>::all(context.host.client.clone());
     match api
-        .patch_status(&tenant.name_any(), context.tenants.params(), &patch)
+        .patch_status(&tenant.name_any(), context.applier.params(), &patch)
         .await
     {
         Ok(_) => {}
@@ -119,6 +119,6 @@ async fn write(
     let before = tenant.status.clone().unwrap_or_default();
     let told = [ConditionType::Accepted, ConditionType::Ready];
     let notices = conditions::build_notices(states, &before.conditions, &told, "Reconcile");
-    context.events.publish(tenant, &notices).await;
+    context.host.events.publish(tenant, &notices).await;
     Ok(())
 }

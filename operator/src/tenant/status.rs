@@ -1,29 +1,29 @@
-//! What a Tenant's status says. Pure.
+//! Plans a Tenant's status. Pure.
 
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::tenant::TenantStatus;
 use yoke_api::{ConditionType, Reason, Tenant};
 
-use super::validate::Refusal;
-use crate::conditions::{self, State};
+use crate::model::conditions::{self, State};
+use crate::tenant::validate::Refusal;
 
-/// What one reconciliation found and did.
+/// Result of one reconciliation.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Whether the spec was accepted.
     pub accepted: Result<(), Refusal>,
-    /// Whether the namespace is there, and what binds the subjects to it.
+    /// Whether the namespace and the binding of the subjects exist.
     pub is_bound: bool,
-    /// Bytes of quota of Clusters that are gone and whose data stays.
+    /// Quota of deleted Clusters with retained data, in bytes.
     pub retained: i64,
     /// Number of Clusters.
     pub clusters: usize,
-    /// What failed.
+    /// Failure of the reconciliation, if any.
     pub failure: Option<(Reason, String)>,
 }
 
 impl Outcome {
-    /// Nothing done yet, for a Tenant with this many Clusters.
+    /// Initial state, for a Tenant with this many Clusters.
     pub fn new(clusters: usize) -> Self {
         Self {
             accepted: Ok(()),
@@ -35,7 +35,7 @@ impl Outcome {
     }
 }
 
-/// The status to write, and the states of its conditions.
+/// Returns the status to write, and the states of its conditions.
 pub fn plan_status(tenant: &Tenant, outcome: &Outcome, now: Timestamp) -> (TenantStatus, Vec<(ConditionType, State)>) {
     let before = tenant.status.clone().unwrap_or_default();
     let accepted = match &outcome.accepted {

@@ -1,4 +1,6 @@
-//! Whether a Tenant's spec can be carried out. Pure.
+//! Validates a Tenant's spec. Pure.
+
+pub use crate::model::refusal::Refusal;
 
 use std::sync::Arc;
 
@@ -7,15 +9,14 @@ use yoke_api::names;
 use yoke_api::tenant::TenantSubject;
 use yoke_api::{Reason, Tenant};
 
-pub use crate::cluster::validate::Refusal;
 use crate::config::Config;
-use crate::quantity;
+use crate::model::quantity;
 
 const NAME_MAX: usize = 40;
 const RESERVED: [&str; 2] = ["default", "cert-manager"];
 const RESERVED_PREFIXES: [&str; 2] = ["kube-", "yoke-"];
 
-/// Checks a Tenant beside all that there are.
+/// Validates a Tenant, also against all other Tenants.
 pub fn validate(tenant: &Tenant, tenants: &[Arc<Tenant>], config: &Config) -> Result<(), Refusal> {
     let name = tenant.name_any();
     let reserved = RESERVED.contains(&name.as_str())
@@ -45,7 +46,7 @@ pub fn validate(tenant: &Tenant, tenants: &[Arc<Tenant>], config: &Config) -> Re
     check_keys(tenant, tenants)
 }
 
-/// A key is one Tenant's: the SSH server gives it to the older one too.
+/// Each SSH key belongs to one Tenant: the oldest, as in the SSH server.
 fn check_keys(tenant: &Tenant, tenants: &[Arc<Tenant>]) -> Result<(), Refusal> {
     let order = |tenant: &Tenant| (tenant.creation_timestamp(), tenant.name_any());
     let own = order(tenant);
@@ -55,7 +56,7 @@ fn check_keys(tenant: &Tenant, tenants: &[Arc<Tenant>]) -> Result<(), Refusal> {
             order(other) < own && keys.any(|theirs| theirs.material() == key.material())
         };
         if tenants.iter().any(|other| claims(&other)) {
-            // Whose it is, is not this Tenant's business.
+            // The message does not name the other Tenant.
             let message = format!("The SSH key {} is another Tenant's.", key.name);
             return refuse(Reason::SubjectConflict, message);
         }
@@ -63,12 +64,13 @@ fn check_keys(tenant: &Tenant, tenants: &[Arc<Tenant>]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether a subject is one that can act for a Tenant.
+/// Returns whether a subject may act for a Tenant.
 pub fn may_act(subject: &TenantSubject) -> bool {
     !subject.name.starts_with("system:")
 }
 
-/// The name constraints of a cluster's CA are made of these: one that is too wide would let it speak for another.
+/// The domains become name constraints of a cluster's CA: a domain that is too wide would allow it
+/// to sign for another's names.
 fn check_domain(domain: &str, base: &str) -> Result<(), Refusal> {
     let inside = ["svc", "local"].iter().any(|end| names::is_within(domain, end));
     let overlaps = names::is_within(domain, base) || names::is_within(base, domain);

@@ -1,4 +1,5 @@
-//! A Cluster that sleeps when nobody has used it for long enough, by what its store says.
+//! A Cluster that goes to sleep when it has been idle for long enough, by the activity that its
+//! store reports.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::answers::{ready, run_pod, run_ready};
 use crate::harness::{Host, TENANT, condition};
 use crate::tenant_api::TenantServer;
 
-/// A store, as far as it is asked when its cluster was last used; dropped, it listens no more.
+/// A store that only reports activity. It stops listening when dropped.
 struct Store {
     said: Arc<Mutex<Value>>,
     asked: Arc<Mutex<usize>>,
@@ -31,7 +32,7 @@ impl Drop for Store {
 }
 
 impl Store {
-    /// Listens at the address of the Cluster's Service, and has the pod say that it is there.
+    /// Listens at the address of the Cluster's Service, and reports the pod as running there.
     async fn start(host: &Host, name: &str) -> Self {
         let hosted = host.hosted(name).await;
         let service = host.api::<Service>(&hosted).get(name).await.unwrap();
@@ -48,7 +49,7 @@ impl Store {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut request = vec![0; 4096];
                 let length = stream.read(&mut request).await.unwrap();
-                // Before its pod ends it is told so, too.
+                // The store is also notified before its pod ends.
                 if request[..length].starts_with(b"POST /release ") {
                     continue;
                 }
@@ -62,8 +63,8 @@ impl Store {
         Self { said, asked, task }
     }
 
-    /// What it says from now on: so many seconds have passed since the API server was started, the last request came then, and
-    /// so many are open.
+    /// Sets the report: seconds since the start of the API server, when the last request came, and
+    /// the number of open requests.
     fn say(&self, passed: i64, last: i64, open: u64) {
         let now = Timestamp::now().as_second();
         *self.said.lock().unwrap() = json!({"now": now + passed, "since": now - 60, "last": now + last, "open": open});
@@ -79,7 +80,7 @@ async fn replicas(host: &Host) -> Option<i32> {
     set.spec.unwrap().replicas
 }
 
-/// Whether the store of the present template is told of requests.
+/// Returns whether the current template makes the store count requests.
 async fn listens(host: &Host) -> bool {
     let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
     let mut containers = set.spec.unwrap().template.spec.unwrap().containers;
@@ -87,14 +88,14 @@ async fn listens(host: &Host) -> bool {
     store.args.unwrap().contains(&"--audit=127.0.0.1:2382".to_owned())
 }
 
-/// Has the operator ask again at once, as one that has just started.
+/// Makes the operator query the store at once, as after a restart.
 async fn look(host: &mut Host) {
     host.restart_operator().await;
     host.bring("a", "it is ready", async || ready(host).await == "True/AsExpected")
         .await;
 }
 
-/// A Cluster that is to sleep when nobody has used it for ten minutes, whose store is told of requests.
+/// Creates a Cluster that goes to sleep after ten idle minutes, with a store that counts requests.
 async fn bring_up_to_sleep(host: &Host) -> TenantServer {
     host.bring_up("a").await;
     host.patch_cluster("a", json!({"spec": {"sleep": {"afterInactivity": "10m"}}}))
@@ -115,13 +116,13 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     run_pod(&host, "a").await;
     let store = Store::start(&host, "a").await;
 
-    // It is asked once, and not before it can be time to sleep.
+    // One query, and the next not before the Cluster could go to sleep.
     store.say(300, 10, 0);
     look(&mut host).await;
-    // Once more when it is known how many Nodes there are.
+    // Another query once the number of Nodes is known.
     let id = host.cluster("a").await.id().unwrap();
     host.bring("a", "it is asked again when it can be time", async || {
-        let seen = host.context.awake(&id).activity;
+        let seen = host.context.memory.awake(&id).activity;
         seen.is_some_and(|seen| seen.due > Instant::now() + Duration::from_mins(1))
     })
     .await;
@@ -135,12 +136,12 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     let activity = host.cluster("a").await.status.unwrap().activity.unwrap();
     assert!(activity.last_activity_time.is_some());
 
-    // Somebody watches.
+    // A client has an open watch.
     store.say(9000, 10, 1);
     look(&mut host).await;
     assert_eq!(replicas(&host).await, Some(1), "a request is open");
 
-    // Somebody may join.
+    // A worker may join.
     let tokens = host.api::<JoinToken>(TENANT);
     let token = json!({"metadata": {"name": "j"}, "spec": {"clusterName": "a"}});
     let token: JoinToken = serde_json::from_value(token).unwrap();
@@ -154,7 +155,7 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     .await;
     tokens.delete("j", &Default::default()).await.unwrap();
 
-    // A worker is connected, and then silent for as long as the last one is.
+    // A worker is connected, and then silent for as long as the last use is ago.
     let node = |ready: &str| {
         let past = Timestamp::now() - SignedDuration::from_mins(6);
         let ready = json!({"type": "Ready", "status": ready, "lastTransitionTime": past.to_string()});
@@ -226,7 +227,7 @@ async fn a_webhook_that_workers_serve_stands_against_sleep() {
         .await;
 }
 
-/// As if the last time of a schedule that was done had been a day ago.
+/// Sets the last handled time of a schedule to a day ago.
 async fn be_late(host: &Host) {
     let known = async || {
         let status = host.cluster("a").await.status.unwrap_or_default();
@@ -251,7 +252,7 @@ async fn it_sleeps_and_wakes_by_the_clock() {
     host.bring_up("a").await;
     let _server = run_ready(&host).await;
 
-    // What was due before the schedule was there is over.
+    // Times before the schedule existed have no effect.
     schedule(&host, json!({"sleep": "0 0 * * *", "timeZone": "Europe/Berlin"})).await;
     host.reconcile("a").await.unwrap();
     assert_eq!(replicas(&host).await, Some(1));
@@ -262,13 +263,13 @@ async fn it_sleeps_and_wakes_by_the_clock() {
     let cluster = host.cluster("a").await;
     assert_eq!(condition(&cluster, "Ready"), "False/AsleepOnSchedule");
 
-    // It wakes without a connection.
+    // The schedule wakes it, without a connection.
     schedule(&host, json!({"wake": "* * * * *"})).await;
     be_late(&host).await;
     host.bring("a", "it wakes", async || replicas(&host).await == Some(1))
         .await;
 
-    // Where there is no such place.
+    // With an unknown time zone.
     schedule(&host, json!({"wake": "0 8 * * *", "timeZone": "Europe/Atlantis"})).await;
     host.bring("a", "it is refused", async || {
         condition(&host.cluster("a").await, "Accepted") == "False/ScheduleInvalid"
@@ -276,7 +277,8 @@ async fn it_sleeps_and_wakes_by_the_clock() {
     .await;
 }
 
-/// What is refused goes on: a sleep that was due meanwhile would come when its spec is mended, under those who use it.
+/// A refused Cluster continues to run. Otherwise a missed sleep would take effect when the spec is
+/// fixed, while the Cluster is in use.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_refused_is_not_put_to_sleep() {
     let mut host = Host::start().await;
@@ -292,7 +294,7 @@ async fn what_is_refused_is_not_put_to_sleep() {
     })
     .await;
 
-    // Nobody has used it for hours, and it was midnight.
+    // The Cluster has been idle for hours, and it was midnight.
     store.say(9000, 10, 0);
     host.restart_operator().await;
     be_late(&host).await;
@@ -315,7 +317,7 @@ async fn what_is_refused_is_not_put_to_sleep() {
     let activity = host.cluster("a").await.status.unwrap().activity.unwrap();
     assert_eq!(activity.sleep_requested_time, None);
 
-    // By now it is used again.
+    // By now the Cluster is in use again.
     store.say(9000, 8990, 0);
     host.patch_cluster("a", json!({"spec": {"class": null}})).await;
     host.restart_operator().await;

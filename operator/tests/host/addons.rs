@@ -1,4 +1,4 @@
-//! Add-ons, at a real API of a tenant's own.
+//! Add-ons in a tenant's real API.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,14 @@ use crate::tenant_api::TenantServer;
 const NAMESPACE: &str = "kube-system";
 const READY: &str = "AddonsReady";
 
-/// A cluster that is ready, and its API.
+/// A ready cluster, and its API.
 struct Stage {
     host: Host,
     _process: Process,
     client: Client,
 }
 
-/// Versions of objects, by kind and name.
+/// Resource versions of objects, by kind and name.
 type Versions = BTreeMap<String, String>;
 
 impl Stage {
@@ -43,7 +43,7 @@ impl Stage {
         }
     }
 
-    /// Changes the spec, and waits until the condition is this one, of the spec as it is now.
+    /// Changes the spec, and waits until the condition has this value for it.
     async fn bring(&self, addons: serde_json::Value, wanted: &str) {
         let patch = json!({"spec": {"addons": addons}});
         self.host.patch_cluster("a", patch).await;
@@ -91,7 +91,7 @@ fn keys(all: &Versions) -> Vec<&str> {
             .iter()
             .any(|name| key.contains(name))
     };
-    // Kubernetes makes a role of such a name by itself.
+    // Kubernetes itself creates a role with such a name.
     let keys = all.keys().map(String::as_str).filter(own);
     keys.filter(|key| !key.contains("system:node-proxier")).collect()
 }
@@ -126,13 +126,14 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
     let service = stage.api::<Service>().get("kube-dns").await.unwrap().spec.unwrap();
     assert_eq!(service.cluster_ip.as_deref(), Some("10.96.0.10"));
 
-    // What is as it should be is not written: not by the same operator, nor by one that knows nothing yet.
+    // An object that is current is not written: neither by the same operator, nor by one that has
+    // just started.
     stage.host.restart_operator().await;
-    let due = || stage.host.context.awake(&id(&stage)).addons.state.is_some();
+    let due = || stage.host.context.memory.awake(&id(&stage)).addons.state.is_some();
     stage.host.bring("a", "they were looked at again", async || due()).await;
     assert_eq!(stage.versions().await, first);
 
-    // Fields of the tenant's own stay, also while others are mended.
+    // The tenant's own fields stay, also while other fields are repaired.
     let servers = stage.api::<DaemonSet>();
     let params = PatchParams::default();
     let change = json!({"metadata": {"labels": {"team": "dns"}}, "spec": {"minReadySeconds": 3,
@@ -158,14 +159,16 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
 }
 
 fn id(stage: &Stage) -> yoke_api::ClusterId {
-    stage.host.context.caches.clusters.outlines()[0].identity().unwrap()
+    stage.host.context.host.caches.clusters.outlines()[0]
+        .identity()
+        .unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
     let stage = Stage::start().await;
     stage.bring(json!({}), "True/AsExpected").await;
-    // Of the tenant's own, beside those of the add-ons.
+    // An object of the tenant, beside those of the add-ons.
     let own: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "coredns-custom"}})).unwrap();
     stage.api().create(&PostParams::default(), &own).await.unwrap();
     let before = stage.versions().await;
@@ -177,7 +180,7 @@ async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
     expected.retain(|key, _| !CORE_DNS.contains(&key.as_str()));
     assert_eq!(stage.versions().await, expected);
 
-    // One of the tenant's takes its place, and is left alone when the add-on is turned on again.
+    // An object of the tenant takes its place, and is not touched when the add-on is enabled again.
     let labels = json!({"k8s-app": "kube-dns"});
     let service: Service = serde_json::from_value(json!({"metadata": {"name": "kube-dns"}, "spec":
         {"selector": labels, "ports": [{"port": 53, "protocol": "UDP"}]}}))
@@ -187,7 +190,7 @@ async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
         .bring(json!({"coreDNS": {"enabled": true}}), "False/AddonConflict")
         .await;
     assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), theirs);
-    // Whoever has taken one object over may need the others.
+    // A tenant that has taken over one object may need the others.
     let mixed = stage.versions().await;
     stage
         .bring(json!({"coreDNS": {"enabled": false}}), "False/AddonConflict")
@@ -211,7 +214,7 @@ async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
     assert_eq!(found, expected);
 }
 
-/// A cluster that is ready, with all its add-ons, and an API that does what a test says.
+/// A ready cluster with all its add-ons, and a fake API that the test controls.
 struct Pretended {
     host: Host,
     server: TenantServer,
@@ -237,14 +240,14 @@ impl Pretended {
             .await;
     }
 
-    /// What the condition says, in words.
+    /// Returns the message of the condition.
     async fn message(&self) -> String {
         let conditions = self.host.cluster("a").await.status.unwrap().conditions;
         let mut found = conditions.into_iter().filter(|found| found.type_ == READY);
         found.next().unwrap().message
     }
 
-    /// Replaces a word in an object that is there.
+    /// Replaces a text in an existing object.
     fn change(&self, path: &str, from: &str, to: &str) {
         let mut behaviour = self.server.behaviour.lock().unwrap();
         let object = behaviour.objects.get_mut(path).unwrap();
@@ -258,7 +261,7 @@ async fn an_object_gives_way_only_to_what_cannot_be_had_of_it() {
     const PROXIES: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/kube-proxy";
     const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/yoke:node-proxier";
     let mut stage = Pretended::start().await;
-    // A tenant's policy has the same code as a field that cannot be changed.
+    // A tenant's admission policy refuses with the same code as an immutable field.
     stage.change(PROXIES, "system-node-critical", "other");
     stage.server.behaviour.lock().unwrap().refuses = Some(PROXIES);
     stage.host.restart_operator().await;
@@ -276,7 +279,7 @@ async fn an_object_gives_way_only_to_what_cannot_be_had_of_it() {
     assert!(behaviour.objects[BINDING].contains("system:node-proxier"));
 }
 
-/// A tenant says how large its objects are, and how many of them.
+/// The tenant controls the size and the number of its objects.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_large_object_no_more_is_read_than_an_add_on_needs() {
     const FILE: &str = "/api/v1/namespaces/kube-system/configmaps/coredns";
@@ -293,7 +296,7 @@ async fn of_a_large_object_no_more_is_read_than_an_add_on_needs() {
     assert!(message.contains("keeping ConfigMap kube-system/coredns"), "{message}");
     {
         let behaviour = stage.server.behaviour.lock().unwrap();
-        // Sockets take some of it as well.
+        // Socket buffers take some of it as well.
         assert!(behaviour.taken < 7 << 20, "{} bytes", behaviour.taken);
         assert!(
             behaviour.objects.contains_key(PROXIES),

@@ -1,4 +1,4 @@
-//! The addresses by which the workloads of a cluster find their API stay what they should be, on a real API of its own.
+//! The endpoints of `default/kubernetes` in a cluster are restored after a change, with a real API.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::harness::Host;
 /// The ingress's address and port in the tests' configuration.
 const INGRESS: (&str, i32) = ("100.64.0.2", 443);
 
-/// How long a watch may take to tell.
+/// Timeout of a watch event.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Addresses and ports of `default/kubernetes`, in its EndpointSlice and in its Endpoints.
+/// Returns addresses and ports of `default/kubernetes`, from its EndpointSlice and its Endpoints.
 async fn found(client: &Client) -> (Value, Value) {
     let slice = Api::<EndpointSlice>::namespaced(client.clone(), "default");
     let endpoints = Api::<Endpoints>::namespaced(client.clone(), "default");

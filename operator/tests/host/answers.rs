@@ -1,4 +1,4 @@
-//! What a status says of a control plane's API.
+//! How the status reflects the answers of a control plane's API.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use yoke_api::cluster::Phase;
 use crate::harness::{Host, TENANT, condition};
 use crate::tenant_api::{ACCOUNT, TenantServer};
 
-/// What some looks with limits of a few seconds may take together, and what one request each after the other would not.
+/// Enough for some probes with timeouts of seconds, but not for requests one after the other.
 const LONG: Duration = Duration::from_secs(30);
 
-/// A control plane's pod as the kubelet tells of it when it runs.
+/// Reports a control plane's pod as running, as the kubelet does.
 pub(crate) async fn run_pod(host: &Host, name: &str) {
     let hosted = host.hosted(name).await;
     let id = host.cluster(name).await.id().unwrap();
@@ -40,7 +40,7 @@ pub(crate) async fn run_pod(host: &Host, name: &str) {
     see_set(host, name, 1).await;
 }
 
-/// As the controller of StatefulSets says that it knows how many pods there are to be, and how many there are.
+/// Reports desired and current number of pods, as the StatefulSet controller does.
 pub(crate) async fn see_set(host: &Host, name: &str, pods: i32) {
     let sets = host.api::<StatefulSet>(&host.hosted(name).await);
     let seen = sets.get("control-plane").await.unwrap().metadata.generation;
@@ -50,7 +50,7 @@ pub(crate) async fn see_set(host: &Host, name: &str, pods: i32) {
         .unwrap();
 }
 
-/// Has Cluster `a` run with all that it needs, and waits until it is ready.
+/// Runs Cluster `a` with everything it needs, and waits until it is Ready.
 pub(crate) async fn run_ready(host: &Host) -> TenantServer {
     let server = TenantServer::start(host, "a").await;
     server.behaviour.lock().unwrap().has_account = true;
@@ -79,14 +79,14 @@ async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
         .await;
     assert_eq!(server.behaviour.lock().unwrap().writes, 13);
 
-    // An operator that has just started believes its predecessor for moments, and looks again at once.
+    // An operator that has just started assumes the previous state for moments, and probes at once.
     drop(server);
     host.restart_operator().await;
     let action = host.reconcile("a").await.unwrap();
     assert_eq!(ready(&host).await, "True/AsExpected");
     assert_eq!(action, Action::requeue(Duration::from_millis(200)));
 
-    // Asleep is said when no pod is left.
+    // The condition says asleep only when no pod is left.
     host.patch_cluster("a", serde_json::json!({"spec": {"state": "Asleep"}}))
         .await;
     let phase = async || host.cluster("a").await.status.unwrap().phase;
@@ -102,7 +102,7 @@ async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
         .await;
 }
 
-/// Its argument may be one that its program does not know.
+/// An argument may be unknown to its program.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_that_fails_takes_no_api_with_it() {
     let host = Host::start().await;
@@ -145,7 +145,7 @@ async fn a_controller_that_fails_takes_no_api_with_it() {
     .await;
 }
 
-/// A tenant that is its cluster's administrator can have any part of its API served by a program of its own.
+/// A tenant is its cluster's administrator, and can serve any part of its API with its own program.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_without_end_is_not_read_to_its_end() {
     let host = Host::start().await;
@@ -166,7 +166,7 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
     assert!(taken() < 256 << 20, "{} bytes", taken());
 }
 
-/// How often each reconciliation has asked, up to two in a row that ask nothing.
+/// Counts the requests of each reconciliation, until two in a row send none.
 async fn count_until_put_off(host: &Host, count: impl Fn() -> usize) -> Vec<usize> {
     let mut asked = Vec::new();
     while !asked.ends_with(&[0, 0]) {
@@ -179,7 +179,7 @@ async fn count_until_put_off(host: &Host, count: impl Fn() -> usize) -> Vec<usiz
     asked
 }
 
-/// Each answer comes in time, and there is no end to them.
+/// Each answer is fast enough, but there is no end of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_of_a_tenant_cost_the_operator_little() {
     let mut host = Host::start().await;
@@ -196,7 +196,10 @@ async fn nodes_of_a_tenant_cost_the_operator_little() {
     let id = host.cluster("a").await.id().unwrap();
     let asked = count_until_put_off(&host, || server.behaviour.lock().unwrap().pages).await;
     assert!(asked[0] > 0, "they were counted: {asked:?}");
-    assert!(host.context.awake(&id).connected.is_some(), "they were looked at");
+    assert!(
+        host.context.memory.awake(&id).connected.is_some(),
+        "they were looked at"
+    );
     assert_eq!(
         condition(&host.cluster("a").await, "SleepPossible"),
         "Unknown/APIServerNotReady"
@@ -208,13 +211,14 @@ async fn webhooks_of_a_tenant_cost_the_operator_little() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let server = run_ready(&host).await;
-    // What is as it should be is not written, so a webhook that hangs takes nothing from a cluster that works.
+    // An object that is current is not written, so a hanging webhook does not affect a working
+    // cluster.
     server.behaviour.lock().unwrap().hangs = true;
     host.restart_operator().await;
     host.reconcile("a").await.unwrap();
     assert_eq!(ready(&host).await, "True/AsExpected");
     assert_eq!(server.behaviour.lock().unwrap().writes, 13);
-    // What must be written is waited for within a limit, and not again and again.
+    // A necessary write has a timeout, and is not repeated at once.
     server.behaviour.lock().unwrap().objects.clear();
     host.restart_operator().await;
     host.patch_cluster("a", serde_json::json!({"spec": {"version": "v1.35.5"}}))

@@ -1,4 +1,4 @@
-//! In what order a Cluster and a Tenant go, and what they leave to others.
+//! The order in which a Cluster and a Tenant are deleted, and what remains.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, Tenant};
-use yoke_operator::cluster::orphans::Orphans;
+use yoke_operator::cluster::lifecycle::orphans::Orphans;
 
 use crate::harness::{Host, PKI, TENANT, condition};
 
-/// A pod of a control plane that no kubelet ends.
+/// Creates a pod of a control plane that no kubelet ends.
 async fn make_pod(host: &Host, hosted: &str, id: &str) {
     let pod: Pod = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "control-plane-0", "labels": {
@@ -28,7 +28,7 @@ async fn make_pod(host: &Host, hosted: &str, id: &str) {
         .unwrap();
 }
 
-/// The account of a Cluster's store, and the credentials of its user.
+/// Returns the account of a Cluster's store, and the credentials of its user.
 async fn store_of(host: &Host, id: &str) -> (String, String) {
     let name = format!("{id}-store");
     (
@@ -37,7 +37,7 @@ async fn store_of(host: &Host, id: &str) -> (String, String) {
     )
 }
 
-/// What there is of a Cluster that is being deleted, in the order in which it must go.
+/// Returns what remains of a Cluster that is being deleted, in the required order.
 async fn left(host: &Host, hosted: &str, id: &str, account: &str) -> Vec<&'static str> {
     let selector = ListParams::default().labels(&format!("yoke.drzzl.io/id={id}"));
     let secrets = host.api::<Secret>(PKI).list(&selector).await.unwrap().items;
@@ -95,7 +95,7 @@ async fn cluster_goes_in_order_and_its_data_last() {
     ];
     assert_eq!(left(&host, &hosted, id, &account).await, order);
     host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
-    // While the pod lives nothing goes that it lives by.
+    // While the pod runs, nothing that it depends on is deleted.
     host.bring("a", "the control plane is being stopped", async || {
         host.stateful_set(&hosted).await.is_none()
     })
@@ -116,7 +116,7 @@ async fn cluster_goes_in_order_and_its_data_last() {
             left.contains(&"keys") || !host.lets_in(&credentials).await,
             "nobody writes when the keys are gone"
         );
-        // What is left is always the end of the order.
+        // The remaining items are always the end of the order.
         assert_eq!(left, &order[order.len() - left.len()..]);
         if left.first() == Some(&"namespace") {
             host.finalize(&hosted).await;
@@ -185,7 +185,7 @@ async fn refused_tenant_loses_the_subjects_that_it_loses() {
     assert_eq!(bound().await, ["ann"]);
 }
 
-/// An account that was deleted could come back from the copy of its user's credentials.
+/// A deleted account could be restored from the copy of its user's credentials.
 async fn assert_copy_goes_first(host: &Host, hosted: &str, id: &str, account: &str) {
     let has_copy = host.secret(hosted, "kine-nats").await.is_some();
     assert!(!has_copy || host.has_stream(account, id).await);
@@ -217,13 +217,16 @@ async fn tenant_stays_while_one_of_its_clusters_cannot_be_read() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let (account, _) = store_of(&host, id.as_str()).await;
-    // More values than are read of one object.
+    // More values than the operator decodes of one object.
     let labels: serde_json::Map<_, _> = (0..17_000).map(|number| (format!("l{number}"), "".into())).collect();
     host.patch_cluster("a", serde_json::json!({"metadata": {"labels": labels}}))
         .await;
     host.restart_operator().await;
     let key = ObjectRef::<Cluster>::new("a").within(TENANT);
-    assert!(host.context.caches.clusters.get(&key).is_none(), "it cannot be read");
+    assert!(
+        host.context.host.caches.clusters.get(&key).is_none(),
+        "it cannot be read"
+    );
     let tenants = Api::<Tenant>::all(host.client.clone());
     tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
     for _ in 0..3 {
@@ -266,10 +269,7 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
         left(&host, &hosted, id, &account).await.is_empty()
     })
     .await;
-    let remembered = || {
-        let seen = host.context.seen.lock().unwrap();
-        seen.keys().any(|known| known.as_str() == id)
-    };
+    let remembered = || host.context.memory.has(&id.parse().unwrap());
     host.until("it is forgotten", async || {
         orphans.lock().await.sweep(&host.context, now).await;
         !remembered()
@@ -277,7 +277,7 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
     .await;
 }
 
-/// Nothing but the copy of its user's credentials names the account.
+/// Only the copy of its user's credentials names the account.
 #[tokio::test(flavor = "multi_thread")]
 async fn orphan_without_its_secret_leaves_nothing_at_nats() {
     let host = Host::start().await;
@@ -338,7 +338,7 @@ async fn retained_data_outlives_its_cluster() {
     host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
         .await;
     host.take_down("a").await;
-    // The collector of what Clusters leave does not take it.
+    // The orphan collector does not delete it.
     let mut orphans = Orphans::default();
     let now = Instant::now();
     for later in [Duration::ZERO, Duration::from_secs(601), Duration::from_secs(1202)] {
@@ -353,7 +353,7 @@ async fn retained_data_outlives_its_cluster() {
     };
     assert_eq!(retained().await, Some(256 << 20), "it counts");
 
-    // Another Cluster of this identity gets nothing of it, and leaves it when it goes.
+    // Another Cluster with this identity gets none of it, and leaves it when it is deleted.
     let made = async |name: &str| {
         let mut cluster = Cluster::new(name, Default::default());
         cluster.spec.id = Some(id.to_owned());
@@ -367,7 +367,7 @@ async fn retained_data_outlives_its_cluster() {
     assert_eq!(retained().await, Some(256 << 20), "what it claims is not its own");
     host.take_down("b").await;
     assert!(kept().await);
-    // The same Cluster has its data again, by a user of its own.
+    // The first Cluster gets its data back, with a new user.
     made("a").await;
     host.bring("a", "a control plane is asked for", async || {
         host.stateful_set(&hosted).await.is_some()
@@ -378,7 +378,7 @@ async fn retained_data_outlives_its_cluster() {
     assert!(host.lets_in(&credentials).await && !host.lets_in(&former).await);
     assert_eq!(retained().await, None);
 
-    // What is left goes with the Tenant.
+    // Retained data is deleted with the Tenant.
     host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
         .await;
     host.take_down("a").await;

@@ -1,4 +1,4 @@
-//! Whom a control plane may reach.
+//! Peers that a control plane may connect to.
 
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::PostParams;
@@ -7,7 +7,7 @@ use yoke_api::cluster::ExtraArg;
 
 use crate::harness::{Host, condition};
 
-/// Ports that the host API knows as open outward.
+/// Returns the ports of the NetworkPolicy's egress rules.
 async fn open(host: &Host, hosted: &str) -> Vec<String> {
     let policy = host.api::<NetworkPolicy>(hosted).get("control-plane").await.unwrap();
     let rules = policy.spec.unwrap().egress.unwrap();
@@ -41,7 +41,7 @@ async fn provider_of_identities_can_be_reached_as_long_as_there_is_one() {
     let nats = open(&host, &hosted).await[0].clone();
     let all = [nats.as_str(), "Int(443)", "Int(53)", "Int(53)"];
     assert_eq!(open(&host, &hosted).await, all);
-    // Of one that is refused the doors are those of what runs.
+    // For a refused Cluster, the policy stays that of the running control plane.
     let without = serde_json::json!({"spec": {"extraArgs": {"apiServer": []}}});
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;

@@ -1,4 +1,5 @@
-//! What the operator owns of what it applies, and what it leaves to others.
+//! Field ownership: which fields of an applied object the operator owns, and which it leaves to
+//! other managers.
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -12,10 +13,10 @@ use serde_json::{Value, json};
 
 use crate::harness::Host;
 
-/// Everybody else.
+/// Field manager of all other clients.
 const OTHER: &str = "other.example";
 
-/// An object as its JSON.
+/// Returns an object as JSON.
 async fn read<K>(host: &Host, hosted: &str, name: &str) -> Value
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -27,7 +28,7 @@ where
     serde_json::to_value(host.api::<K>(hosted).get(name).await.unwrap()).unwrap()
 }
 
-/// Applies as somebody else.
+/// Applies an object with another field manager.
 async fn apply_other<K>(host: &Host, hosted: &str, name: &str, mut object: Value)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
@@ -40,11 +41,12 @@ where
         .unwrap();
 }
 
-/// What differs between the fields that a manager owns and those of an object that it applied, by their paths.
+/// Collects the paths of fields that a manager owns but the applied object does not have, or the
+/// reverse.
 fn compare(fields: &Value, object: &Value, path: &str, found: &mut Vec<String>) {
     let fields = fields.as_object().unwrap();
     let named: Vec<_> = fields.iter().filter(|(key, _)| *key != ".").collect();
-    // A leaf, or what is owned as a whole.
+    // A single value, or a field that is owned as a whole.
     if named.is_empty() {
         return;
     }
@@ -83,7 +85,7 @@ fn compare(fields: &Value, object: &Value, path: &str, found: &mut Vec<String>) 
     found.extend(missing.map(|key| format!("{path}/{key} is not owned")));
 }
 
-/// Holds what the operator owns of an object against a file of what it builds.
+/// Compares the fields that the operator owns with a golden file of its build.
 fn assert_owned(object: &Value, golden: &str) {
     let managers = object["metadata"]["managedFields"].as_array().unwrap();
     let own: Vec<_> = managers
@@ -98,7 +100,7 @@ fn assert_owned(object: &Value, golden: &str) {
     );
     let mut built: Value = serde_saphyr::from_str(golden).unwrap();
     let members = built.as_object_mut().unwrap();
-    // Who an object is nobody owns.
+    // Identifying fields have no owner.
     members.retain(|key, _| !["apiVersion", "kind"].contains(&key.as_str()));
     let meta = built["metadata"].as_object_mut().unwrap();
     meta.retain(|key, _| !["name", "namespace"].contains(&key.as_str()));
@@ -118,10 +120,10 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
         let (labels, annotations) = (json!({"other.example/team": "x"}), json!({"other.example/note": "y"}));
         json!({"metadata": {"labels": labels, "annotations": annotations}, "spec": spec})
     };
-    // Beside marks of others, a field that the operator does not build.
+    // Metadata of another manager, and a field that the operator does not build.
     apply_other::<StatefulSet>(&host, &hosted, "control-plane", marked(json!({"minReadySeconds": 3}))).await;
     apply_other::<Service>(&host, &hosted, "a", marked(json!({"sessionAffinity": "ClientIP"}))).await;
-    // One that it does build, taken by somebody else.
+    // A field that the operator builds, taken over by another manager.
     apply_other::<NetworkPolicy>(
         &host,
         &hosted,
@@ -129,7 +131,7 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
         marked(json!({"policyTypes": ["Ingress"]})),
     )
     .await;
-    // What was applied is written again: it changes, and nobody remembers it.
+    // Forces a new apply: the object changes, and the new operator remembers nothing.
     host.patch_cluster("a", json!({"spec": {"version": "v1.35.5"}})).await;
     host.restart_operator().await;
     host.bring("a", "another version is asked for", async || {

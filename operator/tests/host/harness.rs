@@ -1,5 +1,6 @@
-//! A real host API of a test's own: nats-server, kine-nats and kube-apiserver on free ports of loopback, with the operator's
-//! own watches on it. Nothing else runs there: no kubelet, no controller manager; what they would do, a test does.
+//! A real host API per test: nats-server, kine-nats and kube-apiserver on free loopback ports, with
+//! the operator's own watches. There is no kubelet and no controller manager: the test does their
+//! work.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,20 +15,15 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant};
-use yoke_operator::apply::Applier;
-use yoke_operator::cluster::Rule;
+use yoke_operator::app::Contexts;
+use yoke_operator::cluster::context::Context;
+use yoke_operator::cluster::{self, Rule};
 use yoke_operator::config::{Config, NatsConfig};
-use yoke_operator::context::Context;
-use yoke_operator::events::Events;
-use yoke_operator::loss::Losses;
-use yoke_operator::metrics::OperatorMetrics;
+use yoke_operator::host_api::cache::{self, CacheMetrics};
+use yoke_operator::host_nodes::loss;
 use yoke_operator::nats::{Account, Nats, Size, streams};
-use yoke_operator::notice::Notices;
-use yoke_operator::reaper::{Pace, Reaper};
-use yoke_operator::signer::Signer;
-use yoke_operator::slots::Slots;
-use yoke_operator::tenant_api::{TenantApis, build_base};
-use yoke_operator::{ReconcileError, cache, cluster, join_token, tenant};
+use yoke_operator::node_reaper::Pace;
+use yoke_operator::{ReconcileError, join_token, tenant};
 use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
 use yoke_test_support::kubernetes::{OWNER_TOKEN, Options, install_crds};
@@ -37,28 +33,32 @@ use crate::issuer::CertManager;
 use crate::support::Server;
 
 const HOST_STORE: &str = "hhhhhhhhh2";
-/// How long anything may take here.
+/// Timeout of every wait.
 const LIMIT: Duration = Duration::from_secs(40);
 /// The Tenant of a test.
 pub(crate) const TENANT: &str = "demo";
-/// Silent Nodes are looked for as often as a test reconciles.
+/// Checks for silent Nodes as often as a test reconciles.
 const PACE: Pace = Pace {
     every: Duration::ZERO,
     looks: 4,
     doubt: Duration::from_secs(1),
-    // Kubernetes looks each 20 s which Pods are on machines that are out of service.
+    // Kubernetes checks every 20 s which Pods are on Nodes that are out of service.
     linger: Duration::from_secs(25),
     known: Duration::ZERO,
 };
-/// Namespace of the certificate authorities.
+/// Namespace of the CAs.
 pub(crate) const PKI: &str = "yoke-pki";
 
-/// A host with the operator's view of it; dropped, its processes end.
+/// A host and the operator's state of it. Its processes end when this is dropped.
 pub(crate) struct Host {
     pub(crate) client: Client,
+    /// Context of the Cluster controller.
     pub(crate) context: Arc<Context>,
+    pub(crate) tenant: Arc<tenant::Context>,
+    pub(crate) join_token: Arc<join_token::Context>,
+    pub(crate) loss: Arc<loss::Context>,
     pub(crate) issuer: CertManager,
-    /// Clusters that the operator's watches of tenants' own APIs call for.
+    /// Clusters that the operator's watches of tenants' own APIs requeue.
     pub(crate) called: mpsc::Receiver<ObjectRef<Cluster>>,
     _supervisor: Supervisor,
     _api: Process,
@@ -68,10 +68,10 @@ pub(crate) struct Host {
     dir: tempfile::TempDir,
 }
 
-/// Where a host name is found.
+/// Places with a host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// In what the ingress is told.
+    /// In the published ingress configuration.
     pub(crate) is_published: bool,
     /// In the Certificate of the API server.
     pub(crate) is_asked_for: bool,
@@ -83,7 +83,7 @@ impl Host {
         Self::start_on(Server::start().await).await
     }
 
-    /// The same, on a nats-server that was started for it.
+    /// Starts a host on this nats-server.
     pub(crate) async fn start_on(nats: Server) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = start_store(dir.path(), &nats).await;
@@ -92,10 +92,13 @@ impl Host {
         let (url, (api, client)) = (options.url(), options.start(dir.path()).await);
         prepare(&client).await;
         let issuer = CertManager::start(&client).await;
-        let (context, called, supervisor) = connect(&client, build_config(nats.config())).await;
+        let (contexts, called, supervisor) = connect(&client, build_config(nats.config())).await;
         let host = Self {
             client,
-            context,
+            context: contexts.cluster,
+            tenant: contexts.tenant,
+            join_token: contexts.join_token,
+            loss: contexts.loss,
             issuer,
             called,
             _supervisor: supervisor,
@@ -109,12 +112,12 @@ impl Host {
         host
     }
 
-    /// Starts the controller that counts what ResourceQuotas are about.
+    /// Starts the controller that counts for ResourceQuotas.
     pub(crate) fn start_counting(&self) -> Process {
         self.start_controllers(&self.url, "resourcequota-controller")
     }
 
-    /// Starts controllers of Kubernetes' own, for an API.
+    /// Starts controllers of Kubernetes for an API.
     pub(crate) fn start_controllers(&self, url: &str, names: &str) -> Process {
         let dir = self.dir.path().join("controllers");
         std::fs::create_dir(&dir).unwrap();
@@ -135,8 +138,8 @@ impl Host {
         Process::spawn(&dir, "kube-controller-manager", &arguments)
     }
 
-    /// Starts the real API of a Cluster, in the host's store, where the Service says and with the certificate that was
-    /// issued for it; what its controllers make first is there.
+    /// Starts the real API of a Cluster, with the host's store, at the address of its Service and
+    /// with its issued certificate. Creates the objects that controllers would create first.
     pub(crate) async fn start_tenant_api(&self, name: &str) -> (Process, Client) {
         let hosted = self.hosted(name).await;
         let service = self.api::<Service>(&hosted).get(name).await.unwrap();
@@ -177,7 +180,7 @@ impl Host {
         self.url.clone()
     }
 
-    /// A folder of a test's own, which goes with the host.
+    /// Creates a folder for the test, which is deleted with the host.
     pub(crate) fn make_dir(&self, name: &str) -> std::path::PathBuf {
         let dir = self.dir.path().join(name);
         std::fs::create_dir(&dir).unwrap();
@@ -198,12 +201,12 @@ impl Host {
         .await;
     }
 
-    /// An operator that has just started on the same host: what is kept in memory only is gone.
+    /// Replaces the operator by one that has just started: all its memory is lost.
     pub(crate) async fn restart_operator(&mut self) {
         self.restart_operator_with(build_config(self.nats.config())).await;
     }
 
-    /// The same, of another release: what each control plane has as its store is another image.
+    /// Replaces the operator by one of another release, with this image of the store.
     pub(crate) async fn upgrade_operator(&mut self, store: &str) {
         let config = Config {
             kine_nats_image: store.into(),
@@ -213,10 +216,15 @@ impl Host {
     }
 
     async fn restart_operator_with(&mut self, config: Config) {
-        (self.context, self.called, self._supervisor) = connect(&self.client, config).await;
+        let contexts;
+        (contexts, self.called, self._supervisor) = connect(&self.client, config).await;
+        self.context = contexts.cluster;
+        self.tenant = contexts.tenant;
+        self.join_token = contexts.join_token;
+        self.loss = contexts.loss;
     }
 
-    /// The same, where nobody listens at the address of NATS.
+    /// Replaces the operator by one that cannot reach NATS.
     pub(crate) async fn restart_operator_without_nats(&mut self) {
         let config = NatsConfig {
             urls: vec!["tls://127.0.0.1:9".into()],
@@ -236,14 +244,14 @@ impl Host {
         self.api(TENANT)
     }
 
-    /// The reasons of the warnings that the Tenant was told.
+    /// Returns the reasons of the warning events in the Tenant's namespace.
     pub(crate) async fn events(&self) -> Vec<String> {
         let events = self.api::<Event>(TENANT).list(&Default::default()).await.unwrap().items;
         let warned = events.into_iter().filter(|it| it.type_.as_deref() == Some("Warning"));
         warned.filter_map(|event| event.reason).collect()
     }
 
-    /// Makes a Cluster in the Tenant's namespace.
+    /// Creates a Cluster in the Tenant's namespace.
     pub(crate) async fn make_cluster(&self, name: &str) {
         let cluster = Cluster::new(name, Default::default());
         self.clusters().create(&PostParams::default(), &cluster).await.unwrap();
@@ -268,7 +276,7 @@ impl Host {
             .unwrap();
     }
 
-    /// One reconciliation of the Cluster as it is.
+    /// Reconciles the current Cluster once.
     pub(crate) async fn reconcile(&self, name: &str) -> Result<Action, ReconcileError> {
         self.settle().await;
         if self.known_cluster(name).await.is_none() {
@@ -277,25 +285,26 @@ impl Host {
         self.reconcile_known(name).await
     }
 
-    /// Ends the operator's watches when they have told all of the Cluster: by what is written from now on they lag behind.
+    /// Stops the operator's watches once they have delivered the Cluster. From now on its caches
+    /// are stale.
     pub(crate) async fn stop_watches(&mut self, name: &str) {
         self.settle().await;
         self.known_cluster(name).await.unwrap();
         self._supervisor = Supervisor::new(Duration::ZERO);
     }
 
-    /// One reconciliation by what the operator's watches have told.
+    /// Reconciles once with what is in the operator's caches.
     pub(crate) async fn reconcile_known(&self, name: &str) -> Result<Action, ReconcileError> {
         let key = ObjectRef::new(name).within(TENANT);
         Box::pin(cluster::reconcile(key, Arc::clone(&self.context))).await
     }
 
-    /// A Cluster as the operator knows it, when it has seen what is there now.
+    /// Returns a Cluster from the operator's cache, once that has the current version.
     async fn known_cluster(&self, name: &str) -> Option<Arc<Cluster>> {
         let key = ObjectRef::new(name).within(TENANT);
         loop {
             let there = self.clusters().get_opt(name).await.unwrap()?;
-            let known = self.context.caches.clusters.get(&key);
+            let known = self.context.host.caches.clusters.get(&key);
             if let Some(known) = known.filter(|known| known.resource_version() == there.resource_version()) {
                 return Some(known);
             }
@@ -309,16 +318,17 @@ impl Host {
         let Some(tenant) = api.get_opt(TENANT).await.unwrap() else {
             return Ok(Action::await_change());
         };
-        Box::pin(tenant::reconcile(Arc::new(tenant), Arc::clone(&self.context))).await
+        Box::pin(tenant::reconcile(Arc::new(tenant), Arc::clone(&self.tenant))).await
     }
 
-    /// Gives the watches a moment to see what was just written. What they have not seen by then, a later reconciliation
-    /// does: whoever waits for a result calls [`Self::bring`] or [`Self::until`], which go on until it is there.
+    /// Gives the watches a moment to deliver the last writes. A later reconciliation handles what
+    /// they have not delivered by then: [`Self::bring`] and [`Self::until`] continue until the
+    /// result is there.
     async fn settle(&self) {
         tokio::time::sleep(Duration::from_millis(60)).await;
     }
 
-    /// Reconciles the Cluster, with certificates issued, until it is so.
+    /// Reconciles the Cluster and issues certificates until `so` returns true.
     pub(crate) async fn bring(&self, name: &str, what: &str, so: impl AsyncFn() -> bool) {
         self.until(what, async || {
             let result = self.reconcile(name).await;
@@ -332,7 +342,7 @@ impl Host {
         .await;
     }
 
-    /// Puts a pod on a machine, as the scheduler does.
+    /// Binds a pod to a node, as the scheduler does.
     pub(crate) async fn bind(&self, hosted: &str, pod: &str, machine: &str) {
         let binding = serde_json::json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
             "target": {"kind": "Node", "name": machine}});
@@ -342,7 +352,7 @@ impl Host {
         self.client.request_text(request).await.unwrap();
     }
 
-    /// Makes a Cluster and brings it so far that a control plane is asked for.
+    /// Creates a Cluster, and reconciles until its control plane is requested.
     pub(crate) async fn bring_up(&self, name: &str) -> Cluster {
         self.make_cluster(name).await;
         self.bring(name, "a control plane is asked for", async || {
@@ -366,7 +376,7 @@ impl Host {
         .await;
     }
 
-    /// The hosted namespace of a Cluster; a name that no namespace has while it has none.
+    /// Returns the control-plane namespace of a Cluster, or a name that no namespace has.
     pub(crate) async fn hosted(&self, name: &str) -> String {
         let cluster = self.clusters().get_opt(name).await.unwrap();
         let id = cluster.and_then(|cluster| cluster.id());
@@ -381,14 +391,14 @@ impl Host {
         self.api(namespace).get_opt(name).await.unwrap()
     }
 
-    /// The text under a key of a Secret; empty if there is none.
+    /// Returns the text in a Secret; empty if there is none.
     pub(crate) async fn text(&self, namespace: &str, name: &str, key: &str) -> String {
         let data = self.secret(namespace, name).await.and_then(|secret| secret.data);
         let bytes = data.and_then(|mut data| data.remove(key)).unwrap_or_default().0;
         String::from_utf8(bytes).unwrap()
     }
 
-    /// Makes a Cluster that asks for one more host name, which its Tenant may have, and brings it so far that it has it.
+    /// Creates a Cluster with an allowed extra host name, and reconciles until it has the name.
     pub(crate) async fn bring_up_named(&self, name: &str, host_name: &str) {
         let domain = host_name.split_once('.').unwrap().1;
         self.patch_tenant(serde_json::json!({"spec": {"allowedDomains": [domain]}}))
@@ -403,7 +413,7 @@ impl Host {
         .await;
     }
 
-    /// Where the one more host name of a Cluster is, or any other under `example.org`.
+    /// Returns where the extra host name of a Cluster is found, or any other under `example.org`.
     pub(crate) async fn names_of(&self, name: &str) -> Names {
         let hosted = self.hosted(name).await;
         let is_more = |text: &str| text.contains("example.org");
@@ -417,10 +427,10 @@ impl Host {
         }
     }
 
-    /// Objects that were applied up to now, by whomever, but for their status.
+    /// Number of server-side applies so far, by any client, without those of a status.
     pub(crate) async fn applied(&self) -> u64 {
         let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
-        let text = self.context.client.request_text(request).await.unwrap();
+        let text = self.context.host.client.request_text(request).await.unwrap();
         let of_objects = |line: &&str| {
             line.starts_with("apiserver_request_total{")
                 && line.contains(r#"verb="APPLY""#)
@@ -433,7 +443,7 @@ impl Host {
         counts.map(|count| count.parse::<u64>().unwrap()).sum()
     }
 
-    /// Whether an account has the log of a Cluster.
+    /// Returns whether an account has the log of a Cluster.
     pub(crate) async fn has_stream(&self, account: &str, id: &str) -> bool {
         let Ok(client) = self.context.nats.connect_account(account).await else {
             return false;
@@ -445,7 +455,7 @@ impl Host {
         answer.get("error").is_none()
     }
 
-    /// An account that has the name of an identity, and is no Cluster's.
+    /// Creates an account with the name of an identity, which belongs to no Cluster.
     pub(crate) async fn make_account(&self, id: &str) -> String {
         let id = id.parse().unwrap();
         let account = Account::draw(&id, Size::default(), 0).unwrap();
@@ -453,7 +463,7 @@ impl Host {
         account.public_key
     }
 
-    /// Whether a store's user is let in.
+    /// Returns whether NATS accepts the credentials of a store's user.
     pub(crate) async fn lets_in(&self, credentials: &str) -> bool {
         self.nats
             .connect_options(credentials)
@@ -462,7 +472,7 @@ impl Host {
             .is_ok()
     }
 
-    /// Deletes an object, and waits until the operator's watch knows.
+    /// Deletes an object, and waits until the operator's watch has delivered that.
     pub(crate) async fn delete<K>(&self, namespace: &str, name: &str)
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -477,29 +487,30 @@ impl Host {
         self.settle().await;
     }
 
-    /// Deletes a Secret and waits until the operator's watch knows.
+    /// Deletes a Secret, and waits until the operator's watch has delivered that.
     pub(crate) async fn lose_secret(&self, namespace: &str, name: &str) {
         self.delete::<Secret>(namespace, name).await;
         let key = ObjectRef::<Secret>::new(name).within(namespace);
         self.until("the watch knows that a Secret is gone", async || {
-            self.context.caches.secrets.get(&key).is_none()
+            self.context.host.caches.secrets.get(&key).is_none()
         })
         .await;
     }
 
-    /// Takes a Cluster's object away without the operator, and waits until the operator's watch knows.
+    /// Deletes a Cluster's object without the operator, and waits until the operator's watch has
+    /// delivered that.
     pub(crate) async fn lose_cluster(&self, name: &str) {
         let nothing = serde_json::json!({"metadata": {"finalizers": null}});
         self.patch_cluster(name, nothing).await;
         self.clusters().delete(name, &Default::default()).await.unwrap();
         let key = ObjectRef::<Cluster>::new(name).within(TENANT);
         self.until("the watch knows that a Cluster is gone", async || {
-            self.context.caches.clusters.get(&key).is_none()
+            self.context.host.caches.clusters.get(&key).is_none()
         })
         .await;
     }
 
-    /// Ends a namespace that is being deleted, as its controller would.
+    /// Finalizes a namespace that is being deleted, as its controller would.
     pub(crate) async fn finalize(&self, name: &str) {
         let api = Api::<Namespace>::all(self.client.clone());
         let Some(mut namespace) = api.get_opt(name).await.unwrap() else {
@@ -517,7 +528,7 @@ impl Host {
         self.client.request_text(request).await.unwrap();
     }
 
-    /// Waits until it is so; never for a time.
+    /// Waits for a state; never for a time.
     pub(crate) async fn until(&self, what: &str, so: impl AsyncFn() -> bool) {
         let deadline = Instant::now() + LIMIT;
         while Instant::now() < deadline {
@@ -533,7 +544,7 @@ impl Host {
     }
 }
 
-/// The state and the reason of a condition, `Status/Reason`.
+/// Returns status and reason of a condition, `Status/Reason`.
 pub(crate) fn condition(cluster: &Cluster, type_: &str) -> String {
     let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
     conditions
@@ -544,7 +555,7 @@ pub(crate) fn condition(cluster: &Cluster, type_: &str) -> String {
         })
 }
 
-/// Where the store of a host with its files in `dir` listens.
+/// Listener of the store of a host with its files in `dir`.
 fn store_url(dir: &Path) -> String {
     format!("unix://{}/kine.sock", dir.display())
 }
@@ -606,14 +617,14 @@ fn build_config(nats: NatsConfig) -> Config {
     config
 }
 
-async fn connect(client: &Client, config: Config) -> (Arc<Context>, mpsc::Receiver<ObjectRef<Cluster>>, Supervisor) {
+async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<ObjectRef<Cluster>>, Supervisor) {
     let nats = Nats::connect(&config.nats).await.unwrap();
     let nats_ca = std::fs::read_to_string(config.nats.secret_dir.join("ca.crt")).unwrap();
-    let metrics = OperatorMetrics::new(&Metrics::new("operator"));
+    let metrics = Metrics::new("operator");
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
-    let (caches, triggered) = cache::start(client, &mut supervisor, &metrics);
+    let (caches, triggered) = cache::start(client, &mut supervisor, &CacheMetrics::new(&metrics));
     let triggered = triggered.wait(&caches).await.unwrap();
-    // Nobody heeds the triggers here: a test says when to reconcile.
+    // The triggers are ignored here: a test says when to reconcile.
     let mut clusters = triggered.clusters;
     let mut tenants = triggered.tenants;
     let mut join_tokens = triggered.join_tokens;
@@ -628,58 +639,33 @@ async fn connect(client: &Client, config: Config) -> (Arc<Context>, mpsc::Receiv
             }
         }
     });
-    let (guard, keeper) = cluster::Guard::new();
-    let (signer, signing) = Signer::new();
-    let (reaper, reaping) = Reaper::new(PACE);
-    let context = Context {
-        guard,
-        signer,
-        reaper,
-        // Nobody heeds these calls either.
-        turns: cluster::Turns::new(Rule::MADE).0,
-        restarts: cluster::Turns::new(Rule {
-            at_once: 1,
-            ..Rule::RESTARTED
-        })
-        .0,
-        starts: cluster::Turns::new(Rule::of_starts(0)).0,
-        losses: Losses::default(),
-        notices: Notices::default(),
-        join_token_slots: Slots::new(join_token::AT_ONCE),
-        late_slots: Slots::new(cluster::LATE_AT_ONCE),
-        join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
-        base: build_base(&config.ingress.address, config.ingress.port),
-        clusters: Applier::new(client.clone(), cluster::CONTROLLER),
-        tenants: Applier::new(client.clone(), tenant::CONTROLLER),
-        apis: TenantApis::default(),
-        events: Events::new(client.clone()),
-        metrics,
-        root: tokio::sync::Mutex::default(),
-        copying: tokio::sync::Semaphore::new(cluster::COPIED_AT_ONCE),
-        seen: std::sync::Mutex::default(),
-        awake: std::sync::Mutex::default(),
-        client: client.clone(),
-        config,
-        nats_ca,
-        nats,
-        caches,
-    };
-    let context = Arc::new(context);
+    let host = Arc::new(yoke_operator::host_api::Host::new(client.clone(), config, caches));
+    let (contexts, tasks) = Contexts::new(Arc::clone(&host), nats, nats_ca, PACE, &metrics);
+    // Admissions are ignored, too.
+    drop(tasks.due);
+    contexts.cluster.queues.restarts.set_rule(Rule {
+        at_once: 1,
+        ..Rule::RESTARTED
+    });
     let (calls, called) = mpsc::channel(1);
-    let signed = signing.run(Arc::clone(&context), supervisor.drain());
+    let signed = tasks
+        .signer
+        .run(Arc::clone(&host), tasks.signer_metrics, supervisor.drain());
     supervisor.spawn_background("signer", async move {
         signed.await;
         Ok::<_, std::io::Error>(())
     });
-    let reaped = reaping.run(Arc::clone(&context), supervisor.drain());
+    let reaped = tasks.reaper.run(host, tasks.reaper_metrics, supervisor.drain());
     supervisor.spawn_background("reaper", async move {
         reaped.await;
         Ok::<_, std::io::Error>(())
     });
-    let kept = keeper.run(Arc::clone(&context), calls, supervisor.drain());
+    let kept = tasks
+        .endpoint_guard
+        .run(Arc::clone(&contexts.cluster), calls, supervisor.drain());
     supervisor.spawn_background("keeper", async move {
         kept.await;
         Ok::<_, std::io::Error>(())
     });
-    (context, called, supervisor)
+    (contexts, called, supervisor)
 }

@@ -1,4 +1,4 @@
-//! Host names of a Cluster beside the public one.
+//! Host names of a Cluster in addition to its public name.
 
 use yoke_pki::cert_manager::Certificate;
 
@@ -6,7 +6,7 @@ use crate::harness::{Host, PKI, condition};
 
 const COPY: &str = "yoke-sleeper";
 
-/// The ingress shows it while the Cluster sleeps.
+/// The ingress uses the certificate while the Cluster sleeps.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_have_a_certificate_for_the_clusters_sleep() {
     let host = Host::start().await;
@@ -22,7 +22,7 @@ async fn names_have_a_certificate_for_the_clusters_sleep() {
     assert_eq!(asked.dns_names, ["api.example.org"]);
     assert_eq!(asked.issuer_ref.name, format!("{id}-ca-g1"));
 
-    // Renewed, it is copied again, whatever has become of the spec.
+    // A renewed certificate is copied again, even if the spec is refused by then.
     let before = host.text(&hosted, COPY, "tls.crt").await;
     host.patch_cluster("a", serde_json::json!({"spec": {"class": "none"}}))
         .await;

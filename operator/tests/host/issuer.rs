@@ -1,4 +1,4 @@
-//! What cert-manager does, as far as these tests need it: one Secret for each Certificate.
+//! A fake cert-manager that issues one Secret for each Certificate.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ const SELF_SIGNED: &str = "yoke-selfsigned";
 
 /// Issues certificates.
 pub(crate) struct CertManager {
-    /// CAs by the name of their Issuer, which is that of their Secret.
+    /// CAs by the name of their Issuer, which is also the name of their Secret.
     authorities: Mutex<BTreeMap<String, Authority>>,
 }
 
@@ -27,7 +27,7 @@ struct Authority {
 }
 
 impl CertManager {
-    /// Makes the root, as the chart does.
+    /// Creates the root CA, as the chart does.
     pub(crate) async fn start(client: &Client) -> Self {
         let key = rcgen::KeyPair::generate().unwrap();
         let params = authority_params(ROOT);
@@ -43,7 +43,7 @@ impl CertManager {
         }
     }
 
-    /// Issues what is asked for and not there.
+    /// Issues all requested certificates that are missing.
     pub(crate) async fn issue(&self, client: &Client) {
         let secrets = Api::<Secret>::namespaced(client.clone(), PKI);
         let asked = Api::<Certificate>::namespaced(client.clone(), PKI)
@@ -64,7 +64,7 @@ impl CertManager {
         }
     }
 
-    /// Answers what is asked for with keys that others keep.
+    /// Answers requests with private keys that are stored elsewhere.
     pub(crate) async fn issue_requests(&self, client: &Client) {
         let api = Api::<CertificateRequest>::namespaced(client.clone(), PKI);
         for request in api.list(&Default::default()).await.unwrap() {
@@ -72,7 +72,7 @@ impl CertManager {
                 continue;
             };
             let patch = serde_json::json!({"status": {"certificate": ByteString(chain.into_bytes())}});
-            // It may be gone by now.
+            // The request may be deleted by now.
             let params = PatchParams::default();
             let _ = api.patch(&request.name_any(), &params, &Patch::Merge(patch)).await;
         }
@@ -104,7 +104,7 @@ impl CertManager {
             true => authority_params(&name),
             false => rcgen::CertificateParams::new(spec.dns_names.clone()).unwrap(),
         };
-        // A common name that is not the CA's.
+        // The common name differs from that of the CA.
         if let Some(common) = spec.common_name.as_deref().filter(|_| !spec.is_ca) {
             params.distinguished_name.push(rcgen::DnType::CommonName, common);
         }

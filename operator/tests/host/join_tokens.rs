@@ -1,4 +1,4 @@
-//! What a JoinToken is for and what it leaves alone, at a real API.
+//! JoinTokens: their effects and their limits, with a real API.
 
 use std::time::Duration;
 
@@ -9,8 +9,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use yoke_api::labels;
-use yoke_operator::cache;
-use yoke_operator::metrics::OperatorMetrics;
+use yoke_operator::host_api::cache::{self, CacheMetrics};
 use yoke_runtime::{Metrics, Supervisor};
 use yoke_test_support::kubernetes::connect;
 
@@ -34,7 +33,7 @@ async fn a_join_token_does_not_outlive_its_cluster() {
     };
     assert_eq!(served().await, json!(id));
 
-    // Its controller does.
+    // In the role of the StatefulSet controller.
     let hosted = host.hosted("a").await;
     host.delete::<Pod>(&hosted, "control-plane-0").await;
     host.take_down("a").await;
@@ -66,10 +65,10 @@ async fn what_was_told_is_kept_by_who_knows_an_older_state() {
     apply["status"] = told["status"].clone();
     let patch = Patch::Apply(&apply);
     stage.tokens().patch_status("j", &params, &patch).await.unwrap();
-    // Something new is to be said of it.
+    // Something new is to be written to its status.
     let mut old = before.clone();
     old.status.as_mut().unwrap().conditions.clear();
-    yoke_operator::join_token::reconcile(old.into(), stage.host.context.clone())
+    yoke_operator::join_token::reconcile(old.into(), stage.host.join_token.clone())
         .await
         .unwrap();
     let status = stage.tokens().get("j").await.unwrap().status.unwrap();
@@ -102,7 +101,8 @@ async fn who_asks_much_keeps_no_other_waiting() {
     stage.make_token("j", json!({"clusterName": "a"})).await;
     stage.bring_token("j", READY).await;
     let bootstrap = connect(&stage.url, &stage.line("j").await.token);
-    // More than are answered at once of one requester: those behind them wait, and nobody else does.
+    // More than one requester's budget: further requests of this requester wait, but those of
+    // others do not.
     for number in 0..50 {
         let name = format!("c{number}");
         stage.request(&bootstrap, &name, SERVING, "n", &["n"]).await;
@@ -122,7 +122,7 @@ async fn a_request_that_is_gone_costs_no_use() {
     let early = stage.early_joiner();
     stage.request(&early, "gone", CLIENT, "gone", &[]).await;
     stage.request(&early, "stays", CLIENT, "stays", &[]).await;
-    // Both are known by then, and wait.
+    // Both requests have been processed by then, and wait.
     assert_eq!(
         stage.ask(&stage.client, "behind", CLIENT, "n", &[]).await,
         refused("RequesterInvalid")
@@ -150,7 +150,7 @@ async fn a_token_that_is_not_known_yet_is_waited_for() {
 }
 
 impl Stage {
-    /// A client of the tenant's API by a bootstrap token, whose JoinToken the operator does not know yet.
+    /// A client with a bootstrap token whose JoinToken the operator does not know yet.
     fn early_joiner(&self) -> Client {
         self.someone(
             &format!("system:bootstrap:{EARLY}"),
@@ -158,7 +158,7 @@ impl Stage {
         )
     }
 
-    /// Makes that JoinToken, by which two may join.
+    /// Creates that JoinToken, for two workers.
     async fn make_early_token(&self) {
         self.make_token("j", json!({"clusterName": "a", "maxUses": 2})).await;
         let id = self.host.cluster("a").await.id().unwrap();
@@ -185,7 +185,7 @@ async fn the_operator_starts_without_the_kind() {
     })
     .await;
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
-    let metrics = OperatorMetrics::new(&Metrics::new("operator"));
+    let metrics = CacheMetrics::new(&Metrics::new("operator"));
     let (caches, triggered) = cache::start(&host.client, &mut supervisor, &metrics);
     triggered.wait(&caches).await.unwrap();
     assert!(
@@ -249,7 +249,7 @@ async fn a_tenant_makes_no_more_objects_than_it_may() {
 #[tokio::test(flavor = "multi_thread")]
 async fn subjects_are_bound_where_objects_cannot_be_counted() {
     let host = Host::start().await;
-    // An API server lets nobody change the scopes.
+    // The scopes of a ResourceQuota are immutable.
     let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota",
         "metadata": {"name": "yoke-tenant", "labels": {labels::MANAGED_BY: labels::MANAGED_BY_OPERATOR}},
         "spec": {"scopes": ["Terminating"], "hard": {"pods": "1"}}});

@@ -11,7 +11,7 @@ use crate::harness::{Host, PKI, TENANT, condition};
 
 const SERVER: &str = "konnectivity-server";
 
-/// The control plane's containers, and the digest of what they read once.
+/// Returns the control plane's containers, and the digest of the files that they read only once.
 async fn template(host: &Host, hosted: &str) -> (Vec<String>, String) {
     let template = host.stateful_set(hosted).await.unwrap().spec.unwrap().template;
     let names = template
@@ -28,7 +28,7 @@ async fn has_server(host: &Host, hosted: &str) -> bool {
     template(host, hosted).await.0.iter().any(|name| name == SERVER)
 }
 
-/// What ingress-xds is told, as text.
+/// Returns the configuration that is published to ingress-xds.
 async fn told(host: &Host, hosted: &str) -> String {
     let map = host.api::<ConfigMap>(hosted).get("yoke-ingress").await.unwrap();
     map.data.unwrap().remove("ingress.json").unwrap()
@@ -40,7 +40,7 @@ async fn ports(host: &Host, hosted: &str) -> Vec<i32> {
     ports.into_iter().map(|port| port.port).collect()
 }
 
-/// Makes the Cluster `a` with agents, and brings it so far that its control plane is asked for.
+/// Creates the Cluster `a` with agents, and reconciles until its control plane is requested.
 async fn bring_up(host: &Host) -> (String, String) {
     let mut cluster = Cluster::new("a", Default::default());
     cluster.spec.konnectivity = Konnectivity::Enabled;
@@ -107,7 +107,7 @@ async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() 
     assert!(!asked.iter().any(|name| name.contains("konnectivity")), "{asked:?}");
 }
 
-/// It loads its certificate once; and a Cluster that is refused has workers all the same.
+/// konnectivity-server loads its certificate only once. A refused Cluster has workers too.
 #[tokio::test(flavor = "multi_thread")]
 async fn server_is_started_again_for_a_renewed_certificate() {
     let host = Host::start().await;
@@ -169,14 +169,14 @@ async fn agents_are_kept_in_the_tenants_cluster() {
             "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/yoke:konnectivity-server",
         ]
     );
-    // What was removed comes back, and nothing else is written.
+    // A deleted object is created again, and no other is written.
     server.behaviour.lock().unwrap().objects.remove(AGENTS);
     host.restart_operator().await;
     host.bring("a", "the agents are back", async || written().0.len() == 3)
         .await;
     assert_eq!(written().1, writes + 1);
 
-    // Those of an operator that had no add-ons are mended, and go with the others.
+    // Objects of an operator version without add-ons are repaired, and deleted with the others.
     {
         let mut behaviour = server.behaviour.lock().unwrap();
         let mut agents: serde_json::Value = serde_json::from_str(&behaviour.objects[AGENTS]).unwrap();

@@ -1,11 +1,11 @@
-//! Several operators of which one acts, by a Lease of a real API.
+//! Leader election among several operators, with a Lease in a real API.
 
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Client, Config};
 use tokio::time::{sleep, timeout};
-use yoke_operator::leader::{Election, LEASE, Terms};
+use yoke_operator::leader_election::{Election, LEASE, Terms};
 use yoke_runtime::Readiness;
 
 use crate::harness::Host;
@@ -43,7 +43,7 @@ async fn another_stands_by_until_the_lease_is_left() {
     let holding = tokio::spawn(async move { first.hold().await });
     let waited = timeout(TERMS.term * 2, second.win()).await;
     assert!(waited.is_err(), "two act at once");
-    // Somebody who stands by leaves nothing.
+    // A standby operator releases nothing.
     second.leave().await;
     assert_eq!(holder(&host).await.as_deref(), Some("a"));
     holding.abort();

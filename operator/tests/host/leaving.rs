@@ -1,5 +1,5 @@
-//! A kubelet deletes its Node when it leaves, and sheds nothing by that: at a real API, with the admission plugins that
-//! control planes have.
+//! A kubelet deletes its Node when it leaves, and cannot shed taints or labels that way. With a
+//! real API and the admission plugins of control planes.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -21,7 +21,7 @@ async fn patch(client: &Client, name: &str, patch: Value) -> kube::Result<Node> 
     nodes(client).patch(name, &params, &Patch::Merge(patch)).await
 }
 
-/// Has somebody make a Node.
+/// Creates a Node as this client.
 async fn make(client: &Client, name: &str, more: Value) -> kube::Result<Node> {
     let mut node = json!({"metadata": {"name": name}});
     for (field, value) in more.as_object().unwrap() {
@@ -43,7 +43,7 @@ fn taint(key: &str, value: &str) -> Value {
     json!({"key": key, "value": value, "effect": "NoSchedule"})
 }
 
-/// Why a request was forbidden.
+/// Returns why a request was forbidden.
 fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
     match answer {
         Err(kube::Error::Api(status)) if status.code == 403 => status.message,
@@ -51,7 +51,7 @@ fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
     }
 }
 
-/// A stage on which the policy is in force, which takes a moment after it was made.
+/// Starts a cluster in which the policy is in force, which takes a moment after its creation.
 async fn start() -> Stage {
     let stage = Stage::start().await;
     let kubelet = stage.node("probe");
@@ -76,7 +76,7 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
     let why = refusal(delete(kubelet, "m").await);
     assert!(why.contains("is not allowed to modify node"), "{why}");
 
-    // What Kubernetes says of its state keeps nobody.
+    // Taints that Kubernetes sets by the Node's state do not prevent the deletion.
     let state = [
         taint("node.kubernetes.io/unreachable", ""),
         taint("node.kubernetes.io/unschedulable", ""),
@@ -116,7 +116,7 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
         patch(admin, "n", given).await.unwrap();
         let why = refusal(delete(kubelet, "n").await);
         assert!(why.contains(part), "{rule}: {why}");
-        // Nor all at once.
+        // Not by a deletion of all Nodes either.
         let all = nodes(kubelet)
             .delete_collection(&DeleteParams::default(), &Default::default())
             .await;
@@ -126,14 +126,14 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
         delete(kubelet, "n").await.unwrap();
     }
 
-    // What it can delete does not take the Node with it.
+    // An owner that the kubelet can delete must not take the Node with it.
     let owner = json!([{"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "name": "n", "uid": "1"}]);
     let why = refusal(make(kubelet, "n", json!({"ownerReferences": owner})).await);
     assert!(why.contains("its Node an owner"), "{why}");
     make(kubelet, "n", json!({})).await.unwrap();
     let why = refusal(patch(kubelet, "n", json!({"metadata": {"ownerReferences": owner}})).await);
     assert!(why.contains("ownerReferences"), "{why}");
-    // Whoever runs the cluster may do all this.
+    // An administrator of the cluster may do all this.
     patch(admin, "n", json!({"spec": {"taints": [taint(QUARANTINE, "")]}}))
         .await
         .unwrap();
@@ -168,7 +168,7 @@ async fn what_a_join_token_gave_goes_with_the_node() {
     let noted = nodes(admin).get("n").await.unwrap();
     assert_eq!(noted.annotations()[JOINED_TAINTS], "gpu=a:NoSchedule,spot:NoExecute");
 
-    // One more, of the same key.
+    // One more taint with the same key.
     let more = json!([taint("gpu", "b"), taint("spot", "")]);
     patch(admin, "n", json!({"spec": {"taints": more}})).await.unwrap();
     let claim = json!({"metadata": {"annotations": {JOINED_TAINTS: "gpu=b:NoSchedule,spot:NoSchedule"}}});
@@ -183,7 +183,7 @@ async fn what_a_join_token_gave_goes_with_the_node() {
     assert!(nodes(admin).get_opt("n").await.unwrap().is_none());
 }
 
-/// Traffic for a range goes to the Node that has it.
+/// Traffic for a range goes to the Node with that range.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_kubelet_says_which_addresses_its_pods_have() {
     const WHY: &str = "no kubelet says which addresses";
@@ -202,7 +202,7 @@ async fn no_kubelet_says_which_addresses_its_pods_have() {
     let why = refusal(patch(kubelet, "n", range("10.244.1.0/24")).await);
     assert!(why.contains(WHY), "{why}");
 
-    // As kube-controller-manager does.
+    // In the role of kube-controller-manager.
     let controller = &stage.someone(
         "system:serviceaccount:kube-system:node-controller",
         &["system:serviceaccounts"],
@@ -215,7 +215,7 @@ async fn no_kubelet_says_which_addresses_its_pods_have() {
         let refused = patch(kubelet, "n", claim).await;
         assert!(refused.is_err(), "{refused:?}");
     }
-    // What it says beside that is its own.
+    // The kubelet may set other fields.
     let beside = json!({"metadata": {"annotations": {"example.org/own": "x"}}});
     patch(kubelet, "n", beside).await.unwrap();
     let status = Patch::Merge(json!({"status": {"phase": "Running"}}));

@@ -1,4 +1,4 @@
-//! What is kept and gets lost by a hand.
+//! Loss of persisted material by a manual deletion.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use kube::api::{Patch, PatchParams};
 
 use crate::harness::{Host, PKI, condition};
 
-/// Less than five that wait for NATS until it counts as lost, four seconds each.
+/// Less than five waits until NATS counts as lost, of four seconds each.
 const LONG: Duration = Duration::from_secs(15);
 
-/// The Cluster has had an API: tokens and data hang on what was drawn for it.
+/// Records that the Cluster has had an API: tokens and data depend on its generated keys.
 async fn note_state(host: &Host, name: &str) {
     let now = k8s_openapi::jiff::Timestamp::now().to_string();
     let status = serde_json::json!({"status": {"history":
@@ -45,7 +45,7 @@ async fn kept_secrets_come_back_from_their_copies() {
         host.text(PKI, &user, "user.pub").await,
     );
     assert_eq!(after, before);
-    // Without a copy no other key is drawn for a cluster whose tokens hang on the first.
+    // Without a copy, no new key is generated for a cluster whose tokens depend on the lost one.
     host.lose_secret(&hosted, "kube-apiserver").await;
     host.lose_secret(PKI, &keys).await;
     host.bring("a", "the loss is told", async || {
@@ -77,7 +77,8 @@ async fn leaves_of_a_lost_ca_stay_trusted() {
     );
 }
 
-/// The account is known by its name, which the status has too; nothing of it can be lost that its data hangs on.
+/// The account is known by its name, which is also in the status. Its data depends on no other part
+/// of the Secrets.
 #[tokio::test(flavor = "multi_thread")]
 async fn account_goes_on_without_its_secrets() {
     let host = Host::start().await;
@@ -98,7 +99,7 @@ async fn account_goes_on_without_its_secrets() {
     assert_eq!(host.text(PKI, &store, "account.pub").await, account);
     assert!(!host.lets_in(&former).await, "the lost one is let in no more");
     assert!(host.events().await.contains(&"KeyLost".to_owned()));
-    // Where nothing names the account no other is made: it would have none of the data.
+    // If nothing names the account, no new one is created: it would have none of the data.
     host.lose_secret(PKI, &store).await;
     host.lose_secret(&hosted, "kine-nats").await;
     let nothing = serde_json::json!({"status": {"storage": null}});
@@ -113,7 +114,8 @@ async fn account_goes_on_without_its_secrets() {
     assert_eq!(host.secret(PKI, &store).await, None::<Secret>);
 }
 
-/// A Cluster whose account is somebody else's, as it was when Tenants had them, touches neither that nor its data.
+/// A Cluster whose account belongs to another, as when Tenants had accounts, touches neither the
+/// account nor its data.
 #[tokio::test(flavor = "multi_thread")]
 async fn account_of_another_name_is_left_alone() {
     let host = Host::start().await;
@@ -133,13 +135,14 @@ async fn account_of_another_name_is_left_alone() {
     assert_eq!(host.context.nats.find_account(&foreign).await.unwrap(), claims);
 }
 
-/// NATS that is lost keeps no certificate from its control plane, and takes the operator's time from nobody.
+/// While NATS is not reachable, certificates still reach the control planes, and reconciliations
+/// are not delayed.
 #[tokio::test(flavor = "multi_thread")]
 async fn clusters_are_kept_alive_while_nats_is_lost() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
-    // Nobody comes to be there: one who waited for it would do so for ever.
+    // NATS never becomes reachable: a wait for it would last forever.
     let restarted = tokio::time::timeout(LONG, host.restart_operator_without_nats());
     restarted.await.expect("an operator starts without NATS");
     host.lose_secret(PKI, &format!("{id}-apiserver")).await;
@@ -163,11 +166,11 @@ async fn clusters_are_kept_alive_while_nats_is_lost() {
         condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"
     })
     .await;
-    // What NATS comes back without is told, and not replaced by an empty log.
+    // The loss of the log is reported, and the log is not replaced by an empty one.
     note_state(&host, "a").await;
     let account = host.text(PKI, &format!("{id}-store"), "account.pub").await;
     host.nats.lose_streams(&account).await;
-    host.context.forget_stores();
+    host.context.memory.forget_stores();
     host.bring("a", "the loss is told", async || {
         condition(&host.cluster("a").await, "Degraded") == "True/StoreLost"
     })

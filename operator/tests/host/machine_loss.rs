@@ -1,5 +1,5 @@
-//! A machine of the host is lost with a control plane on it, whose store and API are real; Kubernetes' own controller makes
-//! the next pod, and the test is scheduler and kubelet.
+//! A node of the host is lost with a control plane on it. Its store and API are real, and the real
+//! StatefulSet controller creates the next pod. The test acts as scheduler and kubelet.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use yoke_api::Cluster;
-use yoke_operator::loss;
-use yoke_operator::tenant_api::Way;
+use yoke_operator::host_nodes::loss;
+use yoke_operator::tenant_client::Way;
 use yoke_runtime::Supervisor;
 use yoke_test_support::Process;
 
 use crate::answers::ready;
 use crate::harness::{Host, condition};
 
-/// What a trial and what leads to it take, and more than once that.
+/// Longer than a suspicion and a trial, several times.
 const LONG: Duration = Duration::from_secs(15);
-/// How long either may take where much else runs.
+/// Timeout on a busy machine.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// A control plane on a machine.
+/// A control plane on a node.
 struct Stage {
     host: Host,
     hosted: String,
-    /// The store, the API, and what makes pods.
+    /// The store, the API, and the controller that creates pods.
     store: Process,
     api: Process,
     _controllers: Process,
     _tenant: Client,
 }
 
-/// Looks at machines as the operator does.
+/// Checks nodes as the operator does.
 struct Watching {
     called: mpsc::Receiver<ObjectRef<Cluster>>,
     _supervisor: Supervisor,
@@ -46,7 +46,7 @@ impl Watching {
     fn start(host: &Host) -> Self {
         let mut supervisor = Supervisor::new(Duration::from_secs(1));
         let (calls, called) = mpsc::channel(8);
-        let watching = loss::run(Arc::clone(&host.context), calls, supervisor.drain());
+        let watching = loss::run(Arc::clone(&host.loss), calls, supervisor.drain());
         supervisor.spawn_background("loss", async move {
             watching.await;
             Ok::<_, std::io::Error>(())
@@ -99,7 +99,7 @@ impl Stage {
         annotations["yoke.drzzl.io/incarnation"].parse().unwrap()
     }
 
-    /// Puts the pod on a machine, as the scheduler does, whose kubelet takes it.
+    /// Binds the pod to a node, as the scheduler does, and reports it as accepted by the kubelet.
     async fn place(&self, machine: &str) {
         self.host
             .until("there is a pod", async || self.pod().await.is_some())
@@ -117,7 +117,7 @@ impl Stage {
             .unwrap();
     }
 
-    /// Stops the machine: what ran there answers nothing, and is not ended.
+    /// Stops the node's processes: they answer nothing, but do not end.
     fn freeze(&self) {
         signal(&self.store, "-STOP");
         signal(&self.api, "-STOP");
@@ -147,12 +147,13 @@ async fn start_store(host: &Host, hosted: &str) -> Process {
     Process::spawn(&dir, "kine-nats", &arguments)
 }
 
-/// A machine of the host that has one core, for one control plane of a Tenant that starts at a time.
+/// Creates a node of the host with one core, enough for one start of a Tenant's control plane at a
+/// time.
 async fn make_machine(host: &Host, name: &str) {
     let nodes = Api::<Node>::all(host.client.clone());
     let node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
     nodes.create(&PostParams::default(), &node).await.unwrap();
-    // Kubernetes gives each a taint, until its conditions are known.
+    // Kubernetes taints each new node until its conditions are known.
     let taints = json!({"spec": {"taints": null}});
     nodes
         .patch(name, &PatchParams::default(), &Patch::Merge(taints))
@@ -192,7 +193,7 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
     assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
     assert_eq!(stage.incarnation().await, before + 1);
     assert_eq!(ready(host).await, "False/MachineLost");
-    // It keeps its turn until the next one serves.
+    // The Cluster remains admitted until its next pod serves.
     host.make_cluster("b").await;
     host.bring("b", "it could be started", async || {
         condition(&host.cluster("b").await, "CertificatesReady") == "True/AsExpected"
@@ -217,7 +218,7 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
         (field.operator.as_str(), field.values.clone()),
         ("NotIn", Some(vec!["one".to_owned()]))
     );
-    // The next one writes without asking the former, which ends for good when it comes back.
+    // The next store writes without the consent of the previous one, which exits when it resumes.
     let next = start_store(host, &stage.hosted).await;
     host.until("the next store writes", async || next.log().contains("is the writer"))
         .await;
@@ -252,7 +253,7 @@ async fn nothing_is_moved_without_nats_nor_while_paused() {
     stage.host.restart_operator_without_nats().await;
     let mut watching = Watching::start(&stage.host);
     stage.freeze();
-    // Nothing shows that it has looked and found nothing.
+    // A check without a finding is not visible, so this waits for a time.
     tokio::time::sleep(LONG).await;
     assert!(!watching.has_called(), "the operator knows nothing of stores");
     drop(watching);

@@ -1,6 +1,6 @@
 //! The operator against a real host API and a real nats-server.
 
-// The lint spares tests, and not what they are helped by.
+// Clippy exempts test functions, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
 mod activity;
@@ -29,7 +29,7 @@ mod sleep;
 mod sources;
 mod starts;
 #[path = "../support/mod.rs"]
-// The tests of NATS alone use more of it.
+// Only the tests of NATS use all of it.
 #[allow(dead_code)]
 mod support;
 mod takeover;

@@ -1,4 +1,5 @@
-//! Objects that an API server takes and a typed client cannot read: their writer harms nobody else with them.
+//! Objects that an API server accepts but a typed client cannot decode. Their author affects no
+//! other user.
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
@@ -11,10 +12,10 @@ use yoke_operator::cluster;
 use crate::answers::{ready, run_pod};
 use crate::harness::{Host, TENANT};
 
-/// What is read as a time by Kubernetes, and by no client of the operator's kind.
+/// A time that Kubernetes accepts, and the operator's client does not.
 const FAR: &str = "9999-12-31T23:59:59Z";
 
-/// Makes an object with fields of a manager that were set far in the future.
+/// Creates an object with managed fields whose time is far in the future.
 async fn make_odd<K: Resource<DynamicType = ()>>(client: &Client, namespace: Option<&str>, mut object: Value) {
     object["apiVersion"] = K::api_version(&()).into();
     object["kind"] = K::kind(&()).into();
@@ -28,10 +29,11 @@ async fn make_odd<K: Resource<DynamicType = ()>>(client: &Client, namespace: Opt
     assert!(made.contains(FAR), "{made}");
 }
 
-/// One reconciliation of a Cluster as the operator knows it. Answers its hosted namespace, if it has one.
+/// Reconciles a Cluster from the operator's cache once. Returns its control-plane namespace, if it
+/// has one.
 async fn reconcile_known(host: &Host, name: &str) -> Option<String> {
     let key = ObjectRef::new(name).within(TENANT);
-    let known = host.context.caches.clusters.get(&key)?;
+    let known = host.context.host.caches.clusters.get(&key)?;
     let hosted = known.id().map(|id| id.hosted_namespace().to_string());
     if let Err(error) = Box::pin(cluster::reconcile(key, host.context.clone())).await {
         eprintln!("{name}: {error:?}");
@@ -65,7 +67,12 @@ async fn an_odd_cluster_is_read_and_stops_no_other() {
         .await
         .unwrap();
     assert!(text.contains(FAR), "it is as odd as it was: {text}");
-    let known = host.context.caches.clusters.get(&ObjectRef::new("odd").within(TENANT));
+    let known = host
+        .context
+        .host
+        .caches
+        .clusters
+        .get(&ObjectRef::new("odd").within(TENANT));
     assert!(known.unwrap().metadata.managed_fields.is_none());
 
     let delete = http::Request::delete(&path).body(vec![]).unwrap();
@@ -94,7 +101,7 @@ async fn odd_objects_of_a_tenants_own_are_read() {
         ready(&host).await == "True/AsExpected" && nodes == Some(1)
     })
     .await;
-    // What is changed there is seen, too.
+    // A later change there is also detected.
     let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
     let deleted = http::Request::delete(path).body(vec![]).unwrap();
     client.request_text(deleted).await.unwrap();

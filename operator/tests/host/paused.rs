@@ -1,10 +1,11 @@
-//! A Cluster that is paused: nothing of its spec is carried out, and what runs is kept alive.
+//! A paused Cluster: its spec is not reconciled, but its control plane continues to run.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
 use crate::harness::{Host, PKI, TENANT, condition};
 
-/// A control plane outlives its certificates only if renewed ones reach it, and a pause has no end of its own.
+/// A control plane outlives its certificates only if renewed ones reach it, and a pause may last
+/// forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn renewed_certificates_reach_a_paused_cluster() {
     let host = Host::start().await;
@@ -39,7 +40,7 @@ async fn renewed_certificates_reach_a_paused_cluster() {
         "True/AsExpected"
     );
     assert_eq!(host.stateful_set(&hosted).await.unwrap().spec, before);
-    // What is lost meanwhile stays so: somebody may be at work there.
+    // Lost objects are not restored during a pause: an administrator may be at work.
     host.lose_secret(PKI, &format!("{id}-service-account")).await;
     host.delete::<ConfigMap>(&hosted, "kube-apiserver").await;
     for _ in 0..3 {
@@ -51,7 +52,7 @@ async fn renewed_certificates_reach_a_paused_cluster() {
     assert_eq!(files, None);
 }
 
-/// A tenant who pauses keeps no name from others that way.
+/// A tenant cannot use a pause to withhold a host name from others.
 #[tokio::test(flavor = "multi_thread")]
 async fn pause_holds_no_name_that_was_withdrawn() {
     let host = Host::start().await;

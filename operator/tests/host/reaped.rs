@@ -1,4 +1,5 @@
-//! Nodes of workers that fell silent are removed from a real API, with Kubernetes' own controllers for their Pods.
+//! Nodes of silent workers are deleted from a real API, with Kubernetes' own controllers for their
+//! Pods.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -16,10 +17,10 @@ use crate::workers::{Answer, CLIENT, Stage};
 const REAP_AFTER: &str = "yoke.drzzl.io/reap-after";
 const REAPING: &str = "yoke.drzzl.io/reaping";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// More looks than are needed to know that a Lease is not renewed.
+/// More checks than needed to detect that a Lease is not renewed.
 const LOOKS: usize = 6;
 
-/// Nodes and their Leases, as kubelets have them.
+/// Nodes and their Leases, as kubelets create them.
 struct Workers<'a> {
     host: &'a Host,
     id: ClusterId,
@@ -37,7 +38,7 @@ impl<'a> Workers<'a> {
         }
     }
 
-    /// What a kubelet does when it is let in; its Lease was renewed some minutes ago.
+    /// Registers a Node as its kubelet does. Its Lease was renewed this many minutes ago.
     async fn register(&self, name: &str, minutes: i64) {
         let node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
         let node = self.nodes.create(&PostParams::default(), &node).await.unwrap();
@@ -49,7 +50,10 @@ impl<'a> Workers<'a> {
         self.patch_lease(name, json!({"metadata": {"ownerReferences": [owner]}}))
             .await;
         self.renew(name, minutes).await;
-        self.host.context.note_awake(&self.id, |awake| awake.nodes = None);
+        self.host
+            .context
+            .memory
+            .note_awake(&self.id, |awake| awake.nodes = None);
     }
 
     async fn renew(&self, name: &str, minutes: i64) {
@@ -67,7 +71,7 @@ impl<'a> Workers<'a> {
         self.leases.get_opt(name).await.unwrap()
     }
 
-    /// What its Lease says of when it is removed.
+    /// Returns the `reapAfter` label of a Node's Lease.
     async fn promise(&self, name: &str) -> Option<String> {
         let labels = self.lease(name).await?.metadata.labels;
         labels.and_then(|mut labels| labels.remove(REAP_AFTER))
@@ -77,7 +81,7 @@ impl<'a> Workers<'a> {
         self.nodes.get_opt(name).await.unwrap().is_some()
     }
 
-    /// Whether a Node is marked, and whether it is out of service.
+    /// Returns whether a Node is marked, and whether it is tainted as out of service.
     async fn state(&self, name: &str) -> (bool, bool) {
         let node = self.nodes.get(name).await.unwrap();
         let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
@@ -85,7 +89,7 @@ impl<'a> Workers<'a> {
         (is_marked, taints.iter().any(|taint| taint.key == OUT_OF_SERVICE))
     }
 
-    /// Looks at the cluster until it is so, while `alive` renew.
+    /// Checks the cluster until `so` returns true, while the Nodes in `alive` renew their Leases.
     async fn until(&self, what: &str, alive: &[&str], so: impl AsyncFn() -> bool) {
         self.host
             .until(what, async || {
@@ -98,7 +102,7 @@ impl<'a> Workers<'a> {
             .await;
     }
 
-    /// Waits for some looks: each takes back the mark of a Node that renews.
+    /// Waits for some checks: each removes the mark of a Node that renews.
     async fn look(&self, alive: &str) {
         for _ in 0..LOOKS {
             let mark = Patch::Merge(json!({"metadata": {"labels": {REAPING: "1000"}}}));
@@ -110,7 +114,7 @@ impl<'a> Workers<'a> {
         }
     }
 
-    /// Changes when the cluster has become ready, and whether it is.
+    /// Sets the cluster's Ready condition and how long ago it changed.
     async fn set_ready(&self, status: &str, minutes: i64) {
         let mut conditions = self.host.cluster("a").await.status.unwrap().conditions;
         let ready = conditions
@@ -148,7 +152,7 @@ async fn a_silent_node_goes_with_its_pods_and_no_other() {
     let stage = Stage::start().await;
     let host = &stage.host;
     let workers = Workers::of(&stage).await;
-    // The one that evicts does not work without the one that says which Nodes are not ready.
+    // The eviction controller depends on the one that sets the conditions of Nodes.
     let names = "pod-garbage-collector-controller,taint-eviction-controller,node-lifecycle-controller";
     let _controllers = host.start_controllers(&stage.url, names);
     let spec = json!({"clusterName": "a", "maxUses": 4, "reapAfter": "1m"});
@@ -166,10 +170,11 @@ async fn a_silent_node_goes_with_its_pods_and_no_other() {
     workers.register("alive", 0).await;
     let (gone, left) = (run_pod(&stage, "dead").await, run_pod(&stage, "other").await);
 
-    // The JoinToken is not needed any more.
+    // The JoinToken is no longer needed.
     stage.tokens().delete("j", &Default::default()).await.unwrap();
 
-    // While it was not ready nobody could be heard: the time begins when it is again.
+    // While the cluster was not Ready, Nodes could not renew their Leases. The time starts again
+    // when it is Ready.
     workers.set_ready("False", 60).await;
     workers
         .until("it is ready again", &["alive"], async || {
@@ -230,7 +235,7 @@ async fn a_silent_node_goes_with_its_pods_and_no_other() {
     assert_eq!(told("back"), ["NodeReturned", "NodeSilent"]);
     assert_eq!(told("other"), [""; 0]);
 
-    // Its name is free, and what was promised of it is forgotten.
+    // The name can be used again, with a new `reapAfter`.
     assert_eq!(workers.promise("dead").await.as_deref(), Some("1m"));
     let bootstrap = connect(&stage.url, &stage.line("k").await.token);
     let answer = stage.ask(&bootstrap, "again", CLIENT, "dead", &[]).await;

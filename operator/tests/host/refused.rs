@@ -1,6 +1,6 @@
-//! A Cluster that is refused says why; one that was accepted before stays alive.
+//! A refused Cluster reports why. If it was accepted before, it continues to run.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::Api;
@@ -9,7 +9,8 @@ use yoke_api::{Cluster, Tenant};
 
 use crate::harness::{Host, PKI, TENANT, condition};
 
-/// The schema lets it in, so that there is an object to say why; nothing is made by that name.
+/// The schema accepts the name, so that the status can report the reason. No object is created with
+/// that name.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_whose_name_is_too_long_says_so_and_goes() {
     let host = Host::start().await;
@@ -37,7 +38,7 @@ async fn cluster_whose_name_is_too_long_says_so_and_goes() {
     assert!(refused.to_string().contains("at most 63"), "{refused}");
 }
 
-/// A certificate that cert-manager renews is copied, whatever has become of the spec.
+/// A certificate that cert-manager renews is copied, whether or not the spec is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn renewed_certificates_reach_a_refused_cluster() {
     let host = Host::start().await;
@@ -45,14 +46,14 @@ async fn renewed_certificates_reach_a_refused_cluster() {
     let id = cluster.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
     let before = host.stateful_set(&hosted).await.unwrap().spec;
-    // Refused: the quota is lowered below what there is.
+    // Refused: the quota is now below the usage.
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
     host.bring("a", "the Cluster is refused", async || {
         condition(&host.cluster("a").await, "Accepted") == "False/QuotaExceeded"
     })
     .await;
-    // Renewed.
+    // Renewal of the certificates.
     for leaf in ["apiserver", "admin"] {
         host.delete::<Secret>(PKI, &format!("{id}-{leaf}")).await;
     }
@@ -72,7 +73,7 @@ async fn renewed_certificates_reach_a_refused_cluster() {
     let admin = data_encoding::BASE64.encode(text(PKI, &format!("{id}-admin"), "tls.crt").await.as_bytes());
     assert!(text("demo", "a-kubeconfig", "value").await.contains(&admin));
     assert_eq!(condition(&host.cluster("a").await, "Accepted"), "False/QuotaExceeded");
-    // Worse: the Tenant is to go, and waits for its Cluster.
+    // In addition, the Tenant is being deleted, and waits for its Cluster.
     Api::<Tenant>::all(host.client.clone())
         .delete(TENANT, &Default::default())
         .await
@@ -95,7 +96,7 @@ async fn renewed_certificates_reach_a_refused_cluster() {
     );
 }
 
-/// The number and the digest in the StatefulSet.
+/// Returns the incarnation and the digest in the StatefulSet.
 async fn start(host: &Host, hosted: &str) -> (u64, String) {
     let template = host.stateful_set(hosted).await.unwrap().spec.unwrap().template;
     let annotations = template.metadata.unwrap().annotations.unwrap();
@@ -108,7 +109,8 @@ async fn start(host: &Host, hosted: &str) -> (u64, String) {
     )
 }
 
-/// What a control plane reads once makes a kept one start again, by another number, though the tenant can be given nothing.
+/// A change of files that are read only once restarts a maintained control plane, with another
+/// incarnation. The tenant's namespace cannot be written meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn kept_cluster_starts_again_under_another_number() {
     let host = Host::start().await;
@@ -124,7 +126,7 @@ async fn kept_cluster_starts_again_under_another_number() {
     assert_eq!(start(&host, &hosted).await, (number, digest.clone()));
     let action = host.reconcile("a").await.unwrap();
     assert_eq!(action, Action::requeue(Duration::from_secs(2)), "its pod is waited for");
-    // The tenant's namespace ends, and its kubeconfig cannot be made again.
+    // The tenant's namespace ends, so its kubeconfig cannot be created again.
     Api::<Namespace>::all(host.client.clone())
         .delete(TENANT, &Default::default())
         .await
@@ -134,7 +136,7 @@ async fn kept_cluster_starts_again_under_another_number() {
     let mut root = rcgen::CertificateParams::default();
     root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let root = root.self_signed(&key).unwrap().pem();
-    *host.context.root.lock().await = Some((Instant::now(), root));
+    host.context.host.replace_root_certificate(root).await;
     host.bring("a", "it is started again", async || {
         start(&host, &hosted).await.0 == number + 1
     })
@@ -148,7 +150,8 @@ async fn kept_cluster_starts_again_under_another_number() {
     assert_eq!(condition(&host.cluster("a").await, "Degraded"), "True/ReconcileFailed");
 }
 
-/// The ingress is told no more of a name that the Tenant may not have, and the next serving certificate does not carry it.
+/// The ingress configuration loses a name that the Tenant may no longer have, and the next serving
+/// certificate does not contain it.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_of_a_domain_that_was_withdrawn_go() {
     let host = Host::start().await;
@@ -165,7 +168,7 @@ async fn names_of_a_domain_that_was_withdrawn_go() {
         "False/HostnameNotAllowed"
     );
     assert!(host.stateful_set(&host.hosted("a").await).await.is_some());
-    // Given back, it is had again.
+    // With the domain allowed again, the name is back.
     host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": ["example.org"]}}))
         .await;
     host.bring("a", "the name is back", async || {
@@ -175,7 +178,7 @@ async fn names_of_a_domain_that_was_withdrawn_go() {
     .await;
 }
 
-/// Of two that want a name the older has it, though the younger had it before.
+/// If two Clusters request a name, the older gets it, even if the younger had it before.
 #[tokio::test(flavor = "multi_thread")]
 async fn younger_cluster_gives_a_name_to_the_older() {
     let host = Host::start().await;
@@ -212,7 +215,7 @@ async fn refusal_is_told_though_keeping_fails() {
     host.bring_up("a").await;
     let key = rcgen::KeyPair::generate().unwrap();
     let leaf = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
-    *host.context.root.lock().await = Some((Instant::now(), leaf));
+    host.context.host.replace_root_certificate(leaf).await;
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
     host.bring("a", "it is refused, and keeping it fails", async || {

@@ -1,4 +1,4 @@
-//! Objects that come back from a backup have other UIDs, and are who they were.
+//! Objects restored from a backup have other UIDs, and are still recognized.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ async fn annotation(host: &Host, namespace: &str, key: &str) -> Option<String> {
     annotations.unwrap_or_default().remove(&format!("yoke.drzzl.io/{key}"))
 }
 
-/// Makes a Cluster under the identity that one of its name had; its status is empty.
+/// Creates a Cluster again with its previous name and identity, but an empty status.
 async fn make_again(host: &Host, name: &str, id: &ClusterId) -> Cluster {
     let mut again = Cluster::new(name, Default::default());
     again.spec.id = Some(id.to_string());
@@ -42,7 +42,7 @@ async fn cluster_that_is_made_again_takes_over_what_it_left() {
         .await;
 }
 
-/// A Cluster whose object is made again has no status that says what it had; its store's Secret does.
+/// A re-created Cluster has no status that names its account; the Secret of its store does.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_log_is_not_replaced_for_a_cluster_that_is_made_again() {
     let mut host = Host::start().await;
@@ -57,7 +57,7 @@ async fn lost_log_is_not_replaced_for_a_cluster_that_is_made_again() {
     host.patch_cluster("retained", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
         .await;
     host.take_down("retained").await;
-    // Of this one only the copy of its user's credentials is left.
+    // Only the copy of its user's credentials is left of this one.
     host.lose_cluster("copied").await;
     let hosted = made[2].1.hosted_namespace();
     host.delete::<StatefulSet>(hosted.as_str(), "control-plane").await;
@@ -75,7 +75,7 @@ async fn lost_log_is_not_replaced_for_a_cluster_that_is_made_again() {
     }
 }
 
-/// Nothing was written to the streams of a Cluster whose control plane was never started.
+/// The streams of a Cluster whose control plane never started are empty.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_nobody_wrote_to_are_made_again() {
     let mut host = Host::start().await;
@@ -99,14 +99,14 @@ async fn streams_that_nobody_wrote_to_are_made_again() {
     assert!(host.has_stream(&account, id.as_str()).await);
 }
 
-/// Takes the Tenant's object away without the operator.
+/// Deletes the Tenant's object without the operator.
 async fn lose_tenant(host: &Host) {
     host.patch_tenant(serde_json::json!({"metadata": {"finalizers": null}}))
         .await;
     let tenants = Api::<Tenant>::all(host.client.clone());
     tenants.delete(TENANT, &Default::default()).await.unwrap();
     host.until("the watch knows that the Tenant is gone", async || {
-        host.context.caches.tenants.get(&ObjectRef::new(TENANT)).is_none()
+        host.context.host.caches.tenants.get(&ObjectRef::new(TENANT)).is_none()
     })
     .await;
 }
@@ -117,11 +117,11 @@ async fn make_tenant(host: &Host, name: &str) -> Tenant {
     tenants.create(&PostParams::default(), &tenant).await.unwrap()
 }
 
-/// The state and the reason of a Tenant's condition after it was reconciled.
+/// Reconciles a Tenant, and returns status and reason of its condition.
 async fn judged(host: &Host, name: &str) -> String {
     let tenants = Api::<Tenant>::all(host.client.clone());
     let tenant = tenants.get(name).await.unwrap();
-    let _ = Box::pin(tenant::reconcile(Arc::new(tenant), Arc::clone(&host.context))).await;
+    let _ = Box::pin(tenant::reconcile(Arc::new(tenant), Arc::clone(&host.tenant))).await;
     let status = tenants.get(name).await.unwrap().status.unwrap_or_default();
     let mut conditions = status.conditions.into_iter();
     let accepted = conditions.find(|condition| condition.type_ == "Accepted").unwrap();

@@ -1,12 +1,12 @@
-//! A store that the host's NATS has no room for.
+//! A store for which the host's NATS has no room.
 
 use crate::harness::{Host, condition};
 use crate::support::Server;
 
-/// Claims are pushed twice for each question whether there is room; a reconciliation may come five times a second.
+/// Each check for room pushes claims twice, and there may be five reconciliations per second.
 #[tokio::test(flavor = "multi_thread")]
 async fn room_is_asked_for_rarely_unless_less_is_enough() {
-    // Room for the host's own store, and for less than a Cluster's by default.
+    // Room for the host's own store, and for less than the default size of a Cluster's.
     let host = Host::start_on(Server::start_with_room("3GB").await).await;
     host.make_cluster("a").await;
     let store = async || condition(&host.cluster("a").await, "StoreReady");
@@ -17,6 +17,7 @@ async fn room_is_asked_for_rarely_unless_less_is_enough() {
     let id = host.cluster("a").await.id().unwrap();
     let asked = || {
         host.context
+            .memory
             .seen(&id)
             .store
             .map(|(_, when, found)| (when, found.is_ok()))

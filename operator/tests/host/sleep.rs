@@ -1,6 +1,5 @@
-//! A Cluster that sleeps until somebody needs it: by an annotation, and until the ingress writes that somebody connected.
-
-use std::time::Instant;
+//! A Cluster that sleeps on request, by an annotation, until the ingress records that a client
+//! connected.
 
 use k8s_openapi::api::core::v1::{Binding, ConfigMap, Event, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -20,7 +19,7 @@ use crate::tenant_api::TenantServer;
 
 const SLEEP: &str = "yoke.drzzl.io/sleep";
 
-/// What the ingress is told.
+/// Returns the sleep state that is published to the ingress.
 async fn told(host: &Host) -> Option<Asleep> {
     let map = host.api::<ConfigMap>(&host.hosted("a").await).get("yoke-ingress").await;
     let text = map.unwrap().data.unwrap().remove("ingress.json").unwrap();
@@ -47,7 +46,7 @@ async fn end_pod(host: &Host) {
     pods.delete("control-plane-0", &now).await.unwrap();
 }
 
-/// The kubelet has not found yet that the API answers.
+/// The kubelet has not reported yet that the API answers.
 async fn be_unready(host: &Host) {
     let pods = host.api::<Pod>(&host.hosted("a").await);
     let status = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
@@ -57,7 +56,7 @@ async fn be_unready(host: &Host) {
         .unwrap();
 }
 
-/// As the ingress writes it: its own field, and nothing else.
+/// Records a connection as the ingress does: its own field, and nothing else.
 async fn connect(host: &Host, time: Timestamp) {
     let patch = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
         "status": {"activity": {"wakeRequestedTime": time.to_string()}}});
@@ -68,7 +67,8 @@ async fn connect(host: &Host, time: Timestamp) {
         .unwrap();
 }
 
-/// Somebody connects, by a clock that is behind: later than the sleep that the ingress was told of.
+/// Records a connection later than the published start of the sleep, as of an ingress whose clock
+/// is behind.
 async fn ask(host: &Host) {
     let Some(Asleep::OnConnect { since, .. }) = told(host).await else {
         panic!("{:?}", told(host).await);
@@ -100,7 +100,7 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     })
     .await;
 
-    // An operator that has just started finds it so.
+    // An operator that has just started finds the same state.
     let mut host = host;
     host.restart_operator().await;
     host.reconcile("a").await.unwrap();
@@ -126,7 +126,7 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     assert_eq!(told(&host).await, None);
     assert_eq!(asleep(&host).await, "False/WokenOnConnect");
 
-    // Once more, in the same second.
+    // Again within the same second.
     annotate(&host, "now").await;
     host.bring("a", "it sleeps again", async || replicas(&host).await == Some(0))
         .await;
@@ -137,7 +137,7 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     );
 }
 
-/// When the operator asked it to sleep, as that writes it.
+/// Writes the time of a sleep request, as the operator does.
 async fn write_sleep(host: &Host, time: Option<Timestamp>) {
     let activity = time.map_or(json!({}), |time| json!({"sleepRequestedTime": time.to_string()}));
     let patch = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
@@ -158,22 +158,22 @@ async fn a_sleep_that_the_watch_does_not_tell_yet_starts_nothing() {
         .await;
     ask(&host).await;
     host.stop_watches("a").await;
-    // It was woken, and has gone to sleep once more since.
+    // The cluster was woken, and has gone to sleep again since.
     let slept = Timestamp::now() + SignedDuration::from_secs(60);
     write_sleep(&host, Some(slept)).await;
-    host.context.note(&id, |seen| seen.slept = Some(Time(slept)));
+    host.context.memory.note(&id, |seen| seen.slept = Some(Time(slept)));
     for _ in 0..3 {
         host.reconcile_known("a").await.unwrap();
         assert_eq!(replicas(&host).await, Some(0), "it is started by a Cluster from before");
     }
-    // Taken back, as a wake by the owner's word does; and what is noted of it counts no more.
+    // The request is withdrawn, as by the owner's wake request. The recorded time no longer counts.
     write_sleep(&host, None).await;
     host.reconcile_known("a").await.unwrap();
     assert_eq!(replicas(&host).await, Some(1));
-    assert_eq!(host.context.seen(&id).slept, None);
+    assert_eq!(host.context.memory.seen(&id).slept, None);
 }
 
-/// Version of the control plane's NetworkPolicy, if there is one.
+/// Returns the resource version of the control plane's NetworkPolicy, if there is one.
 async fn restricted(host: &Host) -> Option<u64> {
     let policies = host.api::<NetworkPolicy>(&host.hosted("a").await);
     let policy = policies.get_opt("control-plane").await.unwrap();
@@ -205,7 +205,7 @@ async fn a_network_policy_is_there_as_long_as_there_may_be_a_pod() {
         host.bring("a", "no pod can come", async || restricted(&host).await.is_none())
             .await;
 
-        // Sooner than a watch may tell that it was removed.
+        // Before a watch may deliver its deletion.
         ask(&host).await;
         host.bring("a", "a control plane is asked for", async || {
             replicas(&host).await == Some(1)
@@ -238,7 +238,7 @@ async fn one_that_was_never_awake_has_no_network_policy() {
     assert!(restricted(&host).await.expect("a pod is to come") < version_of(&set));
 }
 
-/// Sends it to sleep, and connects.
+/// Puts it to sleep, and records a connection.
 async fn wake(host: &Host) {
     annotate(host, "now").await;
     host.bring("a", "it sleeps", async || {
@@ -302,7 +302,7 @@ async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
     assert_eq!(ready(&host).await, "False/APIServerNotReady");
 }
 
-/// Kubelets whose certificates are over could not come back.
+/// Kubelets whose certificates have expired could not register again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
     let host = Host::start().await;
@@ -319,7 +319,7 @@ async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
         let activity = json!({"sleepRequestedTime": since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()});
         let patch = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
             "status": {"nodes": nodes, "activity": activity}});
-        // As the operator writes it, which takes it back.
+        // With the operator's field manager, so that the operator can remove the field.
         let params = PatchParams::apply("yoke-operator-sleep").force();
         host.clusters()
             .patch_status("a", &params, &Patch::Apply(&patch))
@@ -358,7 +358,7 @@ async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
     assert_eq!(replicas(&host).await, Some(1));
 }
 
-/// As if it had been woken a minute ago.
+/// Sets the wake request to a minute ago.
 async fn wait_long(host: &Host) {
     let hosted = host.hosted("a").await;
     let map = host.api::<ConfigMap>(&hosted).get("yoke-ingress").await.unwrap();
@@ -372,7 +372,7 @@ async fn wait_long(host: &Host) {
         .unwrap();
 }
 
-/// Whoever waits hears what its owner is to look at, and not what fails on the host.
+/// Waiting clients get a reason that the owner can act on, but no internal failure of the host.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wake_that_fails_says_so() {
     let host = Host::start().await;
@@ -384,7 +384,7 @@ async fn a_wake_that_fails_says_so() {
     end_pod(&host).await;
     let key = rcgen::KeyPair::generate().unwrap();
     let leaf = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
-    *host.context.root.lock().await = Some((Instant::now(), leaf));
+    host.context.host.replace_root_certificate(leaf).await;
     ask(&host).await;
     host.bring("a", "it is woken, and that fails", async || {
         matches!(told(&host).await, Some(Asleep::Waking { problem: None, .. }))
@@ -407,7 +407,7 @@ async fn a_wake_that_fails_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wake_without_a_store_says_so() {
-    // Room for the host's own store, and for less than a Cluster's by default.
+    // Room for the host's own store, and for less than the default size of a Cluster's.
     let host = Host::start_on(Server::start_with_room("3GB").await).await;
     host.make_cluster("a").await;
     annotate(&host, "now").await;
@@ -445,7 +445,7 @@ async fn a_wake_that_takes_too_long_says_why() {
     })
     .await;
 
-    // And no pod has come.
+    // No pod has appeared either.
     wait_long(&host).await;
     host.bring("a", "it is said", async || asleep(&host).await == "False/WakeDelayed")
         .await;
@@ -492,12 +492,12 @@ async fn the_owners_word_wins() {
         (Some(0), "True/AsleepByOwner".into())
     );
 
-    // His word to run is one, too: what was asked before is over.
+    // The owner's request to run also counts: the earlier sleep request is over.
     host.patch_cluster("a", json!({"spec": {"state": "Running"}})).await;
     host.bring("a", "it is to run", async || replicas(&host).await == Some(1))
         .await;
 
-    // Nobody wakes it by a connection whose owner wants none to, but he does.
+    // A connection does not wake a Cluster whose owner forbids that, but the owner can.
     host.patch_cluster("a", json!({"spec": {"sleep": {"wakeOnConnect": "Never"}}}))
         .await;
     annotate(&host, "now").await;
@@ -540,7 +540,7 @@ async fn what_is_paused_or_refused_stays_as_it_is() {
     }
 }
 
-/// The machine of its pod is dead, and its kubelet with it.
+/// The node of its pod is down, and its kubelet with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_nobody_ends_keeps_no_cluster_from_sleep() {
     let host = Host::start().await;
@@ -566,7 +566,7 @@ async fn a_pod_that_nobody_ends_keeps_no_cluster_from_sleep() {
         .await;
     let short = DeleteParams::default().grace_period(1);
     pods.delete("control-plane-0", &short).await.unwrap();
-    // It may run on: what comes after it is of another start.
+    // The pod may still run: the next one has another incarnation.
     host.bring("a", "another start is asked for", async || number().await > before)
         .await;
     assert!(pods.get_opt("control-plane-0").await.unwrap().is_some());

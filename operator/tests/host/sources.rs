@@ -1,4 +1,5 @@
-//! From where a Cluster may be reached: what the API server takes, and what the ingress is told of it.
+//! Allowed client addresses of a Cluster: which ones the API server accepts, and what is published
+//! to the ingress.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Patch;
@@ -7,7 +8,7 @@ use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
 
 use crate::harness::{Host, condition};
 
-/// What the ingress was told; `None` if of everywhere.
+/// Returns the published addresses; `None` if all are allowed.
 async fn told(host: &Host, name: &str) -> Option<Vec<String>> {
     let hosted = host.hosted(name).await;
     let map = host.api::<ConfigMap>(&hosted).get("yoke-ingress").await.unwrap();
@@ -42,7 +43,7 @@ async fn ranges_reach_the_ingress_and_outlive_a_refusal() {
     })
     .await;
 
-    // What is refused as a whole opens nothing, but what it closes is closed.
+    // A refused spec opens no address, but those that it closes are closed.
     host.patch_tenant(json!({"spec": {"quota": {"clusters": 0}}})).await;
     host.patch_cluster("a", claim(&[])).await;
     host.bring("a", "it is refused", async || {

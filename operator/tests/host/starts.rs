@@ -1,4 +1,4 @@
-//! Every start of a control plane has a higher number than those before.
+//! Every start of a control plane has a higher incarnation than all earlier ones.
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -11,7 +11,8 @@ use yoke_pki::cert_manager::Certificate;
 use crate::answers::run_pod;
 use crate::harness::{Host, PKI, TENANT, condition};
 
-/// Objects of other people with the operator's label are as many as they are: the first lists come all the same.
+/// Users may create any number of objects with the operator's label. The first lists still
+/// complete.
 #[tokio::test(flavor = "multi_thread")]
 async fn operator_starts_on_a_host_that_is_full() {
     let mut host = Host::start().await;
@@ -30,10 +31,10 @@ async fn operator_starts_on_a_host_that_is_full() {
         .await
         .unwrap();
     host.restart_operator().await;
-    assert!(host.context.caches.config_maps.count() >= 1200);
+    assert!(host.context.host.caches.config_maps.count() >= 1200);
 }
 
-/// The number in the StatefulSet; `None` while there is none.
+/// Returns the incarnation in the StatefulSet; `None` if there is none.
 async fn number(host: &Host, hosted: &str) -> Option<u64> {
     let template = host.stateful_set(hosted).await?.spec?.template;
     let annotations = template.metadata?.annotations?;
@@ -57,7 +58,8 @@ async fn incarnation_rises_with_each_start_and_with_nothing_else() {
             assert_eq!(number(host, &hosted).await, Some(expected));
         }
     };
-    // The first is higher than any that streams of a former life of the Cluster have seen.
+    // The first incarnation is higher than any that is recorded in the streams of an earlier
+    // Cluster with this identity.
     let now = u64::try_from(k8s_openapi::jiff::Timestamp::now().as_second()).unwrap();
     let first = number(&host, &hosted).await.unwrap();
     assert!((now - 60..=now).contains(&first), "{first} at {now}");
@@ -71,7 +73,7 @@ async fn incarnation_rises_with_each_start_and_with_nothing_else() {
     })
     .await;
     stays(&host, first + 1).await;
-    // Asleep and awake is the same template.
+    // Sleep and wake use the same template.
     host.patch_cluster("a", serde_json::json!({"spec": {"state": "Asleep"}}))
         .await;
     stays(&host, first + 1).await;
@@ -81,12 +83,13 @@ async fn incarnation_rises_with_each_start_and_with_nothing_else() {
     })
     .await;
     stays(&host, first + 2).await;
-    // The number outlives the copy of the user, and the kept Secret.
+    // The incarnation survives the loss of the user's copy and of the persisted Secret.
     host.lose_secret(PKI, &format!("{id}-store")).await;
     stays(&host, first + 2).await;
 }
 
-/// While a certificate is issued again the control plane is kept as it should be, and does as its spec says.
+/// While a certificate is being issued again, the control plane is still repaired, and follows its
+/// spec.
 #[tokio::test(flavor = "multi_thread")]
 async fn control_plane_is_mended_while_certificates_are_pending() {
     let host = Host::start().await;
@@ -127,7 +130,7 @@ async fn control_plane_is_mended_while_certificates_are_pending() {
     assert_eq!(number(&host, &hosted).await, first.map(|first| first + 1));
 }
 
-/// On a machine that is about to go, and has no other: what ends there may not come back.
+/// On a node that is about to shut down without a replacement, a stopped pod may not start again.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_waits_where_nobody_takes_over() {
     let mut host = Host::start().await;
@@ -149,8 +152,8 @@ async fn an_upgrade_waits_where_nobody_takes_over() {
     };
     host.upgrade_operator("registry.example/kine-nats:next").await;
     host.until("the operator knows that the machine is about to go", async || {
-        host.context.notices.look(&host.context);
-        let pods = host.context.caches.pods.state();
+        host.context.notices.look(&host.context.host);
+        let pods = host.context.host.caches.pods.state();
         let mut known = pods.iter().map(|pod| host.context.notices.of(&pod.uid().unwrap()));
         known.len() == 2 && known.all(|state| state.is_some())
     })
@@ -163,8 +166,8 @@ async fn an_upgrade_waits_where_nobody_takes_over() {
     }
 }
 
-/// What a new release of the operator changes comes to one control plane after the other, and to none before the last one
-/// runs. (It is four at a time; here it is one.)
+/// A new release of the operator changes one control plane at a time: the next one only when the
+/// last one runs. In production it is four at a time, here one.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
     let mut host = Host::start().await;

@@ -1,5 +1,6 @@
-//! A machine of the host is about to go, with a control plane on it, or its pod is to end. Kubernetes' own controllers make pods
-//! and hold evictions; the test is scheduler and kubelet.
+//! A node of the host is about to shut down with a control plane on it, or its pod is terminating.
+//! Kubernetes' own controllers create pods and handle evictions; the test acts as scheduler and
+//! kubelet.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,10 +21,10 @@ use crate::harness::{Host, condition};
 
 const FIRST: &str = "control-plane-0";
 const SECOND: &str = "control-plane-1";
-/// An eviction that takes longer is refused.
+/// An eviction that takes longer counts as refused.
 const REFUSED: Duration = Duration::from_secs(2);
 
-/// A control plane on a machine beside another one.
+/// A control plane on one of two nodes.
 struct Stage {
     host: Host,
     hosted: String,
@@ -47,23 +48,23 @@ impl Stage {
             _controllers: controllers,
         };
         for machine in machines {
-            // Those that are made are not ready, by a taint.
+            // New nodes are not ready, by a taint.
             stage.taint(machine, &[]).await;
         }
         stage.place(FIRST, "one").await;
         stage
     }
 
-    /// Puts a pod on a machine, as the scheduler does, whose kubelet runs it.
+    /// Binds a pod to a node, as the scheduler does, and reports it as running.
     async fn place(&self, pod: &str, machine: &str) {
         self.bring("there is a pod", async || self.pod(pod).await.is_some())
             .await;
         self.host.bind(&self.hosted, pod, machine).await;
-        // Who stands by is not ready yet.
+        // A standby pod is not ready yet.
         self.tell(pod, pod == FIRST).await;
     }
 
-    /// Says how a pod is, as its kubelet does.
+    /// Reports the readiness of a pod, as its kubelet does.
     async fn tell(&self, pod: &str, ready: bool) {
         let condition = if ready { "True" } else { "False" };
         let now = Timestamp::now().to_string();
@@ -77,13 +78,13 @@ impl Stage {
             .unwrap();
     }
 
-    /// Where the API of the Cluster answers, once it is started.
+    /// Returns the address of the Cluster's API.
     async fn address(&self) -> IpAddr {
         let service = self.host.api::<Service>(&self.hosted).get("a").await.unwrap();
         service.spec.unwrap().cluster_ip.unwrap().parse().unwrap()
     }
 
-    /// Says where a pod is.
+    /// Reports the IP of a pod.
     async fn tell_address(&self, pod: &str, address: IpAddr) {
         let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
         let pods = self.host.api::<Pod>(&self.hosted);
@@ -104,26 +105,27 @@ impl Stage {
             .unwrap();
     }
 
-    /// Reconciles, with looks at Nodes in between, until it is so.
+    /// Checks Nodes and reconciles until `so` returns true.
     async fn bring(&self, what: &str, so: impl AsyncFn() -> bool) {
         self.host
             .bring("a", what, async || {
-                self.host.context.notices.look(&self.host.context);
+                self.host.context.notices.look(&self.host.context.host);
                 so().await
             })
             .await;
     }
 
-    /// Until the operator knows that the first machine's `Ready` has this status, and has looked once more.
+    /// Waits until the operator's cache has this Ready status of the first node, and then checks
+    /// again.
     async fn until_heard(&self, status: &str) {
         let machine = kube::runtime::reflector::ObjectRef::new("one");
         self.bring("it is heard", async || {
-            let machine = self.host.context.caches.machines.get(&machine).unwrap();
+            let machine = self.host.context.host.caches.machines.get(&machine).unwrap();
             let mut conditions = machine.status.conditions.iter();
             conditions.any(|condition| condition.type_ == "Ready" && condition.status == status)
         })
         .await;
-        self.host.context.notices.look(&self.host.context);
+        self.host.context.notices.look(&self.host.context.host);
         self.host.reconcile("a").await.unwrap();
     }
 
@@ -135,15 +137,15 @@ impl Stage {
         self.host.api(&self.hosted).get_opt("control-plane").await.unwrap()
     }
 
-    /// Evicts the first pod; whether that is done now.
+    /// Evicts the first pod. Returns whether that succeeds now.
     async fn evict(&self) -> bool {
         let pods = self.host.api::<Pod>(&self.hosted);
-        // The client asks again by itself, as long as it is answered 429.
+        // The client itself retries while the answer is 429.
         let evicted = tokio::time::timeout(REFUSED, pods.evict(FIRST, &EvictParams::default())).await;
         evicted.map(|evicted| evicted.unwrap()).is_ok()
     }
 
-    /// Number of the first pod, how many there are to be, and the number of the start.
+    /// Returns the first ordinal, the number of replicas, and the incarnation.
     async fn set(&self) -> (i32, i32, String) {
         let spec = self.host.stateful_set(&self.hosted).await.unwrap().spec.unwrap();
         let annotations = spec.template.metadata.unwrap().annotations.unwrap();
@@ -155,14 +157,14 @@ impl Stage {
         )
     }
 
-    /// The pod that everybody is sent to.
+    /// Returns the pod that the Service selects.
     async fn target(&self) -> Option<String> {
         let service = self.host.api::<Service>(&self.hosted).get("a").await.unwrap();
         service.spec?.selector?.remove("statefulset.kubernetes.io/pod-name")
     }
 }
 
-/// A store, as far as it is told that its pod may end.
+/// A store that only accepts the notification that its pod may end.
 struct Store {
     address: IpAddr,
     released: Arc<AtomicUsize>,
@@ -170,7 +172,7 @@ struct Store {
 }
 
 impl Store {
-    /// At this address, where the port is the one that stores have.
+    /// Listens at this address, at the stores' port.
     async fn start(address: IpAddr) -> Self {
         let listener = TcpListener::bind(SocketAddr::new(address, 2381)).await.unwrap();
         let released = Arc::new(AtomicUsize::new(0));
@@ -193,8 +195,8 @@ impl Store {
         }
     }
 
-    /// The same, of a pod that is elsewhere than the Cluster's API, which has an address of the host's Services: the second
-    /// number of these is the higher half of a port beneath 30000.
+    /// Listens for a pod at another address than the Cluster's API. The API has an address of the
+    /// host's Services, whose second byte is the high byte of a port below 30000.
     async fn start_beside(address: IpAddr) -> Self {
         let IpAddr::V4(address) = address else {
             panic!("{address} is none of loopback")
@@ -224,7 +226,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
         .await;
     assert!(!stage.evict().await, "nobody stands by");
     let machine = kube::runtime::reflector::ObjectRef::new("one");
-    let machine = stage.host.context.caches.machines.get(&machine).unwrap();
+    let machine = stage.host.context.host.caches.machines.get(&machine).unwrap();
     assert!(machine.labels().is_empty(), "of a Node its name and taints are kept");
 
     stage.taint("one", &["karpenter.sh/disrupted"]).await;
@@ -236,9 +238,9 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     assert_eq!(state, "True/MachineLeaving");
     assert_eq!(stage.target().await.as_deref(), Some(FIRST));
     assert!(!stage.evict().await, "it does not run yet");
-    // The operator starts anew, and goes on.
+    // A restarted operator continues the takeover.
     stage.host.restart_operator().await;
-    stage.host.context.notices.look(&stage.host.context);
+    stage.host.context.notices.look(&stage.host.context.host);
     stage.host.reconcile("a").await.unwrap();
     assert_eq!(stage.set().await.1, 2);
 
@@ -261,17 +263,17 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     assert_eq!(stage.target().await.as_deref(), Some(SECOND));
     let now = DeleteParams::default().grace_period(0);
     stage.host.api::<Pod>(&stage.hosted).delete(FIRST, &now).await.unwrap();
-    // It stays so, for an operator that has just started, too.
+    // The state remains, also for an operator that has just started.
     stage.host.restart_operator().await;
     for _ in 0..3 {
-        stage.host.context.notices.look(&stage.host.context);
+        stage.host.context.notices.look(&stage.host.context.host);
         stage.host.reconcile("a").await.unwrap();
     }
     assert_eq!(stage.set().await, (1, 1, incarnation));
     assert!(stage.pod(FIRST).await.is_none());
     assert!(stage.pod(SECOND).await.unwrap().metadata.deletion_timestamp.is_none());
 
-    // Asleep it has no pod, and the next one has the number of the last.
+    // Asleep there is no pod, and the next one has the ordinal of the last.
     for (state, replicas) in [("Asleep", 0), ("Running", 1)] {
         stage.host.patch_cluster("a", json!({"spec": {"state": state}})).await;
         stage.bring(state, async || stage.set().await.1 == replicas).await;
@@ -287,7 +289,8 @@ async fn another_pod_takes_over_before_its_machine_goes() {
         .await;
 }
 
-/// All that a machine lets Kubernetes know that is shut down: its kubelet ends pods, and no taint says more than "not ready".
+/// A node that shuts down tells Kubernetes nothing else: its kubelet ends pods, and the only taint
+/// is "not ready".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_is_shut_down_gives_notice() {
     let stage = Stage::start(&["one", "two"]).await;
@@ -320,7 +323,7 @@ async fn a_machine_without_another_is_drained_all_the_same() {
     stage
         .bring("an eviction waits", async || stage.budget().await.is_some())
         .await;
-    // The notice is taken back before anybody stands by.
+    // The taint is removed before the other pod is standby.
     stage.taint("one", &["node.kubernetes.io/unschedulable"]).await;
     stage
         .bring("another pod is to stand by", async || stage.set().await.1 == 2)
@@ -331,7 +334,7 @@ async fn a_machine_without_another_is_drained_all_the_same() {
         .await;
     assert_eq!(stage.set().await.0, 0);
 
-    // Paused, it stays as it is, and is in nobody's way.
+    // A paused control plane stays as it is, and does not block an eviction.
     stage.host.patch_cluster("a", json!({"spec": {"paused": true}})).await;
     stage
         .bring("evictions are let through", async || stage.budget().await.is_none())
@@ -365,7 +368,7 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() {
         .await;
     assert_eq!(former.released(), 0);
 
-    // Nobody has given notice, and there is no other machine.
+    // No node has a shutdown taint, and there is no other node.
     let pods = stage.host.api::<Pod>(&stage.hosted);
     pods.delete(FIRST, &DeleteParams::default()).await.unwrap();
     stage
@@ -391,13 +394,13 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() {
     let now = DeleteParams::default().grace_period(0);
     pods.delete(FIRST, &now).await.unwrap();
     for _ in 0..3 {
-        stage.host.context.notices.look(&stage.host.context);
+        stage.host.context.notices.look(&stage.host.context.host);
         stage.host.reconcile("a").await.unwrap();
     }
     assert_eq!(stage.set().await, (1, 1, incarnation));
     assert_eq!(next.released(), 0);
 
-    // Nobody is to take over from a control plane that goes to sleep.
+    // A control plane that goes to sleep is not taken over.
     stage
         .host
         .patch_cluster("a", json!({"spec": {"state": "Asleep"}}))
@@ -413,12 +416,12 @@ async fn a_pod_from_which_nobody_takes_over_ends_at_once() {
     let stage = Stage::start(&["one"]).await;
     let store = Store::start(stage.address().await).await;
     stage.tell_address(FIRST, store.address).await;
-    // It serves nobody.
+    // The pod is not ready.
     stage.tell(FIRST, false).await;
     let first = kube::runtime::reflector::ObjectRef::<Pod>::new(FIRST).within(&stage.hosted);
     stage
         .bring("the operator sees that", async || {
-            let pod = stage.host.context.caches.pods.get(&first).unwrap();
+            let pod = stage.host.context.host.caches.pods.get(&first).unwrap();
             let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
             conditions.is_some_and(|conditions| conditions.iter().all(|condition| condition.status == "False"))
         })

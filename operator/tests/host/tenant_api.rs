@@ -1,5 +1,5 @@
-//! A tenant's API as far as the operator asks it, at the address of the control plane's Service, with the certificate that
-//! was issued for it.
+//! A fake tenant's API with the endpoints that the operator uses, at the address of the control
+//! plane's Service, with its issued certificate.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,39 +14,39 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::harness::{Host, PKI};
 
-/// What the controller manager makes first.
+/// The object that the controller manager creates first.
 pub(crate) const ACCOUNT: &str = "/serviceaccounts/default";
 const CHUNK: usize = 1 << 16;
 const NODES: &str = "/api/v1/nodes";
 
-/// How the API behaves, and what was asked of it.
+/// Behavior of the API, and its recorded requests.
 #[derive(Default)]
 pub(crate) struct Behaviour {
-    /// Whether the controller manager has made the first ServiceAccount.
+    /// Whether the controller manager has created the first ServiceAccount.
     pub(crate) has_account: bool,
-    /// Whether it still makes sure of what every API server makes when it starts.
+    /// Whether the API server is still in its post-start hooks.
     pub(crate) is_starting: bool,
-    /// Whether it has not made its namespaces yet.
+    /// Whether the API server has not created its namespaces yet.
     pub(crate) lacks_namespaces: bool,
     /// Whether writes wait for a webhook that never answers.
     pub(crate) hangs: bool,
-    /// End of the path of an object that is told of without end.
+    /// Path suffix of an object whose answer never ends.
     pub(crate) endless: Option<&'static str>,
-    /// Bytes that somebody took of it.
+    /// Bytes of that answer that the client has read.
     pub(crate) taken: usize,
-    /// What was written, by path.
+    /// Written objects, by path.
     pub(crate) objects: BTreeMap<String, String>,
-    /// Part of the paths at which an object that is there takes no other value.
+    /// Part of the paths at which an existing object is immutable.
     pub(crate) refuses: Option<&'static str>,
-    /// What was deleted, by path.
+    /// Paths of deleted objects.
     pub(crate) deleted: Vec<String>,
-    /// How long each page of its Nodes takes, after which another one comes.
+    /// Duration of each page of Nodes. If set, the pages never end.
     pub(crate) page_takes: Option<Duration>,
-    /// Pages of its Nodes that were asked for.
+    /// Number of requested pages of Nodes.
     pub(crate) pages: usize,
-    /// Its Nodes.
+    /// Nodes of the cluster.
     pub(crate) nodes: Vec<serde_json::Value>,
-    /// Its ValidatingWebhookConfigurations.
+    /// ValidatingWebhookConfigurations of the cluster.
     pub(crate) webhooks: Vec<serde_json::Value>,
     /// Number of writes.
     pub(crate) writes: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Behaviour {
     pub(crate) requests: usize,
 }
 
-/// The API; dropped, it listens no more.
+/// The API server. It stops listening when dropped.
 pub(crate) struct TenantServer {
     pub(crate) behaviour: Arc<Mutex<Behaviour>>,
     task: tokio::task::JoinHandle<()>,
@@ -67,7 +67,7 @@ impl Drop for TenantServer {
 }
 
 impl TenantServer {
-    /// Listens where the Service of a Cluster says.
+    /// Listens at the address of a Cluster's Service.
     pub(crate) async fn start(host: &Host, cluster: &str) -> Self {
         let hosted = host.hosted(cluster).await;
         let service = host.api::<Service>(&hosted).get(cluster).await.unwrap();
@@ -166,7 +166,7 @@ where
     let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).await?;
     let chunk = format!("{CHUNK:x}\r\n{}\r\n", " ".repeat(CHUNK));
-    // More than a process may have that reads on.
+    // More than the memory of a process that reads all of it.
     while behaviour.lock().unwrap().taken < 1 << 30 {
         stream.write_all(chunk.as_bytes()).await?;
         stream.flush().await?;
@@ -175,7 +175,7 @@ where
     Ok(())
 }
 
-/// `None`: never.
+/// Answers a request. `None` means that there is never an answer.
 fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>) -> Option<(u16, String)> {
     let mut behaviour = behaviour.lock().unwrap();
     behaviour.requests += 1;

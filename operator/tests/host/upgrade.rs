@@ -1,4 +1,5 @@
-//! Workers are brought to their Cluster's version one after another, at a real API; what their machines do is done here.
+//! Workers upgrade to their Cluster's version one after another, with a real API. The test acts as
+//! their machines.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
@@ -14,9 +15,9 @@ const ASKED: &str = "yoke.drzzl.io/kubelet-version";
 const DRAIN: &str = "yoke.drzzl.io/drain-timeout";
 const SAID: &str = "yoke.drzzl.io/kubelet-upgrade";
 const OLD: &str = "v1.35.3";
-/// As the Cluster's API is.
+/// Version of the Cluster's API.
 const NEW: &str = "v1.35.4";
-/// More looks than are needed to ask somebody.
+/// More checks than needed for a request.
 const LOOKS: usize = 3;
 
 struct Workers<'a> {
@@ -34,7 +35,7 @@ impl<'a> Workers<'a> {
         }
     }
 
-    /// A Node that is ready, with a worker that upgrades.
+    /// Registers a ready Node with a worker that upgrades.
     async fn register(&self, name: &str) {
         let node = json!({"metadata": {"name": name, "annotations": {SAID: format!("{OLD} Done")}}});
         let node = serde_json::from_value(node).unwrap();
@@ -42,7 +43,7 @@ impl<'a> Workers<'a> {
         self.run(name, OLD).await;
     }
 
-    /// What a kubelet says.
+    /// Reports a kubelet's version.
     async fn run(&self, name: &str, version: &str) {
         let info = json!({"kubeletVersion": version, "architecture": "", "bootID": "", "containerRuntimeVersion": "",
             "kernelVersion": "", "kubeProxyVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
@@ -55,7 +56,7 @@ impl<'a> Workers<'a> {
             .unwrap();
     }
 
-    /// What a worker says, as the user that it is.
+    /// Writes a worker's report, as its own user.
     async fn say(&self, name: &str, annotations: Value) {
         let nodes = Api::<Node>::all(self.stage.node(name));
         let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
@@ -68,7 +69,7 @@ impl<'a> Workers<'a> {
             .await;
     }
 
-    /// What a Node is asked, and for how long budgets count there.
+    /// Returns the version and the drain timeout that a Node's annotations request.
     async fn asked(&self, name: &str) -> Option<(String, String)> {
         let mut notes = self
             .nodes
@@ -81,7 +82,7 @@ impl<'a> Workers<'a> {
         Some((notes.remove(ASKED)?, notes.remove(DRAIN)?))
     }
 
-    /// The names of those that are asked.
+    /// Returns the names of Nodes with a request.
     async fn all_asked(&self) -> Vec<String> {
         let nodes = self.nodes.list(&Default::default()).await.unwrap();
         let asked = nodes.items.into_iter().filter(|node| {
@@ -91,9 +92,9 @@ impl<'a> Workers<'a> {
         asked.filter_map(|node| node.metadata.name).collect()
     }
 
-    /// Looks at the cluster now, whenever it was looked at last.
+    /// Checks the cluster now, without the usual interval.
     async fn look(&self) {
-        self.stage.host.context.note_awake(&self.id, |awake| {
+        self.stage.host.context.memory.note_awake(&self.id, |awake| {
             awake.nodes = None;
             awake.workers = Default::default();
         });
@@ -191,7 +192,7 @@ async fn workers_come_to_the_version_one_after_another() {
     }
     assert_eq!(workers.all_asked().await, ["b"], "no other is begun with");
 
-    // Somebody has made room, and says so.
+    // An administrator has freed space, and removes the annotation.
     let again = Patch::Merge(json!({"metadata": {"annotations": {ASKED: null}}}));
     workers.nodes.patch("b", &PatchParams::default(), &again).await.unwrap();
     workers
@@ -216,7 +217,7 @@ async fn workers_come_to_the_version_one_after_another() {
         (3, 0)
     );
 
-    // One that joins with an older kubelet follows.
+    // A worker that joins with an older kubelet follows.
     workers.register("d").await;
     workers.until_asked("d").await;
     assert_eq!(workers.all_asked().await, ["d"]);
@@ -248,7 +249,7 @@ async fn a_version_is_refused_only_as_long_as_a_node_is_too_old() {
     }
     assert_eq!(accepted().await, "False/VersionChangeRefused");
 
-    // What the message asks for is done, and an operator that starts anew finds no Node.
+    // The administrator follows the message, and a restarted operator finds no Node.
     workers.nodes.delete("a", &Default::default()).await.unwrap();
     workers
         .until("nothing but the offer is in the way", async || {

@@ -1,4 +1,5 @@
-//! Users of a tenant's cluster are given certificates that the tenant approved, and are who they say at its API.
+//! Users of a tenant's cluster get certificates that the tenant approved, and its API recognizes
+//! them.
 
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -10,7 +11,7 @@ use crate::workers::{Answer, Stage, leaf_of, refused};
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
-/// Makes a request, which nobody has approved, and answers the key.
+/// Creates a request without an approval, and returns the key.
 async fn request(stage: &Stage, name: &str, subject: (&str, &[&str]), names: &[&str], usage: &str) -> String {
     let names = names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let mut params = rcgen::CertificateParams::new(names).unwrap();
@@ -60,7 +61,7 @@ async fn a_user_whom_the_tenant_approves_is_let_in() {
         stage.approve(name).await;
         assert_eq!(stage.answer(name).await, refused(reason), "{name}");
     }
-    // Requests are taken in turn: this one would have been answered before those.
+    // Requests are processed in order: this one would have been answered before the others.
     let status = stage.requests().get("jane").await.unwrap().status.unwrap_or_default();
     assert_eq!(
         (status.certificate, status.conditions),

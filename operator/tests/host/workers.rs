@@ -1,4 +1,4 @@
-//! Workers join a cluster by a JoinToken, and are given certificates, at a real API of its own.
+//! Workers join a cluster with a JoinToken and get certificates, with a real API.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Secret};
@@ -20,7 +20,7 @@ use crate::harness::{Host, PKI, TENANT};
 pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub(crate) const SERVING: &str = "kubernetes.io/kubelet-serving";
 
-/// A cluster that is ready, and its API.
+/// A ready cluster, and its API.
 pub(crate) struct Stage {
     pub(crate) host: Host,
     _process: Process,
@@ -28,10 +28,10 @@ pub(crate) struct Stage {
     pub(crate) url: String,
 }
 
-/// What the tenant's API says of a request in the end.
+/// Final answer to a request.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// The chain.
+    /// The certificate chain.
     Signed(String),
     /// The reason.
     Refused(String),
@@ -41,7 +41,8 @@ impl Stage {
     pub(crate) async fn start() -> Self {
         let host = Host::start().await;
         host.bring_up("a").await;
-        // Nothing here would start its control plane again for the first JoinToken.
+        // Without konnectivity: here nothing would restart the control plane for the first
+        // JoinToken.
         host.patch_cluster("a", json!({"spec": {"konnectivity": "Disabled"}}))
             .await;
         let (process, client) = host.start_tenant_api("a").await;
@@ -71,14 +72,14 @@ impl Stage {
         self.tokens().create(&PostParams::default(), &token).await.unwrap();
     }
 
-    /// The status and the reason of a JoinToken's condition.
+    /// Returns status and reason of a JoinToken's condition.
     pub(crate) async fn condition(&self, name: &str) -> String {
         let status = self.tokens().get(name).await.unwrap().status.unwrap_or_default();
         let ready = status.conditions.first();
         ready.map_or_else(String::new, |ready| format!("{}/{}", ready.status, ready.reason))
     }
 
-    /// Reconciles a JoinToken until its condition is this one.
+    /// Reconciles a JoinToken until its condition has this value.
     pub(crate) async fn bring_token(&self, name: &str, condition: &str) {
         self.host
             .until(&format!("{name} is {condition}"), async || {
@@ -95,7 +96,7 @@ impl Stage {
         };
         let result = Box::pin(yoke_operator::join_token::reconcile(
             token.into(),
-            self.host.context.clone(),
+            self.host.join_token.clone(),
         ));
         if let Err(error) = result.await {
             eprintln!("{name}: {error:?}");
@@ -107,12 +108,12 @@ impl Stage {
         JoinLine::from_secret(&secret.unwrap()).unwrap()
     }
 
-    /// A client of the tenant's API that is a node, as whom the owner acts.
+    /// A client that impersonates a node.
     pub(crate) fn node(&self, name: &str) -> Client {
         self.someone(&format!("system:node:{name}"), &["system:nodes"])
     }
 
-    /// A client of the tenant's API that is somebody of these groups, as whom the owner acts.
+    /// A client that impersonates a user with these groups.
     pub(crate) fn someone(&self, name: &str, groups: &[&str]) -> Client {
         let mut config = kube::Config::new(self.url.parse().unwrap());
         config.accept_invalid_certs = true;
@@ -122,13 +123,13 @@ impl Stage {
         Client::try_from(config).unwrap()
     }
 
-    /// Makes a request as somebody, and waits for what becomes of it.
+    /// Creates a request as this client, and waits for its final answer.
     pub(crate) async fn ask(&self, as_whom: &Client, name: &str, signer: &str, node: &str, names: &[&str]) -> Answer {
         self.request(as_whom, name, signer, node, names).await;
         self.answer(name).await
     }
 
-    /// Makes a request as somebody.
+    /// Creates a request as this client.
     pub(crate) async fn request(&self, as_whom: &Client, name: &str, signer: &str, node: &str, names: &[&str]) {
         let usage = if signer == CLIENT { "client auth" } else { "server auth" };
         let csr = json!({"metadata": {"name": name}, "spec": {"signerName": signer,
@@ -138,7 +139,7 @@ impl Stage {
         let made = Api::<CertificateSigningRequest>::all(as_whom.clone());
         made.create(&PostParams::default(), &csr).await.unwrap();
         if signer == CLIENT {
-            // The controller manager does.
+            // In the role of the controller manager.
             self.approve(name).await;
         }
     }
@@ -157,7 +158,7 @@ impl Stage {
         Api::all(self.client.clone())
     }
 
-    /// What becomes of a request.
+    /// Waits for the final answer to a request.
     pub(crate) async fn answer(&self, name: &str) -> Answer {
         let answer = std::cell::Cell::new(None);
         self.host
@@ -216,7 +217,7 @@ async fn a_worker_joins_once_and_is_given_certificates() {
     })
     .await;
     stage.bring_token("j", "True/AsExpected").await;
-    // An operator that has just started has asked no API yet, and says nothing of it.
+    // An operator that has just started has probed no API yet, and reports nothing about it.
     stage.host.restart_operator().await;
     let host = &stage.host;
     let before = stage.tokens().get("j").await.unwrap();
@@ -247,7 +248,7 @@ async fn a_worker_joins_once_and_is_given_certificates() {
         refused("TokenUsedUp")
     );
 
-    // What the node asks for by itself.
+    // Requests of the node itself.
     let node = stage.node("n1");
     assert_eq!(
         stage.ask(&node, "c3", SERVING, "n1", &["n1"]).await,
@@ -278,7 +279,8 @@ async fn a_worker_joins_once_and_is_given_certificates() {
         .unwrap();
     assert!(left.items.is_empty(), "nothing is left with cert-manager");
 
-    // By one that is made later, a worker leaves the network of Pods to somebody else. A name that is taken costs no use.
+    // With a later JoinToken, the worker does not set up the Pod network. A request with an
+    // existing Node's name costs no use.
     let addons = json!({"spec": {"addons": {"podNetwork": {"enabled": false}}}});
     host.patch_cluster("a", addons).await;
     host.reconcile("a").await.unwrap();
@@ -289,7 +291,7 @@ async fn a_worker_joins_once_and_is_given_certificates() {
     assert_eq!(stage.ask(&other, "c8", CLIENT, "n1", &[]).await, refused("NodeExists"));
     assert!(stage.tokens().get("k").await.unwrap().status.unwrap().uses.is_empty());
 
-    // Revoked.
+    // Revocation of the JoinToken.
     let secrets = Api::<Secret>::namespaced(stage.client.clone(), "kube-system");
     let id = stage.line("k").await.token_id().to_owned();
     let name = format!("bootstrap-token-{id}");
@@ -314,7 +316,7 @@ async fn a_join_token_waits_for_its_cluster() {
     tokens.create(&PostParams::default(), &token).await.unwrap();
     let reconcile = async || {
         let token = tokens.get("j").await.unwrap();
-        yoke_operator::join_token::reconcile(token.into(), host.context.clone())
+        yoke_operator::join_token::reconcile(token.into(), host.join_token.clone())
             .await
             .unwrap();
         let status = tokens.get("j").await.unwrap().status.unwrap();
@@ -326,7 +328,7 @@ async fn a_join_token_waits_for_its_cluster() {
         reconcile().await == ("ClusterNotReady".to_owned(), None)
     })
     .await;
-    // It has no finalizer yet, and goes.
+    // The JoinToken has no finalizer yet, so it is deleted at once.
     tokens.delete("j", &Default::default()).await.unwrap();
     assert!(tokens.get_opt("j").await.unwrap().is_none());
     for (rule, spec) in [
@@ -342,7 +344,7 @@ async fn a_join_token_waits_for_its_cluster() {
     }
 }
 
-/// The CRD takes what a worker takes of its line, and nothing else.
+/// The CRD accepts exactly what a worker accepts in its join line.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_node_is_given_is_checked_alike_everywhere() {
     let host = Host::start().await;

@@ -1,4 +1,4 @@
-//! How accounts come, what they have room for, and how they end.
+//! Life cycle of accounts: how they are pushed, what they have room for, and how they end.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ async fn closed_account_cuts_a_live_connection() {
     let mut connection = store.open(&server).await;
     assert_eq!(connection.count_records(OWN).await, 0);
     nats.close_account(&id(OWN), store.account.clone()).await.unwrap();
-    // With the rights that its scope gave go its limits, of which the server may speak first.
+    // The server may report either first: the missing permissions of the removed scope, or its
+    // limits.
     while connection.next_said("the end").await != "disconnected" {}
     let refused = async |user: &ClusterUser| {
         let refusal = Connection::open(&server, user, OWN).await.err();
@@ -30,7 +31,8 @@ async fn closed_account_cuts_a_live_connection() {
         );
     };
     refused(store.user()).await;
-    // Opened again for another user, the data is there, and the former user is not let in.
+    // The account is opened again for another user. The data is still there, and the previous user
+    // is refused.
     let former = store.user().clone();
     store.account.renew_user(&id(OWN), now()).unwrap();
     store.ensure().await.unwrap();
@@ -43,12 +45,12 @@ async fn account_is_limited_to_what_its_streams_reserve() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let mut store = Store::new(&nats, OWN).await;
-    // Again is no change.
+    // A repetition changes nothing.
     assert_eq!(store.ensure().await.unwrap(), 0);
     let provisioner = Provisioner::connect(&nats, &store.account.public_key).await.unwrap();
     let refused = provisioner.ensure(&plan(OTHER), false).await.unwrap_err();
     assert!(refused.is_limit(), "{refused:?}");
-    // Larger, and smaller than at first.
+    // A larger quota, and one that is smaller than the first.
     for (quota, reserved) in [(4 << 20, 220 << 20), (1 << 19, (195 << 20) + (1 << 19))] {
         store.account.size.quota = quota;
         store.ensure().await.unwrap();
@@ -94,7 +96,7 @@ async fn quota_is_not_lowered_below_what_the_streams_hold() {
     assert_eq!(limits().await, ((1536 << 10) + reserve, (2304 << 10) + reserve));
 }
 
-/// The bytes that the claims of a store's account promise.
+/// Returns the storage limit in the claims of a store's account.
 async fn promised(store: &Store) -> i64 {
     let claims = store.nats.find_account(&store.account.public_key).await.unwrap();
     disk_storage_of(&claims.unwrap())
@@ -102,7 +104,7 @@ async fn promised(store: &Store) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_server_has_no_room_for_is_not_promised() {
-    // Two stores, and not three.
+    // Room for two stores, but not for three.
     let mut server = Server::start_with_room("450MB").await;
     let nats = connect(&server).await;
     let (mut one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
@@ -124,7 +126,7 @@ async fn what_the_server_has_no_room_for_is_not_promised() {
     for _ in 0..2 {
         refused(&one, own).await;
     }
-    // An operator that ended after it had pushed the claims.
+    // The state after an operator that stopped right after it had pushed the claims.
     for (store, given) in [(&one, own), (&three, 0)] {
         nats.ensure_account(&store.plan.id, &store.account).await.unwrap();
         assert_ne!(promised(store).await, given);
@@ -153,7 +155,7 @@ async fn what_the_server_has_no_room_for_is_not_promised() {
     assert_eq!(promised(&one).await, own);
 }
 
-/// Data that cannot be reached keeps its claim, and has its room as soon as there is some.
+/// Data that is not reachable now retains its claim, and gets its room as soon as there is some.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_without_room_waits_for_it() {
     let mut server = Server::start_with_room("450MB").await;
@@ -182,7 +184,7 @@ async fn data_without_room_waits_for_it() {
     assert_eq!(promised(lost).await, own);
     let key = &other.account.public_key;
     nats.delete_account(&other.plan.id, key).await.unwrap();
-    // Claims of the same second are the same to the server, which looks at them once.
+    // Claims with the same second of issue are identical to the server, which then ignores them.
     while lost.ensure_what_it_had().await.is_err() {
         assert!(Instant::now() < deadline, "there is room");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -205,7 +207,7 @@ async fn deletion_takes_the_data_and_only_its_own() {
             .await
             .is_reply()
     );
-    // What is named after somebody else is neither changed, closed nor deleted.
+    // An account with another's name is neither changed, closed nor deleted.
     let other = id(OTHER);
     let taken = nats.ensure_account(&other, &store.account).await.unwrap_err();
     assert!(matches!(taken, NatsError::Foreign { .. }), "{taken:?}");
@@ -221,7 +223,7 @@ async fn deletion_takes_the_data_and_only_its_own() {
     let system = server.connect_system().await;
     let subject = format!("$JS.API.ACCOUNT.PURGE.{key}");
     let mut purges = system.subscribe(subject).await.unwrap();
-    // An answer on the same connection comes after what was sent there before.
+    // The answer arrives after everything that was sent on this connection before.
     let catch_up = async || system.request("$SYS.REQ.USER.INFO", "".into()).await.unwrap();
     catch_up().await;
     nats.delete_account(&id(OWN), &key).await.unwrap();
@@ -231,7 +233,7 @@ async fn deletion_takes_the_data_and_only_its_own() {
         purge.is_none(),
         "the server hears nothing for as long as it asks others"
     );
-    // Another process does not know.
+    // Another process has not recorded the deletion.
     connect(&server).await.delete_account(&id(OWN), &key).await.unwrap();
     let purge = timeout(LIMIT, purges.next()).await.unwrap();
     assert!(purge.is_some(), "one that is sent is heard here");
@@ -239,19 +241,19 @@ async fn deletion_takes_the_data_and_only_its_own() {
         Provisioner::connect(&nats, &key).await,
         Err(NatsError::Connect(_))
     ));
-    // A Cluster of the same identity has another account, and none of the data.
+    // A Cluster with the same identity gets another account, without the data.
     let successor = Store::new(&nats, OWN).await;
     assert_eq!(successor.open(&server).await.count_records(OWN).await, 0);
 }
 
-/// A class may be given replicas: the store's second stream for snapshots has none, and follows its quota.
+/// The class of a store gets replicas. The spare stream is not replicated, and follows the quota.
 #[tokio::test(flavor = "multi_thread")]
 async fn spare_stream_stays_in_step_with_a_store_that_was_given_replicas() {
     let server = Server::start_cluster().await;
     let nats = connect(&server).await;
     let mut store = Store::draw(&nats, OWN);
     let deadline = Instant::now() + Duration::from_secs(20);
-    // The servers elect a leader first.
+    // The servers first elect a leader.
     let ensure = async |store: &Store| loop {
         match store.ensure().await {
             Ok(bytes) => break bytes,
@@ -263,7 +265,7 @@ async fn spare_stream_stays_in_step_with_a_store_that_was_given_replicas() {
     let spare = "kine.bcdfghjk24.spare.m";
     assert!(store.open(&server).await.ask(spare, "x").await.is_reply());
     store.account.size.replicas = 3;
-    // Larger, and smaller than at first.
+    // A larger quota, and one that is smaller than the first.
     for quota in [2 << 20, 1 << 19] {
         store.account.size.quota = quota;
         assert!(ensure(&store).await > 0, "what it holds is counted");
@@ -277,7 +279,7 @@ async fn spare_stream_stays_in_step_with_a_store_that_was_given_replicas() {
             assert_eq!((config.max_bytes, config.num_replicas), (bytes, replicas), "{name}");
         }
     }
-    // One that never had it is given none.
+    // A store without a spare stream does not get one.
     let mut other = Store::draw(&nats, OTHER);
     other.account.size.replicas = 3;
     ensure(&other).await;
@@ -326,7 +328,7 @@ async fn lost_server_keeps_nobody_waiting() {
         assert!(matches!(made, Err(NatsError::Lost)), "{made:?}");
     }
     let late = connect(&server).await;
-    // Less than if four of them had waited until the server counts as lost.
+    // Less than the time in which four calls wait until NATS counts as lost.
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     server.start_again();
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! Where a log ends, as the operator asks the servers.
+//! The end of a log, as the operator requests it from the servers.
 
 use std::time::{Duration, Instant};
 
@@ -7,17 +7,17 @@ use yoke_operator::nats::Size;
 
 use super::{LIMIT, OTHER, OWN, Server, Store, connect, timeout};
 
-/// Who has not answered by then may never do so.
+/// Timeout of requests that may have no answer.
 const SHORT: Duration = Duration::from_secs(1);
 const SUBJECT: &str = "kine.bcdfghjk24.log";
 
-/// Asks once; an error if there is no answer.
+/// Sends one request; an error if there is no answer.
 async fn ask_end(store: &Store) -> Result<Option<u64>, Elapsed> {
     let end = store.nats.find_log_end(&store.plan.id, &store.account.public_key);
     timeout(SHORT, end).await
 }
 
-/// Asks until there is an answer.
+/// Repeats the request until there is an answer.
 async fn find_end(store: &Store) -> Option<u64> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -58,7 +58,7 @@ async fn who_leads_a_stream_says_where_it_ends() {
         ..store.account.size
     };
     let deadline = Instant::now() + Duration::from_secs(30);
-    // The servers elect a leader first.
+    // The servers first elect a leader.
     while let Err(error) = store.ensure().await {
         assert!(Instant::now() < deadline, "streams are made: {error:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,6 +1,7 @@
-//! Tenancy on a real nats-server: what a Cluster's user may do, what it may not, and how it ends.
+//! Multi-tenancy on a real nats-server: what a Cluster's user may do, what it may not do, and how
+//! its access ends.
 
-// The lint spares tests, and not what they are helped by.
+// Clippy exempts test functions, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod accounts;
@@ -21,7 +22,7 @@ use yoke_api::ClusterId;
 use yoke_operator::nats::streams::{self, StreamsPlan};
 use yoke_operator::nats::{Account, ClusterUser, Nats, NatsError, Size};
 
-/// How long anything may take here; longer than a request, which says more when it is given up.
+/// Timeout of every wait. Longer than a request's own timeout, whose error says more.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn now() -> i64 {
@@ -42,7 +43,7 @@ fn plan(text: &str) -> StreamsPlan {
     }
 }
 
-/// A Cluster's account and streams, as the operator makes them.
+/// A Cluster's account and streams, as the operator creates them.
 struct Store {
     nats: Nats,
     plan: StreamsPlan,
@@ -56,7 +57,7 @@ impl Store {
         store
     }
 
-    /// One that the server does not know yet.
+    /// A store that the server does not know yet.
     fn draw(nats: &Nats, cluster: &str) -> Self {
         let plan = plan(cluster);
         Self {
@@ -66,12 +67,12 @@ impl Store {
         }
     }
 
-    /// Makes what is missing, as a reconciliation does.
+    /// Creates what is missing, as a reconciliation does.
     async fn ensure(&self) -> Result<i64, NatsError> {
         streams::ensure(&self.nats, &self.plan.id, &self.account, false).await
     }
 
-    /// The same for a Cluster that has data.
+    /// Creates what is missing for a Cluster that has data.
     async fn ensure_what_it_had(&self) -> Result<i64, NatsError> {
         streams::ensure(&self.nats, &self.plan.id, &self.account, true).await
     }
@@ -91,13 +92,13 @@ async fn connect(server: &Server) -> Nats {
     Nats::connect(&server.config()).await.unwrap()
 }
 
-/// What comes of a request.
+/// Outcome of a request.
 #[derive(Debug, PartialEq)]
 enum Answer {
     Reply(String),
-    /// The server's own words.
+    /// The server's message.
     Refused(String),
-    /// It was carried, and nobody listens there.
+    /// The request was delivered, but has no subscriber.
     NobodyThere,
 }
 
@@ -107,7 +108,7 @@ impl Answer {
     }
 }
 
-/// A connection that keeps what the server says about it; its end is said as `disconnected`.
+/// A connection that records the server's messages about it. Its end is recorded as `disconnected`.
 struct Connection {
     client: async_nats::Client,
     said: mpsc::UnboundedReceiver<String>,
@@ -133,7 +134,7 @@ impl Connection {
         Ok(Self { client, said })
     }
 
-    /// A request that is neither answered nor refused fails the test.
+    /// Sends a request. The test fails if it is neither answered nor refused.
     async fn ask(&mut self, subject: &str, payload: &str) -> Answer {
         let client = self.client.clone();
         let request = client.request(subject.to_owned(), payload.to_owned().into());
@@ -153,15 +154,15 @@ impl Connection {
             .expect("the client holds the sender")
     }
 
-    /// Subscribes, and waits until the server knows: an answer comes on the same connection. A flush would only empty our
-    /// own buffer.
+    /// Subscribes, and waits until the server has processed that: an answer on the same connection
+    /// proves it. A flush would only empty our own buffer.
     async fn listen(&mut self, subject: &'static str) -> async_nats::Subscriber {
         let subscription = self.client.subscribe(subject).await.unwrap();
         assert!(self.ask("$JS.API.INFO", "").await.is_reply());
         subscription
     }
 
-    /// Number of messages in the log.
+    /// Returns the number of messages in the log.
     async fn count_records(&mut self, id: &str) -> u64 {
         self.count(&format!("KINE_{id}")).await
     }
@@ -175,7 +176,7 @@ impl Connection {
     }
 }
 
-/// Answers whatever is asked of a store's instance.
+/// Answers every request to a store's instance.
 async fn serve(connection: &mut Connection, subject: &'static str) -> tokio::task::JoinHandle<()> {
     let mut questions = connection.listen(subject).await;
     let client = connection.client.clone();

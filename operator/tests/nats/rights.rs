@@ -1,4 +1,4 @@
-//! What a Cluster's user may do, and what it may not.
+//! Permissions of a Cluster's user.
 
 use async_nats::jetstream;
 use futures::StreamExt as _;
@@ -15,7 +15,8 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
     let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
     let (mut user, mut peer) = (own.open(&server).await, own.open(&server).await);
     let mut neighbour = other.open(&server).await;
-    // Both stores answer, and the neighbour has data: what fails below fails for want of a permission.
+    // Both stores answer, and the neighbor has data: a failure below is due to a missing
+    // permission.
     let own_store = serve(&mut peer, "kine.bcdfghjk24.rpc.>").await;
     let other_store = serve(&mut neighbour, "kine.cdfghjkl24.rpc.>").await;
     for subject in [format!("kine.{OTHER}.log"), format!("kine.{OTHER}.snap.1.a.0")] {
@@ -158,7 +159,7 @@ fn no_publish(subject: &str) -> String {
 async fn assert_subscriptions(user: &mut Connection, peer: &mut Connection, neighbour: &mut Connection) {
     for (subject, published) in [
         ("kine.bcdfghjk24.rpc.>", "kine.bcdfghjk24.rpc.hello"),
-        // Not all of the inbox: the answers to questions go there too.
+        // Not the complete inbox: the answers to requests go there too.
         ("_INBOX_bcdfghjk24.x", "_INBOX_bcdfghjk24.x"),
     ] {
         let mut subscription = user.listen(subject).await;
@@ -191,7 +192,8 @@ async fn assert_subscriptions(user: &mut Connection, peer: &mut Connection, neig
     assert_eq!(refusal, no_publish("_INBOX_bcdfghjk24.x"));
 }
 
-/// What a store's user may send, with answers that it asks to be sent to a neighbour's log: one to each is an attack.
+/// Requests that a store's user may send, each with a reply subject of a neighbor's log: every
+/// answer would be an attack.
 fn requests() -> [(String, &'static str); 7] {
     let api = |request: &str| format!("$JS.API.{request}");
     let first = r#"{"seq":1}"#;
@@ -206,19 +208,20 @@ fn requests() -> [(String, &'static str); 7] {
     ]
 }
 
-/// Sends everything that the user may, with a reply subject of the neighbour's.
+/// Sends every request that the user may send, with a reply subject of the neighbor.
 async fn attack(user: &mut Connection, reply: &'static str) {
     for (subject, payload) in requests() {
         let sent = user.client.publish_with_reply(subject, reply, payload.into());
         sent.await.unwrap();
     }
-    // What answers by the way of a message and what answers by the way of the API have both come to these.
+    // The server handles messages and API requests separately. After these answers, both have
+    // processed the attack.
     for (subject, payload) in requests() {
         assert!(user.ask(&subject, payload).await.is_reply(), "{subject}");
     }
 }
 
-/// The server sends answers wherever a request asks, whatever its user may publish to.
+/// The server sends answers to any reply subject, whatever its user may publish to.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_reach_no_neighbour() {
     let server = Server::start().await;
@@ -246,7 +249,8 @@ async fn answers_reach_no_neighbour() {
         let message = timeout(LIMIT, messages.next()).await.unwrap().unwrap();
         assert_eq!(message.payload, "mine", "{subject}");
     }
-    // Were the neighbour's log in the same account, it would hold the answers: so it was while Tenants had the accounts.
+    // In the account of the neighbor's log, the attack succeeds. Tenants had such a shared account
+    // once.
     let client = nats.connect_account(&own.account.public_key).await.unwrap();
     let log = jetstream::stream::Config {
         name: format!("KINE_SNAP_{OWN}"),
@@ -257,7 +261,7 @@ async fn answers_reach_no_neighbour() {
     assert!(user.count(&format!("KINE_SNAP_{OWN}")).await > 0);
 }
 
-/// Two Clusters that have even the same identity, so that no permission tells them apart.
+/// Two Clusters with the same identity, so that no permission separates them.
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_share_nothing_but_the_server() {
     let server = Server::start().await;

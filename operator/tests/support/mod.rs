@@ -1,4 +1,4 @@
-//! A real nats-server in operator mode with TLS, on a free port, in a directory of its own.
+//! A real nats-server in operator mode with TLS, on a free port, in its own directory.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,13 +9,13 @@ use yoke_operator::config::NatsConfig;
 use yoke_operator::nats::claims::{self, AccountClaims, AccountLimits, Envelope, NO_LIMIT, UserClaims, UserLimits};
 use yoke_test_support::free_port;
 
-/// How long anything may take that is asked of it.
+/// Timeout of every request to the server.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The server; dropped, it ends.
+/// The server process, which is killed when this is dropped.
 pub(crate) struct Server {
     child: Child,
-    /// The others of its cluster.
+    /// The other servers of its NATS cluster.
     peers: Vec<Child>,
     dir: tempfile::TempDir,
     port: u16,
@@ -27,7 +27,7 @@ impl Server {
         Self::start_with_room("1TB").await
     }
 
-    /// One whose streams may hold so much.
+    /// Starts a server with this limit for all streams.
     pub(crate) async fn start_with_room(max_file_store: &str) -> Self {
         yoke_runtime::install_crypto();
         let dir = tempfile::tempdir().unwrap();
@@ -36,7 +36,7 @@ impl Server {
         Self::start_in(dir, port, &[configuration]).await
     }
 
-    /// One of three that keep streams together.
+    /// Starts three servers that replicate streams, and returns the first.
     pub(crate) async fn start_cluster() -> Self {
         yoke_runtime::install_crypto();
         let dir = tempfile::tempdir().unwrap();
@@ -59,7 +59,7 @@ impl Server {
         }
     }
 
-    /// What the operator is configured with.
+    /// Configuration of the operator for this server.
     pub(crate) fn config(&self) -> NatsConfig {
         NatsConfig {
             urls: vec![format!("tls://127.0.0.1:{}", self.port)],
@@ -70,7 +70,7 @@ impl Server {
         }
     }
 
-    /// A client configuration that trusts the server.
+    /// Options of a client that trusts the server.
     pub(crate) fn connect_options(&self, credentials: &str) -> async_nats::ConnectOptions {
         async_nats::ConnectOptions::with_credentials(credentials)
             .unwrap()
@@ -81,31 +81,31 @@ impl Server {
             .max_reconnects(1)
     }
 
-    /// Whether there is data of an account on the disk.
+    /// Returns whether the disk has data of an account.
     pub(crate) fn holds(&self, account: &str) -> bool {
         self.dir.path().join("data/jetstream").join(account).exists()
     }
 
-    /// A connection of its owner's.
+    /// Connects as a user of the system account.
     pub(crate) async fn connect_system(&self) -> async_nats::Client {
         let credentials = std::fs::read_to_string(self.dir.path().join("system.creds")).unwrap();
         self.connect_options(&credentials).connect(self.url()).await.unwrap()
     }
 
-    /// Loses the streams of an account, as with a disk.
+    /// Deletes the streams of an account, as with the loss of a disk.
     pub(crate) async fn lose_streams(&self, account: &str) {
         let subject = format!("$JS.API.ACCOUNT.PURGE.{account}");
         let system = self.connect_system().await;
         system.request(subject, "".into()).await.unwrap();
     }
 
-    /// Ends the server.
+    /// Stops the server.
     pub(crate) fn stop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// From its next start its streams may hold so much.
+    /// Sets the limit for all streams, from the next start on.
     pub(crate) fn set_room(&self, max_file_store: &str) {
         let path = self.dir.path().join("nats.conf");
         let text = std::fs::read_to_string(&path).unwrap();
@@ -114,7 +114,7 @@ impl Server {
         std::fs::write(&path, format!("{before}max_file_store: {max_file_store} {after}")).unwrap();
     }
 
-    /// Starts it again after its end, at the same port and with what it had.
+    /// Starts the stopped server again, with the same port and data.
     pub(crate) fn start_again(&mut self) {
         self.child = spawn(&self.dir.path().join("nats.conf"));
     }
@@ -202,7 +202,7 @@ fn write_files(dir: &Path, port: u16, max_file_store: &str) -> PathBuf {
     path
 }
 
-/// Makes a server's configuration that of one of three, and writes those of the others.
+/// Turns a server's configuration into that of one of three, and writes those of the others.
 fn write_cluster(dir: &Path, configuration: &Path, port: u16) -> [PathBuf; 3] {
     let text = std::fs::read_to_string(configuration).unwrap();
     let routes: [u16; 3] = std::array::from_fn(|_| free_port());

@@ -1,17 +1,19 @@
-//! The phase, and the versions that ran. Pure.
+//! The phase of a Cluster, and the history of its versions. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use yoke_api::cluster::{ClusterStatus, Phase, VersionHistory};
 
-use super::Outcome;
-use crate::cluster::gate::ControlPlane;
+use crate::cluster::outcome::Outcome;
+use crate::model::control_plane::ControlPlane;
 
 const HISTORY_LENGTH: usize = 10;
-/// A control plane that does not answer for longer than this after its start is unavailable, no longer starting.
+/// A control plane that does not answer for longer than this after its start counts as unavailable,
+/// not as starting.
 const START_TIME: SignedDuration = SignedDuration::from_secs(60);
 
-/// The history grows by an entry when a rollout of another version begins; the entry is completed when that version answers.
+/// Adds an entry when the rollout of another version starts, and completes it when the API answers
+/// with that version.
 pub(super) fn plan_history(before: &[VersionHistory], outcome: &Outcome, now: Timestamp) -> Vec<VersionHistory> {
     let mut history = before.to_vec();
     let Some(version) = &outcome.version else {
@@ -27,14 +29,15 @@ pub(super) fn plan_history(before: &[VersionHistory], outcome: &Outcome, now: Ti
             },
         );
         if history.len() > HISTORY_LENGTH {
-            // What answered last says how far what is stored has come.
+            // The entry whose API answered last shows the format of the stored objects, so it
+            // stays.
             let answered = history.iter().position(|entry| entry.completed.is_some());
             let goes = HISTORY_LENGTH - usize::from(answered == Some(HISTORY_LENGTH));
             history.remove(goes);
         }
     }
     let current = matches!(outcome.control_plane, ControlPlane::Running { current: true, .. });
-    // What was not brought up to date this time may be the pod of the version before.
+    // Without an update in this reconcile the pod may still run the previous version.
     if current
         && outcome.published
         && outcome.inside.is_ok()

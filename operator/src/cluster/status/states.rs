@@ -4,13 +4,13 @@ use yoke_api::cluster::ClusterStatus;
 use yoke_api::ingress::Asleep;
 use yoke_api::{ConditionType, Reason};
 
-use super::Outcome;
-use crate::cluster::gate::ControlPlane;
-use crate::cluster::validate::Refusal;
-use crate::conditions::{self, State};
-use crate::notice;
+use crate::cluster::outcome::Outcome;
+use crate::host_nodes::drain;
+use crate::model::conditions::{self, State};
+use crate::model::control_plane::ControlPlane;
+use crate::model::refusal::Refusal;
 
-/// What is not looked at while nothing is done for a Cluster.
+/// Conditions that are not updated while a Cluster is paused, or refused without a control plane.
 const NOT_LOOKED_AT: [ConditionType; 8] = [
     ConditionType::CertificatesReady,
     ConditionType::APIServerAvailable,
@@ -22,7 +22,8 @@ const NOT_LOOKED_AT: [ConditionType; 8] = [
     ConditionType::WorkersUpdated,
 ];
 
-/// What a refused spec asks for, and is not carried out while the rest is kept alive.
+/// Conditions about parts of a refused spec that are not applied while the control plane is
+/// maintained.
 const NOT_CARRIED_OUT: [ConditionType; 5] = [
     ConditionType::StoreReady,
     ConditionType::Asleep,
@@ -31,7 +32,7 @@ const NOT_CARRIED_OUT: [ConditionType; 5] = [
     ConditionType::WorkersUpdated,
 ];
 
-/// Whether the spec is one that can be carried out.
+/// The state of `Accepted`: whether the spec can be applied.
 pub fn plan_accepted(refusal: Option<&Refusal>) -> State {
     match refusal {
         None => State::yes(Reason::Valid, "The spec can be carried out."),
@@ -139,7 +140,8 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
     }
 }
 
-/// Whether it was asked to sleep, and somebody connected since; the former is forgotten when it is Ready.
+/// Whether a client connected after the request to sleep. That request is removed once the Cluster
+/// is Ready.
 fn is_woken(before: &ClusterStatus) -> bool {
     let activity = before.activity.as_ref();
     let asleep = conditions::find(&before.conditions, ConditionType::Asleep);
@@ -147,7 +149,7 @@ fn is_woken(before: &ClusterStatus) -> bool {
         || asleep.is_some_and(|asleep| asleep.reason == Reason::WokenOnConnect.to_string())
 }
 
-/// Where nothing was done, the conditions that were not looked at stay as they are.
+/// Adds the previous states of conditions that this reconcile did not check.
 fn carry_over(
     before: &ClusterStatus,
     outcome: &Outcome,
@@ -164,7 +166,7 @@ fn carry_over(
         let Some(old) = conditions::find(&before.conditions, type_).filter(|_| !is_known) else {
             continue;
         };
-        // Of a spec that nobody has held them against nothing is known.
+        // A state that was found for another generation says nothing about this spec.
         let pending = match type_ {
             ConditionType::AddonsReady => Some(Reason::AddonsPending),
             ConditionType::WorkersUpdated => Some(Reason::WorkersPending),
@@ -201,7 +203,8 @@ fn plan_ready(outcome: &Outcome) -> State {
             "The machine that ran the control plane was lost; it is being started on another one.",
         );
     }
-    // Who waits for a generation to be ready waits for what it asks for, not for the pod of the one before.
+    // A client that waits for a ready generation means the new spec, not the pod of the previous
+    // one.
     if matches!(outcome.control_plane, ControlPlane::Running { current: false, .. }) {
         return State::no(
             Reason::Updating,
@@ -255,10 +258,7 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
     if outcome.paused {
         return State::no(Reason::Paused, "Reconciliation is paused by spec.paused.");
     }
-    if matches!(
-        outcome.leaving,
-        Some(notice::State::StandBy(_) | notice::State::Waiting)
-    ) {
+    if matches!(outcome.leaving, Some(drain::State::StandBy(_) | drain::State::Waiting)) {
         return State::yes(
             Reason::MachineLeaving,
             "The pod that runs the control plane, or its machine, is about to go; another one is to take it over.",
@@ -306,7 +306,7 @@ fn plan_degraded(outcome: &Outcome) -> State {
     State::no(Reason::AsExpected, "Nothing needs attention.")
 }
 
-/// An error's text as a sentence.
+/// Turns the text of an error into a sentence.
 fn sentence(text: &str) -> String {
     let mut chars = text.chars();
     let first: String = chars.next().into_iter().flat_map(char::to_uppercase).collect();

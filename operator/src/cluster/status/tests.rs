@@ -1,8 +1,12 @@
+use yoke_api::Reason;
 use yoke_api::workers::WorkersStatus;
 
-use super::*;
-use crate::cluster::fixtures::{cluster, config, identity, outcome};
-use crate::cluster::gate::Failure;
+use crate::cluster::outcome::{Lack, Workers};
+use crate::cluster::sleep::state::Rest;
+use crate::cluster::status::*;
+use crate::fixtures::{cluster, config, identity, outcome};
+use crate::model::control_plane::Failure;
+use crate::model::refusal::Refusal;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -64,7 +68,7 @@ fn hours_awake_are_counted_when_they_end() {
     for (outcome, now, expected) in [
         (&outcome(), 10, (0, true)),
         (&outcome(), 100, (0, true)),
-        // Refused, and whether it is kept or paused: it runs.
+        // Refused while maintained or paused: the control plane still runs.
         (&refused, 110, (0, true)),
         (&asleep, 130, (120, false)),
         (&asleep, 230, (120, false)),
@@ -195,7 +199,7 @@ fn ready_and_phase_follow_what_was_found() {
         let status = plan(None, &outcome, 1001);
         assert_eq!((status.phase, ready(&status)), (Some(phase), expected), "{rule}");
     }
-    // What is refused later leaves what runs.
+    // A later refusal leaves the running control plane as it is.
     let before = plan(None, &outcome(), 1001);
     let status = plan(
         Some(before),
@@ -274,7 +278,7 @@ fn history_tells_versions_that_ran() {
     );
     assert_eq!(third.history[0].completed, Some(Time(at(3000))));
     assert_eq!(third.history[1].version, "v1.35.4");
-    // One that is only on the way to another.
+    // A version that is only a step towards another one.
     let step = Outcome {
         heads_for: Some("v1.36.0".into()),
         ..done
@@ -285,7 +289,7 @@ fn history_tells_versions_that_ran() {
         (Some(Phase::Updating), ("False", "Updating"))
     );
     assert_eq!(said(&on_the_way, ConditionType::Progressing), ("True", "Updating"));
-    // Of those that never answered the oldest go first.
+    // Versions that never answered are removed oldest first.
     let last = (6..26).fold(third, |before, patch| {
         let asked = Outcome {
             version: Some(format!("v1.35.{patch}")),
@@ -300,7 +304,7 @@ fn history_tells_versions_that_ran() {
 
 #[test]
 fn a_machine_that_is_about_to_go_shows() {
-    use crate::notice::State;
+    use crate::host_nodes::drain::State;
     let progressing = ("True", "MachineLeaving");
     for (rule, leaving, expected, degraded) in [
         ("all is well", None, ("False", "AsExpected"), "False"),

@@ -1,20 +1,22 @@
-//! How long a control plane was asked for. It is counted up when that ends, so that nothing is written in between.
+//! Counts how long a Cluster had a control plane. The counter is written only when that time ends,
+//! so there are no writes in between.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::usage::UsageStatus;
 
-use super::{ControlPlane, Outcome};
+use crate::cluster::outcome::Outcome;
+use crate::cluster::status::ControlPlane;
 use crate::config::Config;
 
-/// What to say of it. A Cluster that never had a control plane has used nothing.
+/// The usage to write. A Cluster that never had a control plane has used nothing.
 pub(super) fn plan_usage(
     before: Option<UsageStatus>,
     outcome: &Outcome,
     config: &Config,
     now: Timestamp,
 ) -> Option<UsageStatus> {
-    // Whatever the spec says by now: one that is there is used.
+    // An existing control plane counts as used, whatever the spec says now.
     let is_there = !matches!(
         outcome.control_plane,
         ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep

@@ -1,9 +1,10 @@
-//! Whether a tenant may set the arguments that it asks for. Pure.
+//! Checks whether a tenant may set the extra arguments of its spec. Pure.
 
 use yoke_api::cluster::{Cluster, ExtraArg};
 use yoke_api::{Reason, extra_args};
 
-use super::{Refusal, refuse};
+use crate::cluster::validate::refuse;
+use crate::model::refusal::Refusal;
 
 pub(super) fn check(cluster: &Cluster) -> Result<(), Refusal> {
     let given = &cluster.spec.extra_args;
@@ -33,7 +34,8 @@ pub(super) fn check(cluster: &Cluster) -> Result<(), Refusal> {
     check_oidc(&given.api_server)
 }
 
-/// The arguments become one part of a file, which the API server refuses to start with if it is not whole.
+/// Checks OIDC arguments. They become one part of a file, and the API server does not start with an
+/// incomplete part.
 fn check_oidc(arguments: &[ExtraArg]) -> Result<(), Refusal> {
     let value = |name: &str| {
         arguments

@@ -1,10 +1,11 @@
-//! Whether a Cluster may have the host names that it asks for beside its public one. Pure.
+//! Checks whether a Cluster may have its extra host names. Pure.
 
 use kube::ResourceExt as _;
 use yoke_api::cluster::Cluster;
 use yoke_api::{Reason, Tenant, names};
 
-use super::{Outline, Refusal, Surroundings, refuse};
+use crate::cluster::validate::{Outline, Surroundings, refuse};
+use crate::model::refusal::Refusal;
 
 pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
     let own = Outline::of(cluster);
@@ -15,7 +16,8 @@ pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_
     Ok(())
 }
 
-/// Whether a Cluster, accepted or not, may have a host name: it asks for it, its Tenant lets it, and no older one claims it.
+/// Whether a Cluster, accepted or not, may have a host name: its spec requests it, its Tenant
+/// allows it, and no older Cluster claims it.
 pub(in crate::cluster) fn may_have(cluster: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool {
     let own = Outline::of(cluster);
     claims(&own, name, around) && check_taken(name, &own, around).is_ok()
@@ -32,7 +34,8 @@ fn check_taken(name: &String, own: &Outline, around: &Surroundings<'_, '_>) -> R
     Ok(())
 }
 
-/// Whether a Cluster asks for a host name and its own Tenant lets it: what it may not have it does not keep from others.
+/// Whether a Cluster requests a host name that its own Tenant allows. A name that it may not have
+/// is free for others.
 fn claims(cluster: &Outline, name: &String, around: &Surroundings<'_, '_>) -> bool {
     let mut tenants = around.tenants.iter().map(AsRef::as_ref).chain(around.tenant);
     cluster.extra_sans.contains(name)
@@ -55,7 +58,8 @@ fn check_extra_name(name: &str, tenant: &Tenant, around: &Surroundings<'_, '_>) 
     let Some(own) = find_domain(name, tenant) else {
         return not_allowed("is not under one of the Tenant's domains");
     };
-    // Who is given a part of a domain has it alone; a domain that two are given they share.
+    // A Tenant with a more specific domain has that part alone. Two Tenants with the same domain
+    // share it.
     let mut others = around
         .tenants
         .iter()
@@ -66,7 +70,7 @@ fn check_extra_name(name: &str, tenant: &Tenant, around: &Surroundings<'_, '_>) 
     Ok(())
 }
 
-/// The narrowest of a Tenant's domains that a name lies under.
+/// The most specific of a Tenant's domains that contains a name.
 fn find_domain<'t>(name: &str, tenant: &'t Tenant) -> Option<&'t String> {
     let domains = tenant.spec.allowed_domains.iter();
     domains

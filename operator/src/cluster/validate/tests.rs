@@ -1,7 +1,7 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::*;
-use crate::cluster::fixtures::{ID, argument, around, cluster, config, identity, made_at, tenant, with};
+use crate::cluster::validate::*;
+use crate::fixtures::{ID, argument, around, cluster, config, identity, made_at, tenant, with};
 
 fn reason(cluster: &Cluster, around: &Surroundings<'_, '_>) -> Option<Reason> {
     validate(cluster, &identity(cluster), around)
@@ -232,7 +232,7 @@ fn version_changes_follow_the_skew_policy() {
         surroundings.running = Some(running.parse().unwrap());
         assert_eq!(reason(&cluster, &surroundings), expected, "{running} to {wanted:?}");
     }
-    // What runs stays where no version is asked for, whatever the host's default becomes.
+    // Without a requested version the running one stays, whatever the host's default becomes.
     let cluster = cluster("a");
     let mut surroundings = around(&config, &tenant, &[]);
     surroundings.running = Some("v1.35.5".parse().unwrap());
@@ -544,13 +544,13 @@ fn names_under_the_domain_of_another_tenant_are_refused() {
     ] {
         let mut other = Tenant::new("other", Default::default());
         other.spec.allowed_domains = domains.into_iter().map(str::to_owned).collect();
-        // This Tenant is one of all.
+        // The list of all Tenants includes this one.
         let tenants = [Arc::new(other), Arc::new(tenant.clone())];
         let mut surroundings = around(&config, tenant, &[]);
         surroundings.tenants = &tenants;
         assert_eq!(reason(&cluster, &surroundings), expected, "{rule}");
     }
-    // Whatever the Tenant is given, the host's own domain is none of it.
+    // No domain of a Tenant allows names under the host's own domain.
     for name in ["yoke.test", "a.yoke.test", "a.b.yoke.test"] {
         let cluster = with(cluster.clone(), |spec| spec.endpoint.extra_sans = vec![name.into()]);
         assert_eq!(reason(&cluster, &around(&config, &whole, &[])), refused, "{name}");

@@ -1,4 +1,5 @@
-//! The accounts that the server knows: looked up, pushed, closed and deleted, as a user of the system account.
+//! Accounts on the NATS server: looked up, pushed, closed and deleted, as a user of the system
+//! account.
 
 use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
@@ -9,16 +10,18 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use yoke_api::ClusterId;
 
-use super::{Nats, NatsError};
 use crate::nats::account::Account;
 use crate::nats::claims::{self, DeleteClaims, Envelope};
 use crate::nats::limits;
+use crate::nats::server::{Nats, NatsError};
 
-/// Servers that replicate a stream hear of each other each second (`hbIntervalDefault` of nats-server 2.15).
+/// Time after which a replica counts as unreachable. Servers that replicate a stream exchange a
+/// heartbeat each second (`hbIntervalDefault` of nats-server 2.15).
 const UNHEARD: Duration = Duration::from_secs(3);
 
 impl Nats {
-    /// The token of an account as the server has it; `None` if it has none.
+    /// Returns the token of an account on the server; `None` if the server does not have the
+    /// account.
     pub async fn find_account(&self, account: &str) -> Result<Option<String>, NatsError> {
         let subject = format!("$SYS.REQ.ACCOUNT.{account}.CLAIMS.LOOKUP");
         let answer = self.request(subject, String::new()).await?;
@@ -26,12 +29,13 @@ impl Nats {
         Ok(Some(text).filter(|text| !text.is_empty()))
     }
 
-    /// Gives the server the claims of a Cluster's account, if it has others or none. Connections that there are feel it at
-    /// once. A limit that is to become lower stays as it is, for streams that are above theirs cannot be changed: says whether
-    /// [`Self::limit_account`] must follow.
+    /// Pushes the claims of a Cluster's account, if the server has other claims or none. Existing
+    /// connections are affected at once. A storage limit is never lowered here, since streams above
+    /// their account's limit cannot be changed. Returns whether [`Self::limit_account`] must
+    /// follow.
     ///
-    /// A server that has no room for a limit keeps the claims all the same, and uses what it had: see
-    /// [`streams::ensure`](crate::nats::streams::ensure).
+    /// A server without enough room for a limit stores the claims anyway, and continues to use its
+    /// previous limit: see [`streams::ensure`](crate::nats::streams::ensure).
     pub async fn ensure_account(&self, id: &ClusterId, account: &Account) -> Result<bool, NatsError> {
         let found = self.find_own(id, &account.public_key).await?;
         let floor = found.as_deref().map_or(0, claims::disk_storage_of);
@@ -40,14 +44,14 @@ impl Nats {
         Ok(floor > own)
     }
 
-    /// Gives the server an account's claims with a limit of so many bytes, though it may have them; with none, the account
-    /// has no JetStream.
+    /// Pushes an account's claims with a storage limit in bytes, even if the server has them. With
+    /// a limit of 0, the account has no JetStream.
     pub async fn limit_account(&self, id: &ClusterId, account: &Account, disk_storage: i64) -> Result<(), NatsError> {
         self.find_own(id, &account.public_key).await?;
         self.update(id, account, disk_storage, None).await
     }
 
-    /// Gives the server the claims of an account that lets nobody in, if it knows the account.
+    /// Pushes claims of an account that admit no user, if the server has the account.
     pub async fn close_account(&self, id: &ClusterId, account: Account) -> Result<(), NatsError> {
         match self.find_own(id, &account.public_key).await {
             Ok(Some(found)) => {
@@ -59,14 +63,17 @@ impl Nats {
         }
     }
 
-    /// Deletes the account of a Cluster, its streams first; also if there is none. What is another's stays.
+    /// Deletes the account of a Cluster, its streams first. Succeeds if there is none, and ignores
+    /// an account of another Cluster.
     ///
-    /// One that this process has deleted is not asked for again: a server that is to purge an account without claims looks for those at
-    /// the other servers, and for 1.9 s hears nothing of whoever asked (nats-server 2.15). Of another without claims there may be
-    /// streams: servers can lose the one and keep the other.
+    /// An account that this process has deleted is not purged again. Without the account's claims,
+    /// a server looks for them on the other servers, and does not answer for 1.9 s (nats-server
+    /// 2.15). Any other account without claims may still have streams: servers can lose the claims
+    /// and retain the streams.
     ///
-    /// An account that was deleted is never pushed again: a Cluster of the same identity draws another. The server keeps
-    /// what it knew of one in memory, and refuses its users for a while after it came back.
+    /// A deleted account is never pushed again: a Cluster with the same identity gets a new one.
+    /// The server caches the state of an account, and refuses its users for a while after it was
+    /// pushed again.
     pub async fn delete_account(&self, id: &ClusterId, account: &str) -> Result<(), NatsError> {
         let found = match self.find_own(id, account).await {
             Err(error @ NatsError::Foreign { .. }) => {
@@ -89,7 +96,7 @@ impl Nats {
         Ok(())
     }
 
-    /// Forgets which account of a Cluster was deleted, when nobody asks for that any more.
+    /// Forgets the deleted account of a Cluster, once the Cluster is gone.
     pub fn forget(&self, id: &ClusterId) {
         self.deleted().remove(id);
     }
@@ -108,12 +115,13 @@ impl Nats {
     }
 
     fn deleted(&self) -> MutexGuard<'_, BTreeMap<ClusterId, String>> {
-        // Each entry is whole by itself.
+        // Every change is one insert or removal, so each entry is complete after a panic.
         self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the log of a Cluster ends, by the server that leads its stream; `None` if none says so, or if that one does not
-    /// hear most of the others. The answer may never come: the caller limits the time.
+    /// Returns the last sequence number of a Cluster's log, from the leader of its stream. `None`
+    /// if no server is the leader, or the leader has no contact to a majority of the replicas. The
+    /// answer may never arrive: the caller sets a timeout.
     pub async fn find_log_end(&self, id: &ClusterId, account: &str) -> Option<u64> {
         if !self.is_connected() {
             return None;
@@ -125,7 +133,7 @@ impl Nats {
         let published = self.system.publish_with_reply(subject, inbox, asked.into()).await;
         published.ok()?;
         let stream = id.stream();
-        // Each server answers for itself.
+        // Every server answers separately.
         while let Some(answer) = answers.next().await {
             if let Some(end) = read_log_end(&answer.payload, &stream) {
                 return Some(end);
@@ -134,7 +142,7 @@ impl Nats {
         None
     }
 
-    /// The token of an account that is a Cluster's or nobody's.
+    /// Returns the token of an account. Fails if the account belongs to another Cluster.
     async fn find_own(&self, id: &ClusterId, account: &str) -> Result<Option<String>, NatsError> {
         let found = self.find_account(account).await?;
         let name = found.as_deref().map(claims::name_of).transpose()?;
@@ -203,14 +211,14 @@ struct StreamDetail {
 
 #[derive(Deserialize)]
 struct StreamCluster {
-    /// The others, as the one that leads knows them.
+    /// The other replicas, from the leader's point of view.
     #[serde(default)]
     replicas: Vec<Peer>,
 }
 
 #[derive(Deserialize)]
 struct Peer {
-    /// Nanoseconds since it was last heard.
+    /// Nanoseconds since the last message of the replica.
     #[serde(default)]
     active: u64,
 }
@@ -220,7 +228,8 @@ struct StreamState {
     last_seq: u64,
 }
 
-/// Where a stream ends, out of a server's answer about an account, if the server has it and it can be written.
+/// Returns the end of a stream from a server's answer about an account, if the server leads the
+/// stream and it is writable.
 fn read_log_end(payload: &[u8], stream: &str) -> Option<u64> {
     let answer: Inventory = serde_json::from_slice(payload).ok()?;
     let mut streams = answer.data?.stream_detail.into_iter();
@@ -228,16 +237,16 @@ fn read_log_end(payload: &[u8], stream: &str) -> Option<u64> {
     has_majority(&found).then_some(found.state.last_seq)
 }
 
-/// Whether the server that leads a stream has heard most of the others lately. Without them nothing is stored, and it goes on
-/// leading for up to ten seconds.
+/// Returns whether the leader of a stream has had messages of a majority of the replicas recently.
+/// Without a majority no record is stored, but the leader stays leader for up to ten seconds.
 fn has_majority(stream: &StreamDetail) -> bool {
     let peers = stream.cluster.as_ref().map_or(&[][..], |cluster| &cluster.replicas);
     let heard = peers.iter().filter(|peer| Duration::from_nanos(peer.active) < UNHEARD);
-    // With itself more than half of all.
+    // Itself included, more than half of all.
     (1 + heard.count()) * 2 > 1 + peers.len()
 }
 
-/// The server's answer to the deletion of all streams of an account, of which it may have none.
+/// Checks the server's answer to the deletion of all streams of an account, which may have none.
 fn check_purge(payload: &[u8]) -> Result<(), NatsError> {
     let refused = |message: String| NatsError::Refused {
         what: "the deletion of the streams",

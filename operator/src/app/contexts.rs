@@ -1,0 +1,128 @@
+//! Wires the controllers to each other.
+
+use std::sync::Arc;
+
+use futures::stream::BoxStream;
+use futures::{StreamExt as _, stream};
+use kube::runtime::reflector::ObjectRef;
+use yoke_api::Cluster;
+use yoke_runtime::Metrics;
+
+use crate::cluster::context::Shared;
+use crate::cluster::failover::start_queue::{Queues, Rule, Turns};
+use crate::cluster::metrics::ClusterMetrics;
+use crate::cluster::{self, Guard};
+use crate::csr_signer::{self, Signer, SignerMetrics};
+use crate::host_api::Host;
+use crate::host_nodes::drain::{Notices, TakeoverMetrics};
+use crate::host_nodes::loss::{self, LossMetrics, Losses};
+use crate::metrics::ReconcileMetrics;
+use crate::nats::Nats;
+use crate::node_reaper::{self, Pace, Reaper, ReaperMetrics};
+use crate::tenant_client::TenantApis;
+use crate::{join_token, tenant};
+
+/// The context of each controller.
+#[derive(Debug)]
+pub struct Contexts {
+    /// The host.
+    pub host: Arc<Host>,
+    /// Context of the Cluster controller.
+    pub cluster: Arc<cluster::context::Context>,
+    /// Context of the Tenant controller.
+    pub tenant: Arc<tenant::Context>,
+    /// Context of the JoinToken controller.
+    pub join_token: Arc<join_token::Context>,
+    /// Context of the detection of lost nodes.
+    pub loss: Arc<loss::Context>,
+}
+
+/// Tasks beside the controllers, and what they are started with.
+pub struct Tasks {
+    /// Answers requests for certificates.
+    pub signer: csr_signer::Keeper,
+    /// Metrics of the signer.
+    pub signer_metrics: SignerMetrics,
+    /// Removes silent Nodes.
+    pub reaper: node_reaper::Keeper,
+    /// Metrics of the reaper.
+    pub reaper_metrics: ReaperMetrics,
+    /// Corrects the API's addresses in tenant clusters.
+    pub endpoint_guard: cluster::Keeper,
+    /// Clusters that an admission queue admits.
+    pub due: BoxStream<'static, ObjectRef<Cluster>>,
+}
+
+impl std::fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tasks").finish_non_exhaustive()
+    }
+}
+
+impl Contexts {
+    /// Creates the contexts of an operator that starts, and the tasks that it runs.
+    pub fn new(host: Arc<Host>, nats: Nats, nats_ca: String, reaper_pace: Pace, metrics: &Metrics) -> (Self, Tasks) {
+        let (guard, endpoint_guard) = Guard::new();
+        let (turns, made) = Turns::new(Rule::MADE);
+        let (restarts, restarted) = Turns::new(Rule::RESTARTED);
+        let (starts, started) = Turns::new(Rule::of_starts(0));
+        let (signer, signing) = Signer::new();
+        let (reaper, reaping) = Reaper::new(reaper_pace);
+        let apis = Arc::new(TenantApis::default());
+        let losses = Arc::new(Losses::default());
+        let reconciles = ReconcileMetrics::new(metrics);
+        let shared = Shared {
+            apis: Arc::clone(&apis),
+            losses: Arc::clone(&losses),
+            notices: Arc::new(Notices::new(TakeoverMetrics::new(metrics))),
+            guard,
+            signer,
+            reaper,
+        };
+        let queues = Queues {
+            turns,
+            restarts,
+            starts,
+        };
+        let cluster_metrics = ClusterMetrics::new(metrics);
+        let cluster = cluster::context::Context::new(
+            Arc::clone(&host),
+            nats.clone(),
+            nats_ca,
+            shared,
+            queues,
+            reconciles.clone(),
+            cluster_metrics,
+        );
+        let contexts = Self {
+            cluster: Arc::new(cluster),
+            tenant: Arc::new(tenant::Context::new(
+                Arc::clone(&host),
+                nats.clone(),
+                reconciles.clone(),
+            )),
+            join_token: Arc::new(join_token::Context::new(
+                Arc::clone(&host),
+                Arc::clone(&apis),
+                reconciles,
+            )),
+            loss: Arc::new(loss::Context {
+                host: Arc::clone(&host),
+                nats,
+                apis,
+                losses,
+                metrics: LossMetrics::new(metrics),
+            }),
+            host,
+        };
+        let tasks = Tasks {
+            signer: signing,
+            signer_metrics: SignerMetrics::new(metrics),
+            reaper: reaping,
+            reaper_metrics: ReaperMetrics::new(metrics),
+            endpoint_guard,
+            due: stream::select_all([made, restarted, started]).boxed(),
+        };
+        (contexts, tasks)
+    }
+}

@@ -1,0 +1,133 @@
+//! What the Cluster controller works with.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use yoke_api::ClusterId;
+
+use crate::cluster::credentials::distribute::COPIED_AT_ONCE;
+use crate::cluster::failover::start_queue::Queues;
+use crate::cluster::memory::Memory;
+use crate::cluster::metrics::ClusterMetrics;
+use crate::cluster::tenant_cluster::endpoint_guard::Guard;
+use crate::cluster::{CONTROLLER, LATE_AT_ONCE};
+use crate::csr_signer::Signer;
+use crate::host_api::Host;
+use crate::host_api::apply::Applier;
+use crate::host_nodes::drain::Notices;
+use crate::host_nodes::loss::Losses;
+use crate::metrics::ReconcileMetrics;
+use crate::nats::Nats;
+use crate::node_reaper::Reaper;
+use crate::tenant_client::{BaseObjects, TenantApis, build_base};
+use crate::tenant_slots::Slots;
+
+/// What the Cluster controller works with.
+pub struct Context {
+    /// The host.
+    pub host: Arc<Host>,
+    /// Writes to the host API, as this controller.
+    pub applier: Applier,
+    /// The NATS server of all stores.
+    pub nats: Nats,
+    /// CA certificate of NATS, which every control plane gets, PEM.
+    pub nats_ca: String,
+    /// Clients of the tenants' APIs.
+    pub apis: Arc<TenantApis>,
+    /// Objects that every tenant cluster must have.
+    pub base_objects: BaseObjects,
+    /// Keeps the API's addresses in tenant clusters correct.
+    pub guard: Guard,
+    /// Signs certificates of kubelets.
+    pub signer: Signer,
+    /// Removes Nodes whose workers are silent.
+    pub reaper: Reaper,
+    /// Admission to creation, start and restart.
+    pub queues: Queues,
+    /// Pods that were lost with their nodes.
+    pub losses: Arc<Losses>,
+    /// Planned takeovers.
+    pub notices: Arc<Notices>,
+    /// Slots for Clusters whose reconciles are slow.
+    pub late_slots: Slots,
+    /// Permits to read the Secrets of a Cluster in order to copy them.
+    pub copying: Semaphore,
+    /// Last observations of sources that cannot be watched.
+    pub memory: Memory,
+    /// Metrics of reconciles.
+    pub reconciles: ReconcileMetrics,
+    /// Metrics of Clusters.
+    pub metrics: ClusterMetrics,
+}
+
+/// Parts of the context that other controllers share.
+#[derive(Debug)]
+pub struct Shared {
+    /// See [`Context::apis`].
+    pub apis: Arc<TenantApis>,
+    /// See [`Context::losses`].
+    pub losses: Arc<Losses>,
+    /// See [`Context::notices`].
+    pub notices: Arc<Notices>,
+    /// See [`Context::guard`].
+    pub guard: Guard,
+    /// See [`Context::signer`].
+    pub signer: Signer,
+    /// See [`Context::reaper`].
+    pub reaper: Reaper,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("host", &self.host)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// Creates the context of an operator that remembers nothing yet.
+    pub fn new(
+        host: Arc<Host>,
+        nats: Nats,
+        nats_ca: String,
+        shared: Shared,
+        queues: Queues,
+        reconciles: ReconcileMetrics,
+        metrics: ClusterMetrics,
+    ) -> Self {
+        Self {
+            applier: Applier::new(host.client.clone(), CONTROLLER),
+            base_objects: build_base(&host.config.ingress.address, host.config.ingress.port),
+            nats,
+            nats_ca,
+            apis: shared.apis,
+            guard: shared.guard,
+            signer: shared.signer,
+            reaper: shared.reaper,
+            queues,
+            losses: shared.losses,
+            notices: shared.notices,
+            late_slots: Slots::new(LATE_AT_ONCE),
+            copying: Semaphore::new(COPIED_AT_ONCE),
+            memory: Memory::default(),
+            reconciles,
+            metrics,
+            host,
+        }
+    }
+
+    /// Forgets a cluster.
+    pub fn forget(&self, id: &ClusterId) {
+        self.memory.forget(id);
+        self.apis.forget(id);
+        self.nats.forget(id);
+        self.queues.finish(id);
+    }
+
+    /// Forgets the observations of a cluster that goes to sleep: the next start makes another pod.
+    pub fn forget_awake(&self, id: &ClusterId) {
+        self.memory.forget_awake(id);
+        self.apis.forget(id);
+    }
+}

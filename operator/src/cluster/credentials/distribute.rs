@@ -1,0 +1,281 @@
+//! Copies issued certificates and generated credentials to their users: the control plane, the
+//! ingress, the tenant. A running control plane depends on these copies at all times, whatever its
+//! spec says.
+//!
+//! ```text
+//!  unchanged? (versions of the Secrets, ingress configuration, digests of the copies)
+//!    yes ─▶ the cached gist
+//!    no  ─▶ read the Secrets from the host API ─▶ Materials ─▶ apply the copies ─▶ cache the gist
+//! ```
+//!
+//! Keys are in memory only while they are copied. The exception is the operator's own key for a
+//! cluster that is awake.
+
+use std::collections::BTreeMap;
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Serialize;
+use yoke_api::Reason;
+use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE, kubeconfig_secret};
+use yoke_pki::plan::{LeafRole, Plan};
+
+use crate::cluster::context::Context;
+use crate::cluster::credentials::persisted;
+use crate::cluster::failover::pods;
+use crate::cluster::lifecycle::delete;
+use crate::cluster::observe::Observed;
+use crate::cluster::outcome::Applied;
+use crate::cluster::resources::objects::{self, Asked};
+use crate::cluster::resources::secrets::{self, Data};
+use crate::cluster::resources::{Gist, Materials};
+use crate::error::{MaterialError, ReconcileError};
+use crate::host_api::comparison::{digest_of, hash_of};
+use crate::host_api::secrets::{data_of, get_secret};
+use crate::model::conditions::State;
+use crate::model::identity::Identity;
+
+/// Secrets of one Cluster that are read concurrently.
+const READ_AT_ONCE: usize = 4;
+/// Clusters whose Secrets are read concurrently. Each read has its own connection to the host API,
+/// of some 100 KiB.
+pub const COPIED_AT_ONCE: usize = 8;
+
+/// The result of a copy.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    pub(crate) gist: Gist,
+    /// Whether the tenant has the kubeconfig. The Tenant's namespace may be terminating while the
+    /// control plane is not.
+    pub(crate) given: Result<(), ReconcileError>,
+}
+
+/// Inputs that determine the copies, apart from static configuration.
+#[derive(Hash)]
+struct Ground<'a> {
+    identity: String,
+    asked: String,
+    root: &'a str,
+    /// Resource versions of the Secrets by their names.
+    sources: BTreeMap<String, String>,
+    /// Digests of the copies by their namespaces and names.
+    copies: BTreeMap<(String, String), String>,
+}
+
+/// Copies certificates and credentials, unless the copies are current. `None` while a certificate
+/// is not issued yet. `is_awake`: whether the operator needs access to the API.
+pub(crate) async fn bring(
+    context: &Context,
+    identity: &Identity,
+    plan: &Plan,
+    (asked, is_awake): (Asked, bool),
+    applied: &mut Applied,
+) -> Result<Option<Copied>, ReconcileError> {
+    let root = context.host.root_certificate().await?;
+    let Some(sources) = find_sources(context, identity, plan) else {
+        return Ok(None);
+    };
+    let mut ground = Ground {
+        identity: format!("{identity:?}"),
+        asked: format!("{asked:?}"),
+        root: &root,
+        copies: find_copies(context, identity, plan, &sources),
+        sources,
+    };
+    let known = context.memory.seen(&identity.id).copied;
+    let known = known.filter(|(key, gist)| *key == hash_of(&ground) && (gist.reach.is_some() || !is_awake));
+    let copied = match known {
+        Some((_, gist)) => Copied { gist, given: Ok(()) },
+        None => {
+            let Some((materials, sources)) = read(context, identity, plan, &root).await? else {
+                return Ok(None);
+            };
+            (ground.sources, ground.copies) = (sources, BTreeMap::new());
+            let given = apply(context, identity, asked, &materials, &mut ground).await?;
+            let gist = Gist::of(&materials, &identity.public_name, is_awake);
+            if given.is_ok() {
+                context.memory.note(&identity.id, |seen| {
+                    seen.copied = Some((hash_of(&ground), gist.clone()))
+                });
+            }
+            Copied { gist, given }
+        }
+    };
+    tell(identity, &copied, applied);
+    Ok(Some(copied))
+}
+
+fn tell(identity: &Identity, copied: &Copied, applied: &mut Applied) {
+    let former = &copied.gist.former;
+    if !former.is_empty() {
+        tracing::warn!(cluster = %identity.id, leaves = former.join(" "), "leaves are of a CA that was lost");
+    }
+    applied.published = copied.given.is_ok();
+    applied.ca_not_after = Some(copied.gist.ca_not_after);
+    let message = match former.len() {
+        0 => "Every certificate is issued and copied.".to_owned(),
+        count => format!(
+            "Every certificate is issued and copied; {count} are of a CA whose key was lost, which is trusted until they are renewed."
+        ),
+    };
+    applied.certificates = State::yes(Reason::AsExpected, message);
+}
+
+/// Resource versions of the source Secrets, from the watch cache; `None` while a required Secret is
+/// missing.
+fn find_sources(context: &Context, identity: &Identity, plan: &Plan) -> Option<BTreeMap<String, String>> {
+    let mut sources = BTreeMap::new();
+    for name in name_sources(identity, plan) {
+        let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
+        let secret = context.host.caches.secrets.get(&key);
+        let secret = secret.filter(|secret| is_drawn(identity, &name) || secrets::is_issued(secret));
+        match secret {
+            Some(secret) => {
+                sources.insert(name, secret.resource_version().unwrap_or_default());
+            }
+            None if is_spare(plan, &name) => {}
+            None => return None,
+        }
+    }
+    Some(sources)
+}
+
+/// Names of the source Secrets in the PKI namespace.
+fn name_sources(identity: &Identity, plan: &Plan) -> Vec<String> {
+    let leaves = plan.leaves.iter().map(|leaf| leaf.name.clone());
+    let authorities = plan.authorities.iter().map(|authority| authority.name.clone());
+    let drawn = [identity.service_account_secret(), identity.store_secret()];
+    leaves.chain(authorities).chain(drawn).collect()
+}
+
+fn is_drawn(identity: &Identity, name: &str) -> bool {
+    name == identity.service_account_secret() || name == identity.store_secret()
+}
+
+/// Whether nothing that runs depends on this Secret.
+fn is_spare(plan: &Plan, name: &str) -> bool {
+    let mut leaves = plan.leaves.iter();
+    leaves.any(|leaf| leaf.role == LeafRole::Sleeper && leaf.name == name)
+}
+
+/// Digests of the copies that are unchanged since they were applied.
+fn find_copies(
+    context: &Context,
+    identity: &Identity,
+    plan: &Plan,
+    sources: &BTreeMap<String, String>,
+) -> BTreeMap<(String, String), String> {
+    let (caches, hosted) = (&context.host.caches, identity.hosted().to_string());
+    let issued = plan.leaves.iter().filter(|leaf| sources.contains_key(&leaf.name));
+    let secrets = secrets::component_secrets(issued.map(|leaf| leaf.role)).into_iter();
+    let secrets = secrets.map(|name| (hosted.clone(), name.to_owned()));
+    let kubeconfig = (identity.tenant.clone(), kubeconfig_secret(&identity.cluster));
+    let secrets = secrets.chain([kubeconfig]).filter_map(|(namespace, name)| {
+        let digest = context.applier.find_standing(&caches.secrets, &namespace, &name)?;
+        Some(((namespace, name), digest))
+    });
+    let told = context
+        .applier
+        .find_standing(&caches.config_maps, &hosted, INGRESS_CONFIG_MAP);
+    let told = told.map(|digest| ((hosted.clone(), INGRESS_CONFIG_MAP.to_owned()), digest));
+    secrets.chain(told).collect()
+}
+
+/// Reads certificates and credentials from the host API, with the resource versions of their
+/// Secrets; `None` while a certificate is not issued yet.
+async fn read(
+    context: &Context,
+    identity: &Identity,
+    plan: &Plan,
+    root: &str,
+) -> Result<Option<(Materials, BTreeMap<String, String>)>, ReconcileError> {
+    // The semaphore is never closed.
+    let _permit = context.copying.acquire().await;
+    let api = &Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
+    let read = stream::iter(name_sources(identity, plan)).map(async |name| get_secret(api, &name).await);
+    let found: Vec<_> = read.buffer_unordered(READ_AT_ONCE).try_collect().await?;
+    let found = found.into_iter().flatten();
+    let found: BTreeMap<_, _> = found.map(|secret| (secret.name_any(), secret)).collect();
+    let versions = found
+        .iter()
+        .map(|(name, secret)| (name.clone(), secret.resource_version().unwrap_or_default()))
+        .collect();
+    let service_account = persisted::read_service_account(identity, found.get(&identity.service_account_secret()))?;
+    let credentials = persisted::read_credentials(identity, found.get(&identity.store_secret()))?;
+    let read = |copied: &Data| {
+        let sources = secrets::Sources {
+            copied,
+            now: Timestamp::now(),
+            secret: |name: &str| found.get(name).map(data_of),
+            root,
+            service_account: &service_account,
+            store_credentials: &credentials,
+            nats_ca: &context.nats_ca,
+        };
+        Materials::read(plan, &sources)
+    };
+    let materials = match read(&Data::new()) {
+        // The certificate of a lost CA may exist as a copy.
+        Err(MaterialError::Stray(_)) => {
+            let hosted = Api::<Secret>::namespaced(context.host.client.clone(), identity.hosted().as_str());
+            let copied = get_secret(&hosted, secrets::API_SERVER).await?;
+            read(&copied.as_ref().map(data_of).unwrap_or_default())?
+        }
+        read => read?,
+    };
+    Ok(materials.ok().map(|materials| (materials, versions)))
+}
+
+/// Writes the copies for the control plane and for its users, and adds the digests of the copies.
+/// The inner result says whether the tenant has the kubeconfig.
+async fn apply(
+    context: &Context,
+    identity: &Identity,
+    asked: Asked,
+    materials: &Materials,
+    ground: &mut Ground<'_>,
+) -> Result<Result<(), ReconcileError>, ReconcileError> {
+    let caches = &context.host.caches;
+    let components = secrets::build_component_secrets(identity, materials)?;
+    let kubeconfig = secrets::build_kubeconfig(identity, &context.host.config, materials)?;
+    let ingress = objects::build_ingress(identity, asked, &materials.trust());
+    let copies = components
+        .iter()
+        .map(|secret| context.applier.apply(&caches.secrets, secret));
+    // Try every copy, then return the first failure.
+    let (copies, kubeconfig_given, ingress_told) = tokio::join!(
+        futures::future::join_all(copies),
+        context.applier.apply(&caches.secrets, &kubeconfig),
+        context.applier.apply(&caches.config_maps, &ingress),
+    );
+    for result in copies.into_iter().chain([ingress_told]) {
+        result?;
+    }
+    let secrets = components.iter().chain([&kubeconfig]).map(digest);
+    ground.copies = secrets.chain([digest(&ingress)]).collect();
+    Ok(kubeconfig_given.map_err(ReconcileError::from))
+}
+
+/// The place of a copy, and the digest of its content.
+fn digest<K: Resource + Serialize>(copy: &K) -> ((String, String), String) {
+    let value = serde_json::to_value(copy).expect("typed Kubernetes objects have string keys only");
+    (
+        (copy.namespace().unwrap_or_default(), copy.name_any()),
+        digest_of(&value),
+    )
+}
+
+/// Replaces a pod that is in a long crash-loop backoff.
+pub(crate) async fn replace_stuck(context: &Context, observed: &Observed) -> Result<(), ReconcileError> {
+    let Some(pod) = pods::plan_replacement(&observed.pods, Timestamp::now()) else {
+        return Ok(());
+    };
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    tracing::info!(namespace, pod = name, "control plane waits in back-off and is replaced");
+    let deleted = delete::remove_pod(context, pod, None).await;
+    deleted.map_err(ReconcileError::host("a stuck pod"))?;
+    Ok(())
+}

@@ -1,0 +1,447 @@
+//! Persists credentials that are generated once for the life of a Cluster: the service-account key,
+//! and the account and user of the store.
+//!
+//! The Secrets are in the PKI namespace, so that they survive the loss of the control-plane
+//! namespace. A lost Secret is restored from its copy in the control-plane namespace.
+//!
+//! A new service-account key or account is generated only for a Cluster that never had an API.
+//! Another key would invalidate every token of a running cluster, and another account has none of
+//! its data.
+//!
+//! An account outlives its Cluster if the data does. Its Secret then names the previous owner, and
+//! says whether the store may have data.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ObjectMeta, Patch};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource as _, ResourceExt as _};
+use serde::Serialize;
+use yoke_api::labels::component;
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_api::{Cluster, ClusterId, Reason, labels};
+use yoke_pki::service_account::ServiceAccountKey;
+
+use crate::cluster::context::Context;
+use crate::cluster::credentials::fencing;
+use crate::cluster::resources::secrets;
+use crate::error::ReconcileError;
+use crate::host_api::Host;
+use crate::host_api::events::Notice;
+use crate::host_api::secrets::get_secret;
+use crate::host_api::secrets::{data_of, text_of};
+use crate::model::identity::{Identity, store_secret};
+use crate::model::quantity;
+use crate::nats::account::{ACCOUNT, CREDENTIALS, QUOTA, REPLICAS};
+use crate::nats::{Account, ClusterUser, Size};
+
+/// Key of the service-account key in the Secrets that have it.
+const SERVICE_ACCOUNT: &str = "sa.key";
+
+/// Values of a Secret by their keys.
+pub(crate) type Texts = BTreeMap<String, String>;
+
+/// A persisted Secret and its copy.
+struct Place<'a> {
+    name: String,
+    component: &'a str,
+    /// The required key, the same in the Secret and in its copy.
+    key: &'static str,
+    /// Name of the copy in the control-plane namespace.
+    copy: &'a str,
+}
+
+/// Whether this Cluster object ever had an API, and so has state that depends on its credentials.
+pub(crate) fn had_api(cluster: &Cluster) -> bool {
+    let mut history = cluster.status.iter().flat_map(|status| &status.history);
+    history.any(|entry| entry.completed.is_some())
+}
+
+/// Whether the store may have data, even from a deleted Cluster with this identity. The status of
+/// that Cluster is gone, but the Secret of its store is not. The watch may lag behind, so an
+/// unknown start is read from the host API.
+pub(crate) async fn has_state(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+) -> Result<bool, ReconcileError> {
+    let name = identity.store_secret();
+    let known = find_own(context, identity, &name, PKI_NAMESPACE);
+    if had_api(cluster) || known.is_some_and(|secret| fencing::is_noted(&secret)) {
+        return Ok(true);
+    }
+    let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
+    let found = get_secret(&api, &name).await?;
+    Ok(found.is_some_and(|secret| fencing::is_noted(&secret)))
+}
+
+/// Whether the service-account key and the credentials of the store's user exist.
+pub(crate) fn are_known(context: &Context, identity: &Identity) -> bool {
+    let has = |name: &str, key: &str| {
+        let secret = find_own(context, identity, name, PKI_NAMESPACE);
+        secret.is_some_and(|secret| text_of(&secret, key).is_some())
+    };
+    has(&identity.service_account_secret(), SERVICE_ACCOUNT) && has(&identity.store_secret(), CREDENTIALS)
+}
+
+/// Reads the service-account key from its Secret, which comes from the host API.
+pub(crate) fn read_service_account(identity: &Identity, secret: Option<&Secret>) -> Result<String, ReconcileError> {
+    read_own(identity, secret, identity.service_account_secret(), SERVICE_ACCOUNT)
+}
+
+/// Reads the credentials of the store's user from its Secret, which comes from the host API.
+pub(crate) fn read_credentials(identity: &Identity, secret: Option<&Secret>) -> Result<String, ReconcileError> {
+    read_own(identity, secret, identity.store_secret(), CREDENTIALS)
+}
+
+fn read_own(
+    identity: &Identity,
+    secret: Option<&Secret>,
+    name: String,
+    key: &'static str,
+) -> Result<String, ReconcileError> {
+    let own = secret.filter(|secret| is_of(secret, identity));
+    own.and_then(|secret| text_of(secret, key))
+        .ok_or(ReconcileError::Kept { name, key })
+}
+
+/// Ensures that the service-account key exists.
+pub(crate) async fn ensure_service_account(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+) -> Result<(), ReconcileError> {
+    let place = Place {
+        name: identity.service_account_secret(),
+        component: component::PKI,
+        key: SERVICE_ACCOUNT,
+        copy: secrets::API_SERVER,
+    };
+    let texts = |key: &ServiceAccountKey| -> Texts {
+        [
+            (SERVICE_ACCOUNT.to_owned(), key.private_pem().to_owned()),
+            ("sa.pub".to_owned(), key.public_pem().to_owned()),
+        ]
+        .into()
+    };
+    let read = |text: String| ServiceAccountKey::from_pem(&text).ok().map(|key| texts(&key));
+    let draw = async {
+        match had_api(cluster) {
+            true => Err(ReconcileError::Lost {
+                name: identity.service_account_secret(),
+            }),
+            false => Ok(texts(&ServiceAccountKey::generate()?)),
+        }
+    };
+    let secret = keep(context, identity, &place, read, draw).await?;
+    let is_there = text_of(&secret, place.key).is_some();
+    is_there.then_some(()).ok_or(ReconcileError::Kept {
+        name: place.name,
+        key: place.key,
+    })
+}
+
+/// Ensures the account of the store, with its user. `size` is for an account whose Secret is
+/// created now.
+///
+/// A new user replaces a lost one without harm to the data: the account revokes the lost user.
+pub(crate) async fn ensure_account(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    size: Size,
+) -> Result<Account, ReconcileError> {
+    let place = Place {
+        name: identity.store_secret(),
+        component: component::STORE,
+        key: CREDENTIALS,
+        copy: secrets::STORE,
+    };
+    let now = Timestamp::now().as_second();
+    let replace = |account: Account| {
+        let mut texts = account.to_data();
+        fencing::note_unknown(&mut texts);
+        texts
+    };
+    let read = |text: String| Some(replace(Account::of_user(ClusterUser::from_credentials(&text)?, size)));
+    let draw = async {
+        let had = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
+        match had {
+            Some(had) => {
+                tell_of_lost_user(context, cluster, identity).await;
+                let mut account = Account {
+                    public_key: had.account.clone(),
+                    user: None,
+                    size,
+                };
+                account.renew_user(&identity.id, now)?;
+                Ok(replace(account))
+            }
+            None if had_api(cluster) => Err(ReconcileError::Lost {
+                name: identity.store_secret(),
+            }),
+            None => Ok(Account::draw(&identity.id, size, now)?.to_data()),
+        }
+    };
+    let secret = keep(context, identity, &place, read, draw).await?;
+    let mut account = Account::from_data(&data_of(&secret))?;
+    if account.user.is_none() {
+        // The data of a deleted Cluster with this identity was retained, and belongs to this
+        // Cluster now.
+        account.renew_user(&identity.id, now)?;
+        write(context, &secret, account.to_data()).await?;
+    }
+    Ok(account)
+}
+
+/// The account size by the spec alone, which may be a spec that was not accepted.
+pub(crate) fn size_of(context: &Context, cluster: &Cluster) -> Size {
+    Size {
+        quota: quantity::to_bytes(&cluster.spec.storage.quota).unwrap_or(0),
+        replicas: context.host.config.max_store_replicas(),
+    }
+}
+
+/// Records the size of the account in its Secret.
+pub(crate) async fn note_size(context: &Context, identity: &Identity, account: &Account) -> Result<(), ReconcileError> {
+    let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
+    let Some(secret) = get_secret(&api, &identity.store_secret()).await? else {
+        return Ok(());
+    };
+    let mut data = account.to_data();
+    data.retain(|key, _| key == QUOTA || key == REPLICAS);
+    write(context, &secret, data).await
+}
+
+async fn tell_of_lost_user(context: &Context, cluster: &Cluster, identity: &Identity) {
+    tracing::warn!(cluster = %identity.id, "store's user was lost and another one is made");
+    let notice = Notice {
+        warning: true,
+        action: "Reconcile",
+        reason: Reason::KeyLost,
+        note: "The store's user was lost, and another one is made; the lost one is let in no more.".into(),
+    };
+    context.host.events.publish(cluster, &[notice]).await;
+}
+
+/// Finds the account of the store: in its Secret, in the copy in the control-plane namespace, or by
+/// its public key alone.
+pub(crate) async fn find_account(
+    context: &Context,
+    identity: &Identity,
+    known: Option<&str>,
+    size: Size,
+) -> Result<Option<Account>, ReconcileError> {
+    let kept = find_own(context, identity, &identity.store_secret(), PKI_NAMESPACE);
+    if let Some(account) = kept.and_then(|secret| Account::from_data(&data_of(&secret)).ok()) {
+        return Ok(Some(account));
+    }
+    if has_copy(context, identity) {
+        let hosted = Api::<Secret>::namespaced(context.host.client.clone(), identity.hosted().as_str());
+        let copy = get_secret(&hosted, secrets::STORE).await?;
+        let copy = copy.filter(|copy| is_of(copy, identity));
+        let user = copy.and_then(|copy| ClusterUser::from_credentials(&text_of(&copy, CREDENTIALS)?));
+        if let Some(user) = user {
+            return Ok(Some(Account::of_user(user, size)));
+        }
+    }
+    Ok(known.map(|public_key| Account {
+        public_key: public_key.to_owned(),
+        user: None,
+        size,
+    }))
+}
+
+/// Whether the control-plane namespace has a copy of the credentials of the store's user.
+pub(crate) fn has_copy(context: &Context, identity: &Identity) -> bool {
+    find_own(context, identity, secrets::STORE, identity.hosted().as_str()).is_some()
+}
+
+/// A Secret of this Cluster, from the watch cache.
+fn find_own(context: &Context, identity: &Identity, name: &str, namespace: &str) -> Option<Arc<Secret>> {
+    let secret = ObjectRef::<Secret>::new(name).within(namespace);
+    let secret = context.host.caches.secrets.get(&secret)?;
+    is_of(&secret, identity).then_some(secret)
+}
+
+/// Retains the Secret that names an account with retained data, and removes the credentials from
+/// it.
+pub(crate) async fn retain(context: &Context, identity: &Identity, account: Account) -> Result<(), ReconcileError> {
+    let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
+    let name = identity.store_secret();
+    let Some(secret) = get_secret(&api, &name).await? else {
+        let mut texts = account.closed().to_data();
+        fencing::note_unknown(&mut texts);
+        let secret = build(identity, &name, component::STORE, texts);
+        context.applier.create(&api, &secret).await?;
+        return Ok(());
+    };
+    if !data_of(&secret).contains_key(CREDENTIALS) {
+        return Ok(());
+    }
+    let patch = Removal {
+        data: [(CREDENTIALS, None)].into(),
+    };
+    api.patch(&name, &context.applier.merge_params(), &Patch::Merge(&patch))
+        .await
+        .map_err(ReconcileError::host("a kept Secret"))?;
+    Ok(())
+}
+
+/// The store of a deleted Cluster.
+pub(crate) struct Left {
+    /// The identity of the deleted Cluster.
+    pub(crate) id: ClusterId,
+    /// The account with its data.
+    pub(crate) account: Account,
+    /// The Secret that names the account.
+    pub(crate) secret: Secret,
+    /// The copy of its user's credentials in the control-plane namespace, if it still exists.
+    pub(crate) copy: Option<ObjectRef<Secret>>,
+}
+
+/// The stores of a Tenant's deleted Clusters: their data is retained, or not collected yet.
+pub(crate) fn find_left(host: &Host, tenant: &str) -> Vec<Left> {
+    // A Cluster that only claims the identity is refused, and owns none of the data.
+    let clusters = host.caches.clusters.outlines_in(tenant);
+    let had: HashSet<_> = clusters
+        .iter()
+        .filter_map(|cluster| Some((cluster.id.as_deref()?, &*cluster.name)))
+        .collect();
+    let secrets = &host.caches.secrets;
+    let reserved = host.caches.reserved.of(tenant);
+    let left = reserved.keys().filter_map(|id| {
+        let secret = secrets.get(&ObjectRef::new(&store_secret(id)).within(PKI_NAMESPACE))?;
+        let name = secret.labels().get(labels::CLUSTER).map(String::as_str);
+        if name.is_some_and(|name| had.contains(&(id.as_str(), name))) {
+            return None;
+        }
+        let account = Account::from_data(&data_of(&secret)).ok()?;
+        let copy = ObjectRef::<Secret>::new(secrets::STORE).within(id.hosted_namespace().as_str());
+        let is_there = secrets.get(&copy).is_some_and(|copy| is_of_tenant(copy.meta(), tenant));
+        Some(Left {
+            account,
+            secret: (*secret).clone(),
+            copy: is_there.then_some(copy),
+            id: id.clone(),
+        })
+    });
+    left.collect()
+}
+
+/// Whether the labels of an object name this Tenant.
+pub(crate) fn is_of_tenant(meta: &ObjectMeta, tenant: &str) -> bool {
+    let label = meta.labels.as_ref().and_then(|labels| labels.get(labels::TENANT));
+    label.map(String::as_str) == Some(tenant)
+}
+
+/// Whether a Secret names an account without credentials: its Cluster is deleted, and its data
+/// retained.
+pub(crate) fn is_retained(secret: &Secret) -> bool {
+    let data = secret.data.as_ref();
+    data.is_some_and(|data| data.contains_key(ACCOUNT) && !data.contains_key(CREDENTIALS))
+}
+
+#[derive(Debug, Serialize)]
+struct Removal {
+    data: BTreeMap<&'static str, Option<ByteString>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Addition {
+    metadata: Version,
+    string_data: Texts,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    resource_version: String,
+}
+
+/// Writes values into a Secret, if it is unchanged since it was read.
+async fn write(context: &Context, secret: &Secret, texts: Texts) -> Result<(), ReconcileError> {
+    let patch = Addition {
+        metadata: Version {
+            resource_version: secret.resource_version().unwrap_or_default(),
+        },
+        string_data: texts,
+    };
+    let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
+    api.patch(
+        &secret.name_any(),
+        &context.applier.merge_params(),
+        &Patch::Merge(&patch),
+    )
+    .await
+    .map_err(ReconcileError::host("a kept Secret"))?;
+    Ok(())
+}
+
+/// Returns the persisted Secret. A missing one is restored from its copy, or generated. The watch
+/// may lag behind, so the host API must confirm that it is missing.
+async fn keep(
+    context: &Context,
+    identity: &Identity,
+    place: &Place<'_>,
+    read: impl Fn(String) -> Option<Texts>,
+    draw: impl Future<Output = Result<Texts, ReconcileError>>,
+) -> Result<Secret, ReconcileError> {
+    let key = ObjectRef::<Secret>::new(&place.name).within(PKI_NAMESPACE);
+    let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
+    let mut found = context.host.caches.secrets.get(&key).map(|secret| (*secret).clone());
+    if found.is_none() {
+        found = get_secret(&api, &place.name).await?;
+    }
+    if found.is_none() {
+        let hosted = Api::<Secret>::namespaced(context.host.client.clone(), identity.hosted().as_str());
+        let copy = get_secret(&hosted, place.copy)
+            .await?
+            .filter(|copy| is_of(copy, identity));
+        let copied = copy.and_then(|copy| read(text_of(&copy, place.key)?));
+        let texts = match copied {
+            Some(texts) => {
+                tracing::warn!(cluster = %identity.id, secret = place.name, "kept Secret was lost and is restored");
+                texts
+            }
+            None => draw.await?,
+        };
+        let secret = build(identity, &place.name, place.component, texts);
+        found = match context.applier.create(&api, &secret).await? {
+            Some(made) => Some(made),
+            None => get_secret(&api, &place.name).await?,
+        };
+    }
+    found
+        .filter(|secret| is_of(secret, identity))
+        .ok_or_else(|| ReconcileError::Kept {
+            name: place.name.clone(),
+            key: place.key,
+        })
+}
+
+fn build(identity: &Identity, name: &str, component: &str, texts: Texts) -> Secret {
+    let data = texts
+        .into_iter()
+        .map(|(key, text)| (key, ByteString(text.into_bytes())));
+    Secret {
+        metadata: identity.pki_meta(name, component),
+        data: Some(data.collect()),
+        type_: Some("Opaque".into()),
+        ..Secret::default()
+    }
+}
+
+/// Whether a Secret belongs to this Cluster. Another Cluster with the same identity may have left
+/// one.
+pub(crate) fn is_of(secret: &Secret, identity: &Identity) -> bool {
+    let has = |key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
+    has(labels::ID, identity.id.as_str())
+        && has(labels::TENANT, &identity.tenant)
+        && has(labels::CLUSTER, &identity.cluster)
+}

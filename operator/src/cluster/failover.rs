@@ -1,0 +1,8 @@
+//! Starts, restarts and takeovers of a control plane: on a failed pod, a lost node, or a node that leaves.
+
+pub mod admission;
+pub(crate) mod node_loss;
+pub mod pods;
+pub(crate) mod start_queue;
+pub(crate) mod takeover;
+pub mod takeover_plan;

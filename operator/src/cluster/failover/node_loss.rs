@@ -1,0 +1,122 @@
+//! Finds the pod of a control plane that was lost with its node, or that its kubelet never
+//! terminates, and deletes it by force.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::cluster::context::Context;
+use crate::cluster::failover::pods;
+use crate::cluster::lifecycle::delete;
+use crate::cluster::observe::Observed;
+use crate::cluster::resources::affinity;
+use crate::error::ReconcileError;
+use crate::host_nodes::loss::Lost;
+use crate::model::control_plane::{self, ControlPlane};
+use crate::model::identity::Identity;
+use crate::tenant_client::Way;
+
+/// The lost pod. The first of these that exists:
+///
+/// 1. a pod that was lost recently
+/// 2. a pod that no kubelet terminates although its grace period is over
+/// 3. the pod that the present control plane has replaced
+pub(crate) fn find(context: &Context, identity: &Identity, observed: &Observed) -> Option<Lost> {
+    let before = || affinity::read_lost(observed.stateful_set.as_deref()?);
+    let lately = context.losses.of(&identity.id);
+    lately.or_else(|| find_stuck(observed)).or_else(before)
+}
+
+/// The pod that blocks its successor, or sleep, because no kubelet terminates it. It may still run.
+pub(crate) fn find_stuck(observed: &Observed) -> Option<Lost> {
+    let pod = pods::plan_stuck(observed.stateful_set.as_deref(), &observed.pods, Timestamp::now())?;
+    let machine = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    Some(Lost {
+        pod: pod.metadata.uid.clone()?,
+        machines: machine.into_iter().collect(),
+    })
+}
+
+/// Force-deletes pods that were lost recently, or whose grace period is over. `incarnation`
+/// replaces them, and `lost` is the pod that it was started for. Until the StatefulSet controller
+/// has seen that incarnation, it would create the same pod again.
+pub(crate) async fn remove(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    incarnation: u64,
+    lost: Option<&Lost>,
+) -> Result<(), ReconcileError> {
+    let set = observed.stateful_set.as_deref();
+    if !is_seen(set, incarnation) {
+        return Ok(());
+    }
+    let lately = context.losses.of(&identity.id);
+    let mut pods = plan_removed(&observed.pods, lost, lately.as_ref());
+    if pods.is_empty() {
+        pods = pods::plan_replaced(set, &observed.pods, Timestamp::now());
+    }
+    if pods.is_empty() {
+        return Ok(());
+    }
+    delete::force(context, &pods).await?;
+    context.apis.forget_way(&identity.id, Way::Inside);
+    context.memory.note_awake(&identity.id, |awake| awake.slow = None);
+    Ok(())
+}
+
+/// Pods to delete now. A pod whose loss was recorded after `lost` was read must wait: nothing
+/// replaces it yet.
+fn plan_removed<'p>(pods: &'p [Arc<Pod>], lost: Option<&Lost>, lately: Option<&Lost>) -> Vec<&'p Pod> {
+    let is_of = |lost: Option<&Lost>, pod: &Pod| lost.is_some_and(|lost| Some(&lost.pod) == pod.metadata.uid.as_ref());
+    let pods = pods.iter().map(AsRef::as_ref);
+    pods.filter(|pod| is_of(lost, pod) && is_of(lately, pod)).collect()
+}
+
+/// The state of a control plane, without pods that were lost.
+pub(crate) fn plan_control_plane(
+    context: &Context,
+    identity: &Identity,
+    set: Option<&StatefulSet>,
+    observed: &Observed,
+) -> ControlPlane {
+    let went = |pod: &&Arc<Pod>| context.losses.has(&identity.id, pod.metadata.uid.as_deref());
+    let pods: Vec<_> = observed.pods.iter().filter(|pod| !went(pod)).collect();
+    control_plane::plan_control_plane(set, &pods)
+}
+
+/// Whether the StatefulSet controller has seen an incarnation.
+fn is_seen(set: Option<&StatefulSet>, incarnation: u64) -> bool {
+    let Some(set) = set else {
+        return false;
+    };
+    control_plane::running_incarnation(Some(set)) == Some(incarnation) && control_plane::is_observed(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_goes_when_what_comes_next_was_made_for_its_loss() {
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some("a".to_owned());
+        let pods = [Arc::new(pod)];
+        let lost = |pod: &str| Lost {
+            pod: pod.to_owned(),
+            machines: ["one".to_owned()].into(),
+        };
+        let (it, another) = (lost("a"), lost("b"));
+        for (rule, made_for, lately, expected) in [
+            ("nothing is lost", None, None, 0),
+            ("its loss was noted after the template was made", None, Some(&it), 0),
+            ("that was made for an earlier loss", Some(&another), Some(&it), 0),
+            ("that was made for it", Some(&it), Some(&it), 1),
+            ("which is long ago", Some(&it), None, 0),
+        ] {
+            assert_eq!(plan_removed(&pods, made_for, lately).len(), expected, "{rule}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Runs the planned takeover of a control plane whose node is about to leave, or whose pod is being
+//! deleted. [`gate::takeover`] decides the next step. This module does what the StatefulSet does
+//! not: it releases pods, moves the Service and holds evictions.
+
+pub(crate) use crate::cluster::failover::takeover_plan::Step;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::runtime::reflector::ObjectRef;
+
+use crate::cluster::context::Context;
+use crate::cluster::failover::takeover_plan::{self, Cause};
+use crate::cluster::observe::Observed;
+use crate::cluster::resources::{Blueprint, Reach, objects};
+use crate::cluster::store::http;
+use crate::cluster::tenant_cluster::probe;
+use crate::host_api::apply::ApplyError;
+use crate::host_nodes::drain::{self, State};
+use crate::model::control_plane::ControlPlane;
+use crate::model::control_plane::{self, NAME};
+use crate::model::identity::Identity;
+use crate::tenant_client::{Access, TenantApi, Way};
+
+/// A server passes this check once it has read the RBAC objects; until then it denies every
+/// request.
+const INFORMED: &str = "/readyz/informer-sync";
+/// Timeout for that check.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Timeout while another pod still serves.
+const SHORT: Duration = Duration::from_secs(3);
+
+/// The wanted pods of a control plane.
+#[derive(Clone, Debug)]
+pub(crate) struct Pods {
+    /// Ordinal of the serving pod.
+    pub(crate) first: i32,
+    /// Number of pods.
+    pub(crate) replicas: i32,
+    /// The next step of the takeover.
+    pub(crate) step: Step,
+    /// The pod that still serves while it is being deleted, and the state of its takeover.
+    pub(crate) lingering: Option<(Arc<Pod>, State)>,
+}
+
+/// Ordinal of the serving pod. The watch may lag behind the applied one.
+pub(crate) fn find_first(context: &Context, identity: &Identity, set: Option<&StatefulSet>) -> i32 {
+    control_plane::first_of(set).max(context.memory.seen(&identity.id).first)
+}
+
+impl Pods {
+    /// No pods, for a control plane that is asleep.
+    pub(crate) const fn none(first: i32) -> Self {
+        Self {
+            first,
+            replicas: 0,
+            step: Step::Alone,
+            lingering: None,
+        }
+    }
+}
+
+/// The wanted pods of an awake control plane that must run with this incarnation.
+pub(crate) fn plan_pods(context: &Context, identity: &Identity, observed: &Observed, incarnation: u64) -> Pods {
+    let set = observed.stateful_set.as_deref();
+    let first = find_first(context, identity, set);
+    let is_known = control_plane::first_of(set) == first;
+    let lingering = is_known
+        .then(|| find_lingering(context, identity, observed, incarnation))
+        .flatten();
+    let cause = match (&lingering, find_state(context, observed)) {
+        (Some((_, State::StandBy(_))), _) => Some(Cause::End),
+        (None, Some(State::StandBy(_))) => Some(Cause::Machine),
+        _ => None,
+    };
+    let step = match is_known {
+        false => Step::Alone,
+        true => takeover_plan::plan_step(set, &observed.pods, incarnation, cause),
+    };
+    let (first, replicas) = match step {
+        Step::Alone => (first, 1),
+        Step::StandBy => (first, 2),
+        Step::TakeOver | Step::Replace => (first.saturating_add(1), 1),
+    };
+    Pods {
+        first,
+        replicas,
+        step,
+        lingering,
+    }
+}
+
+/// The pod that still serves while it is being deleted, if another pod takes over, and the state of
+/// that takeover.
+fn find_lingering(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    incarnation: u64,
+) -> Option<(Arc<Pod>, State)> {
+    let set = observed.stateful_set.as_deref();
+    let pod = takeover_plan::lingering(set, &observed.pods, incarnation, Timestamp::now())?;
+    let uid = pod.metadata.uid.as_deref()?;
+    if context.memory.seen(&identity.id).released.contains(uid) {
+        return None;
+    }
+    let state = context.notices.note_end(&context.host, pod)?;
+    let is_on = matches!(state, State::StandBy(_) | State::Waiting);
+    is_on.then(|| (Arc::new(pod.clone()), state))
+}
+
+/// State of the planned takeover, if the node of the control plane is about to leave.
+pub(crate) fn find_state(context: &Context, observed: &Observed) -> Option<State> {
+    context.notices.of(find_pod(observed)?.metadata.uid.as_deref()?)
+}
+
+/// Whether another pod takes over, or will, so that this pod terminates anyway.
+pub(crate) fn is_leaving(context: &Context, observed: &Observed) -> bool {
+    matches!(find_state(context, observed), Some(State::Waiting | State::StandBy(_)))
+}
+
+/// The serving pod, if it is not being deleted.
+fn find_pod(observed: &Observed) -> Option<&Pod> {
+    let mut serving = control_plane::serving(observed.stateful_set.as_deref(), &observed.pods);
+    serving.find(|pod| !control_plane::ends(pod))
+}
+
+/// State of a control plane whose pod still serves while it is being deleted.
+pub(crate) fn plan_lingering(pods: &Pods, set: &StatefulSet) -> Option<ControlPlane> {
+    let (pod, _) = pods.lingering.as_ref()?;
+    let serves = pod.metadata.name == Some(control_plane::pod_name(pods.first));
+    serves.then(|| control_plane::plan_pod(Some(set), pod))
+}
+
+/// Whether the serving pod is being deleted.
+pub(crate) fn is_ending(observed: &Observed) -> bool {
+    control_plane::serving(observed.stateful_set.as_deref(), &observed.pods).any(control_plane::ends)
+}
+
+/// Releases every pod that is not among the wanted ones: it then exits at once on SIGTERM.
+pub(crate) async fn release_others(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    incarnation: u64,
+    wanted: &Pods,
+) {
+    let lingers = wanted.lingering.is_some();
+    let pods = takeover_plan::plan_released(&observed.pods, incarnation, (wanted.first, wanted.replicas), lingers);
+    release(context, identity, observed, &pods).await;
+}
+
+/// Releases every pod: it then exits at once on SIGTERM.
+pub(crate) async fn release_all(context: &Context, identity: &Identity, observed: &Observed) {
+    let pods: Vec<_> = observed.pods.iter().map(AsRef::as_ref).collect();
+    release(context, identity, observed, &pods).await;
+}
+
+/// Releases the pods that are being deleted: they exit at once.
+pub(crate) async fn release_ending(context: &Context, identity: &Identity, observed: &Observed) {
+    let pods = observed.pods.iter().map(AsRef::as_ref);
+    let pods: Vec<_> = pods.filter(|pod| control_plane::ends(pod)).collect();
+    release(context, identity, observed, &pods).await;
+}
+
+/// Releases each pod once. A pod that cannot be reached exits by itself a while later.
+async fn release(context: &Context, identity: &Identity, observed: &Observed, pods: &[&Pod]) {
+    let known = context.memory.seen(&identity.id).released;
+    let started = |pod: &&&Pod| pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
+    let told = pods.iter().filter(started).filter_map(|pod| {
+        let uid = pod.metadata.uid.clone()?;
+        let is_lost = context.losses.has(&identity.id, Some(&uid));
+        (!known.contains(&uid) && !is_lost).then_some(async move { (uid, http::release(pod).await) })
+    });
+    let told = futures::future::join_all(told).await;
+    if told.is_empty() {
+        return;
+    }
+    context.memory.note(&identity.id, |seen| {
+        let is_there = |uid: &String| observed.pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid));
+        seen.released.retain(is_there);
+        for (uid, result) in told {
+            match result {
+                Ok(()) => {
+                    seen.released.insert(uid);
+                }
+                // A pod that has terminated while its object remains does not answer.
+                Err(error) => {
+                    tracing::info!(cluster = %identity.id, uid, error = %crate::chain(&error), "store was not released");
+                }
+            }
+        }
+    });
+}
+
+/// Points the Service at the pod that serves from now on, as soon as it admits clients. Before that
+/// it denies every request, as it has not read the RBAC objects; clients in its queue would be the
+/// first to see that.
+///
+/// Returns false if the pod did not answer in time and another pod still serves.
+pub(crate) async fn hand_over(
+    context: &Context,
+    blueprint: &Blueprint<'_>,
+    observed: &Observed,
+    reach: Option<&Reach>,
+    (first, has_other): (i32, bool),
+) -> Result<bool, ApplyError> {
+    let (identity, konnectivity) = (blueprint.identity, blueprint.open().konnectivity);
+    let name = control_plane::pod_name(first);
+    let mut pods = observed.pods.iter();
+    let pod = pods.find(|pod| pod.metadata.name.as_ref() == Some(&name));
+    let address = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok());
+    let longest = if has_other { SHORT } else { LONGEST };
+    let answers = match (address, reach) {
+        (Some(address), Some(reach)) => {
+            let informed = wait_informed(probe::at(identity, address, reach));
+            tokio::time::timeout(longest, informed).await.is_ok()
+        }
+        _ => false,
+    };
+    if !answers {
+        tracing::warn!(cluster = %identity.id, pod = name, "pod that takes over does not answer yet");
+        if has_other {
+            return Ok(false);
+        }
+    }
+    context.apis.forget_way(&identity.id, Way::Inside);
+    let service = objects::build_service(identity, konnectivity, first);
+    context.applier.apply(&context.host.caches.services, &service).await?;
+    tracing::info!(cluster = %identity.id, pod = name, "another pod has taken over");
+    Ok(true)
+}
+
+/// Records the ordinal of the serving pod: the watch may lag behind.
+pub(crate) fn note_first(context: &Context, identity: &Identity, first: i32) {
+    context.memory.note(&identity.id, |seen| seen.first = first);
+    context.memory.note_awake(&identity.id, |awake| awake.slow = None);
+}
+
+async fn wait_informed(access: Access) {
+    let Ok(api) = TenantApi::new(&access) else {
+        return;
+    };
+    // The caller has a timeout of its own.
+    let _ = probe::wait(&api, INFORMED, Duration::MAX).await;
+}
+
+/// Whether evictions must wait until another pod takes over. They must not if no pod will.
+pub(crate) fn holds_evictions(context: &Context, observed: &Observed) -> bool {
+    let state = find_state(context, observed);
+    context.host.config.planned_takeover.per_minute > 0
+        && !matches!(state, Some(State::Failed(_) | State::Nowhere))
+        && find_pod(observed).is_some_and(|pod| drain::has_other(&context.host, pod))
+}
+
+/// Creates the PodDisruptionBudget that makes evictions wait, or deletes it.
+pub(crate) async fn ensure_budget(context: &Context, identity: &Identity, holds: bool) -> Result<(), ApplyError> {
+    let budgets = &context.host.caches.budgets;
+    if holds {
+        return context.applier.apply(budgets, &objects::build_budget(identity)).await;
+    }
+    let hosted = identity.hosted().to_string();
+    let key = ObjectRef::<PodDisruptionBudget>::new(NAME).within(&hosted);
+    let Some(budget) = budgets
+        .get(&key)
+        .filter(|budget| budget.metadata.deletion_timestamp.is_none())
+    else {
+        return Ok(());
+    };
+    let api = Api::namespaced(context.host.client.clone(), &hosted);
+    context.applier.delete(&api, budget.as_ref()).await
+}

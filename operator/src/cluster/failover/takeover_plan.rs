@@ -1,0 +1,337 @@
+//! The planned takeover of a control plane whose node is about to leave, or whose pod is being
+//! deleted: which pod serves, and which step is next. Pure.
+//!
+//! ```text
+//!  serves: N                       ordinals.start N, replicas 1
+//!  drain notice, or N is being deleted
+//!     ─▶ standby: N + 1            replicas 2      its store follows, its API server serves,
+//!                                                  its controllers wait for its store
+//!  it is ready ─▶ serves: N + 1    ordinals.start N + 1, replicas 1
+//!                                                  N is released: it gets SIGTERM, its store resigns
+//! ```
+//!
+//! The template stays the same, or a rolling update would stop the previous pod first.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use crate::cluster::resources::stateful_set;
+use crate::model::control_plane::{self, ends, first_of, has_ready_api, numbered, serving};
+use crate::model::control_plane::{incarnation_of, running_incarnation};
+
+/// The next step of a takeover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// One pod serves, and there is no standby pod.
+    Alone,
+    /// A standby pod must run.
+    StandBy,
+    /// The standby pod is ready, and must serve now.
+    TakeOver,
+    /// The standby pod must serve before it is ready: the previous pod is terminating already.
+    Replace,
+}
+
+/// Reason for a planned takeover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The node of the pod is about to leave, and another node has room.
+    Machine,
+    /// The pod is being deleted, and still serves for a while.
+    End,
+}
+
+/// The next step for a control plane that must run with this incarnation.
+pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnation: u64, cause: Option<Cause>) -> Step {
+    // Another incarnation replaces the pod, and so moves it.
+    if running_incarnation(set) != Some(incarnation) {
+        return Step::Alone;
+    }
+    let first = first_of(set);
+    let of_this_start = |pod: &&Pod| !ends(pod) && is_of(pod, incarnation);
+    let standby = numbered(pods, first.saturating_add(1)).find(of_this_start);
+    // An evicted pod is not replaced before the standby pod serves.
+    let ended = numbered(pods, first).any(ends);
+    let leaves = cause == Some(Cause::Machine);
+    // A replacement of the serving pod may become ready later than the standby pod.
+    let serves = numbered(pods, first).any(|pod| of_this_start(&pod) && has_ready_api(pod));
+    // A class may tolerate the taints of a node that is about to leave.
+    let is_elsewhere = |standby| numbered(pods, first).all(|pod| place_of(pod) != place_of(standby));
+    match standby {
+        Some(standby) if has_ready_api(standby) && (ended || !serves || leaves && is_elsewhere(standby)) => {
+            Step::TakeOver
+        }
+        _ if cause == Some(Cause::End) => Step::StandBy,
+        Some(_) if ended => Step::Replace,
+        Some(_) if !serves => Step::StandBy,
+        _ if leaves => Step::StandBy,
+        _ => Step::Alone,
+    }
+}
+
+/// The pods to release, so that they exit at once: all but the wanted ones of this incarnation. If
+/// `lingers`, the serving pod still serves although it is being deleted.
+pub fn plan_released<P: AsRef<Pod>>(
+    pods: &[P],
+    incarnation: u64,
+    (first, replicas): (i32, i32),
+    lingers: bool,
+) -> Vec<&Pod> {
+    let names: Vec<_> = (first..first.saturating_add(replicas))
+        .map(control_plane::pod_name)
+        .collect();
+    let stays = |pod: &Pod| {
+        let place = names.iter().position(|name| pod.metadata.name.as_ref() == Some(name));
+        let goes = ends(pod) && !(place == Some(0) && lingers);
+        is_of(pod, incarnation) && place.is_some() && !goes
+    };
+    pods.iter().map(AsRef::as_ref).filter(|pod| !stays(pod)).collect()
+}
+
+/// The pod that still serves although it is being deleted. A pod of this incarnation does so for a
+/// while, unless it is released.
+pub fn lingering<'p, P: AsRef<Pod>>(
+    set: Option<&StatefulSet>,
+    pods: &'p [P],
+    incarnation: u64,
+    now: Timestamp,
+) -> Option<&'p Pod> {
+    let lingers =
+        |pod: &&Pod| is_of(pod, incarnation) && has_ready_api(pod) && lingers_until(pod).is_some_and(|end| now < end);
+    serving(set, pods).find(lingers)
+}
+
+/// Until when a pod that is being deleted serves at most.
+fn lingers_until(pod: &Pod) -> Option<Timestamp> {
+    let end = pod.metadata.deletion_timestamp.as_ref()?.0;
+    // The deletion timestamp includes the grace period.
+    let grace = pod.metadata.deletion_grace_period_seconds?;
+    let told = end.checked_sub(SignedDuration::from_secs(grace)).ok()?;
+    let longest = SignedDuration::from_secs(grace.min(stateful_set::LINGER_SECONDS));
+    told.checked_add(longest).ok()
+}
+
+fn is_of(pod: &Pod, incarnation: u64) -> bool {
+    incarnation_of(pod.metadata.annotations.as_ref()) == Some(incarnation)
+}
+
+fn place_of(pod: &Pod) -> Option<&String> {
+    pod.spec.as_ref()?.node_name.as_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::control_plane::{has_other, is_ready};
+
+    fn set(first: i32, replicas: i32) -> StatefulSet {
+        serde_json::from_value(serde_json::json!({
+            "spec": {"replicas": replicas, "ordinals": {"start": first}, "selector": {}, "serviceName": "a",
+                "template": {"metadata": {"annotations": {"yoke.drzzl.io/incarnation": "7"}}}},
+        }))
+        .unwrap()
+    }
+
+    fn pod(number: i32, is_ready: bool) -> Arc<Pod> {
+        let ready = if is_ready { "True" } else { "False" };
+        let pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": format!("control-plane-{number}"), "annotations": {"yoke.drzzl.io/incarnation": "7"}},
+            "spec": {"containers": [], "nodeName": format!("machine-{number}")},
+            "status": {"conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": ready}]},
+        }))
+        .unwrap();
+        Arc::new(pod)
+    }
+
+    fn ending(mut pod: Arc<Pod>) -> Arc<Pod> {
+        Arc::make_mut(&mut pod).metadata.deletion_timestamp =
+            Some(serde_json::from_value("2026-11-21T00:00:10Z".into()).unwrap());
+        pod
+    }
+
+    #[test]
+    fn an_api_is_ready_though_a_controller_is_not() {
+        let pod = |ready: &str, reason: Option<&str>, api_server: bool, restarts: i32| -> Pod {
+            let container = |name: &str, is_ready: bool| {
+                serde_json::json!({"name": name, "image": "", "imageID": "", "ready": is_ready,
+                    "restartCount": restarts, "state": {"waiting": {"reason": "x"}}})
+            };
+            serde_json::from_value(serde_json::json!({"status": {
+                "conditions": [{"type": "Ready", "status": ready, "reason": reason}],
+                "containerStatuses": [container("kine-nats", true), container("kube-apiserver", api_server),
+                    container("kube-scheduler", false)]}}))
+            .unwrap()
+        };
+        let lacks = Some("ContainersNotReady");
+        for (rule, pod, expected) in [
+            ("all is ready", pod("True", None, true, 0), (true, true)),
+            ("a controller fails", pod("False", lacks, true, 3), (false, true)),
+            ("a controller is to come", pod("False", lacks, true, 0), (false, false)),
+            ("the API server is not", pod("False", lacks, false, 3), (false, false)),
+            ("its machine is silent", pod("False", None, true, 3), (false, false)),
+            ("nothing is said", Pod::default(), (false, false)),
+        ] {
+            assert_eq!((is_ready(&pod), has_ready_api(&pod)), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn another_pod_stands_by_and_takes_over() {
+        let old = || pod(3, true);
+        let (next, early) = (|| pod(4, true), || pod(4, false));
+        let mut foreign = next();
+        Arc::make_mut(&mut foreign).metadata.annotations =
+            Some([("yoke.drzzl.io/incarnation".to_owned(), "6".to_owned())].into());
+        let mut beside = next();
+        Arc::make_mut(&mut beside).spec = old().spec.clone();
+        let (machine, end) = (Some(Cause::Machine), Some(Cause::End));
+        for (rule, incarnation, cause, pods, expected) in [
+            (
+                "on the same machine",
+                7,
+                machine,
+                vec![old(), beside.clone()],
+                Step::StandBy,
+            ),
+            ("all is well", 7, None, vec![old()], Step::Alone),
+            ("notice", 7, machine, vec![old()], Step::StandBy),
+            ("it is not ready", 7, machine, vec![old(), early()], Step::StandBy),
+            ("it is ready", 7, machine, vec![old(), next()], Step::TakeOver),
+            ("of another start", 7, machine, vec![old(), foreign], Step::StandBy),
+            ("it ends itself", 7, machine, vec![old(), ending(next())], Step::StandBy),
+            ("the notice is taken back", 7, None, vec![old(), next()], Step::Alone),
+            ("the pod is to end", 7, end, vec![ending(old())], Step::StandBy),
+            ("and serves on", 7, end, vec![ending(old()), early()], Step::StandBy),
+            (
+                "until another is ready",
+                7,
+                end,
+                vec![ending(old()), next()],
+                Step::TakeOver,
+            ),
+            (
+                "which may be beside it",
+                7,
+                end,
+                vec![ending(old()), beside],
+                Step::TakeOver,
+            ),
+            ("it has ended", 7, None, vec![ending(old()), early()], Step::Replace),
+            ("when it is ready", 7, None, vec![ending(old()), next()], Step::TakeOver),
+            ("with none beside it", 7, None, vec![ending(old())], Step::Alone),
+            ("it has gone", 7, None, vec![early()], Step::StandBy),
+            (
+                "a new one is not ready",
+                7,
+                None,
+                vec![pod(3, false), early()],
+                Step::StandBy,
+            ),
+            (
+                "the other is sooner",
+                7,
+                None,
+                vec![pod(3, false), next()],
+                Step::TakeOver,
+            ),
+            ("the new one is sooner", 7, None, vec![old(), early()], Step::Alone),
+            ("another start is due", 8, machine, vec![old(), next()], Step::Alone),
+        ] {
+            let step = plan_step(Some(&set(3, 1)), &pods, incarnation, cause);
+            assert_eq!(step, expected, "{rule}");
+        }
+        assert_eq!(
+            plan_step::<Arc<Pod>>(None, &[], 7, machine),
+            Step::Alone,
+            "there is none"
+        );
+    }
+
+    #[test]
+    fn there_is_another_one_while_the_former_serves() {
+        let standby = || pod(1, true);
+        for (rule, pods, expected) in [
+            ("it serves", vec![pod(0, true), standby()], true),
+            ("it has gone", vec![standby()], false),
+            ("it has just begun", vec![pod(0, false), standby()], false),
+            ("it is to end", vec![ending(pod(0, true)), standby()], false),
+        ] {
+            assert_eq!(has_other(Some(&set(0, 2)), &pods), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn who_is_not_waited_for_ends_at_once() {
+        let (old, next) = (|| pod(3, true), || pod(4, false));
+        let ends = || vec![ending(old()), next()];
+        for (rule, incarnation, wanted, lingers, pods, expected) in [
+            ("all is well", 7, (3, 1), false, vec![old()], &[][..]),
+            ("another stands by", 7, (3, 2), false, vec![old(), next()], &[]),
+            ("it is to end", 7, (3, 2), true, ends(), &[]),
+            ("its time is over", 7, (3, 1), false, vec![ending(old())], &[3]),
+            ("another one serves", 7, (4, 1), true, ends(), &[3]),
+            ("it is not told yet", 7, (4, 1), false, vec![old(), next()], &[3]),
+            ("none is to stand by", 7, (3, 1), false, vec![old(), next()], &[4]),
+            (
+                "who stands by ends",
+                7,
+                (3, 2),
+                true,
+                vec![ending(old()), ending(next())],
+                &[4],
+            ),
+            ("another start", 8, (3, 1), false, vec![old()], &[3]),
+            ("sleep", 7, (3, 0), false, ends(), &[3, 4]),
+        ] {
+            let released = plan_released(&pods, incarnation, wanted, lingers);
+            let names: Vec<_> = released.iter().filter_map(|pod| pod.metadata.name.clone()).collect();
+            let expected: Vec<_> = expected
+                .iter()
+                .map(|number| format!("control-plane-{number}"))
+                .collect();
+            assert_eq!(names, expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn who_is_to_end_serves_for_a_while() {
+        let at = |second: i64| "2026-11-21T00:00:00Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second);
+        // SIGTERM at second 0.
+        let told = |is_ready: bool, grace: i64| {
+            let mut pod = pod(3, is_ready);
+            let meta = &mut Arc::make_mut(&mut pod).metadata;
+            meta.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(grace)));
+            meta.deletion_grace_period_seconds = Some(grace);
+            pod
+        };
+        for (rule, pod, incarnation, second, expected) in [
+            ("just told", told(true, 35), 7, 1, true),
+            ("still", told(true, 35), 7, 19, true),
+            ("over", told(true, 35), 7, 20, false),
+            ("with less grace", told(true, 5), 7, 5, false),
+            ("not ready", told(false, 35), 7, 1, false),
+            ("another start is due", told(true, 35), 8, 1, false),
+            ("not told", pod(3, true), 7, 1, false),
+        ] {
+            let pods = [pod];
+            let found = lingering(Some(&set(3, 1)), &pods, incarnation, at(second));
+            assert_eq!(found.is_some(), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn who_serves_is_told_by_the_set() {
+        let pods = [pod(3, true), pod(4, true), pod(10, true)];
+        let names = |first| {
+            let set = set(first, 1);
+            let serving = serving(Some(&set), &pods).map(|pod| pod.metadata.name.clone().unwrap());
+            serving.collect::<Vec<_>>()
+        };
+        assert_eq!(names(4), ["control-plane-4"]);
+        assert_eq!(names(1), Vec::<String>::new());
+        assert_eq!(first_of(None), 0);
+    }
+}

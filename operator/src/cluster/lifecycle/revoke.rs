@@ -1,0 +1,269 @@
+//! Revokes host names that a Cluster may no longer have: from the ingress configuration, and from
+//! the serving certificate before its renewal. For a refused Cluster it also revokes sources that
+//! its spec no longer allows.
+//!
+//! Revocation waits for nothing, neither for certificates nor for the end of a pause: another
+//! Cluster may own the name by now.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt as _};
+use yoke_api::cluster::EndpointSpec;
+use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, MAX_SOURCES};
+use yoke_api::labels::component;
+use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
+use yoke_api::{Cidr, Cluster};
+use yoke_pki::cert_manager::{Certificate, CertificateSpec};
+use yoke_pki::plan::LeafRole;
+
+use crate::cluster::context::Context;
+use crate::cluster::resources::objects;
+use crate::cluster::validate::{self, Surroundings};
+use crate::error::ReconcileError;
+use crate::model::identity::Identity;
+
+/// Host names and sources that remain after revocation.
+#[derive(Clone, Debug)]
+pub(crate) struct Left {
+    /// The remaining part of the published ingress configuration.
+    pub(crate) told: Option<IngressConfig>,
+    /// Whether the published configuration had more.
+    is_less: bool,
+    certificates: Vec<Certificate>,
+}
+
+/// The published configuration and certificates from which something may have to be revoked.
+#[derive(Debug)]
+pub(crate) struct Had {
+    config: Option<IngressConfig>,
+    certificates: Vec<Certificate>,
+    /// Whether the spec is not applied otherwise.
+    held: bool,
+}
+
+/// The published ingress configuration, without certificates and keys.
+pub(crate) fn find_told(context: &Context, identity: &Identity) -> Option<IngressConfig> {
+    let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
+    let map = context.host.caches.config_maps.get(&key)?;
+    read_config(&map)
+}
+
+fn read_config(map: &ConfigMap) -> Option<IngressConfig> {
+    let text = map.data.as_ref()?.get(CONFIG_KEY)?;
+    serde_json::from_str(text).ok()
+}
+
+/// Changes the published ingress configuration, which is read from the host API first.
+async fn tell(
+    context: &Context,
+    identity: &Identity,
+    change: impl FnOnce(&mut IngressConfig),
+) -> Result<(), ReconcileError> {
+    let api = Api::<ConfigMap>::namespaced(context.host.client.clone(), identity.hosted().as_str());
+    let map = api.get_opt(INGRESS_CONFIG_MAP).await;
+    let map = map.map_err(ReconcileError::host("what the ingress was told"))?;
+    let Some(mut told) = map.as_ref().and_then(read_config) else {
+        return Ok(());
+    };
+    change(&mut told);
+    let map = objects::build_ingress_map(identity, &told);
+    context.applier.apply(&context.host.caches.config_maps, &map).await?;
+    Ok(())
+}
+
+/// Publishes whether the API is available; the rest of the ingress configuration stays.
+pub(crate) async fn tell_asleep(
+    context: &Context,
+    identity: &Identity,
+    asleep: Option<Asleep>,
+) -> Result<(), ReconcileError> {
+    if find_told(context, identity).is_none_or(|told| told.asleep == asleep) {
+        return Ok(());
+    }
+    tell(context, identity, |told| told.asleep = asleep).await
+}
+
+/// Finds host names and sources that may have to be revoked. Returns `None` if there are none (the
+/// usual case).
+pub(crate) async fn find(context: &Context, identity: &Identity, held: bool) -> Result<Option<Had>, ReconcileError> {
+    let config = find_told(context, identity);
+    let mut certificates = Vec::new();
+    for role in [LeafRole::ApiServer, LeafRole::Sleeper] {
+        certificates.extend(find_certificate(context, identity, role).await?);
+    }
+    let had = Had {
+        config: config.filter(|config| held || !config.extra_names.is_empty()),
+        certificates,
+        held,
+    };
+    Ok((had.config.is_some() || !had.certificates.is_empty()).then_some(had))
+}
+
+/// A serving certificate that has other names than the Cluster's own.
+async fn find_certificate(
+    context: &Context,
+    identity: &Identity,
+    role: LeafRole,
+) -> Result<Option<Certificate>, ReconcileError> {
+    let leaf = role.object_name(&identity.id);
+    let (own, key) = (own_names(identity), ObjectRef::new(&leaf).within(PKI_NAMESPACE));
+    let known = context.host.caches.certificates.get(&key);
+    let mut names = known.iter().flat_map(|known| &known.spec.dns_names);
+    if names.all(|name| own.contains(name)) {
+        return Ok(None);
+    }
+    let api = Api::<Certificate>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
+    let found = api.get_opt(&leaf).await;
+    found.map_err(ReconcileError::host("a serving certificate"))
+}
+
+fn own_names(identity: &Identity) -> [String; 3] {
+    [
+        identity.upstream_name(),
+        identity.public_name.to_string(),
+        identity.public_name.konnectivity(),
+    ]
+}
+
+/// Compares what a Cluster has with what it may have.
+pub(crate) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Left {
+    let may_have = |name: &String| validate::may_have(cluster, name, around);
+    let left = had.config.as_ref().map(|config| {
+        let mut left = config.clone();
+        left.extra_names.retain(may_have);
+        if had.held {
+            left.allowed_sources = narrow(left.allowed_sources, &cluster.spec.endpoint);
+        }
+        left
+    });
+    let narrow = |certificate: &Certificate| {
+        let spec = without_dns_names(certificate, identity, may_have);
+        // A certificate without any name cannot be issued: it is removed when the spec is applied.
+        (spec != certificate.spec && !spec.dns_names.is_empty()).then(|| Certificate {
+            metadata: identity.pki_meta(&certificate.name_any(), component::PKI),
+            spec,
+            status: None,
+        })
+    };
+    Left {
+        certificates: had.certificates.iter().filter_map(narrow).collect(),
+        is_less: left.is_some() && left != had.config,
+        told: left,
+    }
+}
+
+/// The published sources that the spec allows too; all of them if the spec cannot be parsed.
+fn narrow(told: Option<Vec<Cidr>>, spec: &EndpointSpec) -> Option<Vec<Cidr>> {
+    let asked: Result<Vec<Cidr>, _> = spec.allowed_cidrs.iter().map(|text| text.parse()).collect();
+    let Ok(asked) = asked else {
+        return told;
+    };
+    if asked.is_empty() {
+        return told;
+    }
+    let Some(told) = told else {
+        return Some(asked);
+    };
+    let mut left = Vec::new();
+    for range in told {
+        for other in asked.iter().filter(|other| range.overlaps(**other)) {
+            // If two ranges share an address, one contains the other.
+            let common = if other.is_part_of(range) { *other } else { range };
+            // Ranges beyond the limit of the ingress are closed.
+            if left.len() < MAX_SOURCES && !left.contains(&common) {
+                left.push(common);
+            }
+        }
+    }
+    Some(left)
+}
+
+fn without_dns_names(
+    certificate: &Certificate,
+    identity: &Identity,
+    may_have: impl Fn(&String) -> bool,
+) -> CertificateSpec {
+    let own = own_names(identity);
+    let mut spec = certificate.spec.clone();
+    spec.dns_names.retain(|name| own.contains(name) || may_have(name));
+    spec
+}
+
+/// Writes the remaining configuration and certificates, if anything was revoked.
+pub(crate) async fn apply(context: &Context, identity: &Identity, left: &Left) -> Result<(), ReconcileError> {
+    if let Some(left) = left.told.as_ref().filter(|_| left.is_less) {
+        tracing::info!(cluster = %identity.id, "host names or sources are taken back from the ingress");
+        tell(context, identity, |told| {
+            told.extra_names.clone_from(&left.extra_names);
+            told.allowed_sources.clone_from(&left.allowed_sources);
+        })
+        .await?;
+    }
+    for certificate in &left.certificates {
+        tracing::info!(cluster = %identity.id, "host names are taken back from a serving certificate");
+        context
+            .applier
+            .apply(&context.host.caches.certificates, certificate)
+            .await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_those_that_both_allow() {
+        for (rule, told, asked, expected) in [
+            ("nothing is asked", Some("10.0.0.0/8"), "", Some("10.0.0.0/8")),
+            (
+                "nothing was said",
+                None,
+                "10.0.0.0/8 fd00::/8",
+                Some("10.0.0.0/8 fd00::/8"),
+            ),
+            ("neither", None, "", None),
+            (
+                "a part",
+                Some("10.0.0.0/8"),
+                "10.1.0.0/16 10.2.0.0/16",
+                Some("10.1.0.0/16 10.2.0.0/16"),
+            ),
+            ("more", Some("10.1.0.0/16"), "10.0.0.0/8", Some("10.1.0.0/16")),
+            (
+                "the same in another order",
+                Some("10.0.0.0/8 fd00::/8"),
+                "fd00::/8 10.0.0.0/8",
+                Some("10.0.0.0/8 fd00::/8"),
+            ),
+            (
+                "one goes and one comes",
+                Some("10.0.0.0/8 fd00::/8"),
+                "fd00::/8 192.0.2.0/24",
+                Some("fd00::/8"),
+            ),
+            ("all others", Some("10.0.0.0/8"), "192.0.2.0/24", Some("")),
+            ("of nobody", Some(""), "192.0.2.0/24", Some("")),
+            (
+                "each once",
+                Some("10.0.0.0/8 10.1.0.0/16"),
+                "10.1.0.0/16",
+                Some("10.1.0.0/16"),
+            ),
+            (
+                "not understood",
+                Some("10.0.0.0/8"),
+                "10.1.0.0/16 office",
+                Some("10.0.0.0/8"),
+            ),
+        ] {
+            let ranges = |text: &str| text.split_whitespace().map(|range| range.parse().unwrap()).collect();
+            let spec = EndpointSpec {
+                allowed_cidrs: asked.split_whitespace().map(ToOwned::to_owned).collect(),
+                ..EndpointSpec::default()
+            };
+            assert_eq!(narrow(told.map(ranges), &spec), expected.map(ranges), "{rule}");
+        }
+    }
+}

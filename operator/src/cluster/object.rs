@@ -1,0 +1,391 @@
+//! Writes to the Cluster object itself: identity, finalizer, annotation, status.
+//!
+//! Requests to sleep and schedules have field managers of their own. So a status from a stale cache
+//! cannot overwrite them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use serde::Serialize;
+use yoke_api::cluster::{ClusterStatus, Phase};
+use yoke_api::sleep::{ActivityStatus, SleepReason};
+use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, Lenient, VERSION, labels};
+
+use crate::cluster::context::Context;
+use crate::cluster::outcome::Outcome;
+use crate::cluster::sleep::state::{self, Rest, Word};
+use crate::cluster::{CONTROLLER, status};
+use crate::error::ReconcileError;
+use crate::host_api::apply::is_held;
+use crate::model::conditions;
+use crate::model::identity::Identity;
+
+/// Owner of `status.activity.sleepRequestedTime` and `sleepReason`.
+const SLEEP_MANAGER: &str = "yoke-operator-sleep";
+/// Owner of `status.activity.scheduledTime`.
+const SCHEDULE_MANAGER: &str = "yoke-operator-schedule";
+
+/// The fields outside the status that the operator owns. A server-side apply sets these only: a
+/// typed Cluster would own every default of the spec.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct IdentityPatch<'a> {
+    api_version: String,
+    kind: &'static str,
+    metadata: MetadataPatch<'a>,
+    spec: SpecPatch<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct MetadataPatch<'a> {
+    name: String,
+    /// Makes the patch fail if the object was replaced or deleted; an apply would create it again.
+    uid: String,
+    finalizers: [&'a str; 1],
+    labels: std::collections::BTreeMap<&'a str, &'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct SpecPatch<'a> {
+    id: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StatusPatch<'a> {
+    api_version: String,
+    kind: &'static str,
+    metadata: StatusMetadata,
+    status: &'a ClusterStatus,
+}
+
+/// Removes the annotation, if the object is unchanged since it was read.
+#[derive(Debug, Serialize)]
+struct WordPatch {
+    metadata: WordMetadata,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WordMetadata {
+    resource_version: String,
+    annotations: std::collections::BTreeMap<&'static str, Option<String>>,
+}
+
+#[derive(Debug, Serialize)]
+struct StatusMetadata {
+    name: String,
+    uid: String,
+}
+
+/// API of the Clusters in the same namespace.
+pub(super) fn api(context: &Context, cluster: &Cluster) -> Api<Lenient<Cluster>> {
+    Api::namespaced(context.host.client.clone(), &cluster.namespace().unwrap_or_default())
+}
+
+/// Sets identity, label and finalizer if they are missing. `None`: the object is gone.
+pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    if is_identified(cluster) {
+        return Ok(Some(cluster.clone()));
+    }
+    // The watch may lag behind an identity that was just set.
+    let Some(found) = find(context, cluster).await? else {
+        return Ok(None);
+    };
+    if found.metadata.deletion_timestamp.is_some() || is_identified(&found) {
+        return Ok(Some(found).filter(|found| found.metadata.deletion_timestamp.is_none()));
+    }
+    let id = found.id().unwrap_or_else(|| draw(context));
+    write_identity(context, &found, &id).await
+}
+
+/// Returns the Cluster with the last recorded sleep request. While the watch lags behind it, the
+/// control plane would start again. `None`: the object is gone.
+pub(super) async fn catch_up(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    let Some(id) = cluster.id() else {
+        return Ok(Some(cluster));
+    };
+    let Some(slept) = context.memory.seen(&id).slept else {
+        return Ok(Some(cluster));
+    };
+    let has_it = |cluster: &Cluster| state::slept(cluster).is_some_and(|known| known.0 >= slept.0);
+    if has_it(&cluster) {
+        context.memory.note(&id, |seen| seen.slept = None);
+        return Ok(Some(cluster));
+    }
+    let found = find(context, &cluster).await?;
+    if !found.as_ref().is_some_and(has_it) {
+        // The request was withdrawn, or never written.
+        context.memory.note(&id, |seen| seen.slept = None);
+    }
+    Ok(found)
+}
+
+/// Records the command of the annotation in the status, then removes the annotation; a paused
+/// Cluster keeps it. `None`: the object is gone, or was changed concurrently.
+///
+/// An operator that stops in between repeats the command after its restart. A Cluster that was
+/// woken in the meantime then sleeps again, and wakes for the next request.
+pub(super) async fn take_word(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    if state::is_overruled(&cluster) {
+        return request_sleep(context, &cluster, None).await;
+    }
+    if cluster.spec.paused || state::plan_word(&cluster).is_none() {
+        return Ok(Some(cluster));
+    }
+    // The watch may lag behind an annotation that was just removed.
+    let Some(found) = find(context, &cluster).await? else {
+        return Ok(None);
+    };
+    let Some(word) = state::plan_word(&found) else {
+        return Ok(Some(found));
+    };
+    let Some(noted) = write_word(context, &found, word).await? else {
+        return Ok(None);
+    };
+    tracing::info!(controller = CONTROLLER, cluster = ?noted.spec.id, ?word, "annotation taken up");
+    let patch = WordPatch {
+        metadata: WordMetadata {
+            // A new annotation that was set in the meantime stays.
+            resource_version: noted.resource_version().unwrap_or_default(),
+            annotations: [(labels::SLEEP, None)].into(),
+        },
+    };
+    let params = context.applier.merge_params();
+    let taken = api(context, &cluster)
+        .patch(&cluster.name_any(), &params, &Patch::Merge(&patch))
+        .await;
+    match taken.and_then(Lenient::into_object) {
+        Ok(cluster) => Ok(Some(cluster)),
+        Err(kube::Error::Api(refused)) if matches!(refused.code, 404 | 409) => Ok(None),
+        Err(error) => Err(ReconcileError::host("a Cluster's annotation")(error)),
+    }
+}
+
+/// Records a command of the operator's own policies in the status, unless the Cluster was changed
+/// in the meantime; then the time up to which schedules are done. `None`: the object is gone.
+pub(super) async fn note(
+    context: &Context,
+    cluster: &Cluster,
+    word: Option<Word>,
+    scheduled: Option<Timestamp>,
+) -> Result<Option<Cluster>, ReconcileError> {
+    let Some(mut found) = find(context, cluster).await? else {
+        return Ok(None);
+    };
+    let is_same = found.spec == cluster.spec && Rest::of(&found) == Rest::of(cluster);
+    if !is_same || state::plan_word(&found).is_some() {
+        return Ok(Some(found));
+    }
+    if let Some(word) = word {
+        let Some(noted) = write_word(context, &found, word).await? else {
+            return Ok(None);
+        };
+        found = noted;
+    }
+    let Some(time) = scheduled else {
+        return Ok(Some(found));
+    };
+    let status = ClusterStatus {
+        activity: Some(ActivityStatus {
+            scheduled_time: Some(Time(time)),
+            ..ActivityStatus::default()
+        }),
+        ..ClusterStatus::default()
+    };
+    let params = PatchParams::apply(SCHEDULE_MANAGER).force();
+    apply_status(context, &found, &status, &params).await
+}
+
+/// Reads the current Cluster from the host API; `None` if the object is gone.
+async fn find(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    let found = api(context, cluster).get_opt(&cluster.name_any()).await;
+    let found = found.and_then(|found| found.map(Lenient::into_object).transpose());
+    let found = found.map_err(ReconcileError::host("a Cluster"))?;
+    Ok(found.filter(|found| found.uid() == cluster.uid()))
+}
+
+async fn write_word(context: &Context, found: &Cluster, word: Word) -> Result<Option<Cluster>, ReconcileError> {
+    let before = found.status.as_ref().and_then(|status| status.activity.as_ref());
+    let asked = state::plan_sleep_requested(before, word, Timestamp::now());
+    request_sleep(context, found, asked).await
+}
+
+/// Removes the finalizer, so that the object is deleted.
+pub(super) async fn release(context: &Context, cluster: &Cluster) -> Result<(), ReconcileError> {
+    context.applier.release(&api(context, cluster), cluster).await?;
+    Ok(())
+}
+
+fn is_identified(cluster: &Cluster) -> bool {
+    let label = cluster.labels().get(labels::ID);
+    cluster.spec.id.is_some() && label == cluster.spec.id.as_ref() && is_held(cluster)
+}
+
+fn draw(context: &Context) -> ClusterId {
+    loop {
+        let id = ClusterId::random();
+        if !context.host.caches.clusters.is_claimed(id.as_str()) {
+            return id;
+        }
+    }
+}
+
+/// Writes identity, label and finalizer. `None`: the object is gone, and the UID in the patch makes
+/// the write fail.
+async fn write_identity(
+    context: &Context,
+    cluster: &Cluster,
+    id: &ClusterId,
+) -> Result<Option<Cluster>, ReconcileError> {
+    let patch = IdentityPatch {
+        api_version: format!("{GROUP}/{VERSION}"),
+        kind: "Cluster",
+        metadata: MetadataPatch {
+            name: cluster.name_any(),
+            uid: cluster.uid().unwrap_or_default(),
+            finalizers: [labels::FINALIZER],
+            labels: [(labels::ID, id.as_str())].into(),
+        },
+        spec: SpecPatch { id: id.as_str() },
+    };
+    let applied = api(context, cluster)
+        .patch(&cluster.name_any(), context.applier.params(), &Patch::Apply(&patch))
+        .await;
+    match applied.and_then(Lenient::into_object) {
+        Err(kube::Error::Api(refused)) if refused.code == 404 || refused.code == 409 => Ok(None),
+        applied => applied.map(Some).map_err(ReconcileError::host("a Cluster's identity")),
+    }
+}
+
+/// Writes the status that follows from an outcome, and publishes the events.
+pub(super) async fn write_status(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    outcome: &Outcome,
+) -> Result<(), ReconcileError> {
+    let before = cluster.status.clone().unwrap_or_default();
+    let (status, states) = status::plan_status(cluster, identity, &context.host.config, outcome, Timestamp::now());
+    context.memory.note(&identity.id, |seen| seen.failures = None);
+    if !write(context, cluster, &status).await? {
+        return Ok(());
+    }
+    // A new Cluster that is awake is not worth an event.
+    let begins = conditions::find(&before.conditions, ConditionType::Asleep).is_none();
+    let told = if begins { &status::TOLD[1..] } else { &status::TOLD };
+    let mut told = told.to_vec();
+    // Every other cause of `Degraded` has an event of another condition.
+    let is_degraded = outcome.takeover_failed() || outcome.fails_in_part();
+    told.extend(is_degraded.then_some(ConditionType::Degraded));
+    let notices = conditions::build_notices(&states, &before.conditions, &told, "Reconcile");
+    context.host.events.publish(cluster, &notices).await;
+    if let Some(woken) = state::plan_woken(&status) {
+        request_sleep(context, cluster, None).await?;
+        let seconds = Timestamp::now().duration_since(woken).as_secs_f64();
+        context.metrics.woke(seconds);
+        tracing::info!(controller = CONTROLLER, cluster = %identity.id, seconds, "cluster is awake");
+    }
+    let first = before.history.iter().all(|entry| entry.completed.is_none());
+    let ready = conditions::find(&status.conditions, ConditionType::Ready).is_some_and(|ready| ready.status == "True");
+    if let (true, true, Some(made)) = (first, ready, cluster.creation_timestamp()) {
+        let seconds = Timestamp::now().duration_since(made.0).as_secs_f64();
+        context.metrics.became_ready(seconds);
+        tracing::info!(controller = CONTROLLER, cluster = %identity.id, seconds, "cluster is ready for the first time");
+    }
+    Ok(())
+}
+
+/// Writes a status unless it equals the present one. Returns whether it wrote.
+pub(super) async fn write(
+    context: &Context,
+    cluster: &Cluster,
+    status: &ClusterStatus,
+) -> Result<bool, ReconcileError> {
+    if cluster
+        .status
+        .as_ref()
+        .is_some_and(|before| status::is_same(before, status))
+    {
+        return Ok(false);
+    }
+    let used = status
+        .activity
+        .as_ref()
+        .and_then(|activity| activity.last_activity_time.clone());
+    let status = ClusterStatus {
+        activity: used.map(|used| ActivityStatus {
+            last_activity_time: Some(used),
+            ..ActivityStatus::default()
+        }),
+        ..status.clone()
+    };
+    let written = apply_status(context, cluster, &status, context.applier.params()).await?;
+    Ok(written.is_some())
+}
+
+/// Requests sleep, or withdraws the request with `None`. It has its own field manager: a status
+/// written from a stale cache must not end a sleep, nor start it again. Returns `None` if the
+/// object is gone.
+pub(super) async fn request_sleep(
+    context: &Context,
+    cluster: &Cluster,
+    asked: Option<(Time, SleepReason)>,
+) -> Result<Option<Cluster>, ReconcileError> {
+    let (time, reason) = asked.unzip();
+    if let Some(id) = cluster.id() {
+        context.memory.note(&id, |seen| seen.slept.clone_from(&time));
+    }
+    let status = ClusterStatus {
+        activity: Some(ActivityStatus {
+            sleep_requested_time: time,
+            sleep_reason: reason,
+            ..ActivityStatus::default()
+        }),
+        ..ClusterStatus::default()
+    };
+    apply_status(context, cluster, &status, &PatchParams::apply(SLEEP_MANAGER).force()).await
+}
+
+/// Applies a part of a status. `None`: the object is gone.
+async fn apply_status(
+    context: &Context,
+    cluster: &Cluster,
+    status: &ClusterStatus,
+    params: &PatchParams,
+) -> Result<Option<Cluster>, ReconcileError> {
+    let patch = StatusPatch {
+        api_version: format!("{GROUP}/{VERSION}"),
+        kind: "Cluster",
+        metadata: StatusMetadata {
+            name: cluster.name_any(),
+            uid: cluster.uid().unwrap_or_default(),
+        },
+        status,
+    };
+    let written = api(context, cluster)
+        .patch_status(&cluster.name_any(), params, &Patch::Apply(&patch))
+        .await;
+    match written.and_then(Lenient::into_object) {
+        Ok(cluster) => Ok(Some(cluster)),
+        // The object is gone, or another one has its name: there is no status to write.
+        Err(kube::Error::Api(refused)) if refused.code == 404 => Ok(None),
+        Err(error) => Err(ReconcileError::host("a Cluster's status")(error)),
+    }
+}
+
+/// Writes the progress of a deletion to the status.
+pub(super) async fn write_deleting(context: &Context, cluster: &Cluster, message: &str) -> Result<(), ReconcileError> {
+    use crate::model::conditions::State;
+    use yoke_api::Reason;
+    let changes = vec![
+        (
+            ConditionType::Ready,
+            State::no(Reason::Deleting, "The cluster is being deleted."),
+        ),
+        (ConditionType::Progressing, State::yes(Reason::Deleting, message)),
+    ];
+    let status = status::plan_short(cluster, Phase::Deleting, &changes, Timestamp::now());
+    write(context, cluster, &status).await.map(|_| ())
+}

@@ -1,0 +1,203 @@
+//! Decides when to reconcile a Cluster again if no watch event comes before. Pure.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::Reason;
+
+use crate::cluster::outcome::Outcome;
+use crate::cluster::tenant_cluster::workers::BUSY;
+use crate::model::control_plane::ControlPlane;
+
+/// Requeue interval while a cluster starts, for state that cannot be watched.
+pub(super) const STARTING: Duration = Duration::from_millis(200);
+/// How long a control plane counts as starting, in seconds.
+const YOUNG: i64 = 60;
+/// Requeue interval while a missing store prevents a start: at first, and after a while.
+const STORELESS: Duration = Duration::from_millis(500);
+const STORELESS_LONGEST: Duration = Duration::from_secs(10);
+/// Requeue interval while another step must finish first.
+const WAITING: Duration = Duration::from_secs(2);
+/// Requeue interval of a healthy cluster. Intervals from here on get jitter.
+pub(super) const STEADY: Duration = Duration::from_secs(30);
+/// Requeue interval of a sleeping cluster. Its schedules have times of their own, and watches
+/// report other changes. Changes of its streams are not watched, but do not matter before it wakes.
+/// There may be thousands of such clusters.
+pub(super) const ASLEEP: Duration = Duration::from_secs(1800);
+/// Requeue interval for a store that the host's NATS has no room for, if nothing else is pending.
+const LIMITED: Duration = Duration::from_secs(300);
+
+/// The requeue delay after an outcome. `storeless`: since when the store is known to be missing.
+pub(super) fn plan_pause(outcome: &Outcome, storeless: Option<Timestamp>, now: Timestamp) -> Duration {
+    if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
+        return STEADY;
+    }
+    if outcome.queued {
+        // The queue enqueues the Cluster.
+        return STEADY;
+    }
+    let answers = outcome.inside.is_ok() && outcome.outside.is_ok();
+    // No event reports new room: other stores are deleted, or NATS gets more storage.
+    let is_limited = outcome.store.reason == Reason::StoreQuotaExceeded;
+    match &outcome.control_plane {
+        // Readiness is only assumed. A late check would leave a wrong state of the previous process
+        // in place.
+        _ if outcome.believed => STARTING,
+        // A young control plane answers in a moment; an old one may never.
+        ControlPlane::Running { started, .. } if !answers => {
+            if now.duration_since(*started).as_secs() < YOUNG {
+                STARTING
+            } else {
+                WAITING
+            }
+        }
+        ControlPlane::Running { .. } if outcome.heads_for.is_some() => WAITING,
+        ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
+        ControlPlane::Running { .. } if is_upgrading(outcome) => BUSY,
+        ControlPlane::Asleep if !outcome.kept && outcome.store.status == Some(true) => ASLEEP,
+        ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
+        // The store of a maintained Cluster is not checked. A lost store recovers only by manual
+        // action.
+        _ if !outcome.kept && outcome.store.reason == Reason::StoreLost => STEADY,
+        _ if !outcome.kept && outcome.store.status != Some(true) && !is_limited => {
+            let missing = storeless.map(|since| now.duration_since(since).unsigned_abs());
+            (missing.unwrap_or_default() / 8).clamp(STORELESS, STORELESS_LONGEST)
+        }
+        _ => WAITING,
+    }
+}
+
+/// Whether a worker is being upgraded, or the next one is due.
+fn is_upgrading(outcome: &Outcome) -> bool {
+    let workers = outcome.workers.as_ref();
+    workers.is_some_and(|workers| workers.state.reason == Reason::Updating)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::outcome::{Lack, Workers};
+    use crate::fixtures::outcome;
+    use crate::model::conditions::State;
+    use crate::model::control_plane::Failure;
+
+    #[test]
+    fn what_is_waited_for_sets_the_pace() {
+        let limited = || State::no(Reason::StoreQuotaExceeded, "x");
+        let silent = |control_plane: ControlPlane| Outcome {
+            inside: Err("x".into()),
+            outside: Err("x".to_owned().into()),
+            control_plane,
+            ..outcome()
+        };
+        let failing = || {
+            ControlPlane::Failing(Failure {
+                container: "x".into(),
+                why: "x".into(),
+            })
+        };
+        let running = || outcome().control_plane;
+        let (absent, asleep) = (silent(ControlPlane::Absent), silent(ControlPlane::Asleep));
+        let with = |store: State, outcome: Outcome| Outcome { store, ..outcome };
+        let lacking = Outcome {
+            outside: Err(Lack {
+                reason: Reason::IngressPending,
+                why: "x".into(),
+            }),
+            ..outcome()
+        };
+        let believed = Outcome {
+            believed: true,
+            ..outcome()
+        };
+        let on_the_way = || Outcome {
+            heads_for: Some("v1.36.0".into()),
+            ..outcome()
+        };
+        let queued = Outcome {
+            queued: true,
+            ..silent(ControlPlane::Absent)
+        };
+        let missing = || State::no(Reason::StoreUnavailable, "x");
+        let lost = || State::no(Reason::StoreLost, "x");
+        let with_workers = |reason: Reason| Outcome {
+            workers: Some(Workers {
+                status: Default::default(),
+                state: State::no(reason, "x"),
+            }),
+            ..outcome()
+        };
+        // The control plane of the fixture started at second 1000, and its store is missing since
+        // then.
+        let storeless = Timestamp::from_second(1000).ok();
+        for (rule, outcome, now, expected) in [
+            ("as it should be", outcome(), 1001, STEADY),
+            ("a worker is upgraded", with_workers(Reason::Updating), 1001, BUSY),
+            (
+                "a worker has failed",
+                with_workers(Reason::WorkerUpgradeFailed),
+                1001,
+                STEADY,
+            ),
+            ("another version comes next", on_the_way(), 1001, WAITING),
+            (
+                "and its store has no room",
+                with(limited(), on_the_way()),
+                1001,
+                WAITING,
+            ),
+            ("its turn comes", queued, 1001, STEADY),
+            ("believed", believed, 1001, STARTING),
+            ("young, silent", silent(running()), 1059, STARTING),
+            ("old, silent", silent(running()), 1060, WAITING),
+            ("ingress not told yet", lacking.clone(), 1001, STARTING),
+            ("no store yet", with(missing(), absent.clone()), 1001, STORELESS),
+            (
+                "nor a while later",
+                with(missing(), absent.clone()),
+                1040,
+                Duration::from_secs(5),
+            ),
+            (
+                "nor long after",
+                with(missing(), absent.clone()),
+                2000,
+                STORELESS_LONGEST,
+            ),
+            ("its store is lost", with(lost(), absent.clone()), 1001, STEADY),
+            ("no control plane yet", absent.clone(), 1001, WAITING),
+            ("asleep", asleep.clone(), 1001, ASLEEP),
+            (
+                "asleep, without its store",
+                with(missing(), asleep.clone()),
+                1001,
+                STEADY,
+            ),
+            ("no room, nothing runs", with(limited(), absent), 1001, LIMITED),
+            ("no room, asleep", with(limited(), asleep), 1001, LIMITED),
+            ("no room, as it should be", with(limited(), outcome()), 1001, LIMITED),
+            (
+                "no room, young, silent",
+                with(limited(), silent(running())),
+                1001,
+                STARTING,
+            ),
+            (
+                "no room, old, silent",
+                with(limited(), silent(running())),
+                1060,
+                WAITING,
+            ),
+            (
+                "no room, ingress not told yet",
+                with(limited(), lacking),
+                1001,
+                STARTING,
+            ),
+            ("no room, failing", with(limited(), silent(failing())), 1001, WAITING),
+        ] {
+            let now = Timestamp::from_second(now).unwrap();
+            assert_eq!(plan_pause(&outcome, storeless, now), expected, "{rule}");
+        }
+    }
+}

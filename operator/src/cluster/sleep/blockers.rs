@@ -1,0 +1,138 @@
+//! Obstacles to sleep in a cluster's own API: its Nodes, or webhooks that these serve.
+//!
+//! A tenant can create as many of them as it likes, and can make its API as slow as it likes. So a
+//! probe has a timeout, and the next one waits for ten times as long as it took.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::sleep::WithWorkers;
+use yoke_api::{Cluster, ClusterId};
+
+use crate::cluster::context::Context;
+use crate::cluster::memory::ObstacleSeen;
+use crate::cluster::sleep::idle::{self, Inside};
+use crate::model::conditions::State;
+use crate::tenant_client::{TenantApiError, Way};
+
+/// Timeout of one probe.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Pause after a probe: this many times its duration, and at least `FAILED` after a failure.
+const REST: u32 = 10;
+const FAILED: Duration = Duration::from_secs(15);
+/// Maximum age of the answer about its Nodes.
+const NODES_EVERY: Duration = Duration::from_secs(60);
+
+/// Whether nothing prevents the automatic sleep of a Cluster.
+///
+/// A probe runs if the last answer is older than `age`, unless its API is in a pause. With `None`
+/// no probe runs, and the last answer counts.
+pub(crate) async fn find_possible(
+    context: &Context,
+    cluster: &Cluster,
+    id: &ClusterId,
+    age: Option<Duration>,
+) -> State {
+    let nodes = context.memory.awake(id).nodes.and_then(|(nodes, _)| nodes);
+    if let Some(age) = age.filter(|_| nodes.is_some_and(|nodes| nodes > 0)) {
+        match cluster.spec.sleep.with_workers {
+            WithWorkers::Allow => look_at_webhooks(context, id, age).await,
+            WithWorkers::Prevent => look_at_nodes(context, id, age.min(NODES_EVERY)).await,
+        }
+    }
+    let awake = context.memory.awake(id);
+    let inside = Inside {
+        nodes,
+        connected: awake.connected.and_then(|seen| seen.found),
+        webhook: awake.webhooks.and_then(|seen| seen.found),
+    };
+    idle::plan_possible(
+        cluster,
+        &inside,
+        &context.host.caches.join_tokens.state(),
+        Timestamp::now(),
+    )
+}
+
+async fn look_at_nodes(context: &Context, id: &ClusterId, age: Duration) {
+    let due = is_due(context.memory.awake(id).connected.as_ref(), age, Instant::now());
+    let Some(api) = context.apis.known(id, Way::Inside).filter(|_| due) else {
+        return;
+    };
+    let now = Timestamp::now();
+    let looking = api.find_node(|node| idle::is_connected(node, now));
+    let seen = look(id, "whether its Nodes are connected is not known", looking).await;
+    context.memory.note_awake(id, |awake| awake.connected = Some(seen));
+}
+
+async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
+    let due = is_due(context.memory.awake(id).webhooks.as_ref(), age, Instant::now());
+    let Some(api) = context.apis.known(id, Way::Inside).filter(|_| due) else {
+        return;
+    };
+    let seen = look(id, "its webhooks are not known", api.find_blocking_webhook()).await;
+    context.memory.note_awake(id, |awake| awake.webhooks = Some(seen));
+}
+
+/// Whether a probe is due: an answer is valid for `age`, and a pause follows every probe.
+fn is_due(seen: Option<&ObstacleSeen>, age: Duration, now: Instant) -> bool {
+    seen.is_none_or(|seen| {
+        let lasts = if seen.found.is_some() { age } else { Duration::ZERO };
+        now.saturating_duration_since(seen.at) >= lasts.max(seen.rest)
+    })
+}
+
+async fn look(
+    id: &ClusterId,
+    failure: &str,
+    looking: impl Future<Output = Result<Option<String>, TenantApiError>>,
+) -> ObstacleSeen {
+    let began = Instant::now();
+    let found = tokio::time::timeout(LIMIT, looking).await;
+    let at = Instant::now();
+    let rest = (at - began) * REST;
+    match found.unwrap_or(Err(TenantApiError::Limit)) {
+        Ok(name) => ObstacleSeen {
+            found: Some(name),
+            at,
+            rest,
+        },
+        Err(error) => {
+            tracing::warn!(cluster = %id, error = %crate::chain(&error), "{failure}");
+            ObstacleSeen {
+                found: None,
+                at,
+                rest: rest.max(FAILED),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_lasts_and_who_took_long_has_a_rest() {
+        let at = Instant::now();
+        let seen = |found: Option<Option<&str>>, rest| ObstacleSeen {
+            found: found.map(|name| name.map(ToOwned::to_owned)),
+            at,
+            rest: Duration::from_secs(rest),
+        };
+        let (none, some, failed) = (Some(None), Some(Some("n")), None);
+        for (rule, seen, after, due) in [
+            ("nothing was looked for", None, 0, true),
+            ("nothing was found", Some(seen(none, 1)), 59, false),
+            ("too long ago", Some(seen(none, 1)), 60, true),
+            ("something was found", Some(seen(some, 1)), 59, false),
+            ("that took long", Some(seen(some, 90)), 89, false),
+            ("and its rest is over", Some(seen(some, 90)), 90, true),
+            ("it failed", Some(seen(failed, 15)), 14, false),
+            ("and its rest is over", Some(seen(failed, 15)), 15, true),
+        ] {
+            let now = at + Duration::from_secs(after);
+            assert_eq!(is_due(seen.as_ref(), Duration::from_secs(60), now), due, "{rule}");
+        }
+    }
+}

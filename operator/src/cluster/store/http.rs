@@ -1,0 +1,90 @@
+//! HTTP client of a control plane's store, on its metrics port. It reads when the cluster was last
+//! used, and releases the pod. An answer is trusted for the store's own cluster only.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::cluster::resources::arguments::STORE_PORT;
+use crate::cluster::sleep::idle::Report;
+
+/// Maximum size of an answer in bytes.
+const ANSWER_MAX: usize = 4096;
+/// Timeout of a request.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Timeout of a release, which delays reconciles.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+
+/// A failed request to a store.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreApiError {
+    /// The pod has no address yet.
+    #[error("the pod has no address")]
+    NoAddress,
+    /// The store cannot be reached.
+    #[error("asking the store at {path}")]
+    Request {
+        /// Path of the request.
+        path: &'static str,
+        /// Cause of the failure.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The store refused the request.
+    #[error("the store answered {0}")]
+    Status(StatusCode),
+    /// The store did not answer in time.
+    #[error("the store did not answer within {0:?}")]
+    Limit(Duration),
+    /// The answer cannot be parsed.
+    #[error("reading what the store answered")]
+    Read(#[source] serde_json::Error),
+}
+
+/// Reads when the cluster was last used.
+pub(crate) async fn find_activity(pod: &Pod) -> Result<Report, StoreApiError> {
+    let (status, text) = within(LIMIT, ask(pod, Method::GET, "/activity")).await?;
+    match status {
+        StatusCode::OK => serde_json::from_slice(&text).map_err(StoreApiError::Read),
+        status => Err(StoreApiError::Status(status)),
+    }
+}
+
+/// Releases the pod, as no other pod takes over from it any more. Its containers then exit at once
+/// on SIGTERM.
+pub(crate) async fn release(pod: &Pod) -> Result<(), StoreApiError> {
+    let (status, _) = within(RELEASE_LIMIT, ask(pod, Method::POST, "/release")).await?;
+    match status {
+        // A store without this endpoint delays no container.
+        StatusCode::OK | StatusCode::NOT_FOUND => Ok(()),
+        status => Err(StoreApiError::Status(status)),
+    }
+}
+
+async fn ask(pod: &Pod, method: Method, path: &'static str) -> Result<(StatusCode, Bytes), StoreApiError> {
+    let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
+    let address: Option<IpAddr> = address.and_then(|text| text.parse().ok());
+    let address = SocketAddr::new(address.ok_or(StoreApiError::NoAddress)?, STORE_PORT);
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| StoreApiError::Request { path, source };
+    let request = Request::builder()
+        .method(method)
+        .uri(format!("http://{address}{path}"))
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| failed(error.into()))?;
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let answer = client.request(request).await.map_err(|error| failed(error.into()))?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
+    Ok((status, body.map_err(failed)?.to_bytes()))
+}
+
+async fn within<T>(limit: Duration, asked: impl Future<Output = Result<T, StoreApiError>>) -> Result<T, StoreApiError> {
+    let answered = tokio::time::timeout(limit, asked).await;
+    answered.unwrap_or(Err(StoreApiError::Limit(limit)))
+}

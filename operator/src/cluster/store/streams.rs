@@ -1,0 +1,114 @@
+//! Ensures the store of one Cluster: its account and its streams in NATS. The result is the state
+//! of the condition `StoreReady`.
+
+use std::time::{Duration, Instant};
+
+use yoke_api::{Cluster, Reason};
+
+use crate::cluster::context::Context;
+use crate::cluster::credentials::persisted;
+use crate::error::ReconcileError;
+use crate::host_api::comparison::hash_of;
+use crate::model::conditions::State;
+use crate::model::identity::Identity;
+use crate::nats::{Account, NatsError, Size, limits, streams};
+
+/// Check interval of accounts and streams, which cannot be watched. They are also checked after a
+/// lost connection. Each check of streams opens its own connection.
+const LOOK_EVERY: Duration = Duration::from_secs(600);
+/// Interval for requesting room again that NATS did not have, or checking whether streams are small
+/// enough by now. It holds however often the Cluster is reconciled: each request pushes claims
+/// twice, and adds a line to NATS's log.
+const ROOM_EVERY: Duration = Duration::from_secs(60);
+
+/// The observed state of the store.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    /// State of the condition `StoreReady`.
+    pub(crate) state: State,
+    /// Public key of the account.
+    pub(crate) account: Option<String>,
+    /// Size of the streams in bytes.
+    pub(crate) bytes: Option<i64>,
+}
+
+/// Ensures the store of an accepted spec.
+pub(crate) async fn ensure(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    size: Size,
+) -> Result<Store, ReconcileError> {
+    let mut account = persisted::ensure_account(context, cluster, identity, size).await?;
+    let noted = std::mem::replace(&mut account.size, size);
+    // The recorded size counts against the Tenant's quota. A larger size is recorded before it is
+    // reserved, and a smaller one after the rest is released.
+    let gives_back = limits::disk_storage(size) < limits::disk_storage(noted);
+    if noted != size && !gives_back {
+        persisted::note_size(context, identity, &account).await?;
+    }
+    let store = look(context, cluster, identity, &account).await?;
+    if gives_back && store.state.status == Some(true) {
+        persisted::note_size(context, identity, &account).await?;
+    }
+    Ok(store)
+}
+
+/// Pushes the account to NATS, and creates or finds the streams. A failure of NATS becomes a
+/// condition, not an error. A lost log is never replaced: an empty log would be an empty cluster to
+/// every client that acts on its API.
+pub(crate) async fn look(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    account: &Account,
+) -> Result<Store, ReconcileError> {
+    let id = &identity.id;
+    let tell = |state, bytes| Store {
+        state,
+        account: Some(account.public_key.clone()),
+        bytes,
+    };
+    let ready = |bytes| {
+        tell(
+            State::yes(Reason::AsExpected, "Account, user and streams are there."),
+            Some(bytes),
+        )
+    };
+    let refused = |reason, message| tell(State::no(reason, message), None);
+    if let Some((known, since, found)) = context.memory.seen(id).store
+        && known == hash_of(&account.terms())
+        && since.elapsed() < if found.is_ok() { LOOK_EVERY } else { ROOM_EVERY }
+    {
+        return Ok(match found {
+            Ok(bytes) => ready(bytes),
+            Err(message) => refused(Reason::StoreQuotaExceeded, message),
+        });
+    }
+    let has_state = persisted::has_state(context, cluster, identity).await?;
+    let note = |found| {
+        context.memory.note(id, |seen| {
+            seen.store = Some((hash_of(&account.terms()), Instant::now(), found))
+        })
+    };
+    match streams::ensure(&context.nats, id, account, has_state).await {
+        Ok(bytes) => {
+            note(Ok(bytes));
+            Ok(ready(bytes))
+        }
+        Err(error) => {
+            let reason = match error {
+                NatsError::Foreign { .. } => Reason::IdentityConflict,
+                NatsError::LogLost { .. } => Reason::StoreLost,
+                _ if error.is_limit() => Reason::StoreQuotaExceeded,
+                _ => Reason::StoreUnavailable,
+            };
+            tracing::warn!(cluster = %id, error = %crate::chain(&error), "streams cannot be made");
+            let message = format!("The streams cannot be made as asked for: {}.", crate::chain(&error));
+            if matches!(error, NatsError::NoRoom { .. } | NatsError::InUse { .. }) {
+                note(Err(message.clone()));
+            }
+            Ok(refused(reason, message))
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Applies the add-ons of a cluster through its API, and builds the condition `AddonsReady`.
+//!
+//! Add-ons follow everything that a cluster needs to be ready, and delay nothing of it. Without a
+//! change they are checked only after an interval, and written only where they differ.
+
+use std::time::{Duration, Instant};
+
+use yoke_api::{Reason, labels};
+
+use crate::addons::{Addon, Facts, plan};
+use crate::cluster::context::Context;
+use crate::cluster::memory::AddonsSeen;
+use crate::cluster::outcome::Applied;
+use crate::cluster::requeue::{STARTING, STEADY};
+use crate::cluster::resources::Blueprint;
+use crate::cluster::tenant_cluster::probe::BASE_EVERY;
+use crate::model::conditions::State;
+use crate::model::control_plane::ControlPlane;
+use crate::model::identity::Identity;
+use crate::tenant_client::{Foreign, TenantApiError, Way};
+
+/// Timeout of one round.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Maximum number of objects of other owners that a message names.
+const TOLD: usize = 5;
+
+/// Applies the add-ons of a spec if they are due; `None` while their state is not known.
+pub(crate) async fn ensure(
+    context: &Context,
+    blueprint: &Blueprint<'_>,
+    generation: Option<i64>,
+    kubelet_ca: &str,
+    applied: &Applied,
+) -> Option<State> {
+    let identity = blueprint.identity;
+    // A pod that is about to be replaced may run an older version than the plan is made for.
+    let ControlPlane::Running { pod, current: true, .. } = &applied.control_plane else {
+        return None;
+    };
+    if applied.inside.is_err() || applied.outside.is_err() || applied.believed {
+        return None;
+    }
+    let api = context.apis.known(&identity.id, Way::Inside)?;
+    // The plan depends on these only, for the life of a process.
+    let key = (pod.clone(), generation, blueprint.accepted.version);
+    let seen = context.memory.awake(&identity.id).addons;
+    let Some(due) = seen.due else {
+        // Readiness is published first.
+        context
+            .memory
+            .note_awake(&identity.id, |awake| awake.addons.due = Some(Instant::now()));
+        return None;
+    };
+    if seen.key.as_ref() == Some(&key) && Instant::now() < due {
+        return seen.state;
+    }
+    let began = Instant::now();
+    let plan = plan(&Facts {
+        spec: blueprint.spec,
+        public_name: &identity.public_name,
+        version: blueprint.accepted.version,
+        catalogue: blueprint.accepted.catalogue,
+        kubelet_ca,
+        config: &context.host.config,
+    });
+    let result = tokio::time::timeout(LIMIT, api.apply_addons(&plan, context.applier.params())).await;
+    let is_late = result.is_err();
+    let result = match result {
+        Ok(applied) => applied.map_err(|error| crate::chain(&error)),
+        Err(_) => Err(crate::chain(&TenantApiError::Limit)),
+    };
+    let (state, pause) = judge(result, blueprint, began.elapsed());
+    let is_same = seen.key.as_ref() == Some(&key);
+    let state = plan_told((seen.state.filter(|_| is_same), seen.is_late), state, is_late);
+    context.memory.note_awake(&identity.id, |awake| {
+        awake.addons = AddonsSeen {
+            key: Some(key),
+            due: Some(Instant::now() + pause),
+            state: state.clone(),
+            is_late,
+        };
+    });
+    state
+}
+
+/// Time until add-ons need the next reconcile.
+pub(crate) fn find_pause(context: &Context, identity: &Identity) -> Duration {
+    plan_pause(&context.memory.awake(&identity.id).addons, Instant::now())
+}
+
+/// The first round follows right after readiness. A round after a timeout is not the first one.
+fn plan_pause(seen: &AddonsSeen, now: Instant) -> Duration {
+    let is_first = seen.key.is_none() && seen.due.is_some_and(|due| now.duration_since(due) < LIMIT);
+    if is_first { STARTING } else { Duration::MAX }
+}
+
+/// The state to publish after a round. A single timeout does not change it, but a second one in a
+/// row does: an operator that starts checks all clusters at once.
+fn plan_told((before, was_late): (Option<State>, bool), state: State, is_late: bool) -> Option<State> {
+    match is_late && !was_late {
+        true => before,
+        false => Some(state),
+    }
+}
+
+/// The state of the condition, and the time until the next check.
+fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Duration) -> (State, Duration) {
+    match result {
+        Ok(foreign) if foreign == Foreign::default() => {
+            let enabled = Addon::ALL.into_iter().filter(|addon| addon.is_enabled(blueprint.spec));
+            let names: Vec<_> = enabled.map(Addon::as_str).collect();
+            let message = match names.join(", ") {
+                names if names.is_empty() => "No add-on is turned on.".into(),
+                names => format!("The cluster has {names}."),
+            };
+            (State::yes(Reason::AsExpected, message), BASE_EVERY)
+        }
+        Ok(Foreign { in_the_way, keeping }) => {
+            let told = |names: &[String]| names[..names.len().min(TOLD)].join(", ");
+            let first = (!in_the_way.is_empty()).then(|| {
+                let names = told(&in_the_way);
+                format!("Not the operator's, and left alone: {names}. Delete it, or turn the add-on off.")
+            });
+            let second = (!keeping.is_empty()).then(|| {
+                let (names, label) = (told(&keeping), labels::ADDON);
+                format!(
+                    "Turned off, and nothing is removed, because somebody else has {names}: delete it, or take the label \
+                     {label} away from the others."
+                )
+            });
+            let message = Vec::from_iter(first.into_iter().chain(second)).join(" ");
+            (State::no(Reason::AddonConflict, message), STEADY)
+        }
+        // An API that hangs must not take time from the others.
+        Err(error) => (
+            State::no(Reason::AddonsPending, format!("Trying again: {error}.")),
+            STEADY.max(took * 10),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_round_comes_at_once() {
+        let now = Instant::now();
+        let seen = |due: Option<Instant>, was_done: bool| AddonsSeen {
+            key: was_done.then(|| ("a".to_owned(), Some(1), "v1.35.4".parse().unwrap())),
+            due,
+            is_late: was_done,
+            ..AddonsSeen::default()
+        };
+        for (rule, seen, expected) in [
+            ("not begun", seen(None, false), Duration::MAX),
+            ("the first", seen(Some(now), false), STARTING),
+            ("late once", seen(Some(now + STEADY), true), Duration::MAX),
+        ] {
+            assert_eq!(plan_pause(&seen, now), expected, "{rule}");
+        }
+        let later = now + LIMIT;
+        assert_eq!(
+            plan_pause(&seen(Some(now), false), later),
+            Duration::MAX,
+            "not carried out"
+        );
+    }
+
+    #[test]
+    fn who_is_late_once_is_not_told_of() {
+        let fine = || State::yes(Reason::AsExpected, "fine");
+        let pending = || State::no(Reason::AddonsPending, "late");
+        for (rule, before, state, is_late, expected) in [
+            ("fine", (None, false), fine(), false, Some(fine())),
+            ("refused", (Some(fine()), false), pending(), false, Some(pending())),
+            ("late after a start", (None, false), pending(), true, None),
+            ("late once", (Some(fine()), false), pending(), true, Some(fine())),
+            ("late again", (Some(fine()), true), pending(), true, Some(pending())),
+            ("fine again", (Some(pending()), true), fine(), false, Some(fine())),
+        ] {
+            assert_eq!(plan_told(before, state, is_late), expected, "{rule}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Watches the addresses of `default/kubernetes` in each cluster that is ready, through which its
+//! workloads find their API.
+//!
+//! ```text
+//!  a probe finds correct addresses ─keep─▶ Keeper: one watch per cluster
+//!                                            └─they change─▶ enqueue the Cluster, which corrects them
+//! ```
+//!
+//! A watch ends when it sees other addresses, or with its connection; the next successful probe
+//! starts another one. So nothing has to stop a watch when a cluster sleeps or is deleted. If a
+//! tenant changes the addresses repeatedly, the correction is delayed more each time.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::channel::mpsc as calls;
+use futures::stream::FuturesUnordered;
+use futures::{SinkExt as _, StreamExt as _};
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
+use yoke_api::{Cluster, ClusterId};
+use yoke_runtime::Drain;
+
+use crate::cluster::context::Context;
+use crate::model::identity::Identity;
+use crate::tenant_client::{BaseObjects, TenantApi, TenantApiError};
+
+/// Clusters that are waiting to be watched. A cluster that does not fit into the queue is sent
+/// again by its next probe.
+const CAPACITY: usize = 256;
+/// Delay before wrong addresses are corrected, at first.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A change that a watch sees earlier than this after its start counts as repeated.
+const CALM: Duration = Duration::from_secs(60);
+/// Maximum number of doublings of the delay, which is then about a minute.
+const MAX_STRIKES: u32 = 6;
+/// How long repeated changes of a cluster without a watch are remembered. An existing cluster is
+/// probed sooner.
+const MEMORY: Duration = Duration::from_secs(3600);
+
+/// Sends clusters with correct addresses to the [`Keeper`].
+#[derive(Clone, Debug)]
+pub struct Guard {
+    wards: mpsc::Sender<Ward>,
+}
+
+/// Owns the watches of all clusters.
+#[derive(Debug)]
+pub struct Keeper {
+    wards: mpsc::Receiver<Ward>,
+}
+
+/// Number of repeated changes in a row, of clusters that are not watched now.
+#[derive(Debug, Default)]
+struct Strikes(HashMap<ClusterId, (u32, Instant)>);
+
+#[derive(Debug)]
+struct Ward {
+    id: ClusterId,
+    cluster: ObjectRef<Cluster>,
+    api: TenantApi,
+}
+
+impl Guard {
+    /// Creates a guard, and the keeper that receives from it.
+    pub fn new() -> (Self, Keeper) {
+        let (sender, receiver) = mpsc::channel(CAPACITY);
+        (Self { wards: sender }, Keeper { wards: receiver })
+    }
+
+    /// Watches a cluster whose addresses were correct a moment ago. It does nothing if the cluster
+    /// is watched already, or has no such addresses.
+    pub(crate) fn keep(&self, identity: &Identity, api: &TenantApi, base: &BaseObjects) {
+        if base.endpoints.is_none() {
+            return;
+        }
+        let ward = Ward {
+            id: identity.id.clone(),
+            cluster: ObjectRef::new(&identity.cluster).within(&identity.tenant),
+            api: api.clone(),
+        };
+        if self.wards.try_send(ward).is_err() {
+            tracing::debug!(cluster = %identity.id, "addresses are watched from the next look on");
+        }
+    }
+}
+
+impl Keeper {
+    /// Watches clusters, and enqueues those whose addresses were changed, until the drain starts.
+    pub async fn run(mut self, context: Arc<Context>, mut calls: calls::Sender<ObjectRef<Cluster>>, drain: Drain) {
+        let mut watched = HashSet::new();
+        let mut strikes = Strikes::default();
+        let mut watches = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                () = drain.started() => return,
+                Some(ward) = self.wards.recv() => {
+                    if watched.insert(ward.id.clone()) {
+                        let before = strikes.take(&ward.id);
+                        watches.push(Box::pin(watch(&context, ward, before)));
+                    }
+                }
+                Some((ward, count, ended)) = watches.next() => {
+                    watched.remove(&ward.id);
+                    strikes.put(ward.id.clone(), count, Instant::now());
+                    match ended {
+                        Ok(()) => {
+                            tracing::info!(cluster = %ward.id, "addresses of default/kubernetes were changed");
+                            context.memory.note_if_awake(&ward.id, |awake| awake.base = None);
+                            // An error means that the controller has ended, and the process is
+                            // about to end.
+                            let _ = calls.send(ward.cluster).await;
+                        }
+                        Err(error) => {
+                            tracing::debug!(cluster = %ward.id, error = %crate::chain(&error), "addresses are not watched");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Strikes {
+    fn take(&mut self, id: &ClusterId) -> u32 {
+        self.0.remove(id).map_or(0, |(count, _)| count)
+    }
+
+    fn put(&mut self, id: ClusterId, count: u32, now: Instant) {
+        // Entries of deleted clusters would stay forever.
+        self.0
+            .retain(|_, (_, since)| now.saturating_duration_since(*since) < MEMORY);
+        if count > 0 {
+            self.0.insert(id, (count, now));
+        }
+    }
+}
+
+/// Returns some time after the addresses were changed, or when the watch fails, with the number of
+/// repeated changes in a row.
+async fn watch(context: &Context, ward: Ward, before: u32) -> (Ward, u32, Result<(), TenantApiError>) {
+    let began = Instant::now();
+    if let Err(error) = ward.api.watch_base(&context.base_objects).await {
+        let held = began.elapsed() >= CALM;
+        return (ward, if held { 0 } else { before }, Err(error));
+    }
+    let (strikes, pause) = plan_pause(before, began.elapsed());
+    tokio::time::sleep(pause).await;
+    (ward, strikes, Ok(()))
+}
+
+/// The number of repeated changes in a row, and the delay before the addresses are corrected.
+fn plan_pause(before: u32, held: Duration) -> (u32, Duration) {
+    if held >= CALM {
+        return (0, PAUSE);
+    }
+    let strikes = before.saturating_add(1).min(MAX_STRIKES);
+    (strikes, PAUSE * 2_u32.pow(before.min(MAX_STRIKES)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strikes_are_kept_for_a_time() {
+        let (one, other) = (ClusterId::random(), ClusterId::random());
+        let (now, mut strikes) = (Instant::now(), Strikes::default());
+        strikes.put(one.clone(), 3, now);
+        strikes.put(other.clone(), 0, now);
+        assert_eq!(strikes.0.len(), 1, "none is nothing to keep");
+        assert_eq!(strikes.take(&one), 3);
+        assert_eq!(strikes.take(&one), 0);
+        strikes.put(one.clone(), 3, now);
+        strikes.put(other, 1, now + MEMORY);
+        assert_eq!(strikes.take(&one), 0, "of a cluster that is gone");
+    }
+
+    #[test]
+    fn changes_in_a_row_are_left_longer_each_time() {
+        let second = Duration::from_secs(1);
+        for (rule, before, held, expected) in [
+            ("the first", 0, second * 3600, (0, second)),
+            ("one soon after", 0, second, (1, second)),
+            ("the next", 1, second, (2, second * 2)),
+            ("many", 6, second, (6, second * 64)),
+            ("after a calm", 6, second * 60, (0, second)),
+        ] {
+            assert_eq!(plan_pause(before, held), expected, "{rule}");
+        }
+    }
+}

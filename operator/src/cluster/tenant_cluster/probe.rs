@@ -1,0 +1,349 @@
+//! Probes the API of a cluster: from the operator inside the host, and through the ingress as a
+//! kubeconfig does. An apply probes after its writes, and the result becomes a part of the status.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Service;
+use yoke_api::names::API_PORT;
+use yoke_api::{Cluster, ClusterId, Reason};
+
+use crate::cluster::context::Context;
+use crate::cluster::credentials::persisted;
+use crate::cluster::observe::Observed;
+use crate::cluster::outcome::{Applied, Lack};
+use crate::cluster::resources::Reach;
+use crate::cluster::resources::objects::Asked;
+use crate::cluster::resources::stateful_set::to_serving;
+use crate::model::control_plane::ControlPlane;
+use crate::model::identity::Identity;
+use crate::tenant_client::{Access, Secret, TenantApi, TenantApiError, Way};
+
+/// Interval for applying the base objects again: a tenant may have removed them, and only the
+/// addresses are watched.
+pub(crate) const BASE_EVERY: Duration = Duration::from_secs(600);
+/// How long the readiness found by the previous operator process is assumed, while this process
+/// reaches no API.
+const DOORS_OPEN: Duration = Duration::from_secs(10);
+const NODES_EVERY: Duration = Duration::from_secs(30);
+/// Timeout of one probe in total.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+/// Interval of probing an API that a caller is waiting for.
+const EVERY: Duration = Duration::from_millis(25);
+/// How long it is probed before the Cluster is requeued.
+const WAIT: Duration = Duration::from_millis(500);
+/// An API whose failures take longer than this is probed less often.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// Result of a probe.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Whether the API answers inside the host; the error says why not.
+    pub inside: Result<(), String>,
+    /// Whether the rest that a tenant needs is available: the ingress, the bindings, working
+    /// controllers.
+    pub outside: Result<(), Lack>,
+}
+
+/// Probes the API, and records the result.
+pub(crate) async fn look_at_api(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    reach: &Reach,
+    asked: &Asked,
+    applied: &mut Applied,
+) {
+    miss(applied);
+    let ControlPlane::Running { pod, .. } = &applied.control_plane else {
+        return;
+    };
+    let Some(inside) = inside(identity, observed.service.as_deref(), reach) else {
+        return;
+    };
+    let id = &identity.id;
+    // Where sources are restricted, the operator itself may not be admitted.
+    let outside = context.host.config.ingress.probe && asked.sources.is_none();
+    let ingress = outside.then(|| through_ingress(context, identity, &inside));
+    let target = Target {
+        identity,
+        pod,
+        inside: &inside,
+        ingress,
+    };
+    let answer = look_in_turn(context, &target).await;
+    let works = answer.inside.is_ok() && answer.outside.is_ok();
+    let mut began = Instant::now();
+    let mut answered = works;
+    context.memory.note_awake(id, |seen| {
+        let (since, before) = seen.asked.unwrap_or((began, false));
+        seen.asked = Some((since, before || works));
+        (began, answered) = (since, before || works);
+    });
+    // An operator that has just started may not be admitted yet: the NetworkPolicy must first allow
+    // the address of its pod.
+    if !answered && observed.is_trusted && began.elapsed() < DOORS_OPEN {
+        (applied.inside, applied.outside) = (Ok(()), Ok(()));
+        applied.believed = true;
+        return;
+    }
+    applied.inside = answer.inside;
+    applied.outside = answer.outside;
+    if applied.inside.is_err() {
+        return;
+    }
+    applied.nodes = match context.memory.awake(id).nodes {
+        Some((nodes, since)) if since.elapsed() < NODES_EVERY => nodes,
+        _ => {
+            let nodes = count_nodes(context, id, &inside).await;
+            context
+                .memory
+                .note_awake(id, |seen| seen.nodes = Some((nodes, Instant::now())));
+            nodes
+        }
+    };
+    if applied.nodes.is_some_and(|nodes| nodes > 0)
+        && let Some(api) = context.apis.known(id, Way::Inside)
+    {
+        context.reaper.keep(identity, api);
+    }
+}
+
+/// Records that there is no API to probe.
+pub(crate) fn miss(applied: &mut Applied) {
+    let missing = || "the control plane is not there yet".to_owned();
+    (applied.inside, applied.outside) = (Err(missing()), Err(missing().into()));
+}
+
+/// Whether the API answers within a moment, inside the host, ready for the clients of the cluster.
+pub(crate) async fn answers(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+    reach: &Reach,
+) -> bool {
+    let pod = observed.staying_pod().and_then(|pod| pod.metadata.uid.as_deref());
+    let inside = inside(identity, observed.service.as_deref(), reach);
+    let (Some(pod), Some(inside)) = (pod, inside) else {
+        return false;
+    };
+    let asked = async {
+        let api = context.apis.client(&identity.id, Way::Inside, &inside)?;
+        wait(&api, &to_serving("/readyz"), WAIT).await?;
+        if !persisted::had_api(cluster) {
+            // Without the bindings every request is denied.
+            api.begin(&context.base_objects, context.applier.params()).await?;
+            note_base(context, &identity.id, pod);
+        }
+        Ok::<_, TenantApiError>(())
+    };
+    let asked = tokio::time::timeout(LOOK_LIMIT, asked).await;
+    asked.is_ok_and(|answered| answered.is_ok())
+}
+
+/// Probes an API until a path answers 200, for `longest` at most. Returns the last error otherwise.
+pub(crate) async fn wait(api: &TenantApi, path: &str, longest: Duration) -> Result<(), TenantApiError> {
+    let began = Instant::now();
+    while let Err(error) = api.check(path).await {
+        if began.elapsed() >= longest {
+            return Err(error);
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+    Ok(())
+}
+
+/// Access to the API inside the host; `None` while the Service has no address.
+fn inside(identity: &Identity, service: Option<&Service>, reach: &Reach) -> Option<Access> {
+    let address = service?.spec.as_ref()?.cluster_ip.as_deref()?;
+    Some(at(identity, address.parse().ok()?, reach))
+}
+
+/// Access to the API server of one pod.
+pub(crate) fn at(identity: &Identity, address: IpAddr, reach: &Reach) -> Access {
+    let operator = &reach.operator;
+    Access {
+        url: format!("https://{}", SocketAddr::new(address, API_PORT)),
+        server_name: identity.upstream_name(),
+        authority: reach.root_ca.clone(),
+        certificate: operator.certificate.clone(),
+        key: Secret(operator.key.clone()),
+    }
+}
+
+fn through_ingress(context: &Context, identity: &Identity, inside: &Access) -> Access {
+    Access {
+        url: crate::config::ingress_url(&context.host.config),
+        server_name: identity.public_name.to_string(),
+        ..inside.clone()
+    }
+}
+
+/// The API to probe.
+struct Target<'a> {
+    identity: &'a Identity,
+    /// UID of the serving pod.
+    pod: &'a str,
+    inside: &'a Access,
+    /// Access through the ingress, if that is probed too.
+    ingress: Option<Access>,
+}
+
+/// Probes an API, unless it was slow to fail before: then the last result holds for a while. An API
+/// that hangs, through its own webhooks or otherwise, must not take time from the others.
+async fn look_in_turn(context: &Context, target: &Target<'_>) -> Answer {
+    let identity = target.identity;
+    let before = context.memory.awake(&identity.id).slow;
+    if let Some((_, due, answer)) = &before
+        && Instant::now() < *due
+    {
+        return answer.clone();
+    }
+    let began = Instant::now();
+    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, target)).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let why = format!("the API did not take what every cluster must have within {LOOK_LIMIT:?}");
+            Answer {
+                inside: Ok(()),
+                outside: Err(why.into()),
+            }
+        }
+    };
+    let works = answer.inside.is_ok() && answer.outside.is_ok();
+    let strikes = before.map_or(0, |(strikes, ..)| strikes);
+    let slow = plan_pause(strikes, began.elapsed(), works)
+        .map(|(strikes, pause)| (strikes, Instant::now() + pause, answer.clone()));
+    context.memory.note_awake(&identity.id, |awake| awake.slow = slow);
+    answer
+}
+
+/// The number of slow failures in a row, and how long to leave the API alone. There is no pause
+/// after the first one; later it grows up to five times the duration of the probe.
+fn plan_pause(strikes: u32, took: Duration, works: bool) -> Option<(u32, Duration)> {
+    (!works && took >= SLOW).then(|| (strikes.saturating_add(1), took * strikes.min(5)))
+}
+
+/// Probes the API, and applies the base objects of every cluster.
+async fn look(context: &Context, target: &Target<'_>) -> Answer {
+    let Target { identity, pod, .. } = *target;
+    let id = &identity.id;
+    let api = match ask(context, id, Way::Inside, target.inside).await {
+        Ok(api) => api,
+        Err(error) => {
+            let why = crate::chain(&error);
+            return Answer {
+                inside: Err(why.clone()),
+                outside: Err(why.into()),
+            };
+        }
+    };
+    let outside = async {
+        let Some(ingress) = &target.ingress else {
+            return Ok(());
+        };
+        let asked = ask(context, id, Way::Ingress, ingress).await;
+        asked.map(|_| ()).map_err(|error| Lack {
+            reason: Reason::IngressPending,
+            why: format!("through the ingress: {}", crate::chain(&error)),
+        })
+    };
+    let base = async {
+        let applied = apply_base(context, target, &api).await;
+        applied.map_err(|error| Lack::from(crate::chain(&error)))?;
+        context.guard.keep(identity, &api, &context.base_objects);
+        context.signer.keep(identity, &api);
+        Ok(())
+    };
+    let controllers = async {
+        let checked = check_controllers(context, id, pod, &api).await;
+        checked.map_err(|error| Lack {
+            reason: Reason::ControllersPending,
+            why: crate::chain(&error),
+        })
+    };
+    // Run all of them: a failure of one must not stop another.
+    let (outside, base, controllers) = tokio::join!(outside, base, controllers);
+    Answer {
+        inside: Ok(()),
+        outside: outside.and(base).and(controllers),
+    }
+}
+
+/// Checks that the controllers work, once per pod.
+async fn check_controllers(
+    context: &Context,
+    id: &ClusterId,
+    pod: &str,
+    api: &TenantApi,
+) -> Result<(), TenantApiError> {
+    if context.memory.awake(id).controllers.as_deref() == Some(pod) {
+        return Ok(());
+    }
+    api.check_controllers().await?;
+    context
+        .memory
+        .note_awake(id, |awake| awake.controllers = Some(pod.to_owned()));
+    Ok(())
+}
+
+async fn ask(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Result<TenantApi, TenantApiError> {
+    let api = context.apis.client(id, way, access)?;
+    let ready = api.check_ready().await;
+    // The connection may be stale, and a new one may work.
+    if let Err(TenantApiError::Limit) = ready {
+        context.apis.forget_way(id, way);
+    }
+    ready.map(|()| api)
+}
+
+async fn apply_base(context: &Context, target: &Target<'_>, api: &TenantApi) -> Result<(), TenantApiError> {
+    let Target { identity, pod, .. } = *target;
+    if let Some((known, since)) = context.memory.awake(&identity.id).base
+        && known == pod
+        && since.elapsed() < BASE_EVERY
+    {
+        return Ok(());
+    }
+    api.apply_base(&context.base_objects, context.applier.params()).await?;
+    note_base(context, &identity.id, pod);
+    Ok(())
+}
+
+fn note_base(context: &Context, id: &ClusterId, pod: &str) {
+    context
+        .memory
+        .note_awake(id, |awake| awake.base = Some((pod.to_owned(), Instant::now())));
+}
+
+/// Number of Nodes; `None` if the API does not answer.
+async fn count_nodes(context: &Context, id: &ClusterId, inside: &Access) -> Option<i32> {
+    let counted = async { context.apis.client(id, Way::Inside, inside)?.count_nodes().await };
+    match counted.await {
+        Ok(nodes) => Some(nodes),
+        Err(error) => {
+            tracing::warn!(cluster = %id, error = %crate::chain(&error), "nodes cannot be counted");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_failures_are_followed_by_longer_pauses() {
+        let second = Duration::from_secs(1);
+        for (rule, strikes, took, works, expected) in [
+            ("fast failure", 3, second / 2, false, None),
+            ("slow success", 3, second * 4, true, None),
+            ("first slow failure", 0, second * 2, false, Some((1, Duration::ZERO))),
+            ("second", 1, second * 4, false, Some((2, second * 4))),
+            ("many", 9, second * 4, false, Some((10, second * 20))),
+        ] {
+            assert_eq!(plan_pause(strikes, took, works), expected, "{rule}");
+        }
+    }
+}

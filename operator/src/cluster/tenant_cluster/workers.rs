@@ -1,0 +1,199 @@
+//! Checks the workers of a cluster, and requests their upgrade to its version.
+//!
+//! Workers follow everything that a cluster needs to be ready, and delay nothing of it. Requests
+//! are stored in the Nodes themselves, so a restarted operator continues from there.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Node;
+use yoke_api::workers::UpgradeSpec;
+use yoke_api::{Cluster, ClusterId, KubernetesVersion, Reason};
+
+use crate::cluster::context::Context;
+use crate::cluster::outcome::{Applied, Workers};
+use crate::cluster::requeue::STEADY;
+use crate::cluster::tenant_cluster::worker_rollout::{Asking, Plan, Step, Worker, plan};
+use crate::model::conditions::State;
+use crate::model::control_plane::ControlPlane;
+use crate::tenant_client::{TenantApi, TenantApiError, Way};
+
+/// Timeout of one check.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Check interval while an upgrade is pending.
+pub(crate) const BUSY: Duration = Duration::from_secs(5);
+/// Check interval while none is: an older worker may join.
+const CALM: Duration = Duration::from_secs(60);
+/// Pause after a check: at least this many times its duration.
+const REST: u32 = 10;
+/// Maximum number of characters of the reason why a request failed.
+const WHY_MAX: usize = 200;
+
+/// Last observation of a cluster's workers.
+#[derive(Clone, Debug, Default)]
+pub struct WorkersSeen {
+    /// Generation of the spec, and accepted version, that the observation is for.
+    key: Option<(Option<i64>, Option<KubernetesVersion>)>,
+    due: Option<Instant>,
+    asking: Asking,
+    said: Option<Workers>,
+}
+
+/// Checks a cluster's workers if that is due, and requests the next upgrades to the accepted
+/// version. With a refused spec nothing is requested. `None` if nothing is known about workers.
+pub(crate) async fn ensure(
+    context: &Context,
+    cluster: &Cluster,
+    id: &ClusterId,
+    accepted: Option<KubernetesVersion>,
+    applied: &Applied,
+) -> Option<Workers> {
+    // Workers may match the version of a pod that is about to be replaced.
+    let ControlPlane::Running { current: true, .. } = &applied.control_plane else {
+        return None;
+    };
+    let answers = applied.inside.is_ok() && applied.outside.is_ok() && !applied.believed;
+    let mut seen = context.memory.awake(id).workers;
+    // A cluster that never had workers has no status of them.
+    let had_any = cluster.status.as_ref().is_some_and(|status| status.workers.is_some());
+    let any = applied.nodes.is_some_and(|nodes| nodes > 0) || seen.key.is_some() || had_any;
+    if !answers || !any {
+        return None;
+    }
+    let key = Some((cluster.metadata.generation, accepted));
+    if seen.key != key {
+        (seen.key, seen.due, seen.said) = (key, None, None);
+    }
+    if seen.due.is_some_and(|due| Instant::now() < due) {
+        return seen.said;
+    }
+    let api = context.apis.known(id, Way::Inside)?;
+    let began = Instant::now();
+    let upgrade = &cluster.spec.workers.upgrade;
+    let looking = async {
+        match accepted {
+            Some(target) => look(&api, id, target, upgrade, &mut seen.asking).await,
+            None => count(&api, &mut seen.asking).await,
+        }
+    };
+    let pause = match tokio::time::timeout(LIMIT, looking)
+        .await
+        .unwrap_or(Err(TenantApiError::Limit))
+    {
+        Ok(found) => {
+            let pause = if found.workers.state.status == Some(true) {
+                CALM
+            } else {
+                BUSY
+            };
+            let is_known = seen.said.as_ref() == Some(&found.workers);
+            if let Some(problem) = found.problem.filter(|_| !is_known) {
+                tracing::warn!(cluster = %id, problem, "a worker is not asked");
+            }
+            seen.said = Some(found.workers);
+            pause
+        }
+        Err(error) => {
+            let error = crate::chain(&error);
+            tracing::debug!(cluster = %id, error, "workers are looked at again");
+            STEADY
+        }
+    };
+    let now = Instant::now();
+    seen.due = Some(now + pause.max((now - began) * REST));
+    let said = seen.said.clone();
+    context.memory.note_awake(id, |awake| awake.workers = seen);
+    said
+}
+
+/// The result of a check.
+#[derive(Debug)]
+struct Found {
+    workers: Workers,
+    /// The Node whose upgrade could not be requested, and why.
+    problem: Option<String>,
+}
+
+async fn look(
+    api: &TenantApi,
+    id: &ClusterId,
+    target: KubernetesVersion,
+    upgrade: &UpgradeSpec,
+    asking: &mut Asking,
+) -> Result<Found, TenantApiError> {
+    let (serves, nodes) = tokio::try_join!(api.version(), api.kubelets())?;
+    // No kubelet may be newer than the API server that answers.
+    if KubernetesVersion::parse_build(&serves).ok() != Some(target) {
+        return Err(TenantApiError::NotReady);
+    }
+    let workers = note(asking, &nodes);
+    let Plan {
+        steps,
+        status,
+        mut state,
+    } = plan(&workers, target, upgrade);
+    let problem = take(api, id, target, upgrade, &steps).await.err();
+    if let Some(problem) = problem.as_ref().filter(|_| state.reason != Reason::WorkerUpgradeFailed) {
+        let message = format!(
+            "{} of {} Nodes have kubelet {target}. {problem}",
+            status.updated, status.total
+        );
+        state = State::no(Reason::WorkersPending, message);
+    }
+    let workers = Workers { status, state };
+    Ok(Found { workers, problem })
+}
+
+/// Counts the workers that have the version of the running API server.
+async fn count(api: &TenantApi, asking: &mut Asking) -> Result<Found, TenantApiError> {
+    let (serves, nodes) = tokio::try_join!(api.version(), api.kubelets())?;
+    let target = KubernetesVersion::parse_build(&serves).map_err(|_| TenantApiError::NotReady)?;
+    let nobody = UpgradeSpec {
+        paused: true,
+        ..UpgradeSpec::default()
+    };
+    let status = plan(&note(asking, &nodes), target, &nobody).status;
+    let message = format!(
+        "{} of {} Nodes have kubelet {target}. No other is asked to while the spec is refused.",
+        status.updated, status.total
+    );
+    Ok(Found {
+        workers: Workers {
+            status,
+            state: State::unknown(Reason::WorkersPending, message),
+        },
+        problem: None,
+    })
+}
+
+fn note<'a>(asking: &mut Asking, nodes: &'a [Node]) -> Vec<Worker<'a>> {
+    asking.note(nodes, Instant::now());
+    nodes.iter().map(|node| Worker::of(node, asking)).collect()
+}
+
+/// Writes the requests, until one fails.
+async fn take(
+    api: &TenantApi,
+    id: &ClusterId,
+    target: KubernetesVersion,
+    upgrade: &UpgradeSpec,
+    steps: &[Step<'_>],
+) -> Result<(), String> {
+    for step in steps {
+        let (node, wanted) = match step {
+            Step::Ask(node) => (node, Some((target, upgrade.drain_timeout.as_str()))),
+            Step::Withdraw(node) => (node, None),
+        };
+        let name = node.metadata.name.as_deref();
+        match api.ask_kubelet(node, wanted).await {
+            // The Node was changed in between; the next check reads it again.
+            Err(error) if error.is_of_another() => continue,
+            Err(error) => {
+                let why: String = crate::chain(&error).chars().take(WHY_MAX).collect();
+                return Err(format!("Cannot ask Node {}: {why}.", name.unwrap_or_default()));
+            }
+            Ok(()) => {}
+        }
+        tracing::info!(cluster = %id, node = name, version = %target, asked = wanted.is_some(), "a worker's version");
+    }
+    Ok(())
+}

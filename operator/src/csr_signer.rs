@@ -1,0 +1,509 @@
+//! Signs the certificates of kubelets, and those that tenants approve for users, in each awake
+//! cluster, with its CAs in cert-manager.
+//!
+//! ```text
+//!  successful probe of the API ─keep─▶ Keeper: one task per cluster, which watches the CertificateSigningRequests of each signer
+//!     budgets ─▶ validate ─▶ Node ─▶ JoinToken ─▶ signing budget (turn) ─▶ one use is counted ─▶ cert-manager (issue)
+//!                 │                                └─ waits, or its JoinToken is not known yet       ─▶ compare ─▶ status
+//!                 └─ refused: condition Failed, with a reason
+//! ```
+//!
+//! Requests of one cluster are handled one after the other, and only while the cluster and its
+//! Tenant have budget left. Until then they stay in the API server. It ends a watch that is not
+//! read for long, and the next watch lists all open requests again. A requester with many requests
+//! is skipped and answered later, so that it does not delay other requesters.
+//!
+//! Valid requests wait for the signing budget. Requests of existing nodes come before those of new
+//! nodes. No use is counted before that, nor for a request that was deleted meanwhile.
+//!
+//! After a failure the next watch tries again. The delay doubles with each watch that ends soon.
+//! After `MAX_STRIKES` such watches the cluster is not watched until the next successful probe of
+//! its API. No permit is held during a request to a tenant's API.
+
+mod context;
+mod issue;
+pub(crate) mod join_counter;
+mod metrics;
+pub(crate) mod queue;
+pub mod refusal;
+pub mod validate;
+
+pub use crate::csr_signer::metrics::SignerMetrics;
+
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::{Stream, TryStreamExt as _, stream};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use yoke_api::{Cluster, ClusterId, Lenient, labels};
+use yoke_pki::request::Use;
+use yoke_runtime::Drain;
+
+use crate::csr_signer::context::Context;
+use crate::csr_signer::context::{REFILL, take};
+use crate::csr_signer::issue::IssueError;
+use crate::csr_signer::join_counter::Joiner;
+use crate::csr_signer::queue::{Queue, Skipped, Waiting};
+use crate::csr_signer::refusal::Refusal;
+use crate::csr_signer::validate::{Asked, Requester};
+use crate::error::ReconcileError;
+use crate::host_api::Host;
+use crate::model::identity::Identity;
+use crate::tenant_client::watch::Change;
+use crate::tenant_client::{TenantApi, TenantApiError};
+
+/// Name of the controller, in metrics and field managers.
+pub const CONTROLLER: &str = "signer";
+
+/// Capacity of the channel of clusters to watch. A cluster that does not fit is sent again after
+/// the next probe.
+const CAPACITY: usize = 256;
+/// Maximum length of a requester's name in a budget's key, in characters.
+const REQUESTER_MAX: usize = 300;
+/// Delay until all requests are listed again, if there was no room for a request that waits for its
+/// requester's budget.
+const RELIST: Duration = Duration::from_secs(60);
+/// A watch that ends sooner than this counts as a failure.
+const CALM: Duration = Duration::from_secs(300);
+/// Delay of the next watch after one failure. It doubles after each further one.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Failures in a row after which there is no next watch.
+const MAX_STRIKES: u32 = 5;
+/// Maximum number of handled requests that one watch remembers.
+const DEALT_WITH: usize = 1024;
+
+/// Tells the [`Keeper`] which clusters to watch.
+#[derive(Clone, Debug)]
+pub struct Signer {
+    wards: mpsc::Sender<Ward>,
+}
+
+/// Owns the watches of all clusters.
+#[derive(Debug)]
+pub struct Keeper {
+    wards: mpsc::Receiver<Ward>,
+}
+
+/// A cluster whose requests are answered.
+#[derive(Clone, Debug)]
+struct Ward {
+    identity: Identity,
+    api: TenantApi,
+}
+
+/// State of one watch.
+#[derive(Default)]
+struct Turns {
+    /// UIDs of handled requests. If a tenant reverts an answer, this watch does not repeat it.
+    dealt_with: HashSet<String>,
+    queue: Queue,
+    skipped: Skipped,
+    /// Since when a skipped request had no room.
+    missed: Option<Instant>,
+}
+
+/// Result of processing a request.
+enum Outcome {
+    /// The signed certificate with its chain.
+    Signed(Box<Asked>, String),
+    /// The reason of the refusal.
+    Refused(Refusal),
+    /// The request waits for the signing budget: that of new nodes, or that of existing ones.
+    Later { is_new: bool },
+    /// The request was deleted or answered meanwhile.
+    Gone,
+}
+
+/// A request could not be answered now.
+#[derive(Debug, thiserror::Error)]
+enum SignError {
+    /// The watch ended.
+    #[error("the watch of requests for certificates ended")]
+    Ended,
+    /// A request to the tenant's API failed.
+    #[error(transparent)]
+    Tenant(#[from] TenantApiError),
+    /// A request to the host API failed.
+    #[error(transparent)]
+    Host(#[from] ReconcileError),
+    /// No certificate was issued.
+    #[error(transparent)]
+    Issue(#[from] IssueError),
+    /// The Cluster was deleted or replaced.
+    #[error("the Cluster is not there any more")]
+    Gone,
+}
+
+impl Signer {
+    /// Creates a signer and its keeper.
+    pub fn new() -> (Self, Keeper) {
+        let (wards, receiver) = mpsc::channel(CAPACITY);
+        (Self { wards }, Keeper { wards: receiver })
+    }
+
+    /// Answers the requests of a cluster from now on, unless they already are answered. Its API was
+    /// probed successfully just now.
+    pub(crate) fn keep(&self, identity: &Identity, api: &TenantApi) {
+        let ward = Ward {
+            identity: identity.clone(),
+            api: api.clone(),
+        };
+        if self.wards.try_send(ward).is_err() {
+            tracing::debug!(cluster = %identity.id, "requests for certificates are watched from the next look on");
+        }
+    }
+}
+
+impl Keeper {
+    /// Answers requests until the drain starts.
+    pub async fn run(mut self, host: Arc<Host>, metrics: SignerMetrics, drain: Drain) {
+        let context = Arc::new(Context::new(host, metrics));
+        let mut watched = HashSet::<ClusterId>::new();
+        // One task per cluster: a slow tenant's API does not delay the requests of others.
+        let mut watches = JoinSet::new();
+        let mut sweeping = std::pin::pin!(issue::sweep_often(&context));
+        loop {
+            tokio::select! {
+                () = drain.started() => return,
+                Some(ward) = self.wards.recv() => {
+                    if watched.insert(ward.identity.id.clone()) {
+                        watches.spawn(watch(Arc::clone(&context), ward));
+                    }
+                }
+                Some(ended) = watches.join_next() => match ended {
+                    Ok(id) => {
+                        watched.remove(&id);
+                    }
+                    // No task is cancelled before this returns, so the error is a panic.
+                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                },
+                () = &mut sweeping => {}
+            }
+        }
+    }
+}
+
+/// Answers requests until too many watches fail, or the Cluster is deleted.
+async fn watch(context: Arc<Context>, ward: Ward) -> ClusterId {
+    let (mut strikes, mut turns) = (0, Turns::default());
+    while strikes < MAX_STRIKES && find_cluster(&context, &ward).is_some() {
+        let began = Instant::now();
+        let Err(error) = answer_all(&context, &ward, &mut turns).await;
+        let is_calm = began.elapsed() >= CALM;
+        // A watch has a normal end. Waiting requests stay in the queue for the next one.
+        if is_calm && matches!(error, SignError::Ended | SignError::Tenant(TenantApiError::Ended)) {
+            turns.dealt_with.clear();
+        } else {
+            context.metrics.signing_failed();
+            turns = Turns::default();
+        }
+        let error = crate::chain(&error);
+        tracing::debug!(cluster = %ward.identity.id, error, "requests for certificates are watched again");
+        strikes = if is_calm { 1 } else { strikes + 1 };
+        tokio::time::sleep(PAUSE * 2_u32.pow(strikes - 1)).await;
+    }
+    ward.identity.id
+}
+
+async fn answer_all(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<Infallible, SignError> {
+    let mut events = std::pin::pin!(watch_requests(ward));
+    let mut ticks = tokio::time::interval(REFILL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            event = events.try_next() => {
+                if let Some(csr) = look(context, ward, event?.ok_or(SignError::Ended)?).await {
+                    receive(context, ward, &csr, turns).await?;
+                }
+            }
+            _ = ticks.tick() => {
+                answer_next(context, ward, turns).await?;
+                answer_skipped(context, ward, turns).await?;
+                if turns.missed.is_some_and(|since| since.elapsed() >= RELIST) {
+                    turns.missed = None;
+                    events.set(watch_requests(ward));
+                }
+            }
+        }
+    }
+}
+
+/// Streams the requests of each signer: first a list, then the changes.
+fn watch_requests(
+    ward: &Ward,
+) -> impl Stream<Item = Result<Change<Option<CertificateSigningRequest>>, TenantApiError>> + Send + use<> {
+    let signers = [validate::CLIENT_SIGNER, validate::SERVING_SIGNER, validate::USER_SIGNER];
+    // Trims requests early: until then each may be as large as an answer of the tenant's API.
+    let keep =
+        |seen: Lenient<CertificateSigningRequest>| seen.0.ok().filter(validate::is_open).and_then(validate::trim);
+    stream::select_all(signers.map(|signer| ward.api.watch_requests(signer, keep)))
+}
+
+/// Returns the request of a change, if it may need an answer. Waits for the budgets.
+async fn look(
+    context: &Context,
+    ward: &Ward,
+    change: Change<Option<CertificateSigningRequest>>,
+) -> Option<CertificateSigningRequest> {
+    let signer = context;
+    let csr = match change {
+        Change::Is(csr) => csr,
+        Change::Gone => None,
+        Change::Listed => return None,
+    };
+    signer.spend(&signer.reads, &ward.identity.tenant).await;
+    let csr = csr?;
+    signer.spend(&signer.looks, ward.identity.id.as_str()).await;
+    Some(csr)
+}
+
+/// Answers a request, or queues it while its requester has no budget.
+async fn receive(
+    context: &Context,
+    ward: &Ward,
+    csr: &CertificateSigningRequest,
+    turns: &mut Turns,
+) -> Result<(), SignError> {
+    let waiting = Waiting {
+        name: csr.name_any(),
+        uid: csr.uid().unwrap_or_default(),
+        since: Instant::now(),
+        asked: Timestamp::now(),
+    };
+    let waits = turns.skipped.contains(&waiting.uid) || turns.queue.contains(&waiting.uid);
+    if waits || turns.dealt_with.contains(&waiting.uid) {
+        return Ok(());
+    }
+    let user = csr.spec.username.as_deref().unwrap_or_default();
+    let user = user.chars().take(REQUESTER_MAX).collect::<String>();
+    let requester = format!("{}/{user}", ward.identity.id);
+    if take(&context.requesters, &requester) {
+        return answer_first(context, ward, csr, waiting, turns).await;
+    }
+    if !turns.skipped.put(requester, waiting) {
+        turns.missed.get_or_insert_with(Instant::now);
+    }
+    Ok(())
+}
+
+/// Answers one skipped request whose requester has budget again.
+async fn answer_skipped(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<(), SignError> {
+    let next = turns.skipped.take(|requester| take(&context.requesters, requester));
+    let Some(waiting) = next else {
+        return Ok(());
+    };
+    match find_open(ward, &waiting).await? {
+        Some(csr) => answer_first(context, ward, &csr, waiting, turns).await,
+        None => Ok(()),
+    }
+}
+
+/// Answers a request that this watch has not handled yet.
+async fn answer_first(
+    context: &Context,
+    ward: &Ward,
+    csr: &CertificateSigningRequest,
+    waiting: Waiting,
+    turns: &mut Turns,
+) -> Result<(), SignError> {
+    if turns.dealt_with.len() >= DEALT_WITH {
+        return Err(SignError::Ended);
+    }
+    turns.dealt_with.insert(waiting.uid.clone());
+    let signer = context;
+    signer.spend(&signer.answers, &ward.identity.tenant).await;
+    answer(context, ward, csr, waiting, &mut turns.queue).await
+}
+
+/// Answers the next queued request, if the budget allows.
+async fn answer_next(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<(), SignError> {
+    let Turns { queue, dealt_with, .. } = turns;
+    let tenant = &ward.identity.tenant;
+    let may = |is_new| context.signings().has(tenant, is_new, Instant::now());
+    let Some(waiting) = queue
+        .next_is_new()
+        .filter(|is_new| may(*is_new))
+        .and_then(|_| queue.take())
+    else {
+        return Ok(());
+    };
+    // The request may have been queued before this watch.
+    dealt_with.insert(waiting.uid.clone());
+    match find_open(ward, &waiting).await? {
+        Some(csr) => answer(context, ward, &csr, waiting, queue).await,
+        None => Ok(()),
+    }
+}
+
+/// Returns a request as it is now, if it still needs an answer.
+async fn find_open(ward: &Ward, wanted: &Waiting) -> Result<Option<CertificateSigningRequest>, SignError> {
+    let found = ward.api.request(&wanted.name).await?;
+    let found = found.and_then(|found| found.0.ok().filter(validate::is_open));
+    let found = found.and_then(validate::trim);
+    Ok(found.filter(|found| found.metadata.uid.as_ref() == Some(&wanted.uid)))
+}
+
+/// Signs, refuses or queues one request.
+async fn answer(
+    context: &Context,
+    ward: &Ward,
+    csr: &CertificateSigningRequest,
+    waiting: Waiting,
+    queue: &mut Queue,
+) -> Result<(), SignError> {
+    let (id, params) = (&ward.identity.id, &context.params);
+    let outcome = match sign(context, ward, csr, &waiting).await {
+        // A retry would fail again, and delay the requests behind this one.
+        Err(SignError::Issue(error @ (IssueError::Refused(_) | IssueError::Other))) => {
+            tracing::info!(cluster = %id, error = %error, "a certificate is not issued");
+            Outcome::Refused(Refusal::NotIssued)
+        }
+        other => other?,
+    };
+    let told = match &outcome {
+        Outcome::Gone => return Ok(()),
+        Outcome::Later { is_new } if queue.put(*is_new, waiting) => return Ok(()),
+        Outcome::Later { .. } => return Err(SignError::Ended),
+        Outcome::Signed(_, chain) => ward.api.answer(csr, chain, params).await,
+        Outcome::Refused(refusal) => {
+            let message = refusal.to_string();
+            ward.api.refuse(csr, refusal.as_str(), &message, params).await
+        }
+    };
+    match told {
+        Err(error) if error.is_of_another() => return Ok(()),
+        told => told?,
+    }
+    match outcome {
+        Outcome::Signed(asked, _) => {
+            context.metrics.signed(&asked);
+            tracing::info!(cluster = %id, name = asked.name, purpose = ?asked.purpose, "a certificate is signed");
+        }
+        Outcome::Refused(refusal) => {
+            context.metrics.refused_to_sign(refusal);
+            tracing::info!(cluster = %id, reason = refusal.as_str(), "a certificate is refused");
+        }
+        Outcome::Later { .. } | Outcome::Gone => {}
+    }
+    Ok(())
+}
+
+/// Issues a certificate with its chain, or returns why there is none.
+async fn sign(
+    context: &Context,
+    ward: &Ward,
+    csr: &CertificateSigningRequest,
+    waiting: &Waiting,
+) -> Result<Outcome, SignError> {
+    let asked = match validate::validate(csr) {
+        Ok(asked) => asked,
+        Err(refusal) => return Ok(Outcome::Refused(refusal)),
+    };
+    let node = find_node(ward, &asked).await?;
+    if let Err(refusal) = validate::validate_node(&asked, node.as_ref()) {
+        return Ok(Outcome::Refused(refusal));
+    }
+    let cluster = find_cluster(context, ward).ok_or(SignError::Gone)?;
+    let authority = issue::find_authority(context, &ward.identity.id, asked.purpose).await?;
+    let Some(term) = issue::plan_term(&asked, &cluster.spec.pki, &authority, Timestamp::now()) else {
+        return Ok(Outcome::Refused(Refusal::AuthorityEnds));
+    };
+    let joins = match build_joiner(ward, &asked, waiting) {
+        None => None,
+        Some(joiner) => match join_counter::find(context, &joiner) {
+            Some(Ok(known)) => Some((joiner, known)),
+            Some(Err(refusal)) => return Ok(Outcome::Refused(refusal)),
+            None if queue::is_early(waiting.since, Instant::now()) => return Ok(Outcome::Later { is_new: true }),
+            None => return Ok(Outcome::Refused(Refusal::TokenUnknown)),
+        },
+    };
+    // Existing nodes stop working without certificates, so users wait behind them like new nodes.
+    let is_new = joins.is_some() || asked.requester == Requester::Approved;
+    let tenant = &ward.identity.tenant;
+    let signings = || context.signings();
+    if !signings().has(tenant, is_new, Instant::now()) {
+        return Ok(Outcome::Later { is_new });
+    }
+    // Checked before anything is spent: a deleted request costs nothing.
+    if find_open(ward, waiting).await?.is_none() {
+        return Ok(Outcome::Gone);
+    }
+    if !signings().take(tenant, is_new, Instant::now()) {
+        return Ok(Outcome::Later { is_new });
+    }
+    if let Some((joiner, known)) = joins {
+        if let Err(refusal) = join_counter::count(context, &joiner, &known).await? {
+            return Ok(Outcome::Refused(refusal));
+        }
+        // Before there can be a Node, and while the JoinToken is known.
+        let reap_after = known.spec.reap_after.as_deref();
+        ward.api.prepare_lease(&asked.name, reap_after).await?;
+    }
+    if let Some(node) = node.filter(|_| asked.purpose == Use::Server) {
+        note_taints(context, ward, &node).await?;
+        if !asked.is_approved {
+            ward.api.approve(csr, &context.params).await?;
+        }
+    }
+    let chain = issue::issue(context, &ward.identity, &asked, csr, &authority, term).await?;
+    Ok(Outcome::Signed(Box::new(asked), chain))
+}
+
+/// Returns the joining node, if the request comes with a bootstrap token.
+fn build_joiner<'a>(ward: &'a Ward, asked: &'a Asked, waiting: &'a Waiting) -> Option<Joiner<'a>> {
+    match &asked.requester {
+        Requester::Node | Requester::Approved => None,
+        Requester::Bootstrap(token_id) => Some(Joiner {
+            identity: &ward.identity,
+            token_id,
+            node: &asked.name,
+            request: &waiting.uid,
+            asked: waiting.asked,
+        }),
+    }
+}
+
+/// Returns the Node of the requested certificate, if it exists. A Node that cannot be decoded
+/// counts as one without addresses.
+async fn find_node(ward: &Ward, asked: &Asked) -> Result<Option<Node>, SignError> {
+    let found = match asked.requester {
+        Requester::Approved => None,
+        Requester::Node | Requester::Bootstrap(_) => ward.api.node(&asked.name).await?,
+    };
+    Ok(found.map(|node| node.0.unwrap_or_default()))
+}
+
+/// Records on a Node which taints its JoinToken set, while that is known. Without this annotation,
+/// an administrator of the cluster would have to delete the Node by hand later.
+async fn note_taints(context: &Context, ward: &Ward, node: &Node) -> Result<(), TenantApiError> {
+    if node.annotations().contains_key(labels::JOINED_TAINTS) {
+        return Ok(());
+    }
+    match join_counter::find_taints(context, &ward.identity, &node.name_any()) {
+        Some(taints) => ward.api.note_taints(node, &taints).await,
+        None => Ok(()),
+    }
+}
+
+/// Returns the watched Cluster, if it still has the same identity.
+fn find_cluster(context: &Context, ward: &Ward) -> Option<Arc<Cluster>> {
+    let Identity {
+        tenant, cluster, id, ..
+    } = &ward.identity;
+    let found = context
+        .host
+        .caches
+        .clusters
+        .get(&ObjectRef::new(cluster).within(tenant))?;
+    let lives = found.metadata.deletion_timestamp.is_none();
+    (lives && found.id().as_ref() == Some(id)).then_some(found)
+}

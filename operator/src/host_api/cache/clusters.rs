@@ -1,0 +1,325 @@
+//! Cache of Clusters: complete for a read of one, in outline for comparisons among all, and by name
+//! for the controller.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use kube::api::{ObjectMeta, PartialObjectMeta};
+use kube::core::PartialObjectMetaExt as _;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::Event;
+use yoke_api::Cluster;
+
+use crate::cluster::Outline;
+use crate::host_api::cache::sink::Shelf;
+use crate::host_api::cache::wait_for;
+use crate::host_api::compact_store::{self, Ended, Extent, Ledger, Scribe, by_version};
+
+/// A Cluster reduced to its name.
+pub type Named = PartialObjectMeta<Cluster>;
+
+/// All Clusters. Readers do not block each other.
+#[derive(Clone, Debug)]
+pub struct Clusters {
+    named: Store<Named>,
+    outlines: Outlines,
+    whole: Ledger<Cluster>,
+}
+
+/// Outlines of all Clusters.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outlines(Arc<RwLock<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// By `NAMESPACE/NAME`.
+    by_name: BTreeMap<Box<str>, Arc<Outline>>,
+    /// By claim. Each Cluster is compared with those that have the same claim. A scan of all
+    /// Clusters took most of the time of a reconciliation.
+    by_claim: HashMap<Box<str>, Vec<Arc<Outline>>>,
+}
+
+/// Writes the events of the watch to all three stores.
+pub(crate) struct Kept {
+    named: Writer<Named>,
+    outlines: Outlines,
+    whole: Scribe<Cluster>,
+    /// Outlines of a list that is not complete yet.
+    listed: Known,
+}
+
+impl Clusters {
+    pub(crate) fn open() -> (Self, Kept) {
+        let (named, writer) = reflector::store();
+        let outlines = Outlines::default();
+        let (whole, scribe) = compact_store::open(Extent {
+            trim: |_| {},
+            is_whole: true,
+            version: by_version,
+        });
+        let kept = Kept {
+            named: writer,
+            outlines: outlines.clone(),
+            whole: scribe,
+            listed: Known::default(),
+        };
+        (Self { named, outlines, whole }, kept)
+    }
+
+    /// Returns a complete Cluster.
+    pub fn get(&self, key: &ObjectRef<Cluster>) -> Option<Arc<Cluster>> {
+        self.whole.get(key)
+    }
+
+    /// Returns the outlines of all Clusters.
+    pub fn outlines(&self) -> Vec<Arc<Outline>> {
+        self.outlines.pick(|_| true)
+    }
+
+    /// Returns the outlines of the Clusters in a namespace.
+    pub fn outlines_in(&self, namespace: &str) -> Vec<Arc<Outline>> {
+        self.outlines.of(namespace)
+    }
+
+    /// Returns the outlines that a Cluster is validated against: all in its namespace, itself
+    /// included, and those elsewhere with the same claims.
+    pub fn outlines_near(&self, cluster: &Cluster) -> Vec<Arc<Outline>> {
+        self.outlines.near(&Outline::of(cluster))
+    }
+
+    /// Returns whether a Cluster claims this identity, label of a public name, or host name.
+    pub fn is_claimed(&self, claim: &str) -> bool {
+        self.outlines.read().by_claim.contains_key(claim)
+    }
+
+    /// Returns the store of names, for the Cluster controller.
+    pub fn named(&self) -> Store<Named> {
+        self.named.clone()
+    }
+
+    /// Returns a handle to the outlines, for `Triggers`.
+    pub(crate) fn share_outlines(&self) -> Outlines {
+        self.outlines.clone()
+    }
+
+    pub(crate) async fn wait_until_listed(&self) -> Result<(), Ended> {
+        self.whole.wait_until_listed().await?;
+        wait_for(&self.named).await
+    }
+}
+
+impl Outlines {
+    /// Returns the outlines that `pick` accepts.
+    pub(crate) fn pick(&self, pick: impl Fn(&Outline) -> bool) -> Vec<Arc<Outline>> {
+        let all = self.read();
+        all.by_name.values().filter(|outline| pick(outline)).cloned().collect()
+    }
+
+    fn of(&self, namespace: &str) -> Vec<Arc<Outline>> {
+        let first = to_key(namespace, "");
+        let all = self.read();
+        let range = all
+            .by_name
+            .range::<str, _>((Bound::Included(&*first), Bound::Unbounded));
+        let range = range.take_while(|(key, _)| key.starts_with(&*first));
+        range.map(|(_, outline)| Arc::clone(outline)).collect()
+    }
+
+    fn near(&self, own: &Outline) -> Vec<Arc<Outline>> {
+        let mut near = self.of(&own.namespace);
+        let all = self.read();
+        let same = own
+            .claims()
+            .filter_map(|claim| all.by_claim.get(&*claim))
+            .flatten()
+            .filter(|other| other.namespace != own.namespace);
+        let mut elsewhere: Vec<_> = same.cloned().collect();
+        elsewhere.sort_by(|one, other| one.rank().cmp(&other.rank()));
+        // A Cluster may match several claims.
+        elsewhere.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        near.extend(elsewhere);
+        near
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Known> {
+        // Every change is one insert or removal, so each entry is complete after a panic.
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Known> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn insert(&mut self, cluster: &Cluster) {
+        let outline = Arc::new(Outline::of(cluster));
+        self.remove(&outline);
+        for claim in outline.claims() {
+            let claimed = self.by_claim.entry(claim.into());
+            claimed
+                .or_insert_with(|| Vec::with_capacity(1))
+                .push(Arc::clone(&outline));
+        }
+        self.by_name.insert(to_key(&outline.namespace, &outline.name), outline);
+    }
+
+    /// Removes the Cluster with this namespace and name.
+    fn remove(&mut self, gone: &Outline) {
+        let Some(gone) = self.by_name.remove(&to_key(&gone.namespace, &gone.name)) else {
+            return;
+        };
+        for claim in gone.claims() {
+            let Some(claimed) = self.by_claim.get_mut(&*claim) else {
+                continue;
+            };
+            claimed.retain(|outline| !Arc::ptr_eq(outline, &gone));
+            if claimed.is_empty() {
+                self.by_claim.remove(&*claim);
+            }
+        }
+    }
+}
+
+impl Shelf<Cluster> for Kept {
+    fn keep(&mut self, event: &Event<Cluster>) {
+        // The names come last: they trigger reconciliations, which read the complete Cluster and
+        // the outlines.
+        self.whole.note(event);
+        match event {
+            Event::Init => self.listed = Known::default(),
+            Event::InitApply(cluster) => self.listed.insert(cluster),
+            Event::InitDone => *self.outlines.write() = std::mem::take(&mut self.listed),
+            Event::Apply(cluster) => self.outlines.write().insert(cluster),
+            Event::Delete(cluster) => self.outlines.write().remove(&Outline::of(cluster)),
+        }
+        let event = match event {
+            Event::Init => Event::Init,
+            Event::InitDone => Event::InitDone,
+            Event::InitApply(cluster) => Event::InitApply(to_named(cluster)),
+            Event::Apply(cluster) => Event::Apply(to_named(cluster)),
+            Event::Delete(cluster) => Event::Delete(to_named(cluster)),
+        };
+        self.named.apply_watcher_event(&event);
+    }
+
+    fn find_gone(&mut self, key: ObjectRef<Cluster>) -> Option<Cluster> {
+        self.whole.find_gone(key)
+    }
+}
+
+fn to_key(namespace: &str, name: &str) -> Box<str> {
+    format!("{namespace}/{name}").into()
+}
+
+fn to_named(cluster: &Cluster) -> Named {
+    let meta = ObjectMeta {
+        name: cluster.metadata.name.clone(),
+        namespace: cluster.metadata.namespace.clone(),
+        ..ObjectMeta::default()
+    };
+    meta.into_response_partial()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(namespace: &str, name: &str) -> Cluster {
+        serde_json::from_value(
+            serde_json::json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+            "metadata": {"name": name, "namespace": namespace, "resourceVersion": "7"}, "spec": {"version": "v1.35.4"},
+            "status": {"phase": "Asleep", "version": "v1.35.4", "conditions": [
+                {"type": "Ready", "status": "False", "reason": "Asleep", "message": "x",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn one_is_whole_and_all_are_outlines() {
+        let (clusters, mut kept) = Clusters::open();
+        let demo = cluster("demo", "a");
+        let names = || {
+            let all = clusters.outlines();
+            all.iter()
+                .map(|outline| format!("{}/{}", outline.namespace, outline.name))
+                .collect::<Vec<_>>()
+        };
+        kept.keep(&Event::Init);
+        kept.keep(&Event::InitApply(demo.clone()));
+        assert!(names().is_empty(), "the list is not complete");
+        kept.keep(&Event::InitDone);
+        let whole = clusters.get(&ObjectRef::from_obj(&demo)).unwrap();
+        assert_eq!(
+            serde_json::to_value(&*whole).unwrap(),
+            serde_json::to_value(&demo).unwrap()
+        );
+        assert_eq!(*clusters.outlines()[0], Outline::of(&demo));
+        for (namespace, name) in [("demo", "b"), ("demo-2", "a"), ("dem", "z")] {
+            kept.keep(&Event::Apply(cluster(namespace, name)));
+        }
+        assert_eq!(names(), ["dem/z", "demo-2/a", "demo/a", "demo/b"]);
+        let of_demo = clusters.outlines_in("demo");
+        assert_eq!(
+            of_demo.iter().map(|outline| &*outline.name).collect::<Vec<_>>(),
+            ["a", "b"]
+        );
+        let named = clusters.named().get(&ObjectRef::new("b").within("demo")).unwrap();
+        assert_eq!(named.metadata.name.as_deref(), Some("b"));
+        kept.keep(&Event::Delete(demo.clone()));
+        assert!(clusters.get(&ObjectRef::from_obj(&demo)).is_none());
+        assert_eq!(names(), ["dem/z", "demo-2/a", "demo/b"]);
+        assert!(clusters.named().get(&ObjectRef::new("a").within("demo")).is_none());
+        for event in [Event::Init, Event::InitDone] {
+            kept.keep(&event);
+        }
+        assert!(names().is_empty() && clusters.named().state().is_empty());
+    }
+
+    #[test]
+    fn a_cluster_is_held_against_its_tenants_and_those_that_claim_the_same() {
+        let (clusters, mut kept) = Clusters::open();
+        let claiming = |namespace: &str, name: &str, id: &str, host: &str| {
+            let mut cluster = cluster(namespace, name);
+            cluster.spec.id = Some(id.into());
+            cluster.spec.endpoint.extra_sans = vec![host.into()];
+            cluster
+        };
+        let own = claiming("a", "x", "bcdfghjk24", "x.example");
+        for (namespace, name, id, host) in [
+            ("b", "x", "bcdfghjk25", "1.example"),
+            ("c", "y", "bcdfghjk24", "2.example"),
+            ("d", "y", "bcdfghjk26", "x.example"),
+            ("e", "y", "bcdfghjk27", "3.example"),
+            ("f", "x", "bcdfghjk24", "x.example"),
+            ("a", "y", "bcdfghjk28", "4.example"),
+            ("g", "x", "zzzzzzzzz2", "5.example"),
+        ] {
+            kept.keep(&Event::Apply(claiming(namespace, name, id, host)));
+        }
+        kept.keep(&Event::Apply(own.clone()));
+        let near = || {
+            let mut near: Vec<_> = clusters.outlines_near(&own).into_iter().collect();
+            near.sort_by(|one, other| one.rank().cmp(&other.rank()));
+            near.iter()
+                .map(|outline| format!("{}/{}", outline.namespace, outline.name))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(near(), ["a/x", "a/y", "b/x", "c/y", "d/y", "f/x"]);
+        kept.keep(&Event::Apply(claiming("c", "y", "bcdfghjk29", "2.example")));
+        kept.keep(&Event::Delete(claiming("d", "y", "bcdfghjk26", "x.example")));
+        assert_eq!(
+            near(),
+            ["a/x", "a/y", "b/x", "f/x"],
+            "what is claimed no more is given up"
+        );
+        assert!(clusters.is_claimed("bcdfghjk29") && !clusters.is_claimed("bcdfghjk26"));
+        kept.keep(&Event::Init);
+        kept.keep(&Event::InitApply(own.clone()));
+        kept.keep(&Event::InitDone);
+        assert_eq!(near(), ["a/x"]);
+    }
+}

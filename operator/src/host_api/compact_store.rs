@@ -1,0 +1,360 @@
+//! A compact watch cache for the objects of Clusters: one record in place of each object. There are
+//! forty objects per Cluster.
+//!
+//! ```text
+//!  watch ─▶ Scribe: is it as it was applied? ─▶ without fields that are not read ─▶ compressed with an example ─▶ record
+//!                                                                     reconciliation ◀─ decompressed ◀─┘
+//! ```
+//!
+//! A record contains the digest annotation of the object, whether the complete object still matches
+//! that digest, and the fields that the operator reads. For other fields, callers read the object
+//! from the host API.
+
+mod delta;
+mod record;
+mod records;
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use data_encoding::HEXLOWER;
+use kube::api::ObjectMeta;
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher::Event;
+use kube::{Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::watch;
+use yoke_api::labels;
+use yoke_api::names::PKI_NAMESPACE;
+
+use crate::host_api::compact_store::delta::Examples;
+use crate::host_api::compact_store::record::{Mark, build_line};
+use crate::host_api::compact_store::records::Lines;
+use crate::host_api::comparison::{Known, Sight, digest_of, hash_of, says};
+
+/// Read side: the records of all objects of one kind.
+#[derive(Debug)]
+pub struct Ledger<K> {
+    book: Arc<Book>,
+    is_listed: watch::Receiver<bool>,
+    extent: Extent<K>,
+}
+
+/// Write side, used by the watch of that kind.
+#[derive(Debug)]
+pub(crate) struct Scribe<K> {
+    book: Arc<Book>,
+    is_listed: watch::Sender<bool>,
+    /// Records of a list that is not complete yet.
+    listed: Lines,
+    extent: Extent<K>,
+}
+
+/// Defines what is cached of the objects of a kind.
+#[derive(Debug)]
+pub(crate) struct Extent<K> {
+    /// Removes the fields that the operator does not read.
+    pub(crate) trim: fn(&mut K),
+    /// Whether all applied fields are left after `trim`. Then the cached object is compared with
+    /// the desired state directly.
+    pub(crate) is_whole: bool,
+    /// Returns a value that changes whenever the object changes.
+    pub(crate) version: fn(&ObjectMeta) -> String,
+}
+
+/// The watch ended before its first list.
+#[derive(Debug, thiserror::Error)]
+#[error("what was to come is dropped")]
+pub struct Ended;
+
+#[derive(Debug, Default)]
+struct Book {
+    lines: RwLock<Lines>,
+    examples: Examples,
+}
+
+impl<K> Clone for Extent<K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for Extent<K> {}
+
+impl<K> Clone for Ledger<K> {
+    fn clone(&self) -> Self {
+        Self {
+            book: Arc::clone(&self.book),
+            is_listed: self.is_listed.clone(),
+            extent: self.extent,
+        }
+    }
+}
+
+/// Version of an object by its resource version: also a change of the status counts.
+pub(crate) fn by_version(meta: &ObjectMeta) -> String {
+    meta.resource_version.clone().unwrap_or_default()
+}
+
+/// Version of an object that has a generation and of whose status nothing is applied: a change of
+/// the status does not count.
+pub(crate) fn by_generation(meta: &ObjectMeta) -> String {
+    let said = (&meta.uid, meta.generation, &meta.labels, &meta.annotations);
+    format!("{:x}", hash_of(&said))
+}
+
+/// Opens an empty cache.
+pub(crate) fn open<K>(extent: Extent<K>) -> (Ledger<K>, Scribe<K>) {
+    let book = Arc::<Book>::default();
+    let (sender, is_listed) = watch::channel(false);
+    let ledger = Ledger {
+        book: Arc::clone(&book),
+        is_listed,
+        extent,
+    };
+    let scribe = Scribe {
+        book,
+        is_listed: sender,
+        listed: Lines::default(),
+        extent,
+    };
+    (ledger, scribe)
+}
+
+impl<K> Ledger<K> {
+    /// Waits until the first list is complete.
+    pub(crate) async fn wait_until_listed(&self) -> Result<(), Ended> {
+        let mut is_listed = self.is_listed.clone();
+        let listed = is_listed.wait_for(|is_listed| *is_listed).await;
+        listed.map(|_| ()).map_err(|_| Ended)
+    }
+
+    /// Returns the number of objects.
+    pub fn count(&self) -> usize {
+        self.book.read().len()
+    }
+
+    /// Returns whether the object exists.
+    pub(crate) fn has(&self, namespace: &str, name: &str) -> bool {
+        self.book.read().get(&to_key(namespace, name)).is_some()
+    }
+
+    /// Returns the names of the objects in a namespace that `pick` accepts, in order. An empty
+    /// namespace means cluster-scoped objects.
+    pub(crate) fn names(&self, namespace: &str, pick: impl FnMut(&str) -> bool) -> Vec<String> {
+        self.book.names(namespace, "", pick)
+    }
+
+    /// Returns the digest of an object, and whether the object matches it.
+    fn mark(&self, key: &str) -> Option<Mark> {
+        self.book.read().get(key)?.mark()
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + DeserializeOwned> Ledger<K> {
+    /// Returns an object with the fields that are cached.
+    pub fn get(&self, key: &ObjectRef<K>) -> Option<Arc<K>> {
+        let found = self.find_one(key.namespace.as_deref().unwrap_or_default(), &key.name);
+        found.map(Arc::new)
+    }
+
+    /// Returns the names of the objects in a namespace that have an identity's label, in order. In
+    /// the namespace of the CAs these names start with the identity.
+    pub(crate) fn find(&self, namespace: &str, id: &str) -> Vec<String> {
+        let begin = if namespace == PKI_NAMESPACE { id } else { "" };
+        let mut names = self.book.names(namespace, begin, |_| true);
+        names.retain(|name| {
+            let object = self.find_one(namespace, name);
+            object.is_some_and(|object| object.labels().get(labels::ID).map(String::as_str) == Some(id))
+        });
+        names
+    }
+
+    /// Returns the digest of an object. If the object does not match its digest, returns its
+    /// version too.
+    pub(crate) fn borne(&self, namespace: &str, name: &str) -> Option<(String, Option<String>)> {
+        let mark = self.mark(&to_key(namespace, name))?;
+        let digest = HEXLOWER.encode(&mark.digest);
+        if mark.is_so {
+            return Some((digest, None));
+        }
+        let known = self.find_one(namespace, name)?;
+        Some((digest, Some((self.extent.version)(known.meta()))))
+    }
+
+    fn find_one(&self, namespace: &str, name: &str) -> Option<K> {
+        self.book.find(namespace, name)
+    }
+}
+
+impl<K> Known<K> for Ledger<K>
+where
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,
+{
+    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Sight {
+        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        match self.mark(&to_key(&namespace, &name)) {
+            Some(mark) if HEXLOWER.encode(&mark.digest) != digest => Sight::Other,
+            Some(mark) if mark.is_so => Sight::Applied,
+            Some(_) => match self.find_one(&namespace, &name) {
+                Some(known) if self.extent.is_whole => match says(&known, wanted) {
+                    true => Sight::Applied,
+                    false => Sight::Reworded(self.version(&known)),
+                },
+                Some(known) => Sight::Unread(self.version(&known).unwrap_or_default()),
+                None => Sight::Other,
+            },
+            None => Sight::Other,
+        }
+    }
+
+    fn version(&self, object: &K) -> Option<String> {
+        Some((self.extent.version)(object.meta()))
+    }
+
+    fn sees(&self, found: &K, wanted: &Value) -> bool {
+        if self.extent.is_whole {
+            return says(found, wanted);
+        }
+        mark_of(found).is_some_and(|mark| mark.is_so)
+    }
+}
+
+impl<K> Scribe<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Serialize,
+{
+    /// Applies an event of the watch.
+    pub(crate) fn note(&mut self, event: &Event<K>) {
+        match event {
+            Event::Init => self.listed = Lines::default(),
+            Event::InitApply(object) => {
+                let line = self.to_line(object);
+                self.listed.put(&line);
+            }
+            Event::InitDone => {
+                *self.book.write() = std::mem::take(&mut self.listed);
+                self.is_listed.send_replace(true);
+            }
+            Event::Apply(object) => {
+                let line = self.to_line(object);
+                self.book.write().put(&line);
+            }
+            Event::Delete(object) => {
+                self.book.write().remove(&key_of(object));
+            }
+        }
+    }
+
+    /// Returns an object with the fields that are cached.
+    pub(crate) fn find(&self, namespace: &str, name: &str) -> Option<K>
+    where
+        K: DeserializeOwned,
+    {
+        self.book.find(namespace, name)
+    }
+
+    fn to_line(&self, object: &K) -> Vec<u8> {
+        let key = key_of(object);
+        let mark = mark_of(object);
+        let mut kept = object.clone();
+        (self.extent.trim)(&mut kept);
+        let sort = sort_of(&kept);
+        // Name and namespace are part of the key.
+        (kept.meta_mut().name, kept.meta_mut().namespace) = (None, None);
+        let text = serde_json::to_vec(&kept).unwrap_or_default();
+        let (example, packed) = self.book.examples.pack(&sort, &text);
+        build_line(&key, mark, (example, &packed))
+    }
+}
+
+impl Book {
+    fn find<K: Resource + DeserializeOwned>(&self, namespace: &str, name: &str) -> Option<K> {
+        let text = {
+            let lines = self.read();
+            let line = lines.get(&to_key(namespace, name))?;
+            self.examples.unpack(line.packed())?
+        };
+        let mut object: K = serde_json::from_slice(&text).ok()?;
+        let meta = object.meta_mut();
+        meta.name = Some(name.to_owned());
+        meta.namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
+        Some(object)
+    }
+
+    /// Returns the names in a namespace that start with `begin` and that `pick` accepts, in order.
+    fn names(&self, namespace: &str, begin: &str, mut pick: impl FnMut(&str) -> bool) -> Vec<String> {
+        let (first, skip) = (to_key(namespace, begin), namespace.len() + 1);
+        let lines = self.read();
+        let keys = lines.from(&first).map(|line| line.key());
+        keys.take_while(|key| key.starts_with(&first))
+            .map(|key| &key[skip..])
+            .filter(|name| pick(name))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Lines> {
+        // Every change replaces a complete record.
+        self.lines.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Lines> {
+        self.lines.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Group of objects with nearly the same content: the name without the part that identifies the
+/// Cluster.
+fn sort_of<K: Resource>(object: &K) -> String {
+    let (name, labels) = (object.name_any(), object.labels());
+    let (Some(id), Some(cluster)) = (labels.get(labels::ID), labels.get(labels::CLUSTER)) else {
+        return String::new();
+    };
+    match name.split_once(id.as_str()) {
+        Some((before, after)) => format!("{before}{after}"),
+        None => name.strip_prefix(cluster.as_str()).unwrap_or(&name).to_owned(),
+    }
+}
+
+fn mark_of<K: Resource + Serialize>(object: &K) -> Option<Mark> {
+    let digest = object.annotations().get(labels::APPLIED_DIGEST)?;
+    Some(Mark {
+        digest: HEXLOWER.decode(digest.as_bytes()).ok()?.try_into().ok()?,
+        is_so: *digest == digest_of(&to_applied(object)),
+    })
+}
+
+/// Restores what was applied, provided that neither the API server nor another writer has added
+/// anything. Only kinds that the API server does not normalize match.
+fn to_applied<K: Resource + Serialize>(object: &K) -> Value {
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    if let Some(value) = value.as_object_mut() {
+        value.remove("status");
+        if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.retain(|key, _| ["name", "namespace", "labels", "annotations"].contains(&key.as_str()));
+            let annotations = metadata.get_mut("annotations").and_then(Value::as_object_mut);
+            let is_bare = annotations.is_some_and(|annotations| {
+                annotations.remove(labels::APPLIED_DIGEST);
+                annotations.is_empty()
+            });
+            if is_bare {
+                metadata.remove("annotations");
+            }
+        }
+    }
+    value
+}
+
+fn key_of<K: Resource>(object: &K) -> String {
+    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+    to_key(namespace, object.meta().name.as_deref().unwrap_or_default())
+}
+
+fn to_key(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+#[cfg(test)]
+mod tests;

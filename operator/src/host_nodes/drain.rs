@@ -1,0 +1,170 @@
+//! Watches for nodes of the host that are about to shut down, and starts planned takeovers: another
+//! pod takes over each control plane first, on another node.
+//!
+//! - A node is about to shut down if its Node has a configured taint, or its kubelet reports the
+//!   shutdown.
+//! - A takeover also starts for a single pod that is terminating.
+//!
+//! ```text
+//!  each second: Nodes with such a taint ─▶ pods on them ─plan.rs─▶ Notices ─▶ each of their Clusters is requeued
+//!      ─▶ another pod is standby, then takes over (cluster/gate/takeover.rs)
+//!  reconciliation: the pod that serves is terminating ─▶ Notices
+//! ```
+//!
+//! See docs/adr/0023-planned-takeover.md.
+
+mod metrics;
+pub mod plan;
+
+pub use crate::host_nodes::drain::metrics::TakeoverMetrics;
+pub use crate::host_nodes::drain::plan::{Notice, State};
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::SinkExt as _;
+use futures::channel::mpsc;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::reflector::ObjectRef;
+use tokio::time::{MissedTickBehavior, interval};
+use yoke_api::Cluster;
+use yoke_runtime::Drain;
+
+use crate::host_api::Host;
+use crate::model::conditions;
+
+/// Interval of checks of Nodes.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Control planes to take over, by the UID of their pod: the node is about to shut down, or the pod
+/// is terminating.
+#[derive(Debug)]
+pub struct Notices {
+    memory: Mutex<Memory>,
+    pub(crate) metrics: TakeoverMetrics,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    notices: HashMap<String, Notice>,
+    /// When takeovers were started.
+    past: VecDeque<Instant>,
+}
+
+impl Notices {
+    /// Creates an empty collection.
+    pub fn new(metrics: TakeoverMetrics) -> Self {
+        Self {
+            memory: Mutex::default(),
+            metrics,
+        }
+    }
+
+    /// Returns the takeover state of a pod.
+    pub fn of(&self, pod: &str) -> Option<State> {
+        Some(self.lock().notices.get(pod)?.state)
+    }
+
+    /// Checks all Nodes. Returns the Clusters to requeue.
+    pub fn look(&self, host: &Host) -> Vec<ObjectRef<Cluster>> {
+        let settings = &host.config.planned_takeover;
+        if settings.per_minute == 0 {
+            return Vec::new();
+        }
+        let machines = host.caches.machines.state();
+        let leaving = machines
+            .iter()
+            .any(|machine| plan::is_leaving(machine, &settings.taints));
+        let mut memory = self.lock();
+        // Fast path: no node is about to shut down.
+        if !leaving && memory.notices.is_empty() {
+            return Vec::new();
+        }
+        let pods = host.caches.pods.state();
+        let before = std::mem::take(&mut memory.notices);
+        let mut leavers = plan::plan_leavers(&machines, &pods, &settings.taints, &before);
+        // Only Clusters that are reconciled can be taken over.
+        leavers.retain(|leaver| {
+            let cluster = host.caches.clusters.get(&leaver.cluster);
+            cluster.is_some_and(|cluster| conditions::is_carried_out(&cluster))
+        });
+        let now = Instant::now();
+        memory.notices = plan::plan_notices(&before, leavers, &mut memory.past, settings.per_minute, now);
+        for (pod, notice) in &memory.notices {
+            if before.get(pod).is_none_or(|known| known.state != notice.state) {
+                tell(&self.metrics, notice);
+            }
+        }
+        plan::plan_calls(&before, &memory.notices)
+    }
+
+    /// Records that a control plane's pod is terminating, and tracks it until it is gone. Returns
+    /// its takeover state; `None` if there is no takeover.
+    pub fn note_end(&self, host: &Host, pod: &Pod) -> Option<State> {
+        let settings = &host.config.planned_takeover;
+        if settings.per_minute == 0 {
+            return None;
+        }
+        let machines = host.caches.machines.state();
+        let leaver = plan::plan_leaver(&machines, pod, &settings.taints)?;
+        let uid = leaver.pod.clone();
+        let Memory { notices, past } = &mut *self.lock();
+        let before = notices.get(&uid);
+        let notice = plan::plan_notice(before, leaver, past, settings.per_minute, Instant::now());
+        if before.is_none_or(|known| known.state != notice.state) {
+            tell(&self.metrics, &notice);
+        }
+        let state = notice.state;
+        notices.insert(uid, notice);
+        Some(state)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Memory> {
+        // Every change is one insert or removal, so each entry is complete after a panic.
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn tell(metrics: &TakeoverMetrics, notice: &Notice) {
+    let (machine, cluster) = (&notice.machine, &notice.cluster);
+    match notice.state {
+        State::StandBy(_) => {
+            metrics.began_takeover();
+            let what = if notice.ends {
+                "pod is to end"
+            } else {
+                "machine is about to go"
+            };
+            tracing::info!(machine, %cluster, what, "another pod is to take over");
+        }
+        State::Failed(_) => {
+            metrics.failed_takeover();
+            tracing::warn!(machine, %cluster, "machine is about to go, and no other pod has come to stand by in time");
+        }
+        State::Nowhere => tracing::warn!(machine, %cluster, "machine is about to go, and there is no other one"),
+        State::Waiting => tracing::info!(machine, %cluster, "machine is about to go; others come first"),
+    }
+}
+
+/// Returns whether a pod's control plane could run on another node, by the Nodes' taints.
+pub fn has_other(host: &Host, pod: &Pod) -> bool {
+    let machines = host.caches.machines.state();
+    plan::has_other(&machines, pod, &host.config.planned_takeover.taints)
+}
+
+/// Checks Nodes, and requeues Clusters whose control planes are to be taken over, until the drain
+/// starts.
+pub async fn run(host: Arc<Host>, notices: Arc<Notices>, mut calls: mpsc::Sender<ObjectRef<Cluster>>, drain: Drain) {
+    if host.config.planned_takeover.per_minute == 0 {
+        return;
+    }
+    let mut tick = interval(EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while drain.until_started(tick.tick()).await.is_some() {
+        for cluster in notices.look(&host) {
+            // An error means that the controller has ended. The process ends soon after.
+            let _ = calls.send(cluster).await;
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Detects within seconds that a node of the host is lost, and starts its control planes on other
+//! nodes.
+//!
+//! ```text
+//!  each second, for each node: end of the log of one of its control planes ─NATS─▶ plan.rs ─▶ lost?
+//!      ─▶ Losses ─▶ each of its Clusters is requeued
+//!                     ─▶ incarnation raised, template changed, pod deleted without its kubelet (cluster/apply.rs)
+//! ```
+//!
+//! An idle store adds a record to its log each second, so control planes need no extra probe for
+//! this. A pod that continues to run on a partitioned node is fenced by its incarnation. See
+//! docs/adr/0022-loss-of-a-machine.md.
+
+mod metrics;
+pub mod plan;
+
+pub use crate::host_nodes::loss::metrics::LossMetrics;
+pub use crate::model::lost_pod::Lost;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::channel::mpsc;
+use futures::future::join_all;
+use futures::{SinkExt as _, StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::reflector::ObjectRef;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use yoke_api::{Cluster, ClusterId};
+use yoke_runtime::Drain;
+
+use crate::host_api::Host;
+use crate::host_nodes::budget::Room;
+use crate::host_nodes::drain;
+use crate::host_nodes::loss::plan::{Evidence, JURY, Member, REMEMBERED, Sight, TRIAL, Verdict};
+use crate::model::control_plane::{self, NAME};
+use crate::nats::Nats;
+use crate::tenant_client::{TenantApis, Way};
+
+/// Interval of checks of each node.
+const EVERY: Duration = Duration::from_secs(1);
+/// Timeout of a request to NATS for the end of a log.
+const ASK_LIMIT: Duration = Duration::from_millis(900);
+/// Timeout of a probe of an API. It is shorter than [`TRIAL`].
+const PROBE_LIMIT: Duration = Duration::from_secs(3);
+/// Time after a NATS reconnect in which silence means nothing: all stores reconnect at once.
+const CALM: Duration = Duration::from_secs(30);
+/// Logs checked concurrently.
+const AT_ONCE: usize = 64;
+
+/// What the detection of lost nodes works with.
+#[derive(Debug)]
+pub struct Context {
+    /// The host.
+    pub host: Arc<Host>,
+    /// The NATS server of all stores.
+    pub nats: Nats,
+    /// Clients of the tenants' APIs.
+    pub apis: Arc<TenantApis>,
+    /// Pods that were lost with their nodes.
+    pub losses: Arc<Losses>,
+    /// Metrics.
+    pub metrics: LossMetrics,
+}
+
+/// Pods that were lost recently, and the lost nodes.
+#[derive(Debug, Default)]
+pub struct Losses(Mutex<Memory>);
+
+#[derive(Debug, Default)]
+struct Memory {
+    machines: BTreeMap<String, Instant>,
+    pods: HashMap<ClusterId, (Lost, Instant)>,
+}
+
+impl Losses {
+    /// Returns the pod of a Cluster that was lost recently.
+    pub fn of(&self, id: &ClusterId) -> Option<Lost> {
+        let memory = self.lock();
+        let (lost, since) = memory.pods.get(id)?;
+        (since.elapsed() < REMEMBERED).then(|| lost.clone())
+    }
+
+    /// Returns whether the pod of a Cluster with this UID was lost recently.
+    pub fn has(&self, id: &ClusterId, uid: Option<&str>) -> bool {
+        self.of(id).is_some_and(|lost| Some(lost.pod.as_str()) == uid)
+    }
+
+    /// Records that a node is lost, with these control planes.
+    fn note(&self, machine: &str, members: &[&Member], now: Instant) {
+        let mut memory = self.lock();
+        memory.forget(now);
+        memory.machines.insert(machine.to_owned(), now);
+        let machines: Vec<_> = memory.machines.keys().cloned().collect();
+        for member in members {
+            let lost = Lost {
+                pod: member.pod.clone(),
+                machines: machines.iter().cloned().collect(),
+            };
+            memory.pods.insert(member.id.clone(), (lost, now));
+        }
+    }
+
+    /// Returns the nodes that were lost recently.
+    fn machines(&self, now: Instant) -> Vec<String> {
+        let mut memory = self.lock();
+        memory.forget(now);
+        memory.machines.keys().cloned().collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Memory> {
+        // Every change is one insert or removal, so each entry is complete after a panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory {
+    fn forget(&mut self, now: Instant) {
+        self.machines.retain(|_, since| now.duration_since(*since) < REMEMBERED);
+        self.pods
+            .retain(|_, (_, since)| now.duration_since(*since) < REMEMBERED);
+    }
+}
+
+/// Observations of all nodes.
+#[derive(Debug, Default)]
+struct Watch {
+    sights: HashMap<String, Sight>,
+    trials: JoinSet<(String, Verdict)>,
+    tried: HashSet<String>,
+    /// When nodes were given up as lost.
+    past: VecDeque<Instant>,
+    /// Until when silence means nothing.
+    calm: Option<Instant>,
+}
+
+/// Checks all nodes, and requeues Clusters whose node is lost, until the drain starts.
+pub async fn run(context: Arc<Context>, mut calls: mpsc::Sender<ObjectRef<Cluster>>, drain: Drain) {
+    if context.host.config.machine_loss.per_minute == 0 {
+        return;
+    }
+    let mut watch = Watch::default();
+    let mut connected = context.nats.connected();
+    let mut tick = interval(EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let called = tokio::select! {
+            () = drain.started() => return,
+            Ok(()) = connected.changed() => watch.calm_down(),
+            _ = tick.tick() => watch.look(&context).await,
+            Some(Ok((machine, verdict))) = watch.trials.join_next() => watch.judge(&context, machine, verdict),
+        };
+        for cluster in called {
+            // An error means that the controller has ended. The process ends soon after.
+            let _ = calls.send(cluster).await;
+        }
+    }
+}
+
+impl Watch {
+    /// Ignores silence for a while after a NATS reconnect. Requeues no Cluster.
+    fn calm_down(&mut self) -> Vec<ObjectRef<Cluster>> {
+        self.calm = Some(Instant::now() + CALM);
+        Vec::new()
+    }
+
+    fn is_calm(&self, now: Instant) -> bool {
+        self.calm.is_some_and(|until| now < until)
+    }
+
+    /// Checks one log of each node, and starts trials of silent nodes. Returns the Clusters to
+    /// requeue.
+    async fn look(&mut self, context: &Arc<Context>) -> Vec<ObjectRef<Cluster>> {
+        let machines = list_machines(context);
+        let mut asked = Vec::new();
+        for (machine, members) in &machines {
+            if !self.tried.contains(machine)
+                && let Some(member) = plan::plan_followed(members, self.sights.get(machine))
+            {
+                asked.push(look_at(Arc::clone(context), machine.clone(), member.clone()));
+            }
+        }
+        let asked: Vec<_> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
+        let now = Instant::now();
+        let mut before = std::mem::take(&mut self.sights);
+        if self.is_calm(now) {
+            return Vec::new();
+        }
+        for (machine, id, end) in asked {
+            let Some(sight) = plan::plan_sight(before.remove(&machine), &id, end, now) else {
+                continue;
+            };
+            if plan::is_suspect(&sight, now) {
+                let members = machines.get(&machine).cloned().unwrap_or_default();
+                let (context, name) = (Arc::clone(context), machine.clone());
+                self.tried.insert(machine.clone());
+                self.trials
+                    .spawn(async move { (name, try_machine(&context, members).await) });
+            }
+            self.sights.insert(machine, sight);
+        }
+        find_stranded(context, &machines)
+    }
+
+    /// Acts on the result of a trial. Returns the Clusters to requeue.
+    fn judge(&mut self, context: &Context, machine: String, verdict: Verdict) -> Vec<ObjectRef<Cluster>> {
+        self.tried.remove(&machine);
+        let now = Instant::now();
+        let is_told = verdict != Verdict::Lost || !self.is_calm(now);
+        match if is_told { verdict } else { Verdict::Unknown } {
+            Verdict::Alive(id, sequence) => {
+                // The exact time of growth is unknown, only that it was within the trial.
+                let sight = Sight {
+                    id,
+                    sequence,
+                    since: now,
+                    grew: None,
+                };
+                self.sights.insert(machine, sight);
+            }
+            Verdict::Unknown => {
+                tracing::info!(
+                    machine,
+                    "a control plane is silent, and its machine not known to be lost"
+                );
+                self.sights.remove(&machine);
+            }
+            Verdict::Lost if !self.is_credible(context, &machine, now) => {
+                tracing::warn!(
+                    machine,
+                    "machine is silent, and so are all others: it is not given up before Kubernetes finds it unreachable"
+                );
+                self.sights.remove(&machine);
+            }
+            Verdict::Lost => {
+                self.sights.remove(&machine);
+                let members = list_machines(context).remove(&machine).unwrap_or_default();
+                let is_given = members
+                    .iter()
+                    .all(|member| !serves(context, member) || context.losses.has(&member.id, Some(&member.pod)));
+                let most = context.host.config.machine_loss.per_minute;
+                match plan::plan_loss(&mut self.past, is_given, now, most) {
+                    Room::Given => {}
+                    Room::There => {
+                        context.metrics.lost_machine();
+                        tracing::warn!(
+                            machine,
+                            control_planes = members.len(),
+                            "machine is lost; its control planes are started elsewhere"
+                        );
+                    }
+                    Room::Taken => {
+                        context.metrics.held_loss();
+                        tracing::warn!(
+                            machine,
+                            most,
+                            "machine is silent, and is not given up: too many were within a minute"
+                        );
+                        return Vec::new();
+                    }
+                }
+                return give_up(context, &machine, &members.iter().collect::<Vec<_>>());
+            }
+        }
+        Vec::new()
+    }
+}
+
+impl Watch {
+    fn is_credible(&self, context: &Context, machine: &str, now: Instant) -> bool {
+        let machines = list_machines(context);
+        let sights = plan::plan_others(&machines, machine).map(|name| self.sights.get(name));
+        let node = context.host.caches.machines.get(&ObjectRef::new(machine));
+        let is_unreachable = node.is_some_and(|node| drain::plan::is_unreachable(&node));
+        let is_there = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(machine);
+        let pods = context.host.caches.pods.state();
+        let has_place = pods
+            .iter()
+            .any(|pod| is_there(pod) && drain::has_other(&context.host, pod));
+        plan::is_credible(sights, (is_unreachable, has_place), now)
+    }
+}
+
+/// Lists the control planes by node. Only pods that serve count: the logs of others are written
+/// elsewhere.
+fn list_machines(context: &Context) -> BTreeMap<String, Vec<Member>> {
+    let mut machines = plan::plan_machines(&context.host.caches.pods.state());
+    for member in machines.values_mut().flatten() {
+        let serves = serves(context, member);
+        member.is_ready &= serves;
+        member.is_started &= serves;
+    }
+    machines
+}
+
+/// Checks several control planes of a node: their logs, and their APIs.
+async fn try_machine(context: &Context, members: Vec<Member>) -> Verdict {
+    // An API without a client has never been probed, so it proves nothing.
+    let known = |member: &Member| member.is_ready && context.apis.known(&member.id, Way::Inside).is_some();
+    let jury: Vec<_> = members.into_iter().filter(known).take(JURY).collect();
+    let heard = join_all(jury.into_iter().map(|member| hear(context, member))).await;
+    plan::plan_verdict(&heard.into_iter().flatten().collect::<Vec<_>>())
+}
+
+/// Checks one control plane. Returns `None` if NATS does not answer the first request.
+async fn hear(context: &Context, member: Member) -> Option<Evidence> {
+    let first = find_end(context, &member).await?;
+    let (answers, ()) = tokio::join!(answers(context, &member.id), sleep(TRIAL));
+    Some(Evidence {
+        last: find_end(context, &member).await,
+        id: member.id,
+        first,
+        answers,
+    })
+}
+
+async fn look_at(context: Arc<Context>, machine: String, member: Member) -> (String, ClusterId, Option<u64>) {
+    let end = find_end(&context, &member).await;
+    (machine, member.id, end)
+}
+
+/// Probes an API on a new connection: the existing connection may be dead while a new one works.
+async fn answers(context: &Context, id: &ClusterId) -> bool {
+    context.apis.forget_way(id, Way::Inside);
+    let Some(api) = context.apis.known(id, Way::Inside) else {
+        return false;
+    };
+    timeout(PROBE_LIMIT, api.check_ready())
+        .await
+        .is_ok_and(|ready| ready.is_ok())
+}
+
+/// Returns the end of a Cluster's log, if NATS answers.
+async fn find_end(context: &Context, member: &Member) -> Option<u64> {
+    let cluster = context.host.caches.clusters.get(&member.cluster)?;
+    let account = &cluster.status.as_ref()?.storage.as_ref()?.account;
+    let end = context.nats.find_log_end(&member.id, account);
+    timeout(ASK_LIMIT, end).await.ok()?
+}
+
+/// Returns the Clusters whose next pod was scheduled on a lost node.
+fn find_stranded(context: &Context, machines: &BTreeMap<String, Vec<Member>>) -> Vec<ObjectRef<Cluster>> {
+    let lost = context.losses.machines(Instant::now());
+    let mut called = Vec::new();
+    for machine in lost {
+        let members = machines.get(&machine).map_or(&[][..], Vec::as_slice);
+        let stranded = plan::plan_stranded(members, Timestamp::now());
+        if !stranded.is_empty() {
+            called.extend(give_up(context, &machine, &stranded));
+        }
+    }
+    called
+}
+
+/// Records the control planes that are lost with a node. Returns the Clusters to requeue; paused
+/// ones are left as they are.
+fn give_up(context: &Context, machine: &str, members: &[&Member]) -> Vec<ObjectRef<Cluster>> {
+    let members: Vec<_> = members
+        .iter()
+        .copied()
+        .filter(|member| serves(context, member))
+        .collect();
+    context.losses.note(machine, &members, Instant::now());
+    let is_paused = |member: &Member| {
+        let cluster = context.host.caches.clusters.get(&member.cluster);
+        cluster.is_none_or(|cluster| cluster.spec.paused)
+    };
+    let members = members.iter().filter(|member| !is_paused(member));
+    members.map(|member| member.cluster.clone()).collect()
+}
+
+/// Returns whether a pod is the one that serves. A standby pod, and one that ends after a takeover,
+/// are no loss.
+fn serves(context: &Context, member: &Member) -> bool {
+    let hosted = member.id.hosted_namespace().to_string();
+    let set = ObjectRef::new(NAME).within(&hosted);
+    let set = context.host.caches.stateful_sets.get(&set);
+    member.name == control_plane::pod_name(control_plane::first_of(set.as_deref()))
+}

@@ -1,0 +1,349 @@
+//! Leader election: the operator that holds the Lease `yoke-operator` acts, and the others are
+//! standby.
+//!
+//! ```text
+//!           ┌─ not renewed for TERM, released, or without a holder ─▶ write ─▶ win() returns ─▶ hold(): renewed every RENEW
+//!  Lease ───┤                                                                                  └─ held by another ─▶ exit
+//!           └─ held by another ─▶ read again after LOOK
+//! ```
+//!
+//! Guarantees: the API server compares a write of the Lease with the version that was read, so only
+//! one of several candidates gets it. Work that waits for [`Held::wait`] does not start if the last
+//! renewal is older than the term after which others take the Lease.
+//!
+//! Caveats: work in progress continues until the process notices that another operator holds the
+//! Lease. If the Lease is deleted, the first operator that notices it gets the Lease. The previous
+//! holder notices that at its next renewal.
+
+mod metrics;
+mod plan;
+
+pub use crate::leader_election::metrics::LeaderMetrics;
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::runtime::controller::Action;
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use yoke_runtime::clock::since_boot;
+use yoke_runtime::{Check, Drain};
+
+use crate::leader_election::plan::{Seen, Turn, plan_lease, plan_release, plan_turn};
+
+/// Name of the Lease, in the operator's own namespace.
+pub const LEASE: &str = "yoke-operator";
+/// Field manager of the Lease.
+const MANAGER: &str = "yoke-operator/leader";
+/// Timeout of a request to the host API.
+const REQUEST_LIMIT: Duration = Duration::from_secs(3);
+/// Attempts in a row if others write the Lease at the same time.
+const TRIES: usize = 3;
+
+/// Intervals of an election.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Time after the last renewal for which the Lease belongs to its holder; whole seconds.
+    pub term: Duration,
+    /// Interval of renewals.
+    pub renew: Duration,
+    /// Interval of reads by other candidates, and of retries after a failed renewal.
+    pub look: Duration,
+}
+
+impl Default for Terms {
+    /// Two renewals may fail, each after its full timeout.
+    fn default() -> Self {
+        Self {
+            term: Duration::from_secs(10),
+            renew: Duration::from_secs(2),
+            look: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Another operator holds the Lease.
+#[derive(Debug, thiserror::Error)]
+#[error("{holder} has taken over the Lease {LEASE}: one operator acts at a time")]
+pub struct Lost {
+    /// Identity of the new holder.
+    pub holder: String,
+}
+
+/// The Lease could not be read or written.
+#[derive(Debug, thiserror::Error)]
+enum LeaseError {
+    #[error("asking for the Lease {LEASE}")]
+    Request(#[source] kube::Error),
+    #[error("asking for the Lease {LEASE}: the host API has not answered within {REQUEST_LIMIT:?}")]
+    Limit,
+    #[error("writing the Lease {LEASE}: others wrote it each time that it had been read")]
+    Contended,
+}
+
+/// A candidate for the Lease.
+#[derive(Clone, Debug)]
+pub struct Election {
+    leases: Api<Lease>,
+    identity: String,
+    terms: Terms,
+    /// The Lease as this candidate wrote it last, as long as no other has written it.
+    written: Option<Lease>,
+    seen: Seen,
+    /// When the last successful write started, as the time since the node booted.
+    renewed: watch::Sender<Option<Duration>>,
+    /// Whether the last attempt failed. Reported through `check`.
+    fails: bool,
+    check: Check,
+}
+
+/// Tells whether this operator holds the Lease.
+#[derive(Clone, Debug)]
+pub struct Held {
+    renewed: watch::Receiver<Option<Duration>>,
+    term: Duration,
+}
+
+impl Held {
+    /// Waits while another operator may hold the Lease: until the next renewal, or the end of the
+    /// process.
+    pub async fn wait(&self) {
+        let is_held = |renewed: &Option<Duration>| self.is_within_term(*renewed);
+        // An error means that the process ends.
+        let _ = self.renewed.clone().wait_for(is_held).await;
+    }
+
+    /// Runs a reconciliation while the Lease is held. If the process ends first and another
+    /// operator may act, nothing runs.
+    pub fn carry_out<F, E>(
+        &self,
+        drain: &Drain,
+        reconciliation: F,
+    ) -> impl Future<Output = Result<Action, E>> + use<F, E>
+    where
+        F: Future<Output = Result<Action, E>>,
+    {
+        let (held, drain) = (self.clone(), drain.clone());
+        async move {
+            let is_held = drain.until_started(held.wait()).await;
+            if is_held.is_none() && !held.is_within_term(*held.renewed.borrow()) {
+                return Ok(Action::await_change());
+            }
+            reconciliation.await
+        }
+    }
+
+    fn is_within_term(&self, renewed: Option<Duration>) -> bool {
+        renewed.is_some_and(|renewed| since_boot().saturating_sub(renewed) < self.term)
+    }
+}
+
+impl Election {
+    /// Creates a candidate. Its identity is unique, and the same after a restart, so that a
+    /// restarted holder continues at once. `check` reports whether requests about the Lease
+    /// succeed.
+    pub fn new(client: Client, namespace: &str, identity: String, terms: Terms, check: Check) -> Self {
+        Self {
+            leases: Api::namespaced(client, namespace),
+            identity,
+            terms,
+            written: None,
+            seen: Seen::default(),
+            renewed: watch::Sender::new(None),
+            fails: false,
+            check,
+        }
+    }
+
+    /// Returns a handle that tells whether the Lease is held.
+    pub fn held(&self) -> Held {
+        Held {
+            renewed: self.renewed.subscribe(),
+            term: self.terms.term,
+        }
+    }
+
+    /// Waits until this candidate holds the Lease.
+    pub async fn win(&mut self) {
+        let mut told = None;
+        loop {
+            match self.take_turn().await {
+                Some(Turn::Own) => {
+                    tracing::info!(identity = self.identity, "this operator acts");
+                    return;
+                }
+                Some(Turn::Of(holder)) if told.as_ref() != Some(&holder) => {
+                    tracing::info!(
+                        identity = self.identity,
+                        holder,
+                        "another operator acts, and this one stands by"
+                    );
+                    told = Some(holder);
+                }
+                _ => {}
+            }
+            sleep(self.terms.look).await;
+        }
+    }
+
+    /// Renews the Lease until another operator holds it.
+    pub async fn hold(&mut self) -> Lost {
+        loop {
+            sleep(if self.fails { self.terms.look } else { self.terms.renew }).await;
+            if let Some(Turn::Of(holder)) = self.take_turn().await {
+                return Lost { holder };
+            }
+        }
+    }
+
+    /// Releases the Lease, if this candidate holds it.
+    pub async fn leave(&self) {
+        let left = timeout(REQUEST_LIMIT, self.try_to_leave()).await;
+        if let Err(error) = left.unwrap_or(Err(LeaseError::Limit)) {
+            tracing::warn!(error = %crate::chain(&error), "the Lease is not left to others, who wait for its end");
+        }
+    }
+
+    async fn try_to_leave(&self) -> Result<(), LeaseError> {
+        // A renewal may still be in flight.
+        for _ in 0..TRIES {
+            let found = self.leases.get_opt(LEASE).await.map_err(LeaseError::Request)?;
+            let Some(left) = found.and_then(|found| plan_release(found, &self.identity)) else {
+                return Ok(());
+            };
+            let left = self.leases.replace(LEASE, &params(), &left).await;
+            match left.map_err(LeaseError::Request) {
+                Err(error) if error.is_conflict() => {}
+                left => return left.map(drop),
+            }
+        }
+        Err(LeaseError::Contended)
+    }
+
+    /// Takes or renews the Lease if possible. Returns its holder; `None` if that is unknown.
+    async fn take_turn(&mut self) -> Option<Turn> {
+        match self.try_turn().await {
+            Ok(turn) => {
+                self.check.set_ready();
+                self.fails = false;
+                Some(turn)
+            }
+            Err(error) => {
+                self.seen.miss();
+                let error = crate::chain(&error);
+                // Logged once, not on each attempt.
+                if !std::mem::replace(&mut self.fails, true) {
+                    tracing::warn!(
+                        error,
+                        "the Lease by which one operator acts is tried again until it is answered"
+                    );
+                }
+                self.check.set_not_ready(error);
+                None
+            }
+        }
+    }
+
+    async fn try_turn(&mut self) -> Result<Turn, LeaseError> {
+        for _ in 0..TRIES {
+            let (began, by_clock) = (Instant::now(), since_boot());
+            let found = match self.written.take() {
+                Some(written) => Some(written),
+                None => limit(self.leases.get_opt(LEASE)).await?,
+            };
+            let unchanged = self.seen.look(found.as_ref(), began.into_std());
+            match plan_turn(found.as_ref(), &self.identity, unchanged) {
+                Turn::Own if self.write(found).await? => {
+                    self.renewed.send_replace(Some(by_clock));
+                    return Ok(Turn::Own);
+                }
+                Turn::Own => {}
+                others => return Ok(others),
+            }
+        }
+        Err(LeaseError::Contended)
+    }
+
+    /// Writes the Lease with this candidate as the holder. Returns `false` if the Lease has changed
+    /// since it was read.
+    async fn write(&mut self, found: Option<Lease>) -> Result<bool, LeaseError> {
+        let is_new = found.is_none();
+        let lease = plan_lease(found, LEASE, &self.identity, self.terms.term, Timestamp::now());
+        // Not a forced server-side apply like other writes: a concurrent write must make this one
+        // fail.
+        let written = match is_new {
+            true => limit(self.leases.create(&params(), &lease)).await,
+            false => limit(self.leases.replace(LEASE, &params(), &lease)).await,
+        };
+        match written {
+            Ok(written) => self.written = Some(written),
+            Err(error) if error.is_conflict() || (!is_new && error.is_absence()) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+}
+
+impl LeaseError {
+    fn is_conflict(&self) -> bool {
+        self.code() == Some(409)
+    }
+
+    fn is_absence(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    fn code(&self) -> Option<u16> {
+        match self {
+            Self::Request(kube::Error::Api(status)) => Some(status.code),
+            _ => None,
+        }
+    }
+}
+
+fn params() -> PostParams {
+    PostParams {
+        field_manager: Some(MANAGER.into()),
+        ..PostParams::default()
+    }
+}
+
+async fn limit<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, LeaseError> {
+    timeout(REQUEST_LIMIT, request)
+        .await
+        .map_err(|_| LeaseError::Limit)?
+        .map_err(LeaseError::Request)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use yoke_runtime::DrainTrigger;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_is_to_end_begins_what_the_lease_is_held_for() {
+        let now = since_boot();
+        let term = Duration::from_secs(60);
+        let (done, idle) = (Action::requeue(term), Action::await_change());
+        for (rule, renewed, expected) in [
+            ("it acts", Some(now), done.clone()),
+            ("the Lease may be another's", now.checked_sub(term), idle.clone()),
+            ("it was never its own", None, idle),
+        ] {
+            let held = Held {
+                renewed: watch::Sender::new(renewed).subscribe(),
+                term,
+            };
+            let (trigger, drain) = DrainTrigger::new();
+            trigger.start();
+            let carried_out = held.carry_out(&drain, async { Ok::<_, Infallible>(done.clone()) });
+            assert_eq!(carried_out.await, Ok(expected), "{rule}");
+        }
+    }
+}

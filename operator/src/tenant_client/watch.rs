@@ -1,0 +1,287 @@
+//! A list of a tenant's API and its changes: the list once, then one watch.
+//!
+//! ```text
+//!  pages, a watch ─▶ keep: the needed part of each object ─▶ a channel for one change ─▶ the consumer, at its own speed
+//! ```
+//!
+//! The stream ends with the watch, with an error. Thus the caller can wait before the next one. The
+//! watcher of kube starts the next watch at once and reports nothing: an API that ends each watch
+//! would receive requests without a pause. It also decodes whatever a line contains.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream};
+use futures::{AsyncBufRead, AsyncBufReadExt as _, StreamExt as _};
+use kube::api::{ListParams, WatchParams};
+use kube::core::Request;
+use kube::{Api, Client, Resource};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use yoke_api::Lenient;
+
+use crate::tenant_client::paged_list::{Pages, list_page};
+use crate::tenant_client::{TenantApiError, WATCH_SECONDS, limited};
+
+/// Maximum silence of a watch: its duration, with some tolerance.
+const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
+
+/// An event of the stream.
+#[derive(Debug)]
+pub(crate) enum Change<T> {
+    /// An object of the list, or one that was written since.
+    Is(T),
+    /// End of the initial list.
+    Listed,
+    /// An object was deleted.
+    Gone,
+}
+
+/// A line of a watch.
+#[derive(Deserialize)]
+#[serde(bound = "Lenient<K>: DeserializeOwned")]
+struct Line<K> {
+    #[serde(rename = "type")]
+    type_: String,
+    object: Lenient<K>,
+}
+
+type Told<T> = Result<Change<T>, TenantApiError>;
+
+/// Streams a list and its changes. Errors call it `what`, and `keep` trims each object. The stream
+/// ends after an error.
+pub(crate) fn changes<K, T>(
+    what: &'static str,
+    api: Api<Lenient<K>>,
+    params: ListParams,
+    pages: Pages,
+    keep: impl Fn(Lenient<K>) -> T + Send + 'static,
+) -> BoxStream<'static, Told<T>>
+where
+    K: Send + 'static,
+    T: Send + 'static,
+    Lenient<K>: Resource + Clone + DeserializeOwned + Send,
+{
+    let (to, told) = mpsc::channel(1);
+    let mut task = JoinSet::new();
+    // A task of its own: without it, a request could time out while the consumer works on another
+    // change.
+    task.spawn(async move {
+        let Err(error) = tell(what, &api, params.limit(pages.size), pages.max, keep, &to).await;
+        // An error means that the consumer has dropped the stream.
+        let _ = to.send(Err(error)).await;
+    });
+    // The task ends with the stream.
+    stream::unfold((told, task), next).boxed()
+}
+
+/// Propagates a panic of the task to the consumer.
+async fn next<T>(
+    (mut told, mut task): (mpsc::Receiver<Told<T>>, JoinSet<()>),
+) -> Option<(Told<T>, (mpsc::Receiver<Told<T>>, JoinSet<()>))> {
+    if let Some(change) = told.recv().await {
+        return Some((change, (told, task)));
+    }
+    if let Some(Err(error)) = task.join_next().await
+        && error.is_panic()
+    {
+        std::panic::resume_unwind(error.into_panic());
+    }
+    None
+}
+
+async fn tell<K, T>(
+    what: &'static str,
+    api: &Api<Lenient<K>>,
+    mut params: ListParams,
+    pages: usize,
+    keep: impl Fn(Lenient<K>) -> T,
+    to: &mpsc::Sender<Told<T>>,
+) -> Result<Infallible, TenantApiError>
+where
+    Lenient<K>: Resource + Clone + DeserializeOwned,
+{
+    let say = async |change| to.send(Ok(change)).await.map_err(|_| TenantApiError::Ended);
+    let mut version = None;
+    for _ in 0..pages {
+        let page = list_page(what, api, &params).await?;
+        version = page.metadata.resource_version.clone();
+        let next = page.next().map(|token| params.clone().continue_token(token));
+        for kept in page.items.into_iter().map(&keep).collect::<Vec<_>>() {
+            say(Change::Is(kept)).await?;
+        }
+        match next {
+            Some(next) => params = next,
+            None => break,
+        }
+    }
+    let version = version.filter(|version| !version.is_empty());
+    let version = version.ok_or(TenantApiError::Ended)?;
+    say(Change::Listed).await?;
+    let watch = WatchParams {
+        label_selector: params.label_selector,
+        field_selector: params.field_selector,
+        ..WatchParams::default().timeout(WATCH_SECONDS).disable_bookmarks()
+    };
+    let request = Request::new(api.resource_url()).watch(&watch, &version);
+    let client: Client = api.clone().into_client();
+    let lines = limited(what, async {
+        client.request_stream(request.map_err(kube::Error::BuildRequest)?).await
+    });
+    let mut lines = std::pin::pin!(lines.await?);
+    let mut line = Vec::new();
+    loop {
+        let read = timeout(SILENCE, read_line(&mut lines, &mut line)).await;
+        let failed = |error| TenantApiError::Request {
+            what,
+            source: Box::new(error),
+        };
+        if !read
+            .map_err(|_| TenantApiError::Ended)?
+            .map_err(|error| failed(kube::Error::ReadEvents(error)))?
+        {
+            return Err(TenantApiError::Ended);
+        }
+        let Line { type_, object } =
+            serde_json::from_slice(&line).map_err(|error| failed(kube::Error::SerdeError(error)))?;
+        let change = match type_.as_str() {
+            "ADDED" | "MODIFIED" => Change::Is(keep(object)),
+            "DELETED" => Change::Gone,
+            _ => return Err(TenantApiError::Ended),
+        };
+        // Frees the memory while the event waits in the channel.
+        line = Vec::new();
+        say(change).await?;
+    }
+}
+
+/// Reads a line. Returns `false` at the end. The connection limits its length.
+async fn read_line(lines: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> std::io::Result<bool> {
+    lines.read_until(b'\n', line).await?;
+    // A line without a newline was cut off.
+    Ok(line.ends_with(b"\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use k8s_openapi::api::core::v1::Node;
+    use kube::Client;
+    use kube::client::Body;
+
+    use super::*;
+
+    /// Follows an API with these answers. Returns the events, the final error, and the requests.
+    async fn follow(list: &'static str, watch: &'static str) -> (Vec<String>, TenantApiError, Vec<String>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&asked);
+        let answer = tower::service_fn(move |request: http::Request<Body>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let text = if query.contains("watch=true") { watch } else { list };
+            seen.lock().unwrap().push(query);
+            std::future::ready(http::Response::builder().body(Body::from(text.as_bytes().to_vec())))
+        });
+        let api = Api::<Lenient<Node>>::all(Client::new(answer, "default"));
+        let params = ListParams::default().fields("metadata.name=a");
+        let name = |node: Lenient<Node>| node.meta().name.clone().unwrap_or_default();
+        let mut changes = Box::pin(changes("its Nodes", api, params, Pages { size: 2, max: 3 }, name));
+        let mut told = Vec::new();
+        let ended = loop {
+            match changes.next().await.unwrap() {
+                Ok(change) => told.push(match change {
+                    Change::Is(name) => name,
+                    Change::Listed => "listed".to_owned(),
+                    Change::Gone => "gone".to_owned(),
+                }),
+                Err(error) => break error,
+            }
+        };
+        let asked = asked.lock().unwrap().clone();
+        (told, ended, asked)
+    }
+
+    #[tokio::test]
+    async fn a_watch_follows_a_list_and_no_other_one_follows_it() {
+        let list = r#"{"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a"}}]}"#;
+        let watch = r#"{"type": "MODIFIED", "object": {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}}
+{"type": "DELETED", "object": {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}}
+"#;
+        let (told, ended, asked) = follow(list, watch).await;
+        assert_eq!(told, ["a", "listed", "b", "gone"]);
+        assert!(matches!(ended, TenantApiError::Ended), "{ended:?}");
+        assert_eq!(asked.len(), 2, "{asked:?}");
+        assert!(
+            asked[1].contains("resourceVersion=7") && asked[1].contains("metadata.name"),
+            "{asked:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn pages_without_an_end_are_not_read_on() {
+        for (rule, items, told, requests) in [
+            (
+                "pages of one",
+                r#"{"metadata": {"name": "a"}}"#,
+                &["a", "a", "a", "listed"][..],
+                4,
+            ),
+            ("empty ones", "", &["listed"][..], 2),
+        ] {
+            let list = format!(r#"{{"metadata": {{"resourceVersion": "7", "continue": "x"}}, "items": [{items}]}}"#);
+            let (seen, ended, asked) = follow(list.leak(), "").await;
+            assert_eq!(
+                (&seen[..], asked.len()),
+                (&told.iter().map(ToString::to_string).collect::<Vec<_>>()[..], requests),
+                "{rule}"
+            );
+            assert!(matches!(ended, TenantApiError::Ended), "{rule}: {ended:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn more_than_a_page_is_an_error() {
+        let (told, ended, asked) = follow(r#"{"items": [{}, {}, {}]}"#, "").await;
+        assert_eq!((told.len(), asked.len()), (0, 1));
+        assert!(matches!(ended, TenantApiError::TooMany { .. }), "{ended:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_change_ends_a_watch() {
+        let list = r#"{"metadata": {"resourceVersion": "7"}, "items": []}"#;
+        for (rule, watch, is_end) in [
+            (
+                "the version is too old",
+                "{\"object\": {\"kind\": \"Status\", \"code\": 410}, \"type\": \"ERROR\"}\n",
+                true,
+            ),
+            (
+                "what was not asked for",
+                "{\"type\": \"BOOKMARK\", \"object\": {}}\n",
+                true,
+            ),
+            ("a line without its end", "{\"type\": \"ADDED\", \"object\": {}}", true),
+            ("no JSON", "odd\n", false),
+        ] {
+            let (told, ended, _) = follow(list, watch).await;
+            assert_eq!(told, ["listed"], "{rule}");
+            assert_eq!(matches!(ended, TenantApiError::Ended), is_end, "{rule}: {ended:?}");
+        }
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "this one is odd")]
+    async fn a_panic_is_not_lost() {
+        let list = r#"{"metadata": {"resourceVersion": "7"}, "items": [{}]}"#;
+        let answer = tower::service_fn(move |_: http::Request<Body>| {
+            std::future::ready(http::Response::builder().body(Body::from(list.as_bytes().to_vec())))
+        });
+        let api = Api::<Lenient<Node>>::all(Client::new(answer, "default"));
+        let odd = |_| -> () { panic!("this one is odd") };
+        let mut changes = changes("its Nodes", api, ListParams::default(), Pages { size: 2, max: 3 }, odd);
+        while changes.next().await.is_some() {}
+    }
+}
