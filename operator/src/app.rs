@@ -153,7 +153,7 @@ async fn hold(mut election: Election) -> Result<(), Infallible> {
 /// last.
 async fn run_controllers(
     contexts: Contexts,
-    endpoint_guard: cluster::Keeper,
+    endpoint_guard: cluster::EndpointGuardTask,
     due: BoxStream<'static, ObjectRef<Cluster>>,
     triggered: Triggered,
     synced: Check,

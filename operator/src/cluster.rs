@@ -28,17 +28,17 @@ pub mod tenant_cluster;
 pub mod validate;
 
 pub use crate::cluster::credentials::distribute::COPIED_AT_ONCE;
-pub(crate) use crate::cluster::credentials::persisted::{find_left, is_of_tenant};
-pub use crate::cluster::failover::start_queue::{Rule, Turns};
+pub(crate) use crate::cluster::credentials::persisted::{find_retained_stores, is_of_tenant};
+pub use crate::cluster::failover::start_queue::{QueueLimits, StartQueue};
 pub use crate::cluster::outcome::Workers;
-pub use crate::cluster::tenant_cluster::endpoint_guard::{Guard, Keeper};
+pub use crate::cluster::tenant_cluster::endpoint_guard::{EndpointGuardHandle, EndpointGuardTask};
 pub(crate) use crate::cluster::tenant_cluster::konnectivity::are_due as agents_are_due;
-pub use crate::cluster::tenant_cluster::probe::Answer;
+pub use crate::cluster::tenant_cluster::probe::ProbeResult;
 pub use crate::cluster::tenant_cluster::workers::WorkersSeen;
 pub(crate) use crate::host_api::certificate_authority::find_authority as find_authority_of;
 #[cfg(test)]
 pub(crate) use crate::host_api::secrets::data_of;
-pub use crate::model::cluster_summary::Outline;
+pub use crate::model::cluster_summary::ClusterSummary;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,9 +57,9 @@ use crate::cluster::observe::Observed;
 use crate::cluster::observe::{answered_version, running_version};
 use crate::cluster::outcome::Outcome;
 use crate::cluster::resources::Blueprint;
-use crate::cluster::resources::objects::Asked;
-use crate::cluster::sleep::state::Rest;
-use crate::cluster::validate::{Accepted, Surroundings};
+use crate::cluster::resources::objects::IngressIntent;
+use crate::cluster::sleep::state::SleepState;
+use crate::cluster::validate::{Accepted, ValidationContext};
 use crate::error::ReconcileError;
 use crate::host_api::cache::ByIdentity;
 use crate::host_api::certificate_authority;
@@ -110,10 +110,10 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let Some(cluster) = object::ensure_identity(context, cluster).await? else {
         return Ok(Action::requeue(AGAIN));
     };
-    let Some(cluster) = object::catch_up(context, cluster).await? else {
+    let Some(cluster) = object::overlay_pending_sleep(context, cluster).await? else {
         return Ok(Action::requeue(AGAIN));
     };
-    let Some(cluster) = object::take_word(context, cluster).await? else {
+    let Some(cluster) = object::consume_sleep_annotation(context, cluster).await? else {
         return Ok(Action::requeue(AGAIN));
     };
     let Some(identity) = Identity::of(&cluster, &context.host.config.base_domain) else {
@@ -126,7 +126,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         return Ok(Action::requeue(lifecycle::ttl::AGAIN));
     }
     let observed = observe::observe(&context.host.caches, &cluster, &identity);
-    let Some(cluster) = sleep::policies::heed(context, cluster, &identity, &observed).await? else {
+    let Some(cluster) = sleep::policies::apply_sleep_policies(context, cluster, &identity, &observed).await? else {
         return Ok(Action::requeue(AGAIN));
     };
     let cluster = tenant_cluster::konnectivity::decide(&context.host.caches, cluster, &observed);
@@ -155,7 +155,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     };
     let told = plan_kept(context, &cluster, &identity, &observed, refusal, left);
     let mut outcome = match &verdict {
-        verdict if cluster.spec.paused && observed.is_kept() => {
+        verdict if cluster.spec.paused && observed.has_control_plane() => {
             match Box::pin(lifecycle::maintain::copy(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: verdict.as_ref().map(|_| ()).map_err(Clone::clone),
@@ -166,7 +166,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                 Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
         }
-        Err(refusal) if observed.is_kept() => {
+        Err(refusal) if observed.has_control_plane() => {
             match Box::pin(lifecycle::maintain::keep(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: Err(refusal.clone()),
@@ -195,7 +195,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     sleep::policies::tell(context, &cluster, &identity, &mut outcome).await;
     object::write_status(context, &cluster, &identity, &outcome).await?;
     let storeless = conditions::find_lacking(&cluster, ConditionType::StoreReady);
-    let pause = requeue::plan_pause(&outcome, storeless, Timestamp::now())
+    let pause = requeue::requeue_after(&outcome, storeless, Timestamp::now())
         .min(sleep::policies::find_pause(context, &identity))
         .min(tenant_cluster::addons::find_pause(context, &identity));
     let pause = match pause {
@@ -214,15 +214,15 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
 }
 
 /// Calls `look` with everything that the spec of a Cluster is validated against.
-fn look_around<'c, T>(
+fn with_validation_context<'c, T>(
     context: &'c Context,
     cluster: &Cluster,
     identity: &Identity,
     reserved: ByIdentity,
-    look: impl FnOnce(&Surroundings<'c, '_>) -> T,
+    look: impl FnOnce(&ValidationContext<'c, '_>) -> T,
 ) -> T {
     let tenant = context.host.caches.tenants.get(&ObjectRef::new(&identity.tenant));
-    look(&Surroundings {
+    look(&ValidationContext {
         config: &context.host.config,
         tenant: tenant.as_deref(),
         namespace_is_tenants: tenant.as_deref().is_some_and(|tenant| {
@@ -230,7 +230,7 @@ fn look_around<'c, T>(
             namespace.is_some_and(|namespace| tenant_namespace::is_owned(&namespace, tenant))
         }),
         tenants: &context.host.caches.tenants.state(),
-        clusters: &context.host.caches.clusters.outlines_near(cluster),
+        clusters: &context.host.caches.clusters.summaries_in_conflict(cluster),
         reserved,
         running: running_version(cluster),
         answered: answered_version(cluster),
@@ -247,7 +247,7 @@ async fn withdraw(
     identity: &Identity,
     observed: &Observed,
     refusal: Option<&Refusal>,
-) -> Result<Option<lifecycle::revoke::Left>, ReconcileError> {
+) -> Result<Option<lifecycle::revoke::Remaining>, ReconcileError> {
     let is_anothers = refusal.is_some_and(|refusal| refusal.reason == Reason::IdentityConflict);
     if observed.namespace.is_none() || observed.is_foreign || is_anothers {
         return Ok(None);
@@ -257,7 +257,7 @@ async fn withdraw(
         return Ok(None);
     };
     // Reserved storage affects neither host names nor sources.
-    let left = look_around(context, cluster, identity, ByIdentity::default(), |around| {
+    let left = with_validation_context(context, cluster, identity, ByIdentity::default(), |around| {
         lifecycle::revoke::plan(had, cluster, identity, around)
     });
     lifecycle::revoke::apply(context, identity, &left).await?;
@@ -287,7 +287,7 @@ fn judge<'a>(
     authority: Option<&ParsedCertificate>,
 ) -> Result<Accepted<'a>, Refusal> {
     let reserved = context.host.caches.reserved.of(&identity.tenant);
-    let accepted = look_around(context, cluster, identity, reserved, |around| {
+    let accepted = with_validation_context(context, cluster, identity, reserved, |around| {
         validate::validate(cluster, identity, around)
     })?;
     if observed.is_foreign {
@@ -313,10 +313,10 @@ fn judge<'a>(
 }
 
 /// The run state of a Cluster whose spec is not applied: what its StatefulSet runs now.
-fn find_rest(cluster: &Cluster, observed: &Observed) -> Rest {
-    match Rest::of(cluster) {
-        _ if !observed.is_asleep() => Rest::Awake,
-        Rest::Awake => Rest::Kept,
+fn find_rest(cluster: &Cluster, observed: &Observed) -> SleepState {
+    match SleepState::of(cluster) {
+        _ if !observed.is_asleep() => SleepState::Awake,
+        SleepState::Awake => SleepState::Unchanged,
         rest => rest,
     }
 }
@@ -329,19 +329,19 @@ fn plan_kept(
     identity: &Identity,
     observed: &Observed,
     refusal: Option<&Refusal>,
-    left: Option<lifecycle::revoke::Left>,
-) -> Asked {
-    let told = lifecycle::revoke::find_told(context, identity);
+    left: Option<lifecycle::revoke::Remaining>,
+) -> IngressIntent {
+    let told = lifecycle::revoke::read_ingress_config(context, identity);
     let (names, sources) = match left.and_then(|left| left.told) {
         Some(left) => (left.extra_names, left.allowed_sources),
         // Without a published configuration, use the sources of the spec: the API must not be open
         // to all.
         None => (
             vec![],
-            told.map_or_else(|| Asked::of(&cluster.spec).sources, |told| told.allowed_sources),
+            told.map_or_else(|| IngressIntent::of(&cluster.spec).sources, |told| told.allowed_sources),
         ),
     };
-    Asked {
+    IngressIntent {
         names,
         sources,
         konnectivity: observed
@@ -364,7 +364,7 @@ fn plan_held(cluster: &Cluster, observed: &Observed, refusal: Option<&Refusal>) 
     let until = match refusal {
         _ if cluster.spec.paused => "while it is paused by spec.paused".to_owned(),
         Some(refusal) => format!("while its spec is refused: {}", refusal.message),
-        None => Rest::Owner.until().to_owned(),
+        None => SleepState::ByOwner.until().to_owned(),
     };
     observed.is_asleep().then(|| sleep::state::hold(&until))
 }
@@ -386,11 +386,11 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         ca_not_after: None,
         control_plane: control_plane::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
         inside: observed.answers(),
-        outside: observed.answers().map_err(outcome::Lack::from),
-        believed: false,
+        outside: observed.answers().map_err(outcome::NotReady::from),
+        assumed_ready: false,
         published: false,
         nodes: None,
-        strands_nodes: false,
+        outlives_node_certificates: false,
         sleep_possible: None,
         used: None,
         addons: None,
@@ -407,7 +407,7 @@ fn translate(cluster: &Cluster, accepted: Option<&Accepted<'_>>, applied: outcom
         accepted: Ok(()),
         paused: false,
         kept: false,
-        rest: Rest::of(cluster),
+        rest: SleepState::of(cluster),
         told: applied.told,
         version: accepted.map(|accepted| accepted.version.to_string()),
         heads_for: accepted.and_then(|accepted| Some(accepted.heads_for?.to_string())),
@@ -419,10 +419,10 @@ fn translate(cluster: &Cluster, accepted: Option<&Accepted<'_>>, applied: outcom
         control_plane: applied.control_plane,
         inside: applied.inside,
         outside: applied.outside,
-        believed: applied.believed,
+        assumed_ready: applied.assumed_ready,
         published: applied.published,
         nodes: applied.nodes,
-        strands_nodes: false,
+        outlives_node_certificates: false,
         sleep_possible: None,
         used: None,
         addons: applied.addons,
@@ -473,14 +473,14 @@ async fn fail(
     if let Err(second) = object::write(context, cluster, &status).await {
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
     }
-    if let Err(second) = tell_failed(context, cluster, identity, observed, &error).await {
+    if let Err(second) = publish_failure(context, cluster, identity, observed, &error).await {
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "the ingress cannot be told of a failure");
     }
     Err(error)
 }
 
 /// Publishes the failure to callers that are waiting for the Cluster to wake.
-async fn tell_failed(
+async fn publish_failure(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
@@ -489,10 +489,10 @@ async fn tell_failed(
 ) -> Result<(), ReconcileError> {
     let is_its_own = observed.namespace.is_some() && !observed.is_foreign;
     let is_refused = conditions::status_of(cluster, ConditionType::Accepted) == Some("False");
-    if !is_its_own || is_refused || cluster.spec.paused || Rest::of(cluster).is_asleep() {
+    if !is_its_own || is_refused || cluster.spec.paused || SleepState::of(cluster).is_asleep() {
         return Ok(());
     }
-    let before = lifecycle::revoke::find_told(context, identity).and_then(|told| told.asleep);
+    let before = lifecycle::revoke::read_ingress_config(context, identity).and_then(|told| told.asleep);
     let answers = sleep::ingress_message::answers(context, cluster, identity, observed);
     // A problem that is published already stays: a reconcile without this failure found it, and
     // will find it again.
@@ -507,7 +507,7 @@ async fn tell_failed(
         ))
     };
     let told = sleep::state::plan_told(None, before.as_ref(), answers, wait, Timestamp::now());
-    lifecycle::revoke::tell_asleep(context, identity, told).await
+    lifecycle::revoke::publish_sleep_state(context, identity, told).await
 }
 
 /// Spreads requeues that would be simultaneous: adds up to a tenth of the duration.
@@ -537,7 +537,7 @@ pub fn on_error(key: &ObjectRef<Cluster>, error: &ReconcileError, context: &Cont
         "reconciliation of a Cluster failed"
     );
     let cluster = context.host.caches.clusters.get(key);
-    let asked_for = |cluster: &Cluster| (cluster.metadata.generation, Rest::of(cluster).is_asleep());
+    let asked_for = |cluster: &Cluster| (cluster.metadata.generation, SleepState::of(cluster).is_asleep());
     let known = cluster.and_then(|cluster| Some((cluster.id()?, asked_for(&cluster))));
     let failures = known.map_or(1, |(id, asked_for)| {
         let mut count = 1;
@@ -560,7 +560,7 @@ pub async fn count_phases(context: Arc<Context>, drain: Drain) {
 }
 
 fn count(context: &Context) {
-    let clusters = context.host.caches.clusters.outlines();
+    let clusters = context.host.caches.clusters.summaries();
     let phases: Vec<_> = clusters.iter().map(|cluster| cluster.phase).collect();
     context.metrics.count_clusters(&phases);
 }

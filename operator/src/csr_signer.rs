@@ -54,7 +54,7 @@ use crate::csr_signer::issue::IssueError;
 use crate::csr_signer::join_counter::Joiner;
 use crate::csr_signer::queue::{Queue, Skipped, Waiting};
 use crate::csr_signer::refusal::Refusal;
-use crate::csr_signer::validate::{Asked, Requester};
+use crate::csr_signer::validate::{CertificateRequestFacts, Requester};
 use crate::error::ReconcileError;
 use crate::host_api::Host;
 use crate::model::identity::Identity;
@@ -81,21 +81,21 @@ const MAX_STRIKES: u32 = 5;
 /// Maximum number of handled requests that one watch remembers.
 const DEALT_WITH: usize = 1024;
 
-/// Tells the [`Keeper`] which clusters to watch.
+/// Tells the [`SignerTask`] which clusters to watch.
 #[derive(Clone, Debug)]
-pub struct Signer {
-    wards: mpsc::Sender<Ward>,
+pub struct SignerHandle {
+    wards: mpsc::Sender<WatchedCluster>,
 }
 
 /// Owns the watches of all clusters.
 #[derive(Debug)]
-pub struct Keeper {
-    wards: mpsc::Receiver<Ward>,
+pub struct SignerTask {
+    wards: mpsc::Receiver<WatchedCluster>,
 }
 
 /// A cluster whose requests are answered.
 #[derive(Clone, Debug)]
-struct Ward {
+struct WatchedCluster {
     identity: Identity,
     api: TenantApi,
 }
@@ -114,7 +114,7 @@ struct Turns {
 /// Result of processing a request.
 enum Outcome {
     /// The signed certificate with its chain.
-    Signed(Box<Asked>, String),
+    Signed(Box<CertificateRequestFacts>, String),
     /// The reason of the refusal.
     Refused(Refusal),
     /// The request waits for the signing budget: that of new nodes, or that of existing ones.
@@ -143,17 +143,17 @@ enum SignError {
     Gone,
 }
 
-impl Signer {
+impl SignerHandle {
     /// Creates a signer and its keeper.
-    pub fn new() -> (Self, Keeper) {
+    pub fn new() -> (Self, SignerTask) {
         let (wards, receiver) = mpsc::channel(CAPACITY);
-        (Self { wards }, Keeper { wards: receiver })
+        (Self { wards }, SignerTask { wards: receiver })
     }
 
     /// Answers the requests of a cluster from now on, unless they already are answered. Its API was
     /// probed successfully just now.
     pub(crate) fn keep(&self, identity: &Identity, api: &TenantApi) {
-        let ward = Ward {
+        let ward = WatchedCluster {
             identity: identity.clone(),
             api: api.clone(),
         };
@@ -163,7 +163,7 @@ impl Signer {
     }
 }
 
-impl Keeper {
+impl SignerTask {
     /// Answers requests until the drain starts.
     pub async fn run(mut self, host: Arc<Host>, metrics: SignerMetrics, drain: Drain) {
         let context = Arc::new(Context::new(host, metrics));
@@ -193,7 +193,7 @@ impl Keeper {
 }
 
 /// Answers requests until too many watches fail, or the Cluster is deleted.
-async fn watch(context: Arc<Context>, ward: Ward) -> ClusterId {
+async fn watch(context: Arc<Context>, ward: WatchedCluster) -> ClusterId {
     let (mut strikes, mut turns) = (0, Turns::default());
     while strikes < MAX_STRIKES && find_cluster(&context, &ward).is_some() {
         let began = Instant::now();
@@ -214,7 +214,7 @@ async fn watch(context: Arc<Context>, ward: Ward) -> ClusterId {
     ward.identity.id
 }
 
-async fn answer_all(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<Infallible, SignError> {
+async fn answer_all(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<Infallible, SignError> {
     let mut events = std::pin::pin!(watch_requests(ward));
     let mut ticks = tokio::time::interval(REFILL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -239,7 +239,7 @@ async fn answer_all(context: &Context, ward: &Ward, turns: &mut Turns) -> Result
 
 /// Streams the requests of each signer: first a list, then the changes.
 fn watch_requests(
-    ward: &Ward,
+    ward: &WatchedCluster,
 ) -> impl Stream<Item = Result<Change<Option<CertificateSigningRequest>>, TenantApiError>> + Send + use<> {
     let signers = [validate::CLIENT_SIGNER, validate::SERVING_SIGNER, validate::USER_SIGNER];
     // Trims requests early: until then each may be as large as an answer of the tenant's API.
@@ -251,7 +251,7 @@ fn watch_requests(
 /// Returns the request of a change, if it may need an answer. Waits for the budgets.
 async fn look(
     context: &Context,
-    ward: &Ward,
+    ward: &WatchedCluster,
     change: Change<Option<CertificateSigningRequest>>,
 ) -> Option<CertificateSigningRequest> {
     let signer = context;
@@ -269,7 +269,7 @@ async fn look(
 /// Answers a request, or queues it while its requester has no budget.
 async fn receive(
     context: &Context,
-    ward: &Ward,
+    ward: &WatchedCluster,
     csr: &CertificateSigningRequest,
     turns: &mut Turns,
 ) -> Result<(), SignError> {
@@ -296,7 +296,7 @@ async fn receive(
 }
 
 /// Answers one skipped request whose requester has budget again.
-async fn answer_skipped(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<(), SignError> {
+async fn answer_skipped(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<(), SignError> {
     let next = turns.skipped.take(|requester| take(&context.requesters, requester));
     let Some(waiting) = next else {
         return Ok(());
@@ -310,7 +310,7 @@ async fn answer_skipped(context: &Context, ward: &Ward, turns: &mut Turns) -> Re
 /// Answers a request that this watch has not handled yet.
 async fn answer_first(
     context: &Context,
-    ward: &Ward,
+    ward: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: Waiting,
     turns: &mut Turns,
@@ -325,7 +325,7 @@ async fn answer_first(
 }
 
 /// Answers the next queued request, if the budget allows.
-async fn answer_next(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<(), SignError> {
+async fn answer_next(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<(), SignError> {
     let Turns { queue, dealt_with, .. } = turns;
     let tenant = &ward.identity.tenant;
     let may = |is_new| context.signings().has(tenant, is_new, Instant::now());
@@ -345,7 +345,7 @@ async fn answer_next(context: &Context, ward: &Ward, turns: &mut Turns) -> Resul
 }
 
 /// Returns a request as it is now, if it still needs an answer.
-async fn find_open(ward: &Ward, wanted: &Waiting) -> Result<Option<CertificateSigningRequest>, SignError> {
+async fn find_open(ward: &WatchedCluster, wanted: &Waiting) -> Result<Option<CertificateSigningRequest>, SignError> {
     let found = ward.api.request(&wanted.name).await?;
     let found = found.and_then(|found| found.0.ok().filter(validate::is_open));
     let found = found.and_then(validate::trim);
@@ -355,7 +355,7 @@ async fn find_open(ward: &Ward, wanted: &Waiting) -> Result<Option<CertificateSi
 /// Signs, refuses or queues one request.
 async fn answer(
     context: &Context,
-    ward: &Ward,
+    ward: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: Waiting,
     queue: &mut Queue,
@@ -400,7 +400,7 @@ async fn answer(
 /// Issues a certificate with its chain, or returns why there is none.
 async fn sign(
     context: &Context,
-    ward: &Ward,
+    ward: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: &Waiting,
 ) -> Result<Outcome, SignError> {
@@ -459,7 +459,11 @@ async fn sign(
 }
 
 /// Returns the joining node, if the request comes with a bootstrap token.
-fn build_joiner<'a>(ward: &'a Ward, asked: &'a Asked, waiting: &'a Waiting) -> Option<Joiner<'a>> {
+fn build_joiner<'a>(
+    ward: &'a WatchedCluster,
+    asked: &'a CertificateRequestFacts,
+    waiting: &'a Waiting,
+) -> Option<Joiner<'a>> {
     match &asked.requester {
         Requester::Node | Requester::Approved => None,
         Requester::Bootstrap(token_id) => Some(Joiner {
@@ -474,7 +478,7 @@ fn build_joiner<'a>(ward: &'a Ward, asked: &'a Asked, waiting: &'a Waiting) -> O
 
 /// Returns the Node of the requested certificate, if it exists. A Node that cannot be decoded
 /// counts as one without addresses.
-async fn find_node(ward: &Ward, asked: &Asked) -> Result<Option<Node>, SignError> {
+async fn find_node(ward: &WatchedCluster, asked: &CertificateRequestFacts) -> Result<Option<Node>, SignError> {
     let found = match asked.requester {
         Requester::Approved => None,
         Requester::Node | Requester::Bootstrap(_) => ward.api.node(&asked.name).await?,
@@ -484,7 +488,7 @@ async fn find_node(ward: &Ward, asked: &Asked) -> Result<Option<Node>, SignError
 
 /// Records on a Node which taints its JoinToken set, while that is known. Without this annotation,
 /// an administrator of the cluster would have to delete the Node by hand later.
-async fn note_taints(context: &Context, ward: &Ward, node: &Node) -> Result<(), TenantApiError> {
+async fn note_taints(context: &Context, ward: &WatchedCluster, node: &Node) -> Result<(), TenantApiError> {
     if node.annotations().contains_key(labels::JOINED_TAINTS) {
         return Ok(());
     }
@@ -495,7 +499,7 @@ async fn note_taints(context: &Context, ward: &Ward, node: &Node) -> Result<(), 
 }
 
 /// Returns the watched Cluster, if it still has the same identity.
-fn find_cluster(context: &Context, ward: &Ward) -> Option<Arc<Cluster>> {
+fn find_cluster(context: &Context, ward: &WatchedCluster) -> Option<Arc<Cluster>> {
     let Identity {
         tenant, cluster, id, ..
     } = &ward.identity;

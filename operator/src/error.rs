@@ -51,7 +51,7 @@ pub enum ReconcileError {
     Nats(#[from] NatsError),
     /// A Secret with material that is generated only once is not usable.
     #[error("Secret {name} in the namespace of certificate authorities has no usable {key}")]
-    Kept {
+    CredentialMissing {
         /// Name of the Secret.
         name: String,
         /// Key in the Secret.

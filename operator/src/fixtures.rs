@@ -10,11 +10,11 @@ use yoke_api::tenant::TenantSpec;
 use yoke_api::{Cluster, Reason, Tenant};
 
 use crate::cluster::outcome::Outcome;
-use crate::cluster::sleep::state::Rest;
-use crate::cluster::validate::Surroundings;
+use crate::cluster::sleep::state::SleepState;
+use crate::cluster::validate::ValidationContext;
 use crate::config::Config;
 use crate::host_api::cache::ByIdentity;
-use crate::model::cluster_summary::Outline;
+use crate::model::cluster_summary::ClusterSummary;
 use crate::model::conditions::State;
 use crate::model::control_plane::ControlPlane;
 use crate::model::identity::Identity;
@@ -61,9 +61,9 @@ pub(crate) fn tenant() -> Tenant {
 pub(crate) fn around<'c, 'o>(
     config: &'c Config,
     tenant: &'o Tenant,
-    clusters: &'o [Arc<Outline>],
-) -> Surroundings<'c, 'o> {
-    Surroundings {
+    clusters: &'o [Arc<ClusterSummary>],
+) -> ValidationContext<'c, 'o> {
+    ValidationContext {
         config,
         tenant: Some(tenant),
         namespace_is_tenants: true,
@@ -98,7 +98,7 @@ pub(crate) fn outcome() -> Outcome {
         accepted: Ok(()),
         paused: false,
         kept: false,
-        rest: Rest::Awake,
+        rest: SleepState::Awake,
         told: None,
         version: Some("v1.35.4".into()),
         heads_for: None,
@@ -115,10 +115,10 @@ pub(crate) fn outcome() -> Outcome {
         },
         inside: Ok(()),
         outside: Ok(()),
-        believed: false,
+        assumed_ready: false,
         published: true,
         nodes: Some(0),
-        strands_nodes: false,
+        outlives_node_certificates: false,
         sleep_possible: Some(State::yes(Reason::AsExpected, "Nothing.")),
         used: None,
         addons: Some(State::yes(Reason::AsExpected, "There.")),

@@ -384,7 +384,7 @@ async fn ensure_secret(
 async fn find_client_ca(context: &Context, identity: &Identity) -> Result<String, ReconcileError> {
     let role = AuthorityRole::Cluster;
     let found = cluster::find_authority_of(&context.host.client, &identity.id, role).await?;
-    let missing = || ReconcileError::Kept {
+    let missing = || ReconcileError::CredentialMissing {
         name: role.object_name(&identity.id, Generation::FIRST),
         key: "tls.crt",
     };

@@ -51,16 +51,16 @@ const REST: u32 = 10;
 /// Maximum number of Nodes that one check marks in one cluster.
 const NEW_MAX: usize = 16;
 
-/// Tells the [`Keeper`] which clusters have an available API.
+/// Tells the [`ReaperTask`] which clusters have an available API.
 #[derive(Clone, Debug)]
-pub struct Reaper {
-    wards: mpsc::Sender<Ward>,
+pub struct ReaperHandle {
+    wards: mpsc::Sender<WatchedCluster>,
 }
 
 /// Owns the observations of Leases.
 #[derive(Debug)]
-pub struct Keeper {
-    wards: mpsc::Receiver<Ward>,
+pub struct ReaperTask {
+    wards: mpsc::Receiver<WatchedCluster>,
     pace: Pace,
 }
 
@@ -72,7 +72,7 @@ struct Context {
 
 /// A cluster to check.
 #[derive(Clone, Debug)]
-struct Ward {
+struct WatchedCluster {
     identity: Identity,
     api: TenantApi,
 }
@@ -91,24 +91,24 @@ impl Known {
     }
 }
 
-impl Reaper {
+impl ReaperHandle {
     /// Creates a reaper and its keeper.
-    pub fn new(pace: Pace) -> (Self, Keeper) {
+    pub fn new(pace: Pace) -> (Self, ReaperTask) {
         let (sender, wards) = mpsc::channel(CAPACITY);
-        (Self { wards: sender }, Keeper { wards, pace })
+        (Self { wards: sender }, ReaperTask { wards, pace })
     }
 
     /// Checks the Nodes of a cluster whose API answered just now, through the Service and through
     /// the ingress.
     pub(crate) fn keep(&self, identity: &Identity, api: TenantApi) {
         let identity = identity.clone();
-        if self.wards.try_send(Ward { identity, api }).is_err() {
+        if self.wards.try_send(WatchedCluster { identity, api }).is_err() {
             tracing::debug!("Leases are looked at by the next look");
         }
     }
 }
 
-impl Keeper {
+impl ReaperTask {
     /// Checks clusters until the drain starts.
     pub async fn run(mut self, host: Arc<Host>, metrics: ReaperMetrics, drain: Drain) {
         let context = Arc::new(Context { host, metrics });
@@ -144,7 +144,7 @@ impl Keeper {
 }
 
 /// Checks one cluster.
-async fn look(context: Arc<Context>, ward: Ward, mut watch: Watch, pace: Pace) -> (ClusterId, Known) {
+async fn look(context: Arc<Context>, ward: WatchedCluster, mut watch: Watch, pace: Pace) -> (ClusterId, Known) {
     let began = Instant::now();
     let looked = tokio::time::timeout(LIMIT, look_at(&context, &ward, &mut watch, &pace)).await;
     if let Err(error) = looked.unwrap_or(Err(TenantApiError::Limit)) {
@@ -160,7 +160,12 @@ async fn look(context: Arc<Context>, ward: Ward, mut watch: Watch, pace: Pace) -
     (ward.identity.id, known)
 }
 
-async fn look_at(context: &Context, ward: &Ward, watch: &mut Watch, pace: &Pace) -> Result<(), TenantApiError> {
+async fn look_at(
+    context: &Context,
+    ward: &WatchedCluster,
+    watch: &mut Watch,
+    pace: &Pace,
+) -> Result<(), TenantApiError> {
     let well = well_for(context, &ward.identity);
     let (leases, marked) = tokio::try_join!(ward.api.reap_leases(), ward.api.reaping_nodes())?;
     watch.note(&leases, Instant::now());
@@ -200,7 +205,7 @@ async fn look_at(context: &Context, ward: &Ward, watch: &mut Watch, pace: &Pace)
 /// state.
 async fn step(
     context: &Context,
-    ward: &Ward,
+    ward: &WatchedCluster,
     node: &Node,
     sight: Sight<'_>,
     pace: &Pace,

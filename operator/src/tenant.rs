@@ -47,9 +47,9 @@ pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Act
 }
 
 async fn reconcile_living(context: &Context, tenant: &Tenant) -> Result<Action, ReconcileError> {
-    let clusters = context.host.caches.clusters.outlines_in(&tenant.name_any());
+    let clusters = context.host.caches.clusters.summaries_in(&tenant.name_any());
     let mut outcome = Outcome::new(clusters.len());
-    outcome.retained = cluster::find_left(&context.host, &tenant.name_any())
+    outcome.retained = cluster::find_retained_stores(&context.host, &tenant.name_any())
         .iter()
         .map(|left| left.account.size.quota)
         .sum();
@@ -106,7 +106,7 @@ async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError>
     let is_so = known.as_ref().is_some_and(|known| known.spec == wanted.spec);
     let is_due = || {
         let counts = (
-            context.host.caches.clusters.outlines_in(&name).len(),
+            context.host.caches.clusters.summaries_in(&name).len(),
             context.host.caches.join_tokens_of(&name).len(),
         );
         build::is_settled(tenant, Timestamp::now()) || build::is_crowded(tenant, counts.0, counts.1)
@@ -122,7 +122,7 @@ async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError>
 
 /// Applies the Role and the RoleBinding of the Tenant's subjects.
 async fn bind(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
-    let clusters = context.host.caches.clusters.outlines_in(&tenant.name_any());
+    let clusters = context.host.caches.clusters.summaries_in(&tenant.name_any());
     let mut join_tokens = context.host.caches.join_tokens_of(&tenant.name_any());
     join_tokens.retain(|token| {
         join_token_term::term(token, Timestamp::now()) == Term::Holds && join_token::has_secret(&context.host, token)

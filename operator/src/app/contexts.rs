@@ -9,16 +9,16 @@ use yoke_api::Cluster;
 use yoke_runtime::Metrics;
 
 use crate::cluster::context::Shared;
-use crate::cluster::failover::start_queue::{Queues, Rule, Turns};
+use crate::cluster::failover::start_queue::{QueueLimits, Queues, StartQueue};
 use crate::cluster::metrics::ClusterMetrics;
-use crate::cluster::{self, Guard};
-use crate::csr_signer::{self, Signer, SignerMetrics};
+use crate::cluster::{self, EndpointGuardHandle};
+use crate::csr_signer::{self, SignerHandle, SignerMetrics};
 use crate::host_api::Host;
-use crate::host_nodes::drain::{Notices, TakeoverMetrics};
-use crate::host_nodes::loss::{self, LossMetrics, Losses};
+use crate::host_nodes::drain::{DrainNotices, TakeoverMetrics};
+use crate::host_nodes::loss::{self, LossMetrics, LostPods};
 use crate::metrics::ReconcileMetrics;
 use crate::nats::Nats;
-use crate::node_reaper::{self, Pace, Reaper, ReaperMetrics};
+use crate::node_reaper::{self, Pace, ReaperHandle, ReaperMetrics};
 use crate::tenant_client::TenantApis;
 use crate::{join_token, tenant};
 
@@ -40,15 +40,15 @@ pub struct Contexts {
 /// Tasks beside the controllers, and what they are started with.
 pub struct Tasks {
     /// Answers requests for certificates.
-    pub signer: csr_signer::Keeper,
+    pub signer: csr_signer::SignerTask,
     /// Metrics of the signer.
     pub signer_metrics: SignerMetrics,
     /// Removes silent Nodes.
-    pub reaper: node_reaper::Keeper,
+    pub reaper: node_reaper::ReaperTask,
     /// Metrics of the reaper.
     pub reaper_metrics: ReaperMetrics,
     /// Corrects the API's addresses in tenant clusters.
-    pub endpoint_guard: cluster::Keeper,
+    pub endpoint_guard: cluster::EndpointGuardTask,
     /// Clusters that an admission queue admits.
     pub due: BoxStream<'static, ObjectRef<Cluster>>,
 }
@@ -62,19 +62,19 @@ impl std::fmt::Debug for Tasks {
 impl Contexts {
     /// Creates the contexts of an operator that starts, and the tasks that it runs.
     pub fn new(host: Arc<Host>, nats: Nats, nats_ca: String, reaper_pace: Pace, metrics: &Metrics) -> (Self, Tasks) {
-        let (guard, endpoint_guard) = Guard::new();
-        let (turns, made) = Turns::new(Rule::MADE);
-        let (restarts, restarted) = Turns::new(Rule::RESTARTED);
-        let (starts, started) = Turns::new(Rule::of_starts(0));
-        let (signer, signing) = Signer::new();
-        let (reaper, reaping) = Reaper::new(reaper_pace);
+        let (guard, endpoint_guard) = EndpointGuardHandle::new();
+        let (turns, made) = StartQueue::new(QueueLimits::MADE);
+        let (restarts, restarted) = StartQueue::new(QueueLimits::RESTARTED);
+        let (starts, started) = StartQueue::new(QueueLimits::of_starts(0));
+        let (signer, signing) = SignerHandle::new();
+        let (reaper, reaping) = ReaperHandle::new(reaper_pace);
         let apis = Arc::new(TenantApis::default());
-        let losses = Arc::new(Losses::default());
+        let losses = Arc::new(LostPods::default());
         let reconciles = ReconcileMetrics::new(metrics);
         let shared = Shared {
             apis: Arc::clone(&apis),
             losses: Arc::clone(&losses),
-            notices: Arc::new(Notices::new(TakeoverMetrics::new(metrics))),
+            notices: Arc::new(DrainNotices::new(TakeoverMetrics::new(metrics))),
             guard,
             signer,
             reaper,

@@ -18,10 +18,10 @@ use crate::cluster::namespace::ensure_namespace;
 use crate::cluster::network_access;
 use crate::cluster::observe::Observed;
 use crate::cluster::outcome::Applied;
-use crate::cluster::resources::objects::{self, Asked};
-use crate::cluster::resources::{Blueprint, Gist, affinity, secrets, stateful_set};
-use crate::cluster::sleep::ingress_message::{note_let_in, plan_told};
-use crate::cluster::sleep::state::Rest;
+use crate::cluster::resources::objects::{self, IngressIntent};
+use crate::cluster::resources::{Blueprint, IssuedSummary, affinity, secrets, stateful_set};
+use crate::cluster::sleep::ingress_message::{plan_told, record_ingress_opened};
+use crate::cluster::sleep::state::SleepState;
 use crate::cluster::store::streams;
 use crate::cluster::tenant_cluster::{addons, konnectivity, probe, workers};
 use crate::error::ReconcileError;
@@ -41,7 +41,7 @@ pub(super) async fn apply(
     if !is_begun(context, blueprint) && !context.queues.turns.take(find_wanted(cluster, identity)) {
         return Ok(Applied::queued(observed));
     }
-    let is_asleep = Rest::of(cluster).is_asleep();
+    let is_asleep = SleepState::of(cluster).is_asleep();
     let size = Size {
         quota: blueprint.accepted.quota,
         replicas: blueprint.accepted.class.store_replicas,
@@ -57,16 +57,16 @@ pub(super) async fn apply(
     service_account?;
     let mut applied = Applied::new(store?, observed);
     let plan = &blueprint.accepted.plan;
-    let mut asked = Asked {
+    let mut asked = IngressIntent {
         asleep: plan_told(
             context,
             cluster,
             identity,
             observed,
             (applied.store.state.status != Some(true)).then_some(applied.store.state.reason),
-            Rest::of(cluster).to_told(&identity.uid),
+            SleepState::of(cluster).to_told(&identity.uid),
         ),
-        ..Asked::of(blueprint.spec)
+        ..IngressIntent::of(blueprint.spec)
     };
     applied.told.clone_from(&asked.asleep);
     let copied = distribute::bring(context, identity, plan, (asked.clone(), !is_asleep), &mut applied).await?;
@@ -79,7 +79,7 @@ pub(super) async fn apply(
         None => {
             // A caller must reach neither a pod that is being deleted, nor a sleeper in front of an
             // available API.
-            revoke::tell_asleep(context, identity, asked.asleep.clone()).await?;
+            revoke::publish_sleep_state(context, identity, asked.asleep.clone()).await?;
             None
         }
     };
@@ -110,7 +110,7 @@ pub(super) async fn apply(
             .applier
             .apply(&context.host.caches.config_maps, &ingress)
             .await?;
-        note_let_in(context, identity, pod);
+        record_ingress_opened(context, identity, pod);
         context.queues.starts.finish(&identity.id);
     }
     probe::look_at_api(context, identity, observed, &reach, &asked, &mut applied).await;
@@ -200,7 +200,7 @@ async fn apply_control_plane(
     cluster: &Cluster,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
-    gist: Option<&Gist>,
+    gist: Option<&IssuedSummary>,
     is_asleep: bool,
     applied: &mut Applied,
 ) -> Result<(), ReconcileError> {

@@ -9,16 +9,16 @@ use crate::cluster::credentials::distribute::COPIED_AT_ONCE;
 use crate::cluster::failover::start_queue::Queues;
 use crate::cluster::memory::Memory;
 use crate::cluster::metrics::ClusterMetrics;
-use crate::cluster::tenant_cluster::endpoint_guard::Guard;
+use crate::cluster::tenant_cluster::endpoint_guard::EndpointGuardHandle;
 use crate::cluster::{CONTROLLER, LATE_AT_ONCE};
-use crate::csr_signer::Signer;
+use crate::csr_signer::SignerHandle;
 use crate::host_api::Host;
 use crate::host_api::apply::Applier;
-use crate::host_nodes::drain::Notices;
-use crate::host_nodes::loss::Losses;
+use crate::host_nodes::drain::DrainNotices;
+use crate::host_nodes::loss::LostPods;
 use crate::metrics::ReconcileMetrics;
 use crate::nats::Nats;
-use crate::node_reaper::Reaper;
+use crate::node_reaper::ReaperHandle;
 use crate::tenant_client::{BaseObjects, TenantApis, build_base};
 use crate::tenant_slots::Slots;
 
@@ -37,17 +37,17 @@ pub struct Context {
     /// Objects that every tenant cluster must have.
     pub base_objects: BaseObjects,
     /// Keeps the API's addresses in tenant clusters correct.
-    pub guard: Guard,
+    pub guard: EndpointGuardHandle,
     /// Signs certificates of kubelets.
-    pub signer: Signer,
+    pub signer: SignerHandle,
     /// Removes Nodes whose workers are silent.
-    pub reaper: Reaper,
+    pub reaper: ReaperHandle,
     /// Admission to creation, start and restart.
     pub queues: Queues,
     /// Pods that were lost with their nodes.
-    pub losses: Arc<Losses>,
+    pub losses: Arc<LostPods>,
     /// Planned takeovers.
-    pub notices: Arc<Notices>,
+    pub notices: Arc<DrainNotices>,
     /// Slots for Clusters whose reconciles are slow.
     pub late_slots: Slots,
     /// Permits to read the Secrets of a Cluster in order to copy them.
@@ -66,15 +66,15 @@ pub struct Shared {
     /// See [`Context::apis`].
     pub apis: Arc<TenantApis>,
     /// See [`Context::losses`].
-    pub losses: Arc<Losses>,
+    pub losses: Arc<LostPods>,
     /// See [`Context::notices`].
-    pub notices: Arc<Notices>,
+    pub notices: Arc<DrainNotices>,
     /// See [`Context::guard`].
-    pub guard: Guard,
+    pub guard: EndpointGuardHandle,
     /// See [`Context::signer`].
-    pub signer: Signer,
+    pub signer: SignerHandle,
     /// See [`Context::reaper`].
-    pub reaper: Reaper,
+    pub reaper: ReaperHandle,
 }
 
 impl std::fmt::Debug for Context {

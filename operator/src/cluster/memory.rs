@@ -8,32 +8,32 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::{ClusterId, KubernetesVersion};
 
-use crate::cluster::resources::Gist;
-use crate::cluster::tenant_cluster::probe::Answer;
+use crate::cluster::resources::IssuedSummary;
+use crate::cluster::tenant_cluster::probe::ProbeResult;
 use crate::cluster::tenant_cluster::workers::WorkersSeen;
 use crate::model::conditions::State;
 
 /// The last observations of all Clusters.
 #[derive(Debug, Default)]
 pub struct Memory {
-    seen: Mutex<HashMap<ClusterId, Seen>>,
+    seen: Mutex<HashMap<ClusterId, ClusterMemory>>,
     /// Of running clusters only.
-    awake: Mutex<HashMap<ClusterId, Awake>>,
+    awake: Mutex<HashMap<ClusterId, RunningMemory>>,
 }
 
 impl Memory {
     /// Returns the last observations of a cluster.
-    pub fn seen(&self, id: &ClusterId) -> Seen {
+    pub fn seen(&self, id: &ClusterId) -> ClusterMemory {
         lock(&self.seen).get(id).cloned().unwrap_or_default()
     }
 
     /// Changes the recorded observations of a cluster.
-    pub fn note(&self, id: &ClusterId, change: impl FnOnce(&mut Seen)) {
+    pub fn note(&self, id: &ClusterId, change: impl FnOnce(&mut ClusterMemory)) {
         change(lock(&self.seen).entry(id.clone()).or_default());
     }
 
     /// Returns the last observations of a running cluster.
-    pub fn awake(&self, id: &ClusterId) -> Awake {
+    pub fn awake(&self, id: &ClusterId) -> RunningMemory {
         lock(&self.awake).get(id).cloned().unwrap_or_default()
     }
 
@@ -43,13 +43,13 @@ impl Memory {
     }
 
     /// Changes the recorded observations of a running cluster, and adds an entry if there is none.
-    pub fn note_awake(&self, id: &ClusterId, change: impl FnOnce(&mut Awake)) {
+    pub fn note_awake(&self, id: &ClusterId, change: impl FnOnce(&mut RunningMemory)) {
         change(lock(&self.awake).entry(id.clone()).or_default());
     }
 
     /// Changes the recorded observations of a running cluster only if there is an entry: it may be
     /// removed by now.
-    pub fn note_if_awake(&self, id: &ClusterId, change: impl FnOnce(&mut Awake)) {
+    pub fn note_if_awake(&self, id: &ClusterId, change: impl FnOnce(&mut RunningMemory)) {
         if let Some(awake) = lock(&self.awake).get_mut(id) {
             change(awake);
         }
@@ -84,12 +84,12 @@ impl Memory {
 
 /// Last observations of one cluster, from sources that cannot be watched.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct ClusterMemory {
     /// Hash of the account whose streams exist, when that was checked, and the bytes that they
     /// hold. `Err` says why NATS has no room for them.
     pub store: Option<(u64, Instant, Result<i64, String>)>,
     /// Hash of the copied objects and of their inputs, with a summary of the inputs.
-    pub copied: Option<(u64, Gist)>,
+    pub copied: Option<(u64, IssuedSummary)>,
     /// Number of failures in a row, for one generation of the spec and one sleep state. A change of
     /// either starts the count again.
     pub failures: Option<((Option<i64>, bool), u32)>,
@@ -107,7 +107,7 @@ pub struct Seen {
 /// Last observations of a running cluster, of its pods and its API. There is no entry for a
 /// sleeping cluster.
 #[derive(Clone, Debug, Default)]
-pub struct Awake {
+pub struct RunningMemory {
     /// UID of the pod that answered when the base objects were applied in the tenant's API, and
     /// when that was.
     pub base: Option<(String, Instant)>,
@@ -134,7 +134,7 @@ pub struct Awake {
     pub took: Duration,
     /// Probes in a row that failed only after a long time, when the next probe is due, and the last
     /// result.
-    pub slow: Option<(u32, Instant, Answer)>,
+    pub slow: Option<(u32, Instant, ProbeResult)>,
 }
 
 /// Last probe for an obstacle to sleep.

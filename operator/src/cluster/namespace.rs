@@ -36,7 +36,7 @@ pub(crate) async fn ensure_namespace(
         .await
         .map_err(ReconcileError::host("the hosted namespace"))?;
     match found {
-        Some(namespace) if is_foreign(&namespace, identity, || context.host.caches.clusters.outlines()) => {
+        Some(namespace) if is_foreign(&namespace, identity, || context.host.caches.clusters.summaries()) => {
             Err(ReconcileError::Foreign(name))
         }
         Some(namespace) if namespace.metadata.deletion_timestamp.is_some() => Err(ReconcileError::Ending(name)),

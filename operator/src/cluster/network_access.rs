@@ -19,11 +19,11 @@ use yoke_api::labels;
 use crate::cluster::context::Context;
 use crate::cluster::failover::takeover;
 use crate::cluster::observe::Observed;
-use crate::cluster::resources::network_policy::{self, Open};
+use crate::cluster::resources::network_policy::{self, AllowedPeers};
 use crate::cluster::resources::objects;
 use crate::error::ReconcileError;
 use crate::host_api::apply::ApplyError;
-use crate::host_api::comparison::Unseen;
+use crate::host_api::comparison::NotCached;
 use crate::model::control_plane::{self, NAME};
 use crate::model::identity::Identity;
 
@@ -32,7 +32,7 @@ pub(super) async fn apply(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
-    open: Open,
+    open: AllowedPeers,
     is_asleep: bool,
 ) -> Result<(), ReconcileError> {
     let is_restricted = !is_asleep || may_run(context, identity, observed).await?;
@@ -49,11 +49,11 @@ pub(super) async fn apply(
 }
 
 /// Applies the NetworkPolicy.
-async fn restrict(context: &Context, identity: &Identity, open: Open) -> Result<(), ApplyError> {
+async fn restrict(context: &Context, identity: &Identity, open: AllowedPeers) -> Result<(), ApplyError> {
     let policy = network_policy::build_network_policy(identity, &context.host.config, open);
     // The watch may not have reported yet that it was deleted.
     if context.memory.seen(&identity.id).is_unrestricted {
-        context.applier.apply(&Unseen, &policy).await?;
+        context.applier.apply(&NotCached, &policy).await?;
         context.memory.note(&identity.id, |seen| seen.is_unrestricted = false);
         return Ok(());
     }

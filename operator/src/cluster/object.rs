@@ -14,7 +14,7 @@ use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, Lenient, VERSION, label
 
 use crate::cluster::context::Context;
 use crate::cluster::outcome::Outcome;
-use crate::cluster::sleep::state::{self, Rest, Word};
+use crate::cluster::sleep::state::{self, SleepCommand, SleepState};
 use crate::cluster::{CONTROLLER, status};
 use crate::error::ReconcileError;
 use crate::host_api::apply::is_held;
@@ -102,7 +102,10 @@ pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Res
 
 /// Returns the Cluster with the last recorded sleep request. While the watch lags behind it, the
 /// control plane would start again. `None`: the object is gone.
-pub(super) async fn catch_up(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
+pub(super) async fn overlay_pending_sleep(
+    context: &Context,
+    cluster: Cluster,
+) -> Result<Option<Cluster>, ReconcileError> {
     let Some(id) = cluster.id() else {
         return Ok(Some(cluster));
     };
@@ -127,21 +130,24 @@ pub(super) async fn catch_up(context: &Context, cluster: Cluster) -> Result<Opti
 ///
 /// An operator that stops in between repeats the command after its restart. A Cluster that was
 /// woken in the meantime then sleeps again, and wakes for the next request.
-pub(super) async fn take_word(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
+pub(super) async fn consume_sleep_annotation(
+    context: &Context,
+    cluster: Cluster,
+) -> Result<Option<Cluster>, ReconcileError> {
     if state::is_overruled(&cluster) {
         return request_sleep(context, &cluster, None).await;
     }
-    if cluster.spec.paused || state::plan_word(&cluster).is_none() {
+    if cluster.spec.paused || state::parse_sleep_annotation(&cluster).is_none() {
         return Ok(Some(cluster));
     }
     // The watch may lag behind an annotation that was just removed.
     let Some(found) = find(context, &cluster).await? else {
         return Ok(None);
     };
-    let Some(word) = state::plan_word(&found) else {
+    let Some(word) = state::parse_sleep_annotation(&found) else {
         return Ok(Some(found));
     };
-    let Some(noted) = write_word(context, &found, word).await? else {
+    let Some(noted) = record_sleep_command(context, &found, word).await? else {
         return Ok(None);
     };
     tracing::info!(controller = CONTROLLER, cluster = ?noted.spec.id, ?word, "annotation taken up");
@@ -168,18 +174,18 @@ pub(super) async fn take_word(context: &Context, cluster: Cluster) -> Result<Opt
 pub(super) async fn note(
     context: &Context,
     cluster: &Cluster,
-    word: Option<Word>,
+    word: Option<SleepCommand>,
     scheduled: Option<Timestamp>,
 ) -> Result<Option<Cluster>, ReconcileError> {
     let Some(mut found) = find(context, cluster).await? else {
         return Ok(None);
     };
-    let is_same = found.spec == cluster.spec && Rest::of(&found) == Rest::of(cluster);
-    if !is_same || state::plan_word(&found).is_some() {
+    let is_same = found.spec == cluster.spec && SleepState::of(&found) == SleepState::of(cluster);
+    if !is_same || state::parse_sleep_annotation(&found).is_some() {
         return Ok(Some(found));
     }
     if let Some(word) = word {
-        let Some(noted) = write_word(context, &found, word).await? else {
+        let Some(noted) = record_sleep_command(context, &found, word).await? else {
             return Ok(None);
         };
         found = noted;
@@ -206,7 +212,11 @@ async fn find(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, R
     Ok(found.filter(|found| found.uid() == cluster.uid()))
 }
 
-async fn write_word(context: &Context, found: &Cluster, word: Word) -> Result<Option<Cluster>, ReconcileError> {
+async fn record_sleep_command(
+    context: &Context,
+    found: &Cluster,
+    word: SleepCommand,
+) -> Result<Option<Cluster>, ReconcileError> {
     let before = found.status.as_ref().and_then(|status| status.activity.as_ref());
     let asked = state::plan_sleep_requested(before, word, Timestamp::now());
     request_sleep(context, found, asked).await

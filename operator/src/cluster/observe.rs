@@ -14,7 +14,7 @@ use yoke_api::{Cluster, ConditionType};
 
 use crate::cluster::credentials::persisted;
 use crate::host_api::cache::Caches;
-use crate::model::cluster_summary::Outline;
+use crate::model::cluster_summary::ClusterSummary;
 use crate::model::conditions;
 use crate::model::control_plane::{self, NAME};
 use crate::model::identity::Identity;
@@ -54,7 +54,7 @@ pub(crate) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed
         is_trusted: false,
         is_foreign: namespace
             .as_deref()
-            .is_some_and(|namespace| is_foreign(namespace, identity, || caches.clusters.outlines()))
+            .is_some_and(|namespace| is_foreign(namespace, identity, || caches.clusters.summaries()))
             || store.is_some_and(|store| !persisted::is_of(&store, identity)),
         namespace,
         stateful_set: caches.stateful_sets.get(&ObjectRef::new(NAME).within(&hosted)),
@@ -107,7 +107,7 @@ impl Observed {
     }
 
     /// Whether this Cluster owns an existing control plane, created from a spec that was accepted.
-    pub(crate) fn is_kept(&self) -> bool {
+    pub(crate) fn has_control_plane(&self) -> bool {
         let namespace = self.namespace.as_deref();
         self.stateful_set.is_some()
             && namespace.is_some_and(|namespace| namespace.metadata.deletion_timestamp.is_none())
@@ -125,7 +125,7 @@ impl Observed {
 pub(crate) fn is_foreign(
     namespace: &Namespace,
     identity: &Identity,
-    clusters: impl FnOnce() -> Vec<Arc<Outline>>,
+    clusters: impl FnOnce() -> Vec<Arc<ClusterSummary>>,
 ) -> bool {
     let annotation = |key: &str| namespace.annotations().get(key);
     if annotation(labels::OWNER_UID) == Some(&identity.uid) {
@@ -211,7 +211,7 @@ mod tests {
         nobodys.metadata.labels = None;
         let mut half = namespace(&elsewhere);
         half.metadata.annotations = None;
-        let living = |cluster: &Cluster| vec![Arc::new(Outline::of(cluster))];
+        let living = |cluster: &Cluster| vec![Arc::new(ClusterSummary::of(cluster))];
         for (rule, namespace, clusters, expected) in [
             ("its own", namespace(&present), living(&present), false),
             ("a namesake's that is gone", namespace(&former), living(&present), false),

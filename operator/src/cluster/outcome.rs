@@ -6,7 +6,7 @@ use yoke_api::ingress::Asleep;
 use yoke_api::workers::WorkersStatus;
 
 use crate::cluster::observe::Observed;
-use crate::cluster::sleep::state::Rest;
+use crate::cluster::sleep::state::SleepState;
 use crate::cluster::store::streams::Store;
 use crate::host_nodes::drain;
 use crate::model::conditions::State;
@@ -15,14 +15,14 @@ use crate::model::refusal::Refusal;
 
 /// Why a Cluster is not ready for its tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lack {
+pub struct NotReady {
     /// Reason of the condition.
     pub reason: Reason,
     /// Text of the error.
     pub why: String,
 }
 
-impl From<String> for Lack {
+impl From<String> for NotReady {
     fn from(why: String) -> Self {
         Self {
             reason: Reason::APIServerNotReady,
@@ -41,7 +41,7 @@ pub struct Outcome {
     /// Whether the spec was refused, and the control plane of an earlier spec is maintained.
     pub kept: bool,
     /// The desired run state; for a spec that is not applied, the present run state.
-    pub rest: Rest,
+    pub rest: SleepState,
     /// The ingress message for callers while no API is available.
     pub told: Option<Asleep>,
     /// Version to run; absent if the spec was refused.
@@ -64,15 +64,15 @@ pub struct Outcome {
     pub inside: Result<(), String>,
     /// Whether the rest that a tenant needs is available: the ingress, the bindings in its API,
     /// working controllers.
-    pub outside: Result<(), Lack>,
+    pub outside: Result<(), NotReady>,
     /// Whether readiness is assumed for a moment, while the operator itself reaches no API yet.
-    pub believed: bool,
+    pub assumed_ready: bool,
     /// Whether the ingress configuration and the kubeconfig are written.
     pub published: bool,
     /// Number of Nodes in the cluster; `None` if not known.
     pub nodes: Option<i32>,
     /// Whether its sleep may outlast the certificates of its Nodes.
-    pub strands_nodes: bool,
+    pub outlives_node_certificates: bool,
     /// Whether an awake cluster could go to sleep automatically.
     pub sleep_possible: Option<State>,
     /// When a client last used its API, if the store reported it.
@@ -120,9 +120,9 @@ pub(crate) struct Applied {
     pub(crate) ca_not_after: Option<Timestamp>,
     pub(crate) control_plane: ControlPlane,
     pub(crate) inside: Result<(), String>,
-    pub(crate) outside: Result<(), Lack>,
+    pub(crate) outside: Result<(), NotReady>,
     /// Whether the API is assumed ready while the operator itself reaches no API yet.
-    pub(crate) believed: bool,
+    pub(crate) assumed_ready: bool,
     pub(crate) published: bool,
     pub(crate) nodes: Option<i32>,
     pub(crate) addons: Option<State>,
@@ -147,8 +147,8 @@ impl Applied {
             ca_not_after: None,
             control_plane: control_plane::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
             inside: observed.answers(),
-            outside: observed.answers().map_err(Lack::from),
-            believed: false,
+            outside: observed.answers().map_err(NotReady::from),
+            assumed_ready: false,
             published: false,
             nodes: None,
             addons: None,

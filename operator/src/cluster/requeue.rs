@@ -28,7 +28,7 @@ pub(super) const ASLEEP: Duration = Duration::from_secs(1800);
 const LIMITED: Duration = Duration::from_secs(300);
 
 /// The requeue delay after an outcome. `storeless`: since when the store is known to be missing.
-pub(super) fn plan_pause(outcome: &Outcome, storeless: Option<Timestamp>, now: Timestamp) -> Duration {
+pub(super) fn requeue_after(outcome: &Outcome, storeless: Option<Timestamp>, now: Timestamp) -> Duration {
     if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
         return STEADY;
     }
@@ -42,7 +42,7 @@ pub(super) fn plan_pause(outcome: &Outcome, storeless: Option<Timestamp>, now: T
     match &outcome.control_plane {
         // Readiness is only assumed. A late check would leave a wrong state of the previous process
         // in place.
-        _ if outcome.believed => STARTING,
+        _ if outcome.assumed_ready => STARTING,
         // A young control plane answers in a moment; an old one may never.
         ControlPlane::Running { started, .. } if !answers => {
             if now.duration_since(*started).as_secs() < YOUNG {
@@ -76,7 +76,7 @@ fn is_upgrading(outcome: &Outcome) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::outcome::{Lack, Workers};
+    use crate::cluster::outcome::{NotReady, Workers};
     use crate::fixtures::outcome;
     use crate::model::conditions::State;
     use crate::model::control_plane::Failure;
@@ -100,14 +100,14 @@ mod tests {
         let (absent, asleep) = (silent(ControlPlane::Absent), silent(ControlPlane::Asleep));
         let with = |store: State, outcome: Outcome| Outcome { store, ..outcome };
         let lacking = Outcome {
-            outside: Err(Lack {
+            outside: Err(NotReady {
                 reason: Reason::IngressPending,
                 why: "x".into(),
             }),
             ..outcome()
         };
-        let believed = Outcome {
-            believed: true,
+        let assumed_ready = Outcome {
+            assumed_ready: true,
             ..outcome()
         };
         let on_the_way = || Outcome {
@@ -147,7 +147,7 @@ mod tests {
                 WAITING,
             ),
             ("its turn comes", queued, 1001, STEADY),
-            ("believed", believed, 1001, STARTING),
+            ("believed", assumed_ready, 1001, STARTING),
             ("young, silent", silent(running()), 1059, STARTING),
             ("old, silent", silent(running()), 1060, WAITING),
             ("ingress not told yet", lacking.clone(), 1001, STARTING),
@@ -197,7 +197,7 @@ mod tests {
             ("no room, failing", with(limited(), silent(failing())), 1001, WAITING),
         ] {
             let now = Timestamp::from_second(now).unwrap();
-            assert_eq!(plan_pause(&outcome, storeless, now), expected, "{rule}");
+            assert_eq!(requeue_after(&outcome, storeless, now), expected, "{rule}");
         }
     }
 }

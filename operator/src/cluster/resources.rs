@@ -20,7 +20,7 @@ pub mod stateful_set;
 pub mod summary;
 
 pub use crate::cluster::resources::secrets::Materials;
-pub use crate::cluster::resources::summary::{Gist, Reach, Trust};
+pub use crate::cluster::resources::summary::{ApiAccess, IssuedSummary, Trust};
 
 use crate::cluster::validate::Accepted;
 use crate::config::Config;
@@ -46,8 +46,8 @@ impl Blueprint<'_> {
     }
 
     /// The connections that this Cluster needs beside those of every Cluster.
-    pub fn open(&self) -> network_policy::Open {
-        network_policy::Open {
+    pub fn open(&self) -> network_policy::AllowedPeers {
+        network_policy::AllowedPeers {
             provider: self.has_provider(),
             konnectivity: self.spec.konnectivity.is_enabled(),
         }

@@ -1,5 +1,5 @@
 //! Validates the spec of a Cluster against its Tenant, the other Clusters and the host. Everything
-//! that it is checked against comes in as [`Surroundings`]. The result is an [`Accepted`] spec or a
+//! that it is checked against comes in as [`ValidationContext`]. The result is an [`Accepted`] spec or a
 //! [`Refusal`]. Pure.
 
 mod arguments;
@@ -19,14 +19,14 @@ use yoke_pki::plan::{ClusterFacts, Generations, Leaf, LeafRole, Lifetimes, Plan,
 use crate::cluster::sleep::schedule;
 use crate::config::{ClassEntry, Config, VersionEntry};
 use crate::host_api::cache::ByIdentity;
-use crate::model::cluster_summary::Outline;
+use crate::model::cluster_summary::ClusterSummary;
 use crate::model::identity::Identity;
 use crate::model::quantity;
 use crate::model::refusal::Refusal;
 
 /// Everything that a spec is validated against.
 #[derive(Debug)]
-pub struct Surroundings<'c, 'o> {
+pub struct ValidationContext<'c, 'o> {
     /// The host's configuration.
     pub config: &'c Config,
     /// The Tenant of the Cluster's namespace, if it exists.
@@ -37,7 +37,7 @@ pub struct Surroundings<'c, 'o> {
     pub tenants: &'o [Arc<Tenant>],
     /// Clusters of its namespace, itself included, and Clusters elsewhere that may claim the same
     /// names.
-    pub clusters: &'o [Arc<Outline>],
+    pub clusters: &'o [Arc<ClusterSummary>],
     /// Bytes that the stores of the Tenant have reserved at NATS, by identity; stores of deleted
     /// Clusters count too.
     pub reserved: ByIdentity,
@@ -70,7 +70,7 @@ pub struct Accepted<'a> {
 pub fn validate<'c>(
     cluster: &Cluster,
     identity: &Identity,
-    around: &Surroundings<'c, '_>,
+    around: &ValidationContext<'c, '_>,
 ) -> Result<Accepted<'c>, Refusal> {
     check_name(&identity.cluster)?;
     let tenant = check_tenant(identity, around)?;
@@ -132,7 +132,7 @@ fn check_schedules(cluster: &Cluster) -> Result<(), Refusal> {
         .or_else(|error| refuse(Reason::ScheduleInvalid, format!("spec.sleep.schedules: {error}.")))
 }
 
-fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Result<&'o Tenant, Refusal> {
+fn check_tenant<'o>(identity: &Identity, around: &ValidationContext<'_, 'o>) -> Result<&'o Tenant, Refusal> {
     match around.tenant {
         Some(tenant) if tenant.metadata.deletion_timestamp.is_none() && around.namespace_is_tenants => Ok(tenant),
         Some(tenant) if tenant.metadata.deletion_timestamp.is_none() => refuse(
@@ -154,14 +154,14 @@ fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Resul
 }
 
 /// Whether no older Cluster has the identity of this one.
-pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<Outline>]) -> bool {
-    let own = Outline::of(cluster);
+pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<ClusterSummary>]) -> bool {
+    let own = ClusterSummary::of(cluster);
     let mut same = clusters.iter().filter(|other| other.id == own.id);
     !same.any(|other| other.precedes(&own))
 }
 
-fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
-    let own = Outline::of(cluster);
+fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &ValidationContext<'_, '_>) -> Result<(), Refusal> {
+    let own = ClusterSummary::of(cluster);
     // `clusters` also has the Tenant's other Clusters, which have nothing in common with this one.
     let near = around
         .clusters
@@ -192,7 +192,7 @@ struct Versions<'c> {
     heads_for: Option<KubernetesVersion>,
 }
 
-fn check_version<'c>(cluster: &Cluster, around: &Surroundings<'c, '_>) -> Result<Versions<'c>, Refusal> {
+fn check_version<'c>(cluster: &Cluster, around: &ValidationContext<'c, '_>) -> Result<Versions<'c>, Refusal> {
     let config = around.config;
     let wanted = match cluster.spec.version.as_deref() {
         Some(text) => text
@@ -241,7 +241,7 @@ fn check_version<'c>(cluster: &Cluster, around: &Surroundings<'c, '_>) -> Result
 /// version. A version that was requested while the Cluster slept or was paused, or that never
 /// became available, has migrated nothing. The owner cannot revert such a version: the CRD allows
 /// no downgrade.
-fn plan_step(wanted: KubernetesVersion, around: &Surroundings<'_, '_>) -> Result<KubernetesVersion, Refusal> {
+fn plan_step(wanted: KubernetesVersion, around: &ValidationContext<'_, '_>) -> Result<KubernetesVersion, Refusal> {
     let Some(running) = around.running else {
         return Ok(wanted);
     };
@@ -355,18 +355,18 @@ fn check_sources(cluster: &Cluster) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<i64, Refusal> {
+fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &ValidationContext<'_, '_>) -> Result<i64, Refusal> {
     let own = quantity::to_bytes(&cluster.spec.storage.quota)
         .or_else(|error| refuse(Reason::QuotaExceeded, format!("spec.storage.quota: {error}.")))?;
-    let itself = Outline::of(cluster);
+    let itself = ClusterSummary::of(cluster);
     let quota = &tenant.spec.quota;
     let allowed = usize::try_from(quota.clusters).unwrap_or(0);
     let storage = quantity::to_bytes(&quota.storage).unwrap_or(0);
-    let noted = |other: &Outline| {
+    let noted = |other: &ClusterSummary| {
         let bytes = other.id.as_deref().and_then(|id| around.reserved.get(id));
         bytes.copied().unwrap_or(0)
     };
-    let of_tenant = |other: &&Arc<Outline>| other.namespace == itself.namespace;
+    let of_tenant = |other: &&Arc<ClusterSummary>| other.namespace == itself.namespace;
     let siblings: Vec<_> = around.clusters.iter().filter(of_tenant).collect();
     let had: HashSet<&str> = siblings.iter().filter_map(|other| other.id.as_deref()).collect();
     let gone = around.reserved.iter().filter(|(id, _)| !had.contains(id.as_str()));

@@ -10,7 +10,7 @@ use yoke_runtime::budget::Rate;
 
 use crate::csr_signer::CONTROLLER;
 use crate::csr_signer::metrics::SignerMetrics;
-use crate::csr_signer::queue::Signings;
+use crate::csr_signer::queue::SigningQueue;
 use crate::host_api::Host;
 use crate::host_api::apply::Applier;
 use crate::model::CLUSTER_CONTROLLER;
@@ -54,7 +54,7 @@ pub(crate) struct Context {
     pub(crate) looks: Mutex<Budgets<String>>,
     pub(crate) answers: Mutex<Budgets<String>>,
     pub(crate) requesters: Mutex<Budgets<String>>,
-    signings: Mutex<Signings>,
+    signings: Mutex<SigningQueue>,
     pub(crate) permits: Semaphore,
     pub(crate) params: PatchParams,
     /// Writes to the host API. A CertificateRequest belongs to its Cluster, so the field manager is
@@ -72,7 +72,7 @@ impl Context {
             looks: Mutex::new(Budgets::new(LOOKS, now)),
             answers: Mutex::new(Budgets::new(ANSWERS, now)),
             requesters: Mutex::new(Budgets::new(REQUESTERS, now)),
-            signings: Mutex::new(Signings::new(now)),
+            signings: Mutex::new(SigningQueue::new(now)),
             permits: Semaphore::new(AT_ONCE),
             applier: Applier::new(host.client.clone(), CLUSTER_CONTROLLER),
             params: PatchParams::apply(&format!("yoke-operator/{CONTROLLER}")).force(),
@@ -87,7 +87,7 @@ impl Context {
         }
     }
 
-    pub(crate) fn signings(&self) -> MutexGuard<'_, Signings> {
+    pub(crate) fn signings(&self) -> MutexGuard<'_, SigningQueue> {
         self.signings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

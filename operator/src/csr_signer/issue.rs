@@ -24,7 +24,7 @@ use yoke_pki::request::Use;
 
 use crate::cluster;
 use crate::csr_signer::context::Context;
-use crate::csr_signer::validate::{Asked, Requester};
+use crate::csr_signer::validate::{CertificateRequestFacts, Requester};
 use crate::error::ReconcileError;
 use crate::model::identity::Identity;
 
@@ -90,7 +90,12 @@ pub(crate) async fn find_authority(
 
 /// Plans the validity of a certificate: as long as requested, but not longer than the Cluster's
 /// certificates, nor than its CA. `None` if that is too short.
-pub(crate) fn plan_term(asked: &Asked, pki: &PkiSpec, authority: &ParsedCertificate, now: Timestamp) -> Option<Term> {
+pub(crate) fn plan_term(
+    asked: &CertificateRequestFacts,
+    pki: &PkiSpec,
+    authority: &ParsedCertificate,
+    now: Timestamp,
+) -> Option<Term> {
     let lifetimes = Lifetimes::from_spec(pki)
         .ok()
         .filter(|lifetimes| lifetimes.check().is_ok());
@@ -116,7 +121,7 @@ pub(crate) fn plan_term(asked: &Asked, pki: &PkiSpec, authority: &ParsedCertific
 pub(crate) async fn issue(
     context: &Context,
     identity: &Identity,
-    asked: &Asked,
+    asked: &CertificateRequestFacts,
     csr: &CertificateSigningRequest,
     authority: &ParsedCertificate,
     term: Term,
@@ -172,7 +177,7 @@ async fn wait(api: &Api<CertificateRequest>, name: &str) -> Result<String, Issue
 
 fn build_request(
     identity: &Identity,
-    asked: &Asked,
+    asked: &CertificateRequestFacts,
     csr: &CertificateSigningRequest,
     term: Term,
 ) -> CertificateRequest {

@@ -7,7 +7,7 @@ use yoke_pki::request::Use;
 use yoke_runtime::Metrics;
 
 use crate::csr_signer::refusal::Refusal;
-use crate::csr_signer::validate::{Asked, Requester};
+use crate::csr_signer::validate::{CertificateRequestFacts, Requester};
 
 /// Label of a certificate's purpose.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -58,7 +58,7 @@ impl SignerMetrics {
     }
 
     /// Counts a certificate that was issued to a kubelet or a user.
-    pub fn signed(&self, asked: &Asked) {
+    pub fn signed(&self, asked: &CertificateRequestFacts) {
         let purpose = match (&asked.requester, asked.purpose) {
             (Requester::Approved, _) => "user",
             (_, Use::Client) => "client",

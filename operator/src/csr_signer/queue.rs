@@ -34,7 +34,7 @@ const SKIPPED: usize = 128;
 
 /// Signing budgets of all Tenants.
 #[derive(Debug)]
-pub(crate) struct Signings {
+pub(crate) struct SigningQueue {
     tenants: Budgets<String>,
     all: Budgets<()>,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Skipped {
     waiting: VecDeque<(String, Waiting)>,
 }
 
-impl Signings {
+impl SigningQueue {
     /// Creates full budgets.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_tenant_has_many_at_once_and_then_few() {
         let start = Instant::now();
-        let mut signings = Signings::new(start);
+        let mut signings = SigningQueue::new(start);
         let mut spend = |is_new, after| {
             let now = start + Duration::from_secs(after);
             (0..1000).filter(|_| signings.take("a", is_new, now)).count()
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn all_tenants_together_have_a_rate() {
         let start = Instant::now();
-        let mut signings = Signings::new(start);
+        let mut signings = SigningQueue::new(start);
         let mut spend = |from: usize, is_new, after| {
             let now = start + Duration::from_secs(after);
             let tenants = (from..from + 10).map(|number| format!("t{number}"));

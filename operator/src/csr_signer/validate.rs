@@ -50,7 +50,7 @@ const UID_MAX: usize = 64;
 
 /// Content of a valid request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Asked {
+pub struct CertificateRequestFacts {
     /// Purpose of the certificate.
     pub purpose: Use,
     /// Subject: the name of a Node or of a user.
@@ -135,7 +135,7 @@ pub fn trim(mut csr: CertificateSigningRequest) -> Option<CertificateSigningRequ
 }
 
 /// Validates a request on its own, without its Node.
-pub fn validate(csr: &CertificateSigningRequest) -> Result<Asked, Refusal> {
+pub fn validate(csr: &CertificateSigningRequest) -> Result<CertificateRequestFacts, Refusal> {
     let spec = &csr.spec;
     let purpose = purpose_of(csr).ok_or(Refusal::UsagesInvalid)?;
     let request = ParsedRequest::from_pem(&spec.request.0).map_err(|_| Refusal::RequestInvalid)?;
@@ -151,7 +151,7 @@ pub fn validate(csr: &CertificateSigningRequest) -> Result<Asked, Refusal> {
         Use::Server if !has_names || !request_is_plain(&request) => return Err(Refusal::NamesNotOfNode),
         _ => {}
     }
-    Ok(Asked {
+    Ok(CertificateRequestFacts {
         purpose,
         name,
         requester,
@@ -202,7 +202,7 @@ fn find_user(request: &ParsedRequest) -> Result<String, Refusal> {
 }
 
 /// Validates a request against the Node with this name, if there is one.
-pub fn validate_node(asked: &Asked, node: Option<&Node>) -> Result<(), Refusal> {
+pub fn validate_node(asked: &CertificateRequestFacts, node: Option<&Node>) -> Result<(), Refusal> {
     match (asked.purpose, &asked.requester, node) {
         (Use::Client, Requester::Bootstrap(_), Some(_)) => Err(Refusal::NodeExists),
         (Use::Client, ..) => Ok(()),

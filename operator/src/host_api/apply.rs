@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use yoke_api::{Lenient, labels};
 
-use crate::host_api::compact_store::Ledger;
-use crate::host_api::comparison::{Known, Reworded, Sight, digest_of, hash_of, says};
+use crate::host_api::compact_store::CompactStore;
+use crate::host_api::comparison::{Comparison, Known, Normalized, contains_fields, digest_of, hash_of};
 
 /// A write failed.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub struct Applier {
     /// Objects that are current although a comparison does not show it: the API server normalizes
     /// them, or the cache has only a part. Maps the hash of the object's key to the version that is
     /// known to be current.
-    reworded: Mutex<HashMap<u64, Reworded>>,
+    reworded: Mutex<HashMap<u64, Normalized>>,
 }
 
 type Key = (String, String, String);
@@ -111,28 +111,28 @@ impl Applier {
         known: &impl Known<K>,
         api: &Api<K>,
         object: &K,
-        sight: Sight,
+        sight: Comparison,
         (wanted, digest): (&Value, &str),
     ) -> Result<bool, ApplyError>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
         let version = match &sight {
-            Sight::Applied => return Ok(true),
-            Sight::Other => return Ok(false),
-            Sight::Reworded(version) => version.clone(),
-            Sight::Unread(version) => Some(version.clone()),
+            Comparison::Applied => return Ok(true),
+            Comparison::Other => return Ok(false),
+            Comparison::Normalized(version) => version.clone(),
+            Comparison::Unknown(version) => Some(version.clone()),
         };
-        let noted = Reworded::new(digest, version.as_deref());
+        let noted = Normalized::new(digest, version.as_deref());
         if self.lock().get(&hash_of(&key_of(object))) == Some(&noted) {
             return Ok(true);
         }
-        if let Sight::Reworded(_) = sight {
+        if let Comparison::Normalized(_) = sight {
             return Ok(false);
         }
         let found = api.get_opt(&object.name_any()).await;
         let found = found.map_err(|source| failed("reading", object, source))?;
-        let Some(found) = found.filter(|found| says(found, wanted)) else {
+        let Some(found) = found.filter(|found| contains_fields(found, wanted)) else {
             return Ok(false);
         };
         self.note(object, digest, known.version(&found));
@@ -141,22 +141,22 @@ impl Applier {
 
     /// Records that a version of an object is the desired state, even if its fields differ.
     fn note<K: Resource<DynamicType = ()>>(&self, object: &K, digest: &str, version: Option<String>) {
-        let noted = Reworded::new(digest, version.as_deref());
+        let noted = Normalized::new(digest, version.as_deref());
         self.lock().insert(hash_of(&key_of(object)), noted);
     }
 
     /// Returns the digest of an object that is unchanged since it was applied. `None` if that
     /// cannot be decided without a request.
-    pub(crate) fn find_standing<K>(&self, ledger: &Ledger<K>, namespace: &str, name: &str) -> Option<String>
+    pub(crate) fn find_standing<K>(&self, ledger: &CompactStore<K>, namespace: &str, name: &str) -> Option<String>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
-        let (digest, version) = ledger.borne(namespace, name)?;
+        let (digest, version) = ledger.applied_digest(namespace, name)?;
         let Some(version) = version else {
             return Some(digest);
         };
         let key = (K::kind(&()).into_owned(), namespace.to_owned(), name.to_owned());
-        let noted = Reworded::new(&digest, Some(&version));
+        let noted = Normalized::new(&digest, Some(&version));
         (self.lock().get(&hash_of(&key)) == Some(&noted)).then_some(digest)
     }
 
@@ -250,7 +250,7 @@ impl Applier {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Reworded>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Normalized>> {
         // Every change is one insert or removal, so the map is consistent after any panic.
         self.reworded.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -18,7 +18,7 @@ pub(crate) mod retention;
 pub(crate) mod sink;
 mod trim;
 
-pub(crate) use crate::host_api::cache::clusters::Outlines;
+pub(crate) use crate::host_api::cache::clusters::Summaries;
 pub use crate::host_api::cache::clusters::{Clusters, Named};
 pub use crate::host_api::cache::metrics::CacheMetrics;
 pub use crate::host_api::cache::reserved_storage::{ByIdentity, Reserved};
@@ -49,11 +49,11 @@ use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
 use crate::host_api::cache::reserved_storage::Counted;
-use crate::host_api::cache::sink::{Shelf, Whole};
+use crate::host_api::cache::sink::{FullStore, WatchSink};
 use crate::host_api::cache::trim::without_extras;
-use crate::host_api::compact_store::{self, Ended, Extent, Ledger};
-use crate::host_api::triggers::Triggers;
-use crate::model::host_node::Machine;
+use crate::host_api::compact_store::{self, CompactStore, Ended, Retention};
+use crate::host_api::triggers::WatchRouter;
+use crate::model::host_node::HostNode;
 
 /// Capacity of the trigger channels. A full channel blocks the watches, so each channel always has
 /// a reader that never delays. Until the first lists are complete the reader is
@@ -95,26 +95,26 @@ pub struct Caches {
     /// All JoinTokens.
     pub join_tokens: Store<JoinToken>,
     /// Namespaces that the operator created.
-    pub namespaces: Ledger<Namespace>,
+    pub namespaces: CompactStore<Namespace>,
     /// Secrets that the operator created or requested from cert-manager: names of their keys, and
     /// values that are not secret.
-    pub secrets: Ledger<Secret>,
+    pub secrets: CompactStore<Secret>,
     /// Bytes that stores have reserved at NATS, from their Secrets.
     pub reserved: Reserved,
     /// ConfigMaps of control-plane namespaces: the configuration that is published to the ingress.
-    pub config_maps: Ledger<ConfigMap>,
+    pub config_maps: CompactStore<ConfigMap>,
     /// Services of control planes.
-    pub services: Ledger<Service>,
+    pub services: CompactStore<Service>,
     /// StatefulSets of control planes: only the fields that the operator reads.
-    pub stateful_sets: Ledger<StatefulSet>,
+    pub stateful_sets: CompactStore<StatefulSet>,
     /// Pods of control planes.
     pub pods: Store<Pod>,
     /// PodDisruptionBudgets of control planes.
     pub budgets: Store<PodDisruptionBudget>,
     /// Nodes of the host.
-    pub machines: Store<Machine>,
+    pub machines: Store<HostNode>,
     /// NetworkPolicies of control-plane namespaces.
-    pub network_policies: Ledger<NetworkPolicy>,
+    pub network_policies: CompactStore<NetworkPolicy>,
     /// Roles in Tenants' namespaces.
     pub roles: Store<Role>,
     /// RoleBindings in Tenants' namespaces.
@@ -122,9 +122,9 @@ pub struct Caches {
     /// ResourceQuotas in Tenants' namespaces.
     pub resource_quotas: Store<ResourceQuota>,
     /// Certificates of clusters, and their host names.
-    pub certificates: Ledger<Certificate>,
+    pub certificates: CompactStore<Certificate>,
     /// Issuers of clusters.
-    pub issuers: Ledger<Issuer>,
+    pub issuers: CompactStore<Issuer>,
 }
 
 /// Streams of objects to reconcile, for the controllers.
@@ -187,7 +187,7 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &CacheMetric
     let (join_token_sender, join_tokens) = mpsc::channel(TRIGGER_CAPACITY);
     let (known_clusters, clusters_kept) = Clusters::open();
     let (join_token_store, join_token_writer) = reflector::store();
-    let triggers = Triggers::new(
+    let triggers = WatchRouter::new(
         cluster_sender,
         tenant_sender,
         join_token_sender,
@@ -206,7 +206,7 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &CacheMetric
     };
     let every = watcher::Config::default().page_size(PAGE);
     starter.spawn("watch-clusters", every.clone(), clusters_kept);
-    let join_tokens_kept = Whole {
+    let join_tokens_kept = FullStore {
         store: join_token_store.clone(),
         writer: join_token_writer,
     };
@@ -300,7 +300,7 @@ where
 struct Starter<'a> {
     client: &'a Client,
     supervisor: &'a mut Supervisor,
-    triggers: Triggers,
+    triggers: WatchRouter,
     drain: Drain,
     metrics: CacheMetrics,
     unserved: watch::Sender<BTreeSet<&'static str>>,
@@ -312,11 +312,16 @@ impl Starter<'_> {
     }
 
     /// Watches the operator's own objects and caches one compact record per object.
-    fn note_ours<K: Watched>(&mut self, task: &'static str, extent: Extent<K>) -> Ledger<K> {
+    fn note_ours<K: Watched>(&mut self, task: &'static str, extent: Retention<K>) -> CompactStore<K> {
         self.note(task, build_ours(), extent)
     }
 
-    fn note<K: Watched>(&mut self, task: &'static str, config: watcher::Config, extent: Extent<K>) -> Ledger<K> {
+    fn note<K: Watched>(
+        &mut self,
+        task: &'static str,
+        config: watcher::Config,
+        extent: Retention<K>,
+    ) -> CompactStore<K> {
         let (ledger, scribe) = compact_store::open(extent);
         self.spawn(task, config, scribe);
         ledger
@@ -325,11 +330,11 @@ impl Starter<'_> {
     fn watch<K: Watched>(&mut self, task: &'static str, config: watcher::Config) -> Store<K> {
         let (store, writer) = reflector::store();
         let known = store.clone();
-        self.spawn(task, config, Whole { store, writer });
+        self.spawn(task, config, FullStore { store, writer });
         known
     }
 
-    fn spawn<K: Watched>(&mut self, task: &'static str, config: watcher::Config, mut shelf: impl Shelf<K>) {
+    fn spawn<K: Watched>(&mut self, task: &'static str, config: watcher::Config, mut shelf: impl WatchSink<K>) {
         let mut triggers = self.triggers.clone();
         let drain = self.drain.clone();
         let api = Api::<Lenient<K>>::all(self.client.clone());
@@ -432,7 +437,7 @@ fn tell_unserved<K: Resource<DynamicType = ()>>(unserved: &watch::Sender<BTreeSe
 fn take_readable<K>(
     task: &'static str,
     metrics: &CacheMetrics,
-    shelf: &mut impl Shelf<K>,
+    shelf: &mut impl WatchSink<K>,
     event: Event<Lenient<K>>,
 ) -> Option<Event<K>>
 where
@@ -480,7 +485,7 @@ mod tests {
         }
         let metrics = CacheMetrics::new(&yoke_runtime::Metrics::new("operator"));
         let (store, writer) = reflector::store::<Cluster>();
-        let mut shelf = Whole { store, writer };
+        let mut shelf = FullStore { store, writer };
         let kept = take_readable("test", &metrics, &mut shelf, Event::Apply(Lenient(Ok(object))));
         let Some(Event::Apply(kept)) = kept else {
             panic!("{kept:?}");
@@ -501,7 +506,7 @@ mod tests {
         let metrics = CacheMetrics::new(&yoke_runtime::Metrics::new("operator"));
         let (store, writer) = reflector::store::<Cluster>();
         let known = store.clone();
-        let mut shelf = Whole { store, writer };
+        let mut shelf = FullStore { store, writer };
         let mut see = |event| {
             let event = take_readable("test", &metrics, &mut shelf, event);
             event.iter().for_each(|event| shelf.keep(event));

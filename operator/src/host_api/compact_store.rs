@@ -28,32 +28,32 @@ use tokio::sync::watch;
 use yoke_api::labels;
 use yoke_api::names::PKI_NAMESPACE;
 
-use crate::host_api::compact_store::delta::Examples;
+use crate::host_api::compact_store::delta::DeltaBase;
 use crate::host_api::compact_store::record::{Mark, build_line};
-use crate::host_api::compact_store::records::Lines;
-use crate::host_api::comparison::{Known, Sight, digest_of, hash_of, says};
+use crate::host_api::compact_store::records::Records;
+use crate::host_api::comparison::{Comparison, Known, contains_fields, digest_of, hash_of};
 
 /// Read side: the records of all objects of one kind.
 #[derive(Debug)]
-pub struct Ledger<K> {
-    book: Arc<Book>,
+pub struct CompactStore<K> {
+    book: Arc<Inner>,
     is_listed: watch::Receiver<bool>,
-    extent: Extent<K>,
+    extent: Retention<K>,
 }
 
 /// Write side, used by the watch of that kind.
 #[derive(Debug)]
-pub(crate) struct Scribe<K> {
-    book: Arc<Book>,
+pub(crate) struct CompactWriter<K> {
+    book: Arc<Inner>,
     is_listed: watch::Sender<bool>,
     /// Records of a list that is not complete yet.
-    listed: Lines,
-    extent: Extent<K>,
+    listed: Records,
+    extent: Retention<K>,
 }
 
 /// Defines what is cached of the objects of a kind.
 #[derive(Debug)]
-pub(crate) struct Extent<K> {
+pub(crate) struct Retention<K> {
     /// Removes the fields that the operator does not read.
     pub(crate) trim: fn(&mut K),
     /// Whether all applied fields are left after `trim`. Then the cached object is compared with
@@ -69,20 +69,20 @@ pub(crate) struct Extent<K> {
 pub struct Ended;
 
 #[derive(Debug, Default)]
-struct Book {
-    lines: RwLock<Lines>,
-    examples: Examples,
+struct Inner {
+    lines: RwLock<Records>,
+    examples: DeltaBase,
 }
 
-impl<K> Clone for Extent<K> {
+impl<K> Clone for Retention<K> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<K> Copy for Extent<K> {}
+impl<K> Copy for Retention<K> {}
 
-impl<K> Clone for Ledger<K> {
+impl<K> Clone for CompactStore<K> {
     fn clone(&self) -> Self {
         Self {
             book: Arc::clone(&self.book),
@@ -105,24 +105,24 @@ pub(crate) fn by_generation(meta: &ObjectMeta) -> String {
 }
 
 /// Opens an empty cache.
-pub(crate) fn open<K>(extent: Extent<K>) -> (Ledger<K>, Scribe<K>) {
-    let book = Arc::<Book>::default();
+pub(crate) fn open<K>(extent: Retention<K>) -> (CompactStore<K>, CompactWriter<K>) {
+    let book = Arc::<Inner>::default();
     let (sender, is_listed) = watch::channel(false);
-    let ledger = Ledger {
+    let ledger = CompactStore {
         book: Arc::clone(&book),
         is_listed,
         extent,
     };
-    let scribe = Scribe {
+    let scribe = CompactWriter {
         book,
         is_listed: sender,
-        listed: Lines::default(),
+        listed: Records::default(),
         extent,
     };
     (ledger, scribe)
 }
 
-impl<K> Ledger<K> {
+impl<K> CompactStore<K> {
     /// Waits until the first list is complete.
     pub(crate) async fn wait_until_listed(&self) -> Result<(), Ended> {
         let mut is_listed = self.is_listed.clone();
@@ -152,7 +152,7 @@ impl<K> Ledger<K> {
     }
 }
 
-impl<K: Resource<DynamicType = ()> + DeserializeOwned> Ledger<K> {
+impl<K: Resource<DynamicType = ()> + DeserializeOwned> CompactStore<K> {
     /// Returns an object with the fields that are cached.
     pub fn get(&self, key: &ObjectRef<K>) -> Option<Arc<K>> {
         let found = self.find_one(key.namespace.as_deref().unwrap_or_default(), &key.name);
@@ -173,10 +173,10 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Ledger<K> {
 
     /// Returns the digest of an object. If the object does not match its digest, returns its
     /// version too.
-    pub(crate) fn borne(&self, namespace: &str, name: &str) -> Option<(String, Option<String>)> {
+    pub(crate) fn applied_digest(&self, namespace: &str, name: &str) -> Option<(String, Option<String>)> {
         let mark = self.mark(&to_key(namespace, name))?;
         let digest = HEXLOWER.encode(&mark.digest);
-        if mark.is_so {
+        if mark.digest_matches {
             return Some((digest, None));
         }
         let known = self.find_one(namespace, name)?;
@@ -188,24 +188,24 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Ledger<K> {
     }
 }
 
-impl<K> Known<K> for Ledger<K>
+impl<K> Known<K> for CompactStore<K>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,
 {
-    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Sight {
+    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Comparison {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         match self.mark(&to_key(&namespace, &name)) {
-            Some(mark) if HEXLOWER.encode(&mark.digest) != digest => Sight::Other,
-            Some(mark) if mark.is_so => Sight::Applied,
+            Some(mark) if HEXLOWER.encode(&mark.digest) != digest => Comparison::Other,
+            Some(mark) if mark.digest_matches => Comparison::Applied,
             Some(_) => match self.find_one(&namespace, &name) {
-                Some(known) if self.extent.is_whole => match says(&known, wanted) {
-                    true => Sight::Applied,
-                    false => Sight::Reworded(self.version(&known)),
+                Some(known) if self.extent.is_whole => match contains_fields(&known, wanted) {
+                    true => Comparison::Applied,
+                    false => Comparison::Normalized(self.version(&known)),
                 },
-                Some(known) => Sight::Unread(self.version(&known).unwrap_or_default()),
-                None => Sight::Other,
+                Some(known) => Comparison::Unknown(self.version(&known).unwrap_or_default()),
+                None => Comparison::Other,
             },
-            None => Sight::Other,
+            None => Comparison::Other,
         }
     }
 
@@ -215,20 +215,20 @@ where
 
     fn sees(&self, found: &K, wanted: &Value) -> bool {
         if self.extent.is_whole {
-            return says(found, wanted);
+            return contains_fields(found, wanted);
         }
-        mark_of(found).is_some_and(|mark| mark.is_so)
+        mark_of(found).is_some_and(|mark| mark.digest_matches)
     }
 }
 
-impl<K> Scribe<K>
+impl<K> CompactWriter<K>
 where
     K: Resource<DynamicType = ()> + Clone + Serialize,
 {
     /// Applies an event of the watch.
     pub(crate) fn note(&mut self, event: &Event<K>) {
         match event {
-            Event::Init => self.listed = Lines::default(),
+            Event::Init => self.listed = Records::default(),
             Event::InitApply(object) => {
                 let line = self.to_line(object);
                 self.listed.put(&line);
@@ -269,7 +269,7 @@ where
     }
 }
 
-impl Book {
+impl Inner {
     fn find<K: Resource + DeserializeOwned>(&self, namespace: &str, name: &str) -> Option<K> {
         let text = {
             let lines = self.read();
@@ -295,12 +295,12 @@ impl Book {
             .collect()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Lines> {
+    fn read(&self) -> RwLockReadGuard<'_, Records> {
         // Every change replaces a complete record.
         self.lines.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Lines> {
+    fn write(&self) -> RwLockWriteGuard<'_, Records> {
         self.lines.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -322,7 +322,7 @@ fn mark_of<K: Resource + Serialize>(object: &K) -> Option<Mark> {
     let digest = object.annotations().get(labels::APPLIED_DIGEST)?;
     Some(Mark {
         digest: HEXLOWER.decode(digest.as_bytes()).ok()?.try_into().ok()?,
-        is_so: *digest == digest_of(&to_applied(object)),
+        digest_matches: *digest == digest_of(&to_applied(object)),
     })
 }
 

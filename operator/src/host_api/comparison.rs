@@ -13,7 +13,7 @@ use yoke_api::labels;
 /// Objects of one kind that are known from a watch.
 pub trait Known<K: Resource> {
     /// Compares the known object with the desired state, as JSON and by its digest.
-    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Sight;
+    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Comparison;
 
     /// Returns a value that changes whenever the object changes.
     fn version(&self, object: &K) -> Option<String> {
@@ -27,15 +27,15 @@ pub trait Known<K: Resource> {
 
 /// Result of a comparison between a known object and the desired state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum Comparison {
     /// Unchanged since the last apply, which equals the desired state.
     Applied,
     /// The desired state was applied, but the object differs. Either the API server normalized it,
     /// or another writer changed it. Contains its version.
-    Reworded(Option<String>),
+    Normalized(Option<String>),
     /// The digest is that of the desired state, but the cache does not have the fields to compare.
     /// Contains the version.
-    Unread(String),
+    Unknown(String),
     /// Something else was applied, or nothing.
     Other,
 }
@@ -44,32 +44,32 @@ impl<K> Known<K> for Store<K>
 where
     K: Resource<DynamicType = ()> + Clone + Serialize + 'static,
 {
-    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Sight {
+    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Comparison {
         let Some(known) = self.get(&ObjectRef::from_obj(object)) else {
-            return Sight::Other;
+            return Comparison::Other;
         };
-        if !bears(known.as_ref(), digest) {
-            return Sight::Other;
+        if !has_digest(known.as_ref(), digest) {
+            return Comparison::Other;
         }
-        match says(known.as_ref(), wanted) {
-            true => Sight::Applied,
-            false => Sight::Reworded(known.resource_version()),
+        match contains_fields(known.as_ref(), wanted) {
+            true => Comparison::Applied,
+            false => Comparison::Normalized(known.resource_version()),
         }
     }
 
     fn sees(&self, found: &K, wanted: &Value) -> bool {
-        says(found, wanted)
+        contains_fields(found, wanted)
     }
 }
 
 /// No object is known. For kinds that are not watched, and where the watch may not have delivered a
 /// change yet.
 #[derive(Clone, Copy, Debug)]
-pub struct Unseen;
+pub struct NotCached;
 
-impl<K: Resource> Known<K> for Unseen {
-    fn compare(&self, _: &K, _: &Value, _: &str) -> Sight {
-        Sight::Other
+impl<K: Resource> Known<K> for NotCached {
+    fn compare(&self, _: &K, _: &Value, _: &str) -> Comparison {
+        Comparison::Other
     }
 
     fn sees(&self, _: &K, _: &Value) -> bool {
@@ -79,12 +79,12 @@ impl<K: Resource> Known<K> for Unseen {
 
 /// Hashes of the digest and of the version. Hashes save memory: each Cluster may have one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reworded {
+pub(crate) struct Normalized {
     digest: u64,
     version: u64,
 }
 
-impl Reworded {
+impl Normalized {
     pub(crate) fn new(digest: &str, version: Option<&str>) -> Self {
         Self {
             digest: hash_of(digest),
@@ -105,13 +105,13 @@ pub(crate) fn digest_of(wanted: &Value) -> String {
     HEXLOWER.encode(&Sha256::digest(wanted.to_string())[..8])
 }
 
-pub(crate) fn bears<K: Resource>(object: &K, digest: &str) -> bool {
-    let borne = object.annotations().get(labels::APPLIED_DIGEST);
-    borne.map(String::as_str) == Some(digest)
+pub(crate) fn has_digest<K: Resource>(object: &K, digest: &str) -> bool {
+    let applied_digest = object.annotations().get(labels::APPLIED_DIGEST);
+    applied_digest.map(String::as_str) == Some(digest)
 }
 
 /// Returns whether an object contains all desired fields.
-pub(crate) fn says<K: Serialize>(found: &K, wanted: &Value) -> bool {
+pub(crate) fn contains_fields<K: Serialize>(found: &K, wanted: &Value) -> bool {
     serde_json::to_value(found).is_ok_and(|found| is_part(wanted, &found))
 }
 

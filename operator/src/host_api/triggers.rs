@@ -19,17 +19,17 @@ use serde_json::Value;
 use yoke_api::labels::component;
 use yoke_api::{Cluster, ConditionType, JoinToken, Tenant, labels, names};
 
-use crate::cluster::Outline;
-use crate::host_api::cache::Outlines;
+use crate::cluster::ClusterSummary;
+use crate::host_api::cache::Summaries;
 use crate::model::join_token_term;
 
 /// Sends the requeues that follow from the events of one watch.
 #[derive(Clone)]
-pub(crate) struct Triggers {
+pub(crate) struct WatchRouter {
     clusters: mpsc::Sender<ObjectRef<Cluster>>,
     tenants: mpsc::Sender<ObjectRef<Tenant>>,
     join_tokens: mpsc::Sender<ObjectRef<JoinToken>>,
-    all_clusters: Outlines,
+    all_clusters: Summaries,
     all_join_tokens: Store<JoinToken>,
     memory: Memory,
 }
@@ -37,12 +37,12 @@ pub(crate) struct Triggers {
 /// Last observed fields of the objects that concern more than one Cluster.
 #[derive(Clone, Debug, Default)]
 struct Memory {
-    said: HashMap<(String, String), Said>,
+    said: HashMap<(String, String), LastSeen>,
 }
 
 /// Last observed fields of an object.
 #[derive(Clone, Debug, Default)]
-struct Said {
+struct LastSeen {
     digest: u64,
     /// Host names or domains that it claims.
     names: BTreeSet<String>,
@@ -59,7 +59,7 @@ struct Parts {
 
 /// Difference between an object and its last observed fields.
 #[derive(Debug)]
-struct Difference {
+struct Change {
     is_new: bool,
     changed: bool,
     /// Names that it claims now, and those that it claimed before.
@@ -106,7 +106,7 @@ const NAMESPACE: Parts = Parts {
 
 /// Objects to requeue after a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Calls {
+struct Requeues {
     tenant: bool,
     cluster: Option<String>,
     join_token: Option<String>,
@@ -129,12 +129,12 @@ enum Others {
     All,
 }
 
-impl Triggers {
+impl WatchRouter {
     pub(crate) fn new(
         clusters: mpsc::Sender<ObjectRef<Cluster>>,
         tenants: mpsc::Sender<ObjectRef<Tenant>>,
         join_tokens: mpsc::Sender<ObjectRef<JoinToken>>,
-        all_clusters: Outlines,
+        all_clusters: Summaries,
         all_join_tokens: Store<JoinToken>,
     ) -> Self {
         Self {
@@ -176,7 +176,7 @@ impl Triggers {
         }
     }
 
-    fn find_join_tokens(&self, tenant: &str, calls: &Calls) -> Vec<ObjectRef<JoinToken>> {
+    fn find_join_tokens(&self, tenant: &str, calls: &Requeues) -> Vec<ObjectRef<JoinToken>> {
         if !calls.readers && calls.join_tokens_of.is_none() {
             return Vec::new();
         }
@@ -186,7 +186,7 @@ impl Triggers {
         found.iter().map(|token| ObjectRef::from_obj(token.as_ref())).collect()
     }
 
-    fn find_others(&self, tenant: &str, calls: &Calls) -> Vec<ObjectRef<Cluster>> {
+    fn find_others(&self, tenant: &str, calls: &Requeues) -> Vec<ObjectRef<Cluster>> {
         // Fast path: most changes concern no other Cluster.
         if calls.others == Others::None && calls.names.is_empty() {
             return Vec::new();
@@ -196,7 +196,7 @@ impl Triggers {
     }
 }
 
-impl Calls {
+impl Requeues {
     /// Returns whether a JoinToken of the Tenant waits for this change.
     fn are_for_waiting(&self, token: &JoinToken) -> bool {
         self.readers && join_token_term::awaits_role(token)
@@ -204,7 +204,7 @@ impl Calls {
     }
 
     /// Returns whether to requeue a Cluster other than the changed one.
-    fn are_for(&self, tenant: &str, cluster: &Outline) -> bool {
+    fn are_for(&self, tenant: &str, cluster: &ClusterSummary) -> bool {
         let as_other = match self.others {
             Others::None => false,
             Others::Refused => cluster.is_refused,
@@ -217,7 +217,7 @@ impl Calls {
 }
 
 impl Memory {
-    fn plan<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) -> Calls {
+    fn plan<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) -> Requeues {
         let kind = K::kind(&());
         let meta = object.meta();
         let labelled = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER));
@@ -226,7 +226,7 @@ impl Memory {
         match kind.as_ref() {
             "Cluster" => {
                 let difference = self.compare(object, gone, &CLUSTER);
-                Calls {
+                Requeues {
                     tenant: difference.is_new || gone,
                     cluster: meta.name.clone().filter(|_| difference.changed),
                     others: if difference.changed {
@@ -236,23 +236,23 @@ impl Memory {
                     },
                     names: difference.names,
                     join_tokens_of: meta.name.clone().filter(|_| difference.api_answers),
-                    ..Calls::default()
+                    ..Requeues::default()
                 }
             }
             "JoinToken" => {
                 let difference = self.compare(object, gone, &JOIN_TOKEN);
-                Calls {
+                Requeues {
                     // The Tenant's Role lists the Secret of each JoinToken by name.
                     tenant: difference.is_new || gone,
                     join_token: meta.name.clone().filter(|_| difference.changed && !gone),
                     // A Cluster that leaves konnectivity to the operator gets agents with its first
                     // JoinToken.
                     cluster: difference.is_new.then(|| name_cluster(object)).flatten(),
-                    ..Calls::default()
+                    ..Requeues::default()
                 }
             }
             "Tenant" => self.plan_shared(object, gone, &TENANT),
-            _ if labelled.is_some() => Calls {
+            _ if labelled.is_some() => Requeues {
                 cluster: labelled.cloned(),
                 // The Tenant's other Clusters are validated against the bytes that a store has
                 // reserved.
@@ -260,39 +260,39 @@ impl Memory {
                     Some(part) if part == component::STORE && kind == "Secret" => Others::Refused,
                     _ => Others::None,
                 },
-                ..Calls::default()
+                ..Requeues::default()
             },
             "Namespace" => self.plan_shared(object, gone, &NAMESPACE),
-            "ResourceQuota" => Calls {
+            "ResourceQuota" => Requeues {
                 tenant: self.compare(object, gone, &RESOURCE_QUOTA).changed || gone,
-                ..Calls::default()
+                ..Requeues::default()
             },
-            "Role" => Calls {
+            "Role" => Requeues {
                 tenant: true,
                 readers: !gone,
-                ..Calls::default()
+                ..Requeues::default()
             },
-            _ => Calls {
+            _ => Requeues {
                 tenant: true,
-                ..Calls::default()
+                ..Requeues::default()
             },
         }
     }
 
-    fn plan_shared<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &Parts) -> Calls {
+    fn plan_shared<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &Parts) -> Requeues {
         let difference = self.compare(object, gone, parts);
-        Calls {
+        Requeues {
             tenant: true,
             others: if difference.changed { Others::All } else { Others::None },
             names: difference.names,
-            ..Calls::default()
+            ..Requeues::default()
         }
     }
 
-    fn compare<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &Parts) -> Difference {
+    fn compare<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &Parts) -> Change {
         let key = (object.namespace().unwrap_or_default(), object.name_any());
         if gone {
-            return Difference {
+            return Change {
                 is_new: false,
                 changed: true,
                 names: self.said.remove(&key).unwrap_or_default().names,
@@ -309,7 +309,7 @@ impl Memory {
         let list = Some(parts.names).filter(|names| !names.is_empty());
         let list = list.and_then(|names| value.pointer(names)?.as_array());
         let names = list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
-        let said = Said {
+        let said = LastSeen {
             digest: hasher.finish(),
             names: names.collect(),
             api_answers: has_api(&value),
@@ -320,7 +320,7 @@ impl Memory {
         let changed = is_new || before.digest != said.digest || before.names != said.names;
         let mut names = before.names;
         names.extend(said.names);
-        Difference {
+        Change {
             is_new,
             changed,
             names: if changed { names } else { BTreeSet::new() },
@@ -354,17 +354,17 @@ mod tests {
 
     use super::*;
 
-    fn calls(tenant: bool, cluster: Option<&str>, others: Others) -> Calls {
-        Calls {
+    fn calls(tenant: bool, cluster: Option<&str>, others: Others) -> Requeues {
+        Requeues {
             tenant,
             cluster: cluster.map(str::to_owned),
             others,
-            ..Calls::default()
+            ..Requeues::default()
         }
     }
 
     /// Plans one event of an object, and checks the requeues.
-    fn check<K>(rule: &str, memory: &mut Memory, value: Value, gone: bool, expected: &Calls)
+    fn check<K>(rule: &str, memory: &mut Memory, value: Value, gone: bool, expected: &Requeues)
     where
         K: Resource<DynamicType = ()> + Serialize + serde::de::DeserializeOwned,
     {
@@ -400,11 +400,11 @@ mod tests {
                 "spec": {"clusterName": "a"}, "status": {"uses": uses, "conditions": [{"type": "Ready", "status": "False",
                 "reason": "x", "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
         };
-        let calls = |is_new: bool, itself: bool| Calls {
+        let calls = |is_new: bool, itself: bool| Requeues {
             tenant: is_new,
             cluster: is_new.then(|| "a".to_owned()),
             join_token: itself.then(|| "j".to_owned()),
-            ..Calls::default()
+            ..Requeues::default()
         };
         let used = json!([{"request": "r", "node": "n", "time": "2026-01-01T00:00:00Z"}]);
         for (rule, value, expected) in [
@@ -415,9 +415,9 @@ mod tests {
         ] {
             check::<JoinToken>(rule, &mut memory, value, false, &expected);
         }
-        let gone = Calls {
+        let gone = Requeues {
             tenant: true,
-            ..Calls::default()
+            ..Requeues::default()
         };
         check::<JoinToken>("gone", &mut memory, token(1, &used, "y"), true, &gone);
     }
@@ -430,10 +430,10 @@ mod tests {
                 "status": {"conditions": [{"type": "APIServerAvailable", "status": available, "reason": "x",
                 "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
         };
-        let nobody = Calls::default();
-        let waiting = Calls {
+        let nobody = Requeues::default();
+        let waiting = Requeues {
             join_tokens_of: Some("a".to_owned()),
-            ..Calls::default()
+            ..Requeues::default()
         };
         let itself = calls(true, Some("a"), Others::Refused);
         for (rule, value, expected) in [
@@ -454,13 +454,13 @@ mod tests {
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}))
             .unwrap()
         };
-        let readers = Calls {
+        let readers = Requeues {
             readers: true,
-            ..Calls::default()
+            ..Requeues::default()
         };
-        let waiting = Calls {
+        let waiting = Requeues {
             join_tokens_of: Some("a".to_owned()),
-            ..Calls::default()
+            ..Requeues::default()
         };
         for (cluster, reason, by_role, by_api) in [
             ("a", "RolePending", true, false),
@@ -477,7 +477,7 @@ mod tests {
     #[test]
     fn objects_of_a_tenant_call_for_no_cluster() {
         let role = json!({"metadata": {"name": "yoke-tenant", "namespace": "t"}});
-        let expected = Calls {
+        let expected = Requeues {
             readers: true,
             ..calls(true, None, Others::None)
         };
@@ -515,7 +515,7 @@ mod tests {
         };
         let [early, late] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"];
         let itself = calls(false, Some("a"), Others::Refused);
-        let nobody = Calls::default();
+        let nobody = Requeues::default();
         for (rule, cluster, expected) in [
             (
                 "new",
@@ -538,7 +538,7 @@ mod tests {
             let spec = json!({"endpoint": {"extraSANs": [name]}});
             let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
                 "metadata": {"name": "b", "namespace": namespace}, "spec": spec});
-            Outline::of(&serde_json::from_value(value).unwrap())
+            ClusterSummary::of(&serde_json::from_value(value).unwrap())
         };
         let cluster = |generation: i64, names: &[&str]| -> Cluster {
             let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",

@@ -40,7 +40,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Control planes to take over, by the UID of their pod: the node is about to shut down, or the pod
 /// is terminating.
 #[derive(Debug)]
-pub struct Notices {
+pub struct DrainNotices {
     memory: Mutex<Memory>,
     pub(crate) metrics: TakeoverMetrics,
 }
@@ -52,7 +52,7 @@ struct Memory {
     past: VecDeque<Instant>,
 }
 
-impl Notices {
+impl DrainNotices {
     /// Creates an empty collection.
     pub fn new(metrics: TakeoverMetrics) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Notices {
         // Only Clusters that are reconciled can be taken over.
         leavers.retain(|leaver| {
             let cluster = host.caches.clusters.get(&leaver.cluster);
-            cluster.is_some_and(|cluster| conditions::is_carried_out(&cluster))
+            cluster.is_some_and(|cluster| conditions::is_reconciled(&cluster))
         });
         let now = Instant::now();
         memory.notices = plan::plan_notices(&before, leavers, &mut memory.past, settings.per_minute, now);
@@ -155,7 +155,12 @@ pub fn has_other(host: &Host, pod: &Pod) -> bool {
 
 /// Checks Nodes, and requeues Clusters whose control planes are to be taken over, until the drain
 /// starts.
-pub async fn run(host: Arc<Host>, notices: Arc<Notices>, mut calls: mpsc::Sender<ObjectRef<Cluster>>, drain: Drain) {
+pub async fn run(
+    host: Arc<Host>,
+    notices: Arc<DrainNotices>,
+    mut calls: mpsc::Sender<ObjectRef<Cluster>>,
+    drain: Drain,
+) {
     if host.config.planned_takeover.per_minute == 0 {
         return;
     }

@@ -15,7 +15,7 @@ mod metrics;
 pub mod plan;
 
 pub use crate::host_nodes::loss::metrics::LossMetrics;
-pub use crate::model::lost_pod::Lost;
+pub use crate::model::lost_pod::LostPod;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,7 +35,7 @@ use yoke_runtime::Drain;
 use crate::host_api::Host;
 use crate::host_nodes::budget::Room;
 use crate::host_nodes::drain;
-use crate::host_nodes::loss::plan::{Evidence, JURY, Member, REMEMBERED, Sight, TRIAL, Verdict};
+use crate::host_nodes::loss::plan::{CONFIRM_FOR, Conclusion, Member, REMEMBERED, SAMPLE_SIZE, Sample, Sight};
 use crate::model::control_plane::{self, NAME};
 use crate::nats::Nats;
 use crate::tenant_client::{TenantApis, Way};
@@ -44,7 +44,7 @@ use crate::tenant_client::{TenantApis, Way};
 const EVERY: Duration = Duration::from_secs(1);
 /// Timeout of a request to NATS for the end of a log.
 const ASK_LIMIT: Duration = Duration::from_millis(900);
-/// Timeout of a probe of an API. It is shorter than [`TRIAL`].
+/// Timeout of a probe of an API. It is shorter than [`CONFIRM_FOR`].
 const PROBE_LIMIT: Duration = Duration::from_secs(3);
 /// Time after a NATS reconnect in which silence means nothing: all stores reconnect at once.
 const CALM: Duration = Duration::from_secs(30);
@@ -61,24 +61,24 @@ pub struct Context {
     /// Clients of the tenants' APIs.
     pub apis: Arc<TenantApis>,
     /// Pods that were lost with their nodes.
-    pub losses: Arc<Losses>,
+    pub losses: Arc<LostPods>,
     /// Metrics.
     pub metrics: LossMetrics,
 }
 
 /// Pods that were lost recently, and the lost nodes.
 #[derive(Debug, Default)]
-pub struct Losses(Mutex<Memory>);
+pub struct LostPods(Mutex<Memory>);
 
 #[derive(Debug, Default)]
 struct Memory {
     machines: BTreeMap<String, Instant>,
-    pods: HashMap<ClusterId, (Lost, Instant)>,
+    pods: HashMap<ClusterId, (LostPod, Instant)>,
 }
 
-impl Losses {
+impl LostPods {
     /// Returns the pod of a Cluster that was lost recently.
-    pub fn of(&self, id: &ClusterId) -> Option<Lost> {
+    pub fn of(&self, id: &ClusterId) -> Option<LostPod> {
         let memory = self.lock();
         let (lost, since) = memory.pods.get(id)?;
         (since.elapsed() < REMEMBERED).then(|| lost.clone())
@@ -96,7 +96,7 @@ impl Losses {
         memory.machines.insert(machine.to_owned(), now);
         let machines: Vec<_> = memory.machines.keys().cloned().collect();
         for member in members {
-            let lost = Lost {
+            let lost = LostPod {
                 pod: member.pod.clone(),
                 machines: machines.iter().cloned().collect(),
             };
@@ -129,7 +129,7 @@ impl Memory {
 #[derive(Debug, Default)]
 struct Watch {
     sights: HashMap<String, Sight>,
-    trials: JoinSet<(String, Verdict)>,
+    trials: JoinSet<(String, Conclusion)>,
     tried: HashSet<String>,
     /// When nodes were given up as lost.
     past: VecDeque<Instant>,
@@ -206,12 +206,12 @@ impl Watch {
     }
 
     /// Acts on the result of a trial. Returns the Clusters to requeue.
-    fn judge(&mut self, context: &Context, machine: String, verdict: Verdict) -> Vec<ObjectRef<Cluster>> {
+    fn judge(&mut self, context: &Context, machine: String, verdict: Conclusion) -> Vec<ObjectRef<Cluster>> {
         self.tried.remove(&machine);
         let now = Instant::now();
-        let is_told = verdict != Verdict::Lost || !self.is_calm(now);
-        match if is_told { verdict } else { Verdict::Unknown } {
-            Verdict::Alive(id, sequence) => {
+        let is_told = verdict != Conclusion::Lost || !self.is_calm(now);
+        match if is_told { verdict } else { Conclusion::Unknown } {
+            Conclusion::Alive(id, sequence) => {
                 // The exact time of growth is unknown, only that it was within the trial.
                 let sight = Sight {
                     id,
@@ -221,21 +221,21 @@ impl Watch {
                 };
                 self.sights.insert(machine, sight);
             }
-            Verdict::Unknown => {
+            Conclusion::Unknown => {
                 tracing::info!(
                     machine,
                     "a control plane is silent, and its machine not known to be lost"
                 );
                 self.sights.remove(&machine);
             }
-            Verdict::Lost if !self.is_credible(context, &machine, now) => {
+            Conclusion::Lost if !self.is_credible(context, &machine, now) => {
                 tracing::warn!(
                     machine,
                     "machine is silent, and so are all others: it is not given up before Kubernetes finds it unreachable"
                 );
                 self.sights.remove(&machine);
             }
-            Verdict::Lost => {
+            Conclusion::Lost => {
                 self.sights.remove(&machine);
                 let members = list_machines(context).remove(&machine).unwrap_or_default();
                 let is_given = members
@@ -297,19 +297,19 @@ fn list_machines(context: &Context) -> BTreeMap<String, Vec<Member>> {
 }
 
 /// Checks several control planes of a node: their logs, and their APIs.
-async fn try_machine(context: &Context, members: Vec<Member>) -> Verdict {
+async fn try_machine(context: &Context, members: Vec<Member>) -> Conclusion {
     // An API without a client has never been probed, so it proves nothing.
     let known = |member: &Member| member.is_ready && context.apis.known(&member.id, Way::Inside).is_some();
-    let jury: Vec<_> = members.into_iter().filter(known).take(JURY).collect();
-    let heard = join_all(jury.into_iter().map(|member| hear(context, member))).await;
+    let jury: Vec<_> = members.into_iter().filter(known).take(SAMPLE_SIZE).collect();
+    let heard = join_all(jury.into_iter().map(|member| sample(context, member))).await;
     plan::plan_verdict(&heard.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// Checks one control plane. Returns `None` if NATS does not answer the first request.
-async fn hear(context: &Context, member: Member) -> Option<Evidence> {
+async fn sample(context: &Context, member: Member) -> Option<Sample> {
     let first = find_end(context, &member).await?;
-    let (answers, ()) = tokio::join!(answers(context, &member.id), sleep(TRIAL));
-    Some(Evidence {
+    let (answers, ()) = tokio::join!(answers(context, &member.id), sleep(CONFIRM_FOR));
+    Some(Sample {
         last: find_end(context, &member).await,
         id: member.id,
         first,

@@ -13,7 +13,7 @@ use crate::model::{conditions, quantity};
 
 /// The fields of a Cluster that validation of other Clusters needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outline {
+pub struct ClusterSummary {
     /// The namespace, which is the Tenant's name.
     pub namespace: Box<str>,
     /// The name of the object.
@@ -34,7 +34,7 @@ pub struct Outline {
     pub is_refused: bool,
 }
 
-impl Outline {
+impl ClusterSummary {
     /// Extracts the fields of a Cluster.
     pub fn of(cluster: &Cluster) -> Self {
         let meta = &cluster.metadata;
@@ -94,10 +94,10 @@ mod tests {
         asking.status = serde_json::from_value(serde_json::json!({"phase": "Refused", "conditions": [{"type": "Accepted",
             "status": "False", "reason": "QuotaExceeded", "message": "x", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}))
         .unwrap();
-        let outline = Outline::of(&asking);
+        let outline = ClusterSummary::of(&asking);
         assert_eq!(
             outline,
-            Outline {
+            ClusterSummary {
                 namespace: "demo".into(),
                 name: "a".into(),
                 uid: "uid-a".into(),
@@ -111,7 +111,7 @@ mod tests {
         );
         assert_eq!(outline.to_key(), ObjectRef::from_obj(&asking));
         assert_eq!(outline.identity(), asking.id());
-        let odd = Outline::of(&with(cluster("a"), |spec| {
+        let odd = ClusterSummary::of(&with(cluster("a"), |spec| {
             (spec.id, spec.storage.quota.0) = (Some("1".into()), "many".into());
         }));
         assert_eq!((odd.identity(), odd.quota, odd.is_refused), (None, None, false));
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_older_precedes_and_then_the_name() {
-        let made = |name: &str, second| Outline::of(&made_at(cluster(name), second));
+        let made = |name: &str, second| ClusterSummary::of(&made_at(cluster(name), second));
         for (rule, one, other, expected) in [
             ("older", made("b", 1), made("a", 2), true),
             ("younger", made("a", 2), made("b", 1), false),

@@ -119,7 +119,7 @@ pub fn find_lacking(cluster: &Cluster, type_: ConditionType) -> Option<Timestamp
 
 /// Returns whether the operator reconciles the spec of a Cluster, by its last status: it is not
 /// paused, and it is accepted.
-pub fn is_carried_out(cluster: &Cluster) -> bool {
+pub fn is_reconciled(cluster: &Cluster) -> bool {
     !cluster.spec.paused && status_of(cluster, ConditionType::Accepted) == Some("True")
 }
 

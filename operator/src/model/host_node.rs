@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 /// A Node of the host, with only the fields that are read here.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, kube::Resource)]
 #[resource(inherit = k8s_openapi::api::core::v1::Node)]
-pub struct Machine {
+pub struct HostNode {
     /// Object metadata.
     pub metadata: ObjectMeta,
     /// Node spec.
     #[serde(default)]
-    pub spec: MachineSpec,
+    pub spec: HostNodeSpec,
     /// Node status.
     #[serde(default)]
-    pub status: MachineStatus,
+    pub status: HostNodeStatus,
 }
 
 /// Spec of a Node.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct MachineSpec {
+pub struct HostNodeSpec {
     /// Taints of the Node.
     #[serde(default)]
     pub taints: Vec<Taint>,
@@ -31,7 +31,7 @@ pub struct MachineSpec {
 
 /// Status of a Node, from its kubelet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct MachineStatus {
+pub struct HostNodeStatus {
     /// Conditions; only `Ready` is read.
     #[serde(default)]
     pub conditions: Vec<NodeCondition>,

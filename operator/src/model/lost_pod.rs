@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// A pod that was lost with its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostPod {
     /// UID of the pod.
     pub pod: String,
     /// Names of the nodes that were lost recently. The replacement pod should avoid them.

@@ -14,7 +14,7 @@ use yoke_api::names::{SSH_SERVICE_ACCOUNT, kubeconfig_secret};
 use yoke_api::tenant::SubjectKind;
 use yoke_api::{GROUP, JoinToken, Tenant};
 
-use crate::cluster::Outline;
+use crate::cluster::ClusterSummary;
 use crate::model::rbac::{build_role_ref, build_rule};
 use crate::model::tenant_namespace::TENANT_MAX;
 use crate::model::tenant_namespace::{ROLE, labels_of};
@@ -65,7 +65,7 @@ pub fn build_namespace(tenant: &Tenant) -> Namespace {
 ///
 /// `join_tokens` are valid, the oldest first, and the operator has created their Secrets. A Secret
 /// with such a name that the operator did not create may contain anything.
-pub fn build_role(tenant: &Tenant, clusters: &[Arc<Outline>], join_tokens: &[Arc<JoinToken>]) -> Role {
+pub fn build_role(tenant: &Tenant, clusters: &[Arc<ClusterSummary>], join_tokens: &[Arc<JoinToken>]) -> Role {
     let name = tenant.name_any();
     let mut secrets: Vec<_> = clusters
         .iter()
@@ -182,8 +182,8 @@ mod tests {
     use yoke_api::Cluster;
     use yoke_api::tenant::{SshKey, TenantSpec, TenantSubject};
 
-    fn cluster(name: &str) -> Arc<Outline> {
-        Arc::new(Outline::of(&Cluster::new(name, Default::default())))
+    fn cluster(name: &str) -> Arc<ClusterSummary> {
+        Arc::new(ClusterSummary::of(&Cluster::new(name, Default::default())))
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
         return Ok(Action::await_change());
     }
     let name = tenant.name_any();
-    let mut clusters = context.host.caches.clusters.outlines_in(&name).len();
+    let mut clusters = context.host.caches.clusters.summaries_in(&name).len();
     if clusters == 0 {
         clusters = count_clusters(context, &name).await?;
     }
@@ -72,7 +72,7 @@ async fn count_clusters(context: &Context, namespace: &str) -> Result<usize, Rec
 async fn delete_left(context: &Context, tenant: &str) -> Result<bool, ReconcileError> {
     let secrets = |namespace: &str| Api::<Secret>::namespaced(context.host.client.clone(), namespace);
     let mut waits = false;
-    for left in cluster::find_left(&context.host, tenant) {
+    for left in cluster::find_retained_stores(&context.host, tenant) {
         // Until the copy is gone, a deleted account could be restored from it.
         if let Some(copy) = left.copy {
             waits = true;

@@ -159,7 +159,7 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
 }
 
 fn id(stage: &Stage) -> yoke_api::ClusterId {
-    stage.host.context.host.caches.clusters.outlines()[0]
+    stage.host.context.host.caches.clusters.summaries()[0]
         .identity()
         .unwrap()
 }

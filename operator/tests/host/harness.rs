@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant};
 use yoke_operator::app::Contexts;
 use yoke_operator::cluster::context::Context;
-use yoke_operator::cluster::{self, Rule};
+use yoke_operator::cluster::{self, QueueLimits};
 use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::host_api::cache::{self, CacheMetrics};
 use yoke_operator::host_nodes::loss;
@@ -643,9 +643,9 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
     let (contexts, tasks) = Contexts::new(Arc::clone(&host), nats, nats_ca, PACE, &metrics);
     // Admissions are ignored, too.
     drop(tasks.due);
-    contexts.cluster.queues.restarts.set_rule(Rule {
+    contexts.cluster.queues.restarts.set_rule(QueueLimits {
         at_once: 1,
-        ..Rule::RESTARTED
+        ..QueueLimits::RESTARTED
     });
     let (calls, called) = mpsc::channel(1);
     let signed = tasks

@@ -29,9 +29,9 @@ use crate::cluster::failover::pods;
 use crate::cluster::lifecycle::delete;
 use crate::cluster::observe::Observed;
 use crate::cluster::outcome::Applied;
-use crate::cluster::resources::objects::{self, Asked};
+use crate::cluster::resources::objects::{self, IngressIntent};
 use crate::cluster::resources::secrets::{self, Data};
-use crate::cluster::resources::{Gist, Materials};
+use crate::cluster::resources::{IssuedSummary, Materials};
 use crate::error::{MaterialError, ReconcileError};
 use crate::host_api::comparison::{digest_of, hash_of};
 use crate::host_api::secrets::{data_of, get_secret};
@@ -47,7 +47,7 @@ pub const COPIED_AT_ONCE: usize = 8;
 /// The result of a copy.
 #[derive(Debug)]
 pub(crate) struct Copied {
-    pub(crate) gist: Gist,
+    pub(crate) gist: IssuedSummary,
     /// Whether the tenant has the kubeconfig. The Tenant's namespace may be terminating while the
     /// control plane is not.
     pub(crate) given: Result<(), ReconcileError>,
@@ -55,7 +55,7 @@ pub(crate) struct Copied {
 
 /// Inputs that determine the copies, apart from static configuration.
 #[derive(Hash)]
-struct Ground<'a> {
+struct CopyFingerprint<'a> {
     identity: String,
     asked: String,
     root: &'a str,
@@ -71,14 +71,14 @@ pub(crate) async fn bring(
     context: &Context,
     identity: &Identity,
     plan: &Plan,
-    (asked, is_awake): (Asked, bool),
+    (asked, is_awake): (IngressIntent, bool),
     applied: &mut Applied,
 ) -> Result<Option<Copied>, ReconcileError> {
     let root = context.host.root_certificate().await?;
     let Some(sources) = find_sources(context, identity, plan) else {
         return Ok(None);
     };
-    let mut ground = Ground {
+    let mut ground = CopyFingerprint {
         identity: format!("{identity:?}"),
         asked: format!("{asked:?}"),
         root: &root,
@@ -95,7 +95,7 @@ pub(crate) async fn bring(
             };
             (ground.sources, ground.copies) = (sources, BTreeMap::new());
             let given = apply(context, identity, asked, &materials, &mut ground).await?;
-            let gist = Gist::of(&materials, &identity.public_name, is_awake);
+            let gist = IssuedSummary::of(&materials, &identity.public_name, is_awake);
             if given.is_ok() {
                 context.memory.note(&identity.id, |seen| {
                     seen.copied = Some((hash_of(&ground), gist.clone()))
@@ -234,9 +234,9 @@ async fn read(
 async fn apply(
     context: &Context,
     identity: &Identity,
-    asked: Asked,
+    asked: IngressIntent,
     materials: &Materials,
-    ground: &mut Ground<'_>,
+    ground: &mut CopyFingerprint<'_>,
 ) -> Result<Result<(), ReconcileError>, ReconcileError> {
     let caches = &context.host.caches;
     let components = secrets::build_component_secrets(identity, materials)?;

@@ -106,7 +106,7 @@ fn read_own(
 ) -> Result<String, ReconcileError> {
     let own = secret.filter(|secret| is_of(secret, identity));
     own.and_then(|secret| text_of(secret, key))
-        .ok_or(ReconcileError::Kept { name, key })
+        .ok_or(ReconcileError::CredentialMissing { name, key })
 }
 
 /// Ensures that the service-account key exists.
@@ -139,7 +139,7 @@ pub(crate) async fn ensure_service_account(
     };
     let secret = keep(context, identity, &place, read, draw).await?;
     let is_there = text_of(&secret, place.key).is_some();
-    is_there.then_some(()).ok_or(ReconcileError::Kept {
+    is_there.then_some(()).ok_or(ReconcileError::CredentialMissing {
         name: place.name,
         key: place.key,
     })
@@ -293,7 +293,7 @@ pub(crate) async fn retain(context: &Context, identity: &Identity, account: Acco
 }
 
 /// The store of a deleted Cluster.
-pub(crate) struct Left {
+pub(crate) struct RetainedStore {
     /// The identity of the deleted Cluster.
     pub(crate) id: ClusterId,
     /// The account with its data.
@@ -305,9 +305,9 @@ pub(crate) struct Left {
 }
 
 /// The stores of a Tenant's deleted Clusters: their data is retained, or not collected yet.
-pub(crate) fn find_left(host: &Host, tenant: &str) -> Vec<Left> {
+pub(crate) fn find_retained_stores(host: &Host, tenant: &str) -> Vec<RetainedStore> {
     // A Cluster that only claims the identity is refused, and owns none of the data.
-    let clusters = host.caches.clusters.outlines_in(tenant);
+    let clusters = host.caches.clusters.summaries_in(tenant);
     let had: HashSet<_> = clusters
         .iter()
         .filter_map(|cluster| Some((cluster.id.as_deref()?, &*cluster.name)))
@@ -323,7 +323,7 @@ pub(crate) fn find_left(host: &Host, tenant: &str) -> Vec<Left> {
         let account = Account::from_data(&data_of(&secret)).ok()?;
         let copy = ObjectRef::<Secret>::new(secrets::STORE).within(id.hosted_namespace().as_str());
         let is_there = secrets.get(&copy).is_some_and(|copy| is_of_tenant(copy.meta(), tenant));
-        Some(Left {
+        Some(RetainedStore {
             account,
             secret: (*secret).clone(),
             copy: is_there.then_some(copy),
@@ -419,7 +419,7 @@ async fn keep(
     }
     found
         .filter(|secret| is_of(secret, identity))
-        .ok_or_else(|| ReconcileError::Kept {
+        .ok_or_else(|| ReconcileError::CredentialMissing {
             name: place.name.clone(),
             key: place.key,
         })

@@ -6,12 +6,12 @@ use yoke_api::Cluster;
 
 use crate::cluster::context::Context;
 use crate::cluster::failover::pods::{self, Incarnation, Start};
-use crate::cluster::failover::start_queue::{Rule, Wanted};
+use crate::cluster::failover::start_queue::{QueueLimits, Wanted};
 use crate::cluster::failover::takeover;
 use crate::cluster::observe::{Observed, running_version};
 use crate::cluster::resources::Blueprint;
 use crate::cluster::sleep::ingress_message::answers;
-use crate::cluster::sleep::state::Rest;
+use crate::cluster::sleep::state::SleepState;
 use crate::host_nodes::drain;
 use crate::model::control_plane::{self, ControlPlane};
 use crate::model::identity::Identity;
@@ -20,7 +20,7 @@ pub(crate) fn find_wanted(cluster: &Cluster, identity: &Identity) -> Wanted {
     Wanted {
         id: identity.id.clone(),
         cluster: ObjectRef::from_obj(cluster),
-        is_asleep: Rest::of(cluster).is_asleep(),
+        is_asleep: SleepState::of(cluster).is_asleep(),
         created: cluster.creation_timestamp().map(|created| created.0),
     }
 }
@@ -55,7 +55,7 @@ pub(crate) fn waits_for_turn(
                 || is_next
                 || failing.is_some()
                 || seen != cluster.metadata.generation
-                || Rest::of(cluster).is_asleep()
+                || SleepState::of(cluster).is_asleep()
                 || takeover::is_leaving(context, observed)
                 || takeover::is_ending(observed);
             if is_at_once {
@@ -87,7 +87,7 @@ pub(crate) fn waits_to_start(
     control_plane: &ControlPlane,
     is_lost: bool,
 ) -> bool {
-    let is_asleep = Rest::of(cluster).is_asleep();
+    let is_asleep = SleepState::of(cluster).is_asleep();
     let answers = answers(context, cluster, identity, observed);
     match pods::plan_start(control_plane, &observed.pods, is_asleep, is_lost, answers) {
         Start::Begins => {
@@ -96,7 +96,7 @@ pub(crate) fn waits_to_start(
             let classes = context.host.config.classes.iter();
             let classes: Vec<_> = classes.map(|class| class.tolerations.as_slice()).collect();
             let cores = drain::plan::count_cores(&machines, taints, &classes);
-            context.queues.starts.set_rule(Rule::of_starts(cores));
+            context.queues.starts.set_rule(QueueLimits::of_starts(cores));
             !context.queues.starts.take(find_wanted(cluster, identity))
         }
         Start::Goes => false,

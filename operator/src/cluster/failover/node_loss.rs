@@ -13,7 +13,7 @@ use crate::cluster::lifecycle::delete;
 use crate::cluster::observe::Observed;
 use crate::cluster::resources::affinity;
 use crate::error::ReconcileError;
-use crate::host_nodes::loss::Lost;
+use crate::host_nodes::loss::LostPod;
 use crate::model::control_plane::{self, ControlPlane};
 use crate::model::identity::Identity;
 use crate::tenant_client::Way;
@@ -23,17 +23,17 @@ use crate::tenant_client::Way;
 /// 1. a pod that was lost recently
 /// 2. a pod that no kubelet terminates although its grace period is over
 /// 3. the pod that the present control plane has replaced
-pub(crate) fn find(context: &Context, identity: &Identity, observed: &Observed) -> Option<Lost> {
+pub(crate) fn find(context: &Context, identity: &Identity, observed: &Observed) -> Option<LostPod> {
     let before = || affinity::read_lost(observed.stateful_set.as_deref()?);
     let lately = context.losses.of(&identity.id);
     lately.or_else(|| find_stuck(observed)).or_else(before)
 }
 
 /// The pod that blocks its successor, or sleep, because no kubelet terminates it. It may still run.
-pub(crate) fn find_stuck(observed: &Observed) -> Option<Lost> {
+pub(crate) fn find_stuck(observed: &Observed) -> Option<LostPod> {
     let pod = pods::plan_stuck(observed.stateful_set.as_deref(), &observed.pods, Timestamp::now())?;
     let machine = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-    Some(Lost {
+    Some(LostPod {
         pod: pod.metadata.uid.clone()?,
         machines: machine.into_iter().collect(),
     })
@@ -47,7 +47,7 @@ pub(crate) async fn remove(
     identity: &Identity,
     observed: &Observed,
     incarnation: u64,
-    lost: Option<&Lost>,
+    lost: Option<&LostPod>,
 ) -> Result<(), ReconcileError> {
     let set = observed.stateful_set.as_deref();
     if !is_seen(set, incarnation) {
@@ -69,8 +69,9 @@ pub(crate) async fn remove(
 
 /// Pods to delete now. A pod whose loss was recorded after `lost` was read must wait: nothing
 /// replaces it yet.
-fn plan_removed<'p>(pods: &'p [Arc<Pod>], lost: Option<&Lost>, lately: Option<&Lost>) -> Vec<&'p Pod> {
-    let is_of = |lost: Option<&Lost>, pod: &Pod| lost.is_some_and(|lost| Some(&lost.pod) == pod.metadata.uid.as_ref());
+fn plan_removed<'p>(pods: &'p [Arc<Pod>], lost: Option<&LostPod>, lately: Option<&LostPod>) -> Vec<&'p Pod> {
+    let is_of =
+        |lost: Option<&LostPod>, pod: &Pod| lost.is_some_and(|lost| Some(&lost.pod) == pod.metadata.uid.as_ref());
     let pods = pods.iter().map(AsRef::as_ref);
     pods.filter(|pod| is_of(lost, pod) && is_of(lately, pod)).collect()
 }
@@ -104,7 +105,7 @@ mod tests {
         let mut pod = Pod::default();
         pod.metadata.uid = Some("a".to_owned());
         let pods = [Arc::new(pod)];
-        let lost = |pod: &str| Lost {
+        let lost = |pod: &str| LostPod {
             pod: pod.to_owned(),
             machines: ["one".to_owned()].into(),
         };

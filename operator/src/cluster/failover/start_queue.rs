@@ -27,7 +27,7 @@ use yoke_api::{Cluster, ClusterId};
 
 /// Limits of a queue.
 #[derive(Clone, Copy, Debug)]
-pub struct Rule {
+pub struct QueueLimits {
     /// Maximum number of slots.
     pub at_once: usize,
     /// Maximum number of slots of one Tenant: its failing control planes delay its own others only.
@@ -36,7 +36,7 @@ pub struct Rule {
     pub limit: Duration,
 }
 
-impl Rule {
+impl QueueLimits {
     /// Limits for creation. Measured with cert-manager on two cores: a single Cluster has its
     /// certificates after 3 s, and 40 at once take 1.2 s each.
     pub const MADE: Self = Self {
@@ -68,7 +68,7 @@ impl Rule {
 
 /// Clusters with a slot, and Clusters that wait for one.
 #[derive(Debug)]
-pub struct Turns {
+pub struct StartQueue {
     state: Mutex<State>,
     calls: mpsc::UnboundedSender<ObjectRef<Cluster>>,
 }
@@ -85,15 +85,15 @@ pub(crate) struct Wanted {
 
 #[derive(Debug)]
 struct State {
-    rule: Rule,
+    rule: QueueLimits,
     /// Clusters with a slot: their Tenants' namespaces, and since when.
     taken: HashMap<ClusterId, (Option<String>, Instant)>,
     waiting: HashMap<ClusterId, Wanted>,
 }
 
-impl Turns {
+impl StartQueue {
     /// Creates an empty queue, and the channel of the Clusters that get a slot later.
-    pub fn new(rule: Rule) -> (Self, mpsc::UnboundedReceiver<ObjectRef<Cluster>>) {
+    pub fn new(rule: QueueLimits) -> (Self, mpsc::UnboundedReceiver<ObjectRef<Cluster>>) {
         let (calls, called) = mpsc::unbounded();
         let state = Mutex::new(State {
             rule,
@@ -104,7 +104,7 @@ impl Turns {
     }
 
     /// Replaces the limits from now on.
-    pub fn set_rule(&self, rule: Rule) {
+    pub fn set_rule(&self, rule: QueueLimits) {
         self.lock().rule = rule;
     }
 
@@ -189,11 +189,11 @@ impl State {
 #[derive(Debug)]
 pub struct Queues {
     /// Clusters whose control planes are created.
-    pub turns: Turns,
+    pub turns: StartQueue,
     /// Control planes that restart although their owners changed nothing.
-    pub restarts: Turns,
+    pub restarts: StartQueue,
     /// Control planes that start where none runs.
-    pub starts: Turns,
+    pub starts: StartQueue,
 }
 
 impl Queues {
@@ -221,9 +221,9 @@ mod tests {
     }
 
     /// A queue whose slots are all taken, by sleeping Clusters of one Tenant.
-    fn full() -> (Turns, mpsc::UnboundedReceiver<ObjectRef<Cluster>>, Vec<Wanted>) {
-        let (turns, called) = Turns::new(Rule::MADE);
-        let first: Vec<_> = (0..Rule::MADE.at_once)
+    fn full() -> (StartQueue, mpsc::UnboundedReceiver<ObjectRef<Cluster>>, Vec<Wanted>) {
+        let (turns, called) = StartQueue::new(QueueLimits::MADE);
+        let first: Vec<_> = (0..QueueLimits::MADE.at_once)
             .map(|number| wanted("a", number, true))
             .collect();
         assert!(first.iter().all(|wanted| turns.take(wanted.clone())));
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn no_tenant_has_all_starts() {
-        let (turns, mut called) = Turns::new(Rule::of_starts(3));
+        let (turns, mut called) = StartQueue::new(QueueLimits::of_starts(3));
         let first: Vec<_> = (0..2).map(|number| wanted("a", number, false)).collect();
         assert!(first.iter().all(|wanted| turns.take(wanted.clone())));
         let next_of_a = wanted("a", 2, false);
@@ -296,7 +296,7 @@ mod tests {
         assert!(!turns.take(wanted("c", 5, false)), "four have a turn");
         turns.finish(&first[0].id);
         assert_eq!(next(&mut called).as_deref(), Some("c5"), "its Tenant has none");
-        turns.set_rule(Rule::of_starts(5));
+        turns.set_rule(QueueLimits::of_starts(5));
         turns.finish(&first[1].id);
         assert_eq!(next(&mut called).as_deref(), Some("c2"));
         assert!(turns.has_had_time(&next_of_a.id, Duration::ZERO));
@@ -313,7 +313,7 @@ mod tests {
         assert!(!turns.take(waits.clone()));
         turns.finish(&gone.id);
         assert_eq!(next(&mut called), None);
-        let due = turns.lock().fill(Instant::now() + Rule::MADE.limit);
+        let due = turns.lock().fill(Instant::now() + QueueLimits::MADE.limit);
         assert_eq!(due.len(), 1, "all the others took too long");
         assert_eq!(due[0].id, waits.id);
         turns.finish(&first[0].id);

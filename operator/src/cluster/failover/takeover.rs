@@ -17,7 +17,7 @@ use kube::runtime::reflector::ObjectRef;
 use crate::cluster::context::Context;
 use crate::cluster::failover::takeover_plan::{self, Cause};
 use crate::cluster::observe::Observed;
-use crate::cluster::resources::{Blueprint, Reach, objects};
+use crate::cluster::resources::{ApiAccess, Blueprint, objects};
 use crate::cluster::store::http;
 use crate::cluster::tenant_cluster::probe;
 use crate::host_api::apply::ApplyError;
@@ -75,7 +75,7 @@ pub(crate) fn plan_pods(context: &Context, identity: &Identity, observed: &Obser
         .flatten();
     let cause = match (&lingering, find_state(context, observed)) {
         (Some((_, State::StandBy(_))), _) => Some(Cause::End),
-        (None, Some(State::StandBy(_))) => Some(Cause::Machine),
+        (None, Some(State::StandBy(_))) => Some(Cause::HostNode),
         _ => None,
     };
     let step = match is_known {
@@ -207,7 +207,7 @@ pub(crate) async fn hand_over(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
-    reach: Option<&Reach>,
+    reach: Option<&ApiAccess>,
     (first, has_other): (i32, bool),
 ) -> Result<bool, ApplyError> {
     let (identity, konnectivity) = (blueprint.identity, blueprint.open().konnectivity);

@@ -37,7 +37,7 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The node of the pod is about to leave, and another node has room.
-    Machine,
+    HostNode,
     /// The pod is being deleted, and still serves for a while.
     End,
 }
@@ -53,7 +53,7 @@ pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnati
     let standby = numbered(pods, first.saturating_add(1)).find(of_this_start);
     // An evicted pod is not replaced before the standby pod serves.
     let ended = numbered(pods, first).any(ends);
-    let leaves = cause == Some(Cause::Machine);
+    let leaves = cause == Some(Cause::HostNode);
     // A replacement of the serving pod may become ready later than the standby pod.
     let serves = numbered(pods, first).any(|pod| of_this_start(&pod) && has_ready_api(pod));
     // A class may tolerate the taints of a node that is about to leave.
@@ -187,7 +187,7 @@ mod tests {
             Some([("yoke.drzzl.io/incarnation".to_owned(), "6".to_owned())].into());
         let mut beside = next();
         Arc::make_mut(&mut beside).spec = old().spec.clone();
-        let (machine, end) = (Some(Cause::Machine), Some(Cause::End));
+        let (machine, end) = (Some(Cause::HostNode), Some(Cause::End));
         for (rule, incarnation, cause, pods, expected) in [
             (
                 "on the same machine",

@@ -27,7 +27,7 @@ use crate::cluster::resources::secrets;
 use crate::cluster::{object, validate};
 use crate::error::ReconcileError;
 use crate::host_api::apply::is_held;
-use crate::host_api::compact_store::Ledger;
+use crate::host_api::compact_store::CompactStore;
 use crate::model::identity::Identity;
 use crate::nats::Account;
 
@@ -62,7 +62,7 @@ fn owns(context: &Context, cluster: &Cluster, observed: &Observed) -> bool {
     if observed.namespace.is_some() || observed.is_foreign {
         return !observed.is_foreign;
     }
-    validate::holds_identity(cluster, &context.host.caches.clusters.outlines_near(cluster))
+    validate::holds_identity(cluster, &context.host.caches.clusters.summaries_in_conflict(cluster))
 }
 
 async fn release(context: &Context, cluster: &Cluster, identity: Option<&Identity>) -> Result<Action, ReconcileError> {
@@ -159,7 +159,7 @@ pub(crate) async fn remove_objects(
 async fn remove_all<K>(
     context: &Context,
     identity: &Identity,
-    ledger: &Ledger<K>,
+    ledger: &CompactStore<K>,
     namespace: &str,
     pick: impl Fn(&str) -> bool,
 ) -> Result<bool, ReconcileError>

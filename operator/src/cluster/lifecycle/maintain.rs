@@ -14,9 +14,9 @@ use crate::cluster::failover::{node_loss, takeover};
 use crate::cluster::namespace::ensure_namespace;
 use crate::cluster::observe::Observed;
 use crate::cluster::outcome::Applied;
-use crate::cluster::resources::network_policy::Open;
-use crate::cluster::resources::objects::Asked;
-use crate::cluster::resources::{Gist, affinity, stateful_set};
+use crate::cluster::resources::network_policy::AllowedPeers;
+use crate::cluster::resources::objects::IngressIntent;
+use crate::cluster::resources::{IssuedSummary, affinity, stateful_set};
 use crate::cluster::store::streams::{self, Store};
 use crate::cluster::tenant_cluster::{probe, workers};
 use crate::cluster::{network_access, validate};
@@ -31,10 +31,10 @@ pub(crate) async fn keep(
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
-    asked: Asked,
+    asked: IngressIntent,
 ) -> Result<Applied, ReconcileError> {
     ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
-    let open = Open {
+    let open = AllowedPeers {
         provider: observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns),
         konnectivity: asked.konnectivity,
     };
@@ -55,7 +55,7 @@ pub(crate) async fn keep(
         applied.lost = context.losses.of(&identity.id).is_some();
         match &gist.reach {
             Some(reach) => probe::look_at_api(context, identity, observed, reach, &asked, &mut applied).await,
-            None => probe::miss(&mut applied),
+            None => probe::mark_unreachable(&mut applied),
         }
         // The versions of the workers may be the reason for the refusal.
         applied.workers = workers::ensure(context, cluster, &identity.id, None, &applied).await;
@@ -71,7 +71,7 @@ pub(crate) async fn copy(
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
-    asked: Asked,
+    asked: IngressIntent,
 ) -> Result<Applied, ReconcileError> {
     let mut applied = Applied::new(find_store(cluster), observed);
     if !persisted::are_known(context, identity) {
@@ -121,7 +121,7 @@ async fn restart(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
-    gist: &Gist,
+    gist: &IssuedSummary,
 ) -> Result<(), ReconcileError> {
     let Some(set) = observed.stateful_set.as_deref() else {
         return Ok(());

@@ -127,7 +127,7 @@ fn are_many(orphans: usize, all: usize) -> bool {
 /// of all identities.
 fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
     let caches = &context.host.caches;
-    let clusters = caches.clusters.outlines();
+    let clusters = caches.clusters.summaries();
     let living: HashSet<_> = clusters.iter().filter_map(|cluster| cluster.identity()).collect();
     let (mut found, mut had) = (BTreeMap::new(), HashSet::new());
     // Nearly all names belong to existing Clusters, which have a dozen each.

@@ -18,13 +18,13 @@ use yoke_pki::plan::LeafRole;
 
 use crate::cluster::context::Context;
 use crate::cluster::resources::objects;
-use crate::cluster::validate::{self, Surroundings};
+use crate::cluster::validate::{self, ValidationContext};
 use crate::error::ReconcileError;
 use crate::model::identity::Identity;
 
 /// Host names and sources that remain after revocation.
 #[derive(Clone, Debug)]
-pub(crate) struct Left {
+pub(crate) struct Remaining {
     /// The remaining part of the published ingress configuration.
     pub(crate) told: Option<IngressConfig>,
     /// Whether the published configuration had more.
@@ -34,7 +34,7 @@ pub(crate) struct Left {
 
 /// The published configuration and certificates from which something may have to be revoked.
 #[derive(Debug)]
-pub(crate) struct Had {
+pub(crate) struct Published {
     config: Option<IngressConfig>,
     certificates: Vec<Certificate>,
     /// Whether the spec is not applied otherwise.
@@ -42,7 +42,7 @@ pub(crate) struct Had {
 }
 
 /// The published ingress configuration, without certificates and keys.
-pub(crate) fn find_told(context: &Context, identity: &Identity) -> Option<IngressConfig> {
+pub(crate) fn read_ingress_config(context: &Context, identity: &Identity) -> Option<IngressConfig> {
     let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
     let map = context.host.caches.config_maps.get(&key)?;
     read_config(&map)
@@ -72,12 +72,12 @@ async fn tell(
 }
 
 /// Publishes whether the API is available; the rest of the ingress configuration stays.
-pub(crate) async fn tell_asleep(
+pub(crate) async fn publish_sleep_state(
     context: &Context,
     identity: &Identity,
     asleep: Option<Asleep>,
 ) -> Result<(), ReconcileError> {
-    if find_told(context, identity).is_none_or(|told| told.asleep == asleep) {
+    if read_ingress_config(context, identity).is_none_or(|told| told.asleep == asleep) {
         return Ok(());
     }
     tell(context, identity, |told| told.asleep = asleep).await
@@ -85,13 +85,17 @@ pub(crate) async fn tell_asleep(
 
 /// Finds host names and sources that may have to be revoked. Returns `None` if there are none (the
 /// usual case).
-pub(crate) async fn find(context: &Context, identity: &Identity, held: bool) -> Result<Option<Had>, ReconcileError> {
-    let config = find_told(context, identity);
+pub(crate) async fn find(
+    context: &Context,
+    identity: &Identity,
+    held: bool,
+) -> Result<Option<Published>, ReconcileError> {
+    let config = read_ingress_config(context, identity);
     let mut certificates = Vec::new();
     for role in [LeafRole::ApiServer, LeafRole::Sleeper] {
         certificates.extend(find_certificate(context, identity, role).await?);
     }
-    let had = Had {
+    let had = Published {
         config: config.filter(|config| held || !config.extra_names.is_empty()),
         certificates,
         held,
@@ -126,7 +130,12 @@ fn own_names(identity: &Identity) -> [String; 3] {
 }
 
 /// Compares what a Cluster has with what it may have.
-pub(crate) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Left {
+pub(crate) fn plan(
+    had: Published,
+    cluster: &Cluster,
+    identity: &Identity,
+    around: &ValidationContext<'_, '_>,
+) -> Remaining {
     let may_have = |name: &String| validate::may_have(cluster, name, around);
     let left = had.config.as_ref().map(|config| {
         let mut left = config.clone();
@@ -145,7 +154,7 @@ pub(crate) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Su
             status: None,
         })
     };
-    Left {
+    Remaining {
         certificates: had.certificates.iter().filter_map(narrow).collect(),
         is_less: left.is_some() && left != had.config,
         told: left,
@@ -190,7 +199,7 @@ fn without_dns_names(
 }
 
 /// Writes the remaining configuration and certificates, if anything was revoked.
-pub(crate) async fn apply(context: &Context, identity: &Identity, left: &Left) -> Result<(), ReconcileError> {
+pub(crate) async fn apply(context: &Context, identity: &Identity, left: &Remaining) -> Result<(), ReconcileError> {
     if let Some(left) = left.told.as_ref().filter(|_| left.is_less) {
         tracing::info!(cluster = %identity.id, "host names or sources are taken back from the ingress");
         tell(context, identity, |told| {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use yoke_api::labels;
 
-use crate::host_nodes::loss::Lost;
+use crate::host_nodes::loss::LostPod;
 
 /// The field of a Node that the affinity matches.
 const NAME: &str = "metadata.name";
@@ -17,14 +17,14 @@ const NAME: &str = "metadata.name";
 const WEIGHT: i32 = 100;
 
 /// Annotates a template with the lost pod that its pod replaces, so that the template differs.
-pub(crate) fn annotate(annotations: &mut BTreeMap<String, String>, lost: Option<&Lost>) {
+pub(crate) fn annotate(annotations: &mut BTreeMap<String, String>, lost: Option<&LostPod>) {
     if let Some(lost) = lost {
         annotations.insert(labels::LOST_POD.to_owned(), lost.pod.clone());
     }
 }
 
 /// The preference for other nodes than the lost ones.
-pub(crate) fn build_affinity(lost: Option<&Lost>) -> Option<Affinity> {
+pub(crate) fn build_affinity(lost: Option<&LostPod>) -> Option<Affinity> {
     let other = |machine: &String| NodeSelectorRequirement {
         key: NAME.into(),
         operator: "NotIn".into(),
@@ -48,7 +48,7 @@ pub(crate) fn build_affinity(lost: Option<&Lost>) -> Option<Affinity> {
 }
 
 /// Reads the lost pod and its nodes from the template of a StatefulSet.
-pub fn read_lost(set: &StatefulSet) -> Option<Lost> {
+pub fn read_lost(set: &StatefulSet) -> Option<LostPod> {
     let template = &set.spec.as_ref()?.template;
     let pod = template
         .metadata
@@ -62,7 +62,7 @@ pub fn read_lost(set: &StatefulSet) -> Option<Lost> {
         .iter()
         .flat_map(|term| term.preference.match_fields.iter().flatten());
     let machines = fields.flat_map(|field| field.values.iter().flatten());
-    Some(Lost {
+    Some(LostPod {
         pod: pod.clone(),
         machines: machines.cloned().collect(),
     })

@@ -30,7 +30,7 @@ const DNS_PORT: u16 = 53;
 
 /// Connections that not every Cluster needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Open {
+pub struct AllowedPeers {
     /// Egress to an OIDC provider, and to DNS for its name.
     pub provider: bool,
     /// Ingress for konnectivity agents.
@@ -38,7 +38,7 @@ pub struct Open {
 }
 
 /// Builds the NetworkPolicy.
-pub fn build_network_policy(identity: &Identity, config: &Config, open: Open) -> NetworkPolicy {
+pub fn build_network_policy(identity: &Identity, config: &Config, open: AllowedPeers) -> NetworkPolicy {
     let from = config
         .ingress
         .pods
@@ -174,7 +174,9 @@ mod tests {
     fn nobody_reads_what_a_store_counts_unless_it_is_allowed() {
         let identity = fixtures::identity(&fixtures::cluster("demo"));
         let open = |config: &Config| {
-            let spec = build_network_policy(&identity, config, Open::default()).spec.unwrap();
+            let spec = build_network_policy(&identity, config, AllowedPeers::default())
+                .spec
+                .unwrap();
             let ports = spec.ingress.unwrap().into_iter().flat_map(|rule| rule.ports.unwrap());
             ports.map(|port| port.port.unwrap()).collect::<Vec<_>>()
         };
@@ -189,7 +191,9 @@ mod tests {
         let identity = fixtures::identity(&fixtures::cluster("demo"));
         let mut config = fixtures::config();
         config.metrics_from.clear();
-        let spec = build_network_policy(&identity, &config, Open::default()).spec.unwrap();
+        let spec = build_network_policy(&identity, &config, AllowedPeers::default())
+            .spec
+            .unwrap();
         let rules: Vec<_> = spec.ingress.unwrap();
         assert_eq!(rules.len(), 2);
         let labels = [("app.kubernetes.io/name".to_owned(), "yoke-operator".to_owned())];
@@ -201,12 +205,12 @@ mod tests {
     #[test]
     fn agents_come_in_where_the_ingress_does() {
         let identity = fixtures::identity(&fixtures::cluster("demo"));
-        let open = Open {
+        let open = AllowedPeers {
             konnectivity: true,
-            ..Open::default()
+            ..AllowedPeers::default()
         };
         let with = build_network_policy(&identity, &fixtures::config(), open).spec.unwrap();
-        let without = build_network_policy(&identity, &fixtures::config(), Open::default())
+        let without = build_network_policy(&identity, &fixtures::config(), AllowedPeers::default())
             .spec
             .unwrap();
         assert_eq!(with.egress, without.egress, "nothing is let out");

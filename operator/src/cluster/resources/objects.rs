@@ -130,7 +130,7 @@ pub fn build_api_server_files(blueprint: &Blueprint<'_>) -> ConfigMap {
 
 /// The part of the ingress configuration that a tenant decides.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct IngressIntent {
     /// Host names beside the public one.
     pub names: Vec<String>,
     /// Source ranges that may reach the cluster; `None` allows every address.
@@ -141,7 +141,7 @@ pub struct Asked {
     pub asleep: Option<Asleep>,
 }
 
-impl Asked {
+impl IngressIntent {
     /// The part that a spec decides, for a Cluster that does not sleep. An invalid range admits no
     /// address.
     pub fn of(spec: &ClusterSpec) -> Self {
@@ -158,7 +158,7 @@ impl Asked {
 }
 
 /// Builds the ingress configuration.
-pub fn build_ingress(identity: &Identity, asked: Asked, trust: &Trust) -> ConfigMap {
+pub fn build_ingress(identity: &Identity, asked: IngressIntent, trust: &Trust) -> ConfigMap {
     let mut extra_names = asked.names;
     extra_names.sort();
     let config = IngressConfig {

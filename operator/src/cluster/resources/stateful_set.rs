@@ -20,7 +20,7 @@ use yoke_api::names::{API_PORT, API_PORT_NAME};
 use crate::cluster::resources::arguments::{self, CONFIG, LAUNCH_DIR, PKI, SOCKET_DIR, STORE_PORT};
 use crate::cluster::resources::objects::{API_SERVER_FILES, selector};
 use crate::cluster::resources::{Blueprint, affinity, konnectivity, secrets};
-use crate::host_nodes::loss::Lost;
+use crate::host_nodes::loss::LostPod;
 use crate::model::control_plane::NAME;
 use crate::model::pod_security::build_security;
 use crate::model::quantity;
@@ -79,7 +79,7 @@ pub struct Start {
     /// Whether there is a konnectivity-server: its container would wait for a missing Secret.
     pub has_konnectivity: bool,
     /// The pod that this one replaces, if that was lost with its node.
-    pub lost: Option<Lost>,
+    pub lost: Option<LostPod>,
 }
 
 /// Builds the StatefulSet.
@@ -113,7 +113,7 @@ pub fn build_stateful_set(blueprint: &Blueprint<'_>, start: &Start) -> StatefulS
 /// Builds a strategic merge patch that restarts a control plane with the same spec, for a file that
 /// it reads only once. The patch sets only changed fields, and is refused if the StatefulSet has
 /// changed.
-pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str, lost: Option<&Lost>) -> StatefulSet {
+pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str, lost: Option<&LostPod>) -> StatefulSet {
     let annotations = [
         (labels::INCARNATION, incarnation.to_string()),
         (labels::CONFIG_DIGEST, digest.to_owned()),

@@ -10,7 +10,7 @@ use crate::cluster::resources::secrets::{Leaf, Materials};
 
 /// Facts about the issued certificates and credentials of one cluster, for every reconcile.
 #[derive(Clone, Debug)]
-pub struct Gist {
+pub struct IssuedSummary {
     /// Expiry of the signing CA.
     pub ca_not_after: Timestamp,
     /// Names of certificates that a lost CA signed; the CA was since issued again with another key.
@@ -20,13 +20,13 @@ pub struct Gist {
     /// Whether the API server's certificate has the name of the konnectivity-server.
     pub serves_konnectivity: bool,
     /// Access to its API; only for a cluster that is awake.
-    pub reach: Option<Arc<Reach>>,
+    pub reach: Option<Arc<ApiAccess>>,
 }
 
 /// Certificates and keys for access to the API of a cluster, by the operator and through the
 /// ingress.
 #[derive(Clone)]
-pub struct Reach {
+pub struct ApiAccess {
     /// The operator's own certificate and key.
     pub operator: Leaf,
     /// The root CA, with which clients verify the API server.
@@ -46,17 +46,17 @@ pub struct Trust {
     pub service_account: String,
 }
 
-impl std::fmt::Debug for Reach {
+impl std::fmt::Debug for ApiAccess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reach").finish_non_exhaustive()
     }
 }
 
-impl Gist {
+impl IssuedSummary {
     /// Summarizes the materials of a cluster with this public name. `is_awake`: whether access to
     /// its API is needed.
     pub fn of(materials: &Materials, name: &PublicName, is_awake: bool) -> Self {
-        let reach = || Reach {
+        let reach = || ApiAccess {
             operator: materials.leaf(LeafRole::Operator).clone(),
             root_ca: materials.root_ca.clone(),
             kubelet_ca: materials.kubelet_ca.clone(),

@@ -14,7 +14,7 @@ use crate::cluster::resources::secrets::{Data, Sources};
 use crate::cluster::resources::*;
 use crate::cluster::validate;
 use crate::fixtures::{around, cluster, config, identity, tenant};
-use crate::host_nodes::loss::Lost;
+use crate::host_nodes::loss::LostPod;
 use crate::nats::streams;
 
 fn cases() -> Vec<PathBuf> {
@@ -67,7 +67,7 @@ fn objects_are_those_of_the_golden_files() {
         let later = stateful_set::Start {
             incarnation: 9,
             digest: "fedcba9876543210".into(),
-            lost: Some(Lost {
+            lost: Some(LostPod {
                 pod: "former".into(),
                 machines: ["a".into(), "b".into()].into(),
             }),
@@ -259,7 +259,7 @@ fn no_hosted_secret_holds_a_ca_key_and_clients_are_not_verified_by_the_root() {
     assert_eq!(parsed.server, "https://100.64.0.2:443");
     assert_eq!(parsed.tls_server_name.as_deref(), Some("a-bcdfghjk.yoke.test"));
     assert_eq!(kubeconfig.metadata.namespace.as_deref(), Some("demo"));
-    let told = objects::build_ingress(&identity, objects::Asked::default(), &materials.trust());
+    let told = objects::build_ingress(&identity, objects::IngressIntent::default(), &materials.trust());
     let told: yoke_api::ingress::IngressConfig = serde_json::from_str(&told.data.unwrap()["ingress.json"]).unwrap();
     assert_eq!(
         told.audiences,
@@ -274,7 +274,7 @@ fn a_range_that_is_none_lets_nobody_in() {
     let sources = |ranges: &[&str]| {
         let mut spec = yoke_api::ClusterSpec::default();
         spec.endpoint.allowed_cidrs = ranges.iter().map(ToString::to_string).collect();
-        objects::Asked::of(&spec).sources
+        objects::IngressIntent::of(&spec).sources
     };
     let range: yoke_api::Cidr = "192.0.2.0/24".parse().unwrap();
     assert_eq!(sources(&["192.0.2.0/24", "none"]), Some(vec![range]));

@@ -27,7 +27,7 @@ pub(crate) fn plan_told(
     missing_store: Option<Reason>,
     wanted: Option<Asleep>,
 ) -> Option<Asleep> {
-    let before = revoke::find_told(context, identity).and_then(|told| told.asleep);
+    let before = revoke::read_ingress_config(context, identity).and_then(|told| told.asleep);
     let answers = answers(context, cluster, identity, observed);
     let set = observed.stateful_set.as_deref();
     let wait = || match (
@@ -54,14 +54,14 @@ pub(crate) fn plan_told(
     };
     let told = state::plan_told(wanted, before.as_ref(), answers, wait, Timestamp::now());
     if let (Some(Asleep::Waking { .. }), None, Some(pod)) = (&before, &told, observed.staying_pod()) {
-        note_let_in(context, identity, pod);
+        record_ingress_opened(context, identity, pod);
     }
     told
 }
 
 /// Records since when the ingress admits callers to this pod after a wake, unless that is recorded
 /// already.
-pub(crate) fn note_let_in(context: &Context, identity: &Identity, pod: &Pod) {
+pub(crate) fn record_ingress_opened(context: &Context, identity: &Identity, pod: &Pod) {
     let Some(uid) = pod.uid() else {
         return;
     };

@@ -1,5 +1,5 @@
 //! Sends clusters to sleep, and wakes them, by schedule or because no client uses them. The store
-//! of a cluster reports its last use. A reconcile calls [`heed`] before validation, and [`tell`]
+//! of a cluster reports its last use. A reconcile calls [`apply_sleep_policies`] before validation, and [`tell`]
 //! before it writes the status.
 //!
 //! The store is queried only when sleep may be due: a cluster that sleeps after an hour is queried
@@ -19,7 +19,7 @@ use crate::cluster::outcome::Outcome;
 use crate::cluster::sleep::blockers::find_possible;
 use crate::cluster::sleep::idle::{self, Next};
 use crate::cluster::sleep::schedule;
-use crate::cluster::sleep::state::{self, Rest, Word};
+use crate::cluster::sleep::state::{self, SleepCommand, SleepState};
 use crate::cluster::store::http::{self, StoreApiError};
 use crate::cluster::tenant_cluster::probe::BASE_EVERY;
 use crate::error::ReconcileError;
@@ -35,24 +35,24 @@ const AGAIN: Duration = Duration::from_secs(15);
 const SOON: Duration = Duration::from_secs(1);
 
 /// Records a request to sleep or to wake in the status, if one is due. `None`: the object is gone.
-pub(crate) async fn heed(
+pub(crate) async fn apply_sleep_policies(
     context: &Context,
     cluster: Cluster,
     identity: &Identity,
     observed: &Observed,
 ) -> Result<Option<Cluster>, ReconcileError> {
-    let Some(cluster) = heed_schedules(context, cluster, identity).await? else {
+    let Some(cluster) = apply_schedule(context, cluster, identity).await? else {
         return Ok(None);
     };
-    match heed_workers(context, cluster).await? {
-        Some(cluster) => heed_use(context, cluster, identity, observed).await,
+    match wake_for_cert_renewal(context, cluster).await? {
+        Some(cluster) => sleep_if_idle(context, cluster, identity, observed).await,
         None => Ok(None),
     }
 }
 
 /// Sets the time of last use, and whether the cluster could go to sleep automatically.
 pub(crate) async fn tell(context: &Context, cluster: &Cluster, identity: &Identity, outcome: &mut Outcome) {
-    outcome.strands_nodes = state::strands_nodes(cluster);
+    outcome.outlives_node_certificates = state::outlives_node_certificates(cluster);
     outcome.used = context.memory.awake(&identity.id).activity.and_then(|seen| seen.used);
     if matches!(outcome.control_plane, ControlPlane::Running { .. }) && !outcome.paused {
         let age = outcome.inside.is_ok().then_some(BASE_EVERY);
@@ -69,7 +69,7 @@ pub(crate) fn find_pause(context: &Context, identity: &Identity) -> Duration {
 }
 
 /// Applies the sleep schedules of a Cluster.
-async fn heed_schedules(
+async fn apply_schedule(
     context: &Context,
     cluster: Cluster,
     identity: &Identity,
@@ -78,10 +78,10 @@ async fn heed_schedules(
     let Some(due) = due else {
         return Ok(Some(cluster));
     };
-    let sleeps = matches!(due.word, Some(Word::Sleep(_)));
+    let sleeps = matches!(due.word, Some(SleepCommand::Sleep(_)));
     // Skip the sleep of a refused spec: it would be applied long afterwards, while clients use the
     // cluster.
-    if sleeps && !is_carried_out(&cluster) {
+    if sleeps && !is_reconciled(&cluster) {
         return object::note(context, &cluster, None, Some(due.time)).await;
     }
     // The sleep stays due.
@@ -95,12 +95,12 @@ async fn heed_schedules(
 }
 
 /// Wakes a Cluster whose workers could not reconnect after a longer sleep.
-async fn heed_workers(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
+async fn wake_for_cert_renewal(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
     let remaining = state::plan_renewal(&cluster, Timestamp::now());
     if remaining.is_none_or(|remaining| !remaining.is_zero()) {
         return Ok(Some(cluster));
     }
-    let noted = object::note(context, &cluster, Some(Word::Wake), None).await?;
+    let noted = object::note(context, &cluster, Some(SleepCommand::Wake), None).await?;
     // A client may have woken it in between.
     let woken = |cluster: &Cluster| {
         let activity = cluster.status.as_ref()?.activity.as_ref()?;
@@ -108,7 +108,7 @@ async fn heed_workers(context: &Context, cluster: Cluster) -> Result<Option<Clus
     };
     if noted
         .as_ref()
-        .is_some_and(|noted| !Rest::of(noted).is_asleep() && woken(noted) == woken(&cluster))
+        .is_some_and(|noted| !SleepState::of(noted).is_asleep() && woken(noted) == woken(&cluster))
     {
         let notice = Notice {
             warning: false,
@@ -123,7 +123,7 @@ async fn heed_workers(context: &Context, cluster: Cluster) -> Result<Option<Clus
 }
 
 /// Sends a Cluster to sleep that no client has used for long enough.
-async fn heed_use(
+async fn sleep_if_idle(
     context: &Context,
     cluster: Cluster,
     identity: &Identity,
@@ -134,7 +134,7 @@ async fn heed_use(
     let (Some(after), ControlPlane::Running { pod, started, .. }, false) = (
         cluster.spec.sleep.inactivity(),
         control_plane,
-        !is_carried_out(&cluster) || Rest::of(&cluster).is_asleep(),
+        !is_reconciled(&cluster) || SleepState::of(&cluster).is_asleep(),
     ) else {
         if context.memory.awake(id).activity.is_some() {
             context.memory.note_awake(id, |awake| awake.activity = None);
@@ -177,11 +177,17 @@ async fn heed_use(
         return Ok(Some(cluster));
     }
     tracing::info!(cluster = %id, ?used, "nobody uses the cluster: it goes to sleep");
-    object::note(context, &cluster, Some(Word::Sleep(SleepReason::Inactivity)), None).await
+    object::note(
+        context,
+        &cluster,
+        Some(SleepCommand::Sleep(SleepReason::Inactivity)),
+        None,
+    )
+    .await
 }
 
 /// Whether the current spec is known to be applied.
-fn is_carried_out(cluster: &Cluster) -> bool {
+fn is_reconciled(cluster: &Cluster) -> bool {
     let observed = cluster.status.as_ref().and_then(|status| status.observed_generation);
-    conditions::is_carried_out(cluster) && observed == cluster.metadata.generation
+    conditions::is_reconciled(cluster) && observed == cluster.metadata.generation
 }

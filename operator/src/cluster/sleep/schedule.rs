@@ -12,7 +12,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use yoke_api::Cluster;
 use yoke_api::sleep::{SleepReason, SleepSchedule};
 
-use crate::cluster::sleep::state::{Rest, Word};
+use crate::cluster::sleep::state::{SleepCommand, SleepState};
 
 /// How far back the last due time is searched, in hours, the near past first: an hour, a day, eight
 /// days, just over a month, just over a year, and eight years, which include a 29th of February.
@@ -41,7 +41,7 @@ pub enum ScheduleError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
     /// The command to apply; `None` if it would change nothing.
-    pub word: Option<Word>,
+    pub word: Option<SleepCommand>,
     /// The due time. All earlier due times are done too.
     pub time: Timestamp,
 }
@@ -58,7 +58,7 @@ struct Moment {
 struct Line {
     times: Crontab,
     zone: TimeZone,
-    word: Word,
+    word: SleepCommand,
 }
 
 impl Line {
@@ -134,11 +134,11 @@ pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
     // If both are due at once, being awake does less harm.
     let (Moment { time, .. }, word) = lasts
         .filter(|(moment, _)| moment.time <= now)
-        .max_by_key(|(moment, word)| (*moment, *word == Word::Wake))?;
-    let rest = Rest::of(cluster);
+        .max_by_key(|(moment, word)| (*moment, *word == SleepCommand::Wake))?;
+    let rest = SleepState::of(cluster);
     let changes = match word {
-        Word::Sleep(_) => !rest.is_asleep(),
-        Word::Wake => rest.is_asleep() && rest != Rest::Owner,
+        SleepCommand::Sleep(_) => !rest.is_asleep(),
+        SleepCommand::Wake => rest.is_asleep() && rest != SleepState::ByOwner,
     };
     (time > done.0).then_some(Due {
         word: changes.then_some(word),
@@ -161,8 +161,8 @@ fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
         let name = schedule.time_zone.as_deref().unwrap_or("UTC");
         let zone = find_zone(name).ok_or_else(|| ScheduleError::Zone(name.to_owned()))?;
         let words = [
-            (&schedule.sleep, Word::Sleep(SleepReason::Schedule)),
-            (&schedule.wake, Word::Wake),
+            (&schedule.sleep, SleepCommand::Sleep(SleepReason::Schedule)),
+            (&schedule.wake, SleepCommand::Wake),
         ];
         for (expression, word) in words {
             let Some(expression) = expression else { continue };
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn what_was_due_last_is_done_once() {
-        let sleep = Some(Word::Sleep(SleepReason::Schedule));
+        let sleep = Some(SleepCommand::Sleep(SleepReason::Schedule));
         let friday = "2026-11-20T19:00:00Z";
         let owners = fixtures::with(asleep(done(office(), friday)), |spec| spec.state = DesiredState::Asleep);
         // 2026-11-20 is a Friday; Berlin is one hour ahead of UTC.
@@ -282,7 +282,7 @@ mod tests {
                 "wakes",
                 asleep(done(office(), friday)),
                 "2026-11-23T07:00:00Z",
-                Some((Some(Word::Wake), "2026-11-23T07:00:00Z")),
+                Some((Some(SleepCommand::Wake), "2026-11-23T07:00:00Z")),
             ),
             (
                 "awake already",
@@ -348,7 +348,10 @@ mod tests {
         // that.
         let short = asleep(done(schedule("30 2 * * *", "0 3 * * *", "Europe/Berlin"), spring));
         let woken = plan_due(&short, at("2026-03-29T02:00:00Z")).unwrap();
-        assert_eq!((woken.word, woken.time), (Some(Word::Wake), at("2026-03-29T01:00:00Z")));
+        assert_eq!(
+            (woken.word, woken.time),
+            (Some(SleepCommand::Wake), at("2026-03-29T01:00:00Z"))
+        );
         let job = asleep(done(schedule("45 2 * * *", "0 2 * * *", "Europe/Berlin"), spring));
         let slept = plan_due(&job, at("2026-03-29T02:00:00Z")).unwrap();
         assert_eq!(

@@ -36,7 +36,7 @@ const SHARES: u32 = 1024;
 
 /// A request to sleep or to wake that does not come from the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum SleepCommand {
     /// Sleep until a client needs the cluster.
     Sleep(SleepReason),
     /// End such a sleep.
@@ -45,13 +45,13 @@ pub enum Word {
 
 /// The desired run state of a control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum SleepState {
     /// A control plane should run.
     Awake,
     /// No control plane runs, by `spec.state`.
-    Owner,
+    ByOwner,
     /// No control plane runs, as before: the spec requests one but is not applied.
-    Kept,
+    Unchanged,
     /// No control plane runs until a client connects.
     Request {
         /// Time of the request to sleep.
@@ -65,11 +65,11 @@ pub enum Rest {
     },
 }
 
-impl Rest {
+impl SleepState {
     /// The run state that a Cluster requests.
     pub fn of(cluster: &Cluster) -> Self {
         if cluster.spec.state == DesiredState::Asleep {
-            return Self::Owner;
+            return Self::ByOwner;
         }
         let activity = cluster.status.as_ref().and_then(|status| status.activity.as_ref());
         match activity.and_then(ActivityStatus::asleep_since) {
@@ -96,7 +96,7 @@ impl Rest {
                 SleepReason::Inactivity => Reason::AsleepOnInactivity,
                 SleepReason::Schedule => Reason::AsleepOnSchedule,
             },
-            Self::Owner | Self::Kept | Self::Awake => Reason::AsleepByOwner,
+            Self::ByOwner | Self::Unchanged | Self::Awake => Reason::AsleepByOwner,
         }
     }
 
@@ -130,8 +130,8 @@ impl Rest {
                 wakes: WakeOnConnect::Never,
                 ..
             } => "until it has the annotation yoke.drzzl.io/sleep=end",
-            Self::Owner | Self::Awake => "until its owner sets spec.state to Running",
-            Self::Kept => "as long as its spec is not carried out, being paused or refused",
+            Self::ByOwner | Self::Awake => "until its owner sets spec.state to Running",
+            Self::Unchanged => "as long as its spec is not carried out, being paused or refused",
         }
     }
 
@@ -147,7 +147,7 @@ impl Rest {
                 wakes: WakeOnConnect::Any,
                 ..
             } => Callers::Any,
-            Self::Owner | Self::Kept | Self::Request { .. } => return Some(hold(self.until())),
+            Self::ByOwner | Self::Unchanged | Self::Request { .. } => return Some(hold(self.until())),
         };
         let Self::Request { since, ignored, .. } = self else {
             return None;
@@ -216,12 +216,12 @@ pub fn plan_late(told: Option<&Asleep>, now: Timestamp) -> Option<Duration> {
 /// all wake together.
 pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
     let sleep = &cluster.spec.sleep;
-    let Rest::Request { since, wakes, .. } = Rest::of(cluster) else {
+    let SleepState::Request { since, wakes, .. } = SleepState::of(cluster) else {
         return None;
     };
     let returns = sleep.inactivity().is_some() || !sleep.schedules.is_empty();
     let may_wake = sleep.with_workers == WithWorkers::Allow && wakes != WakeOnConnect::Never;
-    if !may_wake || !returns || !has_nodes(cluster) || !conditions::is_carried_out(cluster) {
+    if !may_wake || !returns || !has_nodes(cluster) || !conditions::is_reconciled(cluster) {
         return None;
     }
     let hundredth = Lifetimes::from_spec(&cluster.spec.pki).ok()?.of_kubelet(Use::Client) / 100;
@@ -237,8 +237,8 @@ pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
 }
 
 /// Whether the sleep of a Cluster may outlast the certificates of its Nodes.
-pub fn strands_nodes(cluster: &Cluster) -> bool {
-    Rest::of(cluster).is_asleep() && has_nodes(cluster) && plan_renewal(cluster, Timestamp::UNIX_EPOCH).is_none()
+pub fn outlives_node_certificates(cluster: &Cluster) -> bool {
+    SleepState::of(cluster).is_asleep() && has_nodes(cluster) && plan_renewal(cluster, Timestamp::UNIX_EPOCH).is_none()
 }
 
 fn has_nodes(cluster: &Cluster) -> bool {
@@ -253,10 +253,10 @@ pub fn slept(cluster: &Cluster) -> Option<&Time> {
 }
 
 /// The command in the annotation of a Cluster, if its value is valid.
-pub fn plan_word(cluster: &Cluster) -> Option<Word> {
+pub fn parse_sleep_annotation(cluster: &Cluster) -> Option<SleepCommand> {
     match cluster.annotations().get(labels::SLEEP)?.as_str() {
-        SLEEP_NOW => Some(Word::Sleep(SleepReason::Annotation)),
-        SLEEP_END => Some(Word::Wake),
+        SLEEP_NOW => Some(SleepCommand::Sleep(SleepReason::Annotation)),
+        SLEEP_END => Some(SleepCommand::Wake),
         _ => None,
     }
 }
@@ -265,7 +265,7 @@ pub fn plan_word(cluster: &Cluster) -> Option<Word> {
 /// clock set that.
 pub fn plan_sleep_requested(
     before: Option<&ActivityStatus>,
-    word: Word,
+    word: SleepCommand,
     now: Timestamp,
 ) -> Option<(Time, SleepReason)> {
     let woken = before.and_then(|before| before.wake_requested_time.as_ref().map(|time| time.0));
@@ -273,8 +273,8 @@ pub fn plan_sleep_requested(
     let now = woken.map_or(now, |woken| now.max(next(woken)));
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     match word {
-        Word::Sleep(reason) => Some((Time(now), reason)),
-        Word::Wake => None,
+        SleepCommand::Sleep(reason) => Some((Time(now), reason)),
+        SleepCommand::Wake => None,
     }
 }
 
@@ -401,12 +401,12 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                (seconds(&cluster, 0), strands_nodes(&cluster)),
+                (seconds(&cluster, 0), outlives_node_certificates(&cluster)),
                 (None, strands),
                 "{rule}"
             );
         }
-        assert!(!strands_nodes(&unused()));
+        assert!(!outlives_node_certificates(&unused()));
     }
 
     #[test]
@@ -415,20 +415,20 @@ mod tests {
             spec.sleep.wake_on_connect = WakeOnConnect::Never;
         });
         let owner = with(slept(Some(5), Some(9)), |spec| spec.state = DesiredState::Asleep);
-        let request = |wakes| Rest::Request {
+        let request = |wakes| SleepState::Request {
             since: at(5),
             reason: SleepReason::Annotation,
             wakes,
             ignored: IgnoredAgents::default(),
         };
         for (rule, cluster, expected) in [
-            ("nobody asked", cluster("a"), Rest::Awake),
+            ("nobody asked", cluster("a"), SleepState::Awake),
             ("asked", slept(Some(5), None), request(WakeOnConnect::Authenticated)),
-            ("woken", slept(Some(5), Some(6)), Rest::Awake),
+            ("woken", slept(Some(5), Some(6)), SleepState::Awake),
             ("for nobody", never, request(WakeOnConnect::Never)),
-            ("the owner's, though somebody connected", owner, Rest::Owner),
+            ("the owner's, though somebody connected", owner, SleepState::ByOwner),
         ] {
-            assert_eq!(Rest::of(&cluster), expected, "{rule}");
+            assert_eq!(SleepState::of(&cluster), expected, "{rule}");
         }
     }
 
@@ -438,7 +438,7 @@ mod tests {
             let cluster = with(slept(Some(5), None), |spec| {
                 spec.sleep.ignore_user_agents = agents.iter().map(ToString::to_string).collect();
             });
-            serde_json::to_value(Rest::of(&cluster).to_told("u-1")).unwrap()
+            serde_json::to_value(SleepState::of(&cluster).to_told("u-1")).unwrap()
         };
         let since = "1970-01-01T00:00:05Z";
         let before = json!({"onConnect": {"callers": "Authenticated", "since": since, "uid": "u-1"}});
@@ -456,21 +456,21 @@ mod tests {
         assert!(!is_overruled(&owner(slept(None, Some(5)))));
         assert!(!is_overruled(&slept(Some(5), None)));
         let mut asleep = slept(Some(5), None);
-        assert_eq!(Rest::of(&asleep).reason(), Reason::AsleepOnRequest);
+        assert_eq!(SleepState::of(&asleep).reason(), Reason::AsleepOnRequest);
         let activity = asleep.status.as_mut().and_then(|status| status.activity.as_mut());
         activity.unwrap().sleep_reason = Some(SleepReason::Inactivity);
-        assert_eq!(Rest::of(&asleep).reason(), Reason::AsleepOnInactivity);
+        assert_eq!(SleepState::of(&asleep).reason(), Reason::AsleepOnInactivity);
     }
 
     #[test]
     fn a_request_to_sleep_is_later_than_what_woke() {
-        let (now, sleep) = (at(100).0, Word::Sleep(SleepReason::Inactivity));
+        let (now, sleep) = (at(100).0, SleepCommand::Sleep(SleepReason::Inactivity));
         for (rule, wake, word, expected) in [
             ("never woken", None, sleep, Some(100)),
             ("woken before", Some(90), sleep, Some(100)),
             ("woken in the same second", Some(100), sleep, Some(101)),
             ("woken by a clock that is ahead", Some(130), sleep, Some(131)),
-            ("to wake", Some(90), Word::Wake, None),
+            ("to wake", Some(90), SleepCommand::Wake, None),
         ] {
             let before = ActivityStatus {
                 sleep_requested_time: Some(at(1)),
@@ -562,11 +562,11 @@ mod tests {
         let annotated = |value: &str| {
             let mut cluster = cluster("a");
             cluster.annotations_mut().insert(labels::SLEEP.into(), value.into());
-            plan_word(&cluster)
+            parse_sleep_annotation(&cluster)
         };
-        assert_eq!(plan_word(&cluster("a")), None);
-        assert_eq!(annotated("now"), Some(Word::Sleep(SleepReason::Annotation)));
-        assert_eq!(annotated("end"), Some(Word::Wake));
+        assert_eq!(parse_sleep_annotation(&cluster("a")), None);
+        assert_eq!(annotated("now"), Some(SleepCommand::Sleep(SleepReason::Annotation)));
+        assert_eq!(annotated("end"), Some(SleepCommand::Wake));
         assert_eq!(annotated("tomorrow"), None);
     }
 }

@@ -112,7 +112,7 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
     match (rest.is_asleep(), &outcome.control_plane) {
         (true, ControlPlane::Asleep | ControlPlane::Absent) => {
             let mut message = format!("No control plane runs, {}, {}.", rest.why(), rest.until());
-            if outcome.strands_nodes {
+            if outcome.outlives_node_certificates {
                 message +=
                     " Kubelets cannot renew their certificates meanwhile: a Node whose own is over does not come back.";
             }

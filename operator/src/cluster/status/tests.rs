@@ -1,8 +1,8 @@
 use yoke_api::Reason;
 use yoke_api::workers::WorkersStatus;
 
-use crate::cluster::outcome::{Lack, Workers};
-use crate::cluster::sleep::state::Rest;
+use crate::cluster::outcome::{NotReady, Workers};
+use crate::cluster::sleep::state::SleepState;
 use crate::cluster::status::*;
 use crate::fixtures::{cluster, config, identity, outcome};
 use crate::model::control_plane::Failure;
@@ -44,7 +44,7 @@ fn hours_awake_are_counted_when_they_end() {
         ..outcome()
     };
     let asleep = Outcome {
-        rest: Rest::Owner,
+        rest: SleepState::ByOwner,
         ..outcome()
     };
     let never = Outcome {
@@ -57,7 +57,7 @@ fn hours_awake_are_counted_when_they_end() {
         ..outcome()
     };
     let stopped = Outcome {
-        rest: Rest::Owner,
+        rest: SleepState::ByOwner,
         control_plane: ControlPlane::Asleep,
         ..refused.clone()
     };
@@ -93,7 +93,7 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "inside only",
             Outcome {
-                outside: Err(Lack {
+                outside: Err(NotReady {
                     reason: Reason::IngressPending,
                     why: "x".into(),
                 }),
@@ -138,7 +138,7 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "asleep",
             Outcome {
-                rest: Rest::Owner,
+                rest: SleepState::ByOwner,
                 control_plane: ControlPlane::Asleep,
                 inside: Err("x".into()),
                 ..outcome()
@@ -174,7 +174,7 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "going to sleep",
             Outcome {
-                rest: Rest::Owner,
+                rest: SleepState::ByOwner,
                 control_plane: ControlPlane::GoingToSleep,
                 ..outcome()
             },

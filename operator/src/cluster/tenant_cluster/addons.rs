@@ -37,7 +37,7 @@ pub(crate) async fn ensure(
     let ControlPlane::Running { pod, current: true, .. } = &applied.control_plane else {
         return None;
     };
-    if applied.inside.is_err() || applied.outside.is_err() || applied.believed {
+    if applied.inside.is_err() || applied.outside.is_err() || applied.assumed_ready {
         return None;
     }
     let api = context.apis.known(&identity.id, Way::Inside)?;

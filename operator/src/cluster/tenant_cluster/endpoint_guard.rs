@@ -39,16 +39,16 @@ const MAX_STRIKES: u32 = 6;
 /// probed sooner.
 const MEMORY: Duration = Duration::from_secs(3600);
 
-/// Sends clusters with correct addresses to the [`Keeper`].
+/// Sends clusters with correct addresses to the [`EndpointGuardTask`].
 #[derive(Clone, Debug)]
-pub struct Guard {
-    wards: mpsc::Sender<Ward>,
+pub struct EndpointGuardHandle {
+    wards: mpsc::Sender<WatchedCluster>,
 }
 
 /// Owns the watches of all clusters.
 #[derive(Debug)]
-pub struct Keeper {
-    wards: mpsc::Receiver<Ward>,
+pub struct EndpointGuardTask {
+    wards: mpsc::Receiver<WatchedCluster>,
 }
 
 /// Number of repeated changes in a row, of clusters that are not watched now.
@@ -56,17 +56,17 @@ pub struct Keeper {
 struct Strikes(HashMap<ClusterId, (u32, Instant)>);
 
 #[derive(Debug)]
-struct Ward {
+struct WatchedCluster {
     id: ClusterId,
     cluster: ObjectRef<Cluster>,
     api: TenantApi,
 }
 
-impl Guard {
+impl EndpointGuardHandle {
     /// Creates a guard, and the keeper that receives from it.
-    pub fn new() -> (Self, Keeper) {
+    pub fn new() -> (Self, EndpointGuardTask) {
         let (sender, receiver) = mpsc::channel(CAPACITY);
-        (Self { wards: sender }, Keeper { wards: receiver })
+        (Self { wards: sender }, EndpointGuardTask { wards: receiver })
     }
 
     /// Watches a cluster whose addresses were correct a moment ago. It does nothing if the cluster
@@ -75,7 +75,7 @@ impl Guard {
         if base.endpoints.is_none() {
             return;
         }
-        let ward = Ward {
+        let ward = WatchedCluster {
             id: identity.id.clone(),
             cluster: ObjectRef::new(&identity.cluster).within(&identity.tenant),
             api: api.clone(),
@@ -86,7 +86,7 @@ impl Guard {
     }
 }
 
-impl Keeper {
+impl EndpointGuardTask {
     /// Watches clusters, and enqueues those whose addresses were changed, until the drain starts.
     pub async fn run(mut self, context: Arc<Context>, mut calls: calls::Sender<ObjectRef<Cluster>>, drain: Drain) {
         let mut watched = HashSet::new();
@@ -139,7 +139,11 @@ impl Strikes {
 
 /// Returns some time after the addresses were changed, or when the watch fails, with the number of
 /// repeated changes in a row.
-async fn watch(context: &Context, ward: Ward, before: u32) -> (Ward, u32, Result<(), TenantApiError>) {
+async fn watch(
+    context: &Context,
+    ward: WatchedCluster,
+    before: u32,
+) -> (WatchedCluster, u32, Result<(), TenantApiError>) {
     let began = Instant::now();
     if let Err(error) = ward.api.watch_base(&context.base_objects).await {
         let held = began.elapsed() >= CALM;

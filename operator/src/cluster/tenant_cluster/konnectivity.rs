@@ -38,7 +38,7 @@ pub(crate) fn are_awaited(caches: &Caches, cluster: &Cluster) -> bool {
 /// another reason. It applies only to a Cluster that leaves agents to the operator. A worker that
 /// joined now would lose the API in a moment.
 pub(crate) fn are_due(caches: &Caches, cluster: &Cluster, identity: &Identity) -> bool {
-    if cluster.spec.konnectivity != Konnectivity::Automatic || !conditions::is_carried_out(cluster) {
+    if cluster.spec.konnectivity != Konnectivity::Automatic || !conditions::is_reconciled(cluster) {
         return false;
     }
     let observed = observe::observe_identity(caches, identity);

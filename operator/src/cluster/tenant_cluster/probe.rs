@@ -11,9 +11,9 @@ use yoke_api::{Cluster, ClusterId, Reason};
 use crate::cluster::context::Context;
 use crate::cluster::credentials::persisted;
 use crate::cluster::observe::Observed;
-use crate::cluster::outcome::{Applied, Lack};
-use crate::cluster::resources::Reach;
-use crate::cluster::resources::objects::Asked;
+use crate::cluster::outcome::{Applied, NotReady};
+use crate::cluster::resources::ApiAccess;
+use crate::cluster::resources::objects::IngressIntent;
 use crate::cluster::resources::stateful_set::to_serving;
 use crate::model::control_plane::ControlPlane;
 use crate::model::identity::Identity;
@@ -37,12 +37,12 @@ const SLOW: Duration = Duration::from_secs(1);
 
 /// Result of a probe.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ProbeResult {
     /// Whether the API answers inside the host; the error says why not.
     pub inside: Result<(), String>,
     /// Whether the rest that a tenant needs is available: the ingress, the bindings, working
     /// controllers.
-    pub outside: Result<(), Lack>,
+    pub outside: Result<(), NotReady>,
 }
 
 /// Probes the API, and records the result.
@@ -50,11 +50,11 @@ pub(crate) async fn look_at_api(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
-    reach: &Reach,
-    asked: &Asked,
+    reach: &ApiAccess,
+    asked: &IngressIntent,
     applied: &mut Applied,
 ) {
-    miss(applied);
+    mark_unreachable(applied);
     let ControlPlane::Running { pod, .. } = &applied.control_plane else {
         return;
     };
@@ -71,7 +71,7 @@ pub(crate) async fn look_at_api(
         inside: &inside,
         ingress,
     };
-    let answer = look_in_turn(context, &target).await;
+    let answer = probe_with_backoff(context, &target).await;
     let works = answer.inside.is_ok() && answer.outside.is_ok();
     let mut began = Instant::now();
     let mut answered = works;
@@ -84,7 +84,7 @@ pub(crate) async fn look_at_api(
     // the address of its pod.
     if !answered && observed.is_trusted && began.elapsed() < DOORS_OPEN {
         (applied.inside, applied.outside) = (Ok(()), Ok(()));
-        applied.believed = true;
+        applied.assumed_ready = true;
         return;
     }
     applied.inside = answer.inside;
@@ -110,7 +110,7 @@ pub(crate) async fn look_at_api(
 }
 
 /// Records that there is no API to probe.
-pub(crate) fn miss(applied: &mut Applied) {
+pub(crate) fn mark_unreachable(applied: &mut Applied) {
     let missing = || "the control plane is not there yet".to_owned();
     (applied.inside, applied.outside) = (Err(missing()), Err(missing().into()));
 }
@@ -121,7 +121,7 @@ pub(crate) async fn answers(
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
-    reach: &Reach,
+    reach: &ApiAccess,
 ) -> bool {
     let pod = observed.staying_pod().and_then(|pod| pod.metadata.uid.as_deref());
     let inside = inside(identity, observed.service.as_deref(), reach);
@@ -155,13 +155,13 @@ pub(crate) async fn wait(api: &TenantApi, path: &str, longest: Duration) -> Resu
 }
 
 /// Access to the API inside the host; `None` while the Service has no address.
-fn inside(identity: &Identity, service: Option<&Service>, reach: &Reach) -> Option<Access> {
+fn inside(identity: &Identity, service: Option<&Service>, reach: &ApiAccess) -> Option<Access> {
     let address = service?.spec.as_ref()?.cluster_ip.as_deref()?;
     Some(at(identity, address.parse().ok()?, reach))
 }
 
 /// Access to the API server of one pod.
-pub(crate) fn at(identity: &Identity, address: IpAddr, reach: &Reach) -> Access {
+pub(crate) fn at(identity: &Identity, address: IpAddr, reach: &ApiAccess) -> Access {
     let operator = &reach.operator;
     Access {
         url: format!("https://{}", SocketAddr::new(address, API_PORT)),
@@ -192,7 +192,7 @@ struct Target<'a> {
 
 /// Probes an API, unless it was slow to fail before: then the last result holds for a while. An API
 /// that hangs, through its own webhooks or otherwise, must not take time from the others.
-async fn look_in_turn(context: &Context, target: &Target<'_>) -> Answer {
+async fn probe_with_backoff(context: &Context, target: &Target<'_>) -> ProbeResult {
     let identity = target.identity;
     let before = context.memory.awake(&identity.id).slow;
     if let Some((_, due, answer)) = &before
@@ -205,7 +205,7 @@ async fn look_in_turn(context: &Context, target: &Target<'_>) -> Answer {
         Ok(answer) => answer,
         Err(_) => {
             let why = format!("the API did not take what every cluster must have within {LOOK_LIMIT:?}");
-            Answer {
+            ProbeResult {
                 inside: Ok(()),
                 outside: Err(why.into()),
             }
@@ -226,14 +226,14 @@ fn plan_pause(strikes: u32, took: Duration, works: bool) -> Option<(u32, Duratio
 }
 
 /// Probes the API, and applies the base objects of every cluster.
-async fn look(context: &Context, target: &Target<'_>) -> Answer {
+async fn look(context: &Context, target: &Target<'_>) -> ProbeResult {
     let Target { identity, pod, .. } = *target;
     let id = &identity.id;
     let api = match ask(context, id, Way::Inside, target.inside).await {
         Ok(api) => api,
         Err(error) => {
             let why = crate::chain(&error);
-            return Answer {
+            return ProbeResult {
                 inside: Err(why.clone()),
                 outside: Err(why.into()),
             };
@@ -244,28 +244,28 @@ async fn look(context: &Context, target: &Target<'_>) -> Answer {
             return Ok(());
         };
         let asked = ask(context, id, Way::Ingress, ingress).await;
-        asked.map(|_| ()).map_err(|error| Lack {
+        asked.map(|_| ()).map_err(|error| NotReady {
             reason: Reason::IngressPending,
             why: format!("through the ingress: {}", crate::chain(&error)),
         })
     };
     let base = async {
         let applied = apply_base(context, target, &api).await;
-        applied.map_err(|error| Lack::from(crate::chain(&error)))?;
+        applied.map_err(|error| NotReady::from(crate::chain(&error)))?;
         context.guard.keep(identity, &api, &context.base_objects);
         context.signer.keep(identity, &api);
         Ok(())
     };
     let controllers = async {
         let checked = check_controllers(context, id, pod, &api).await;
-        checked.map_err(|error| Lack {
+        checked.map_err(|error| NotReady {
             reason: Reason::ControllersPending,
             why: crate::chain(&error),
         })
     };
     // Run all of them: a failure of one must not stop another.
     let (outside, base, controllers) = tokio::join!(outside, base, controllers);
-    Answer {
+    ProbeResult {
         inside: Ok(()),
         outside: outside.and(base).and(controllers),
     }

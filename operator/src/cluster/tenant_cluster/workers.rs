@@ -51,7 +51,7 @@ pub(crate) async fn ensure(
     let ControlPlane::Running { current: true, .. } = &applied.control_plane else {
         return None;
     };
-    let answers = applied.inside.is_ok() && applied.outside.is_ok() && !applied.believed;
+    let answers = applied.inside.is_ok() && applied.outside.is_ok() && !applied.assumed_ready;
     let mut seen = context.memory.awake(id).workers;
     // A cluster that never had workers has no status of them.
     let had_any = cluster.status.as_ref().is_some_and(|status| status.workers.is_some());

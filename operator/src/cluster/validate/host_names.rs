@@ -4,11 +4,11 @@ use kube::ResourceExt as _;
 use yoke_api::cluster::Cluster;
 use yoke_api::{Reason, Tenant, names};
 
-use crate::cluster::validate::{Outline, Surroundings, refuse};
+use crate::cluster::validate::{ClusterSummary, ValidationContext, refuse};
 use crate::model::refusal::Refusal;
 
-pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
-    let own = Outline::of(cluster);
+pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &ValidationContext<'_, '_>) -> Result<(), Refusal> {
+    let own = ClusterSummary::of(cluster);
     for name in &own.extra_sans {
         check_extra_name(name, tenant, around)?;
         check_taken(name, &own, around)?;
@@ -18,12 +18,12 @@ pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_
 
 /// Whether a Cluster, accepted or not, may have a host name: its spec requests it, its Tenant
 /// allows it, and no older Cluster claims it.
-pub(in crate::cluster) fn may_have(cluster: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool {
-    let own = Outline::of(cluster);
+pub(in crate::cluster) fn may_have(cluster: &Cluster, name: &String, around: &ValidationContext<'_, '_>) -> bool {
+    let own = ClusterSummary::of(cluster);
     claims(&own, name, around) && check_taken(name, &own, around).is_ok()
 }
 
-fn check_taken(name: &String, own: &Outline, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
+fn check_taken(name: &String, own: &ClusterSummary, around: &ValidationContext<'_, '_>) -> Result<(), Refusal> {
     let mut older = around.clusters.iter().filter(|other| other.precedes(own));
     if older.any(|other| claims(other, name, around)) {
         return refuse(
@@ -36,7 +36,7 @@ fn check_taken(name: &String, own: &Outline, around: &Surroundings<'_, '_>) -> R
 
 /// Whether a Cluster requests a host name that its own Tenant allows. A name that it may not have
 /// is free for others.
-fn claims(cluster: &Outline, name: &String, around: &Surroundings<'_, '_>) -> bool {
+fn claims(cluster: &ClusterSummary, name: &String, around: &ValidationContext<'_, '_>) -> bool {
     let mut tenants = around.tenants.iter().map(AsRef::as_ref).chain(around.tenant);
     cluster.extra_sans.contains(name)
         && tenants
@@ -44,7 +44,7 @@ fn claims(cluster: &Outline, name: &String, around: &Surroundings<'_, '_>) -> bo
             .is_some_and(|tenant| check_extra_name(name, tenant, around).is_ok())
 }
 
-fn check_extra_name(name: &str, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
+fn check_extra_name(name: &str, tenant: &Tenant, around: &ValidationContext<'_, '_>) -> Result<(), Refusal> {
     let not_allowed = |why: &str| refuse(Reason::HostnameNotAllowed, format!("Host name {name} {why}."));
     if !names::is_domain(name) {
         return not_allowed("is not a DNS name in lower case");

@@ -3,14 +3,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::cluster::validate::*;
 use crate::fixtures::{ID, argument, around, cluster, config, identity, made_at, tenant, with};
 
-fn reason(cluster: &Cluster, around: &Surroundings<'_, '_>) -> Option<Reason> {
+fn reason(cluster: &Cluster, around: &ValidationContext<'_, '_>) -> Option<Reason> {
     validate(cluster, &identity(cluster), around)
         .err()
         .map(|refusal| refusal.reason)
 }
 
-fn outline(cluster: &Cluster) -> Arc<Outline> {
-    Arc::new(Outline::of(cluster))
+fn outline(cluster: &Cluster) -> Arc<ClusterSummary> {
+    Arc::new(ClusterSummary::of(cluster))
 }
 
 #[test]

@@ -12,10 +12,10 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use yoke_api::Cluster;
 
-use crate::cluster::Outline;
-use crate::host_api::cache::sink::Shelf;
+use crate::cluster::ClusterSummary;
+use crate::host_api::cache::sink::WatchSink;
 use crate::host_api::cache::wait_for;
-use crate::host_api::compact_store::{self, Ended, Extent, Ledger, Scribe, by_version};
+use crate::host_api::compact_store::{self, CompactStore, CompactWriter, Ended, Retention, by_version};
 
 /// A Cluster reduced to its name.
 pub type Named = PartialObjectMeta<Cluster>;
@@ -24,48 +24,55 @@ pub type Named = PartialObjectMeta<Cluster>;
 #[derive(Clone, Debug)]
 pub struct Clusters {
     named: Store<Named>,
-    outlines: Outlines,
-    whole: Ledger<Cluster>,
+    summaries: Summaries,
+    whole: CompactStore<Cluster>,
 }
 
 /// Outlines of all Clusters.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outlines(Arc<RwLock<Known>>);
+pub(crate) struct Summaries(Arc<RwLock<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
     /// By `NAMESPACE/NAME`.
-    by_name: BTreeMap<Box<str>, Arc<Outline>>,
+    by_name: BTreeMap<Box<str>, Arc<ClusterSummary>>,
     /// By claim. Each Cluster is compared with those that have the same claim. A scan of all
     /// Clusters took most of the time of a reconciliation.
-    by_claim: HashMap<Box<str>, Vec<Arc<Outline>>>,
+    by_claim: HashMap<Box<str>, Vec<Arc<ClusterSummary>>>,
 }
 
 /// Writes the events of the watch to all three stores.
-pub(crate) struct Kept {
+pub(crate) struct ClustersWriter {
     named: Writer<Named>,
-    outlines: Outlines,
-    whole: Scribe<Cluster>,
+    summaries: Summaries,
+    whole: CompactWriter<Cluster>,
     /// Outlines of a list that is not complete yet.
     listed: Known,
 }
 
 impl Clusters {
-    pub(crate) fn open() -> (Self, Kept) {
+    pub(crate) fn open() -> (Self, ClustersWriter) {
         let (named, writer) = reflector::store();
-        let outlines = Outlines::default();
-        let (whole, scribe) = compact_store::open(Extent {
+        let summaries = Summaries::default();
+        let (whole, scribe) = compact_store::open(Retention {
             trim: |_| {},
             is_whole: true,
             version: by_version,
         });
-        let kept = Kept {
+        let kept = ClustersWriter {
             named: writer,
-            outlines: outlines.clone(),
+            summaries: summaries.clone(),
             whole: scribe,
             listed: Known::default(),
         };
-        (Self { named, outlines, whole }, kept)
+        (
+            Self {
+                named,
+                summaries,
+                whole,
+            },
+            kept,
+        )
     }
 
     /// Returns a complete Cluster.
@@ -74,24 +81,24 @@ impl Clusters {
     }
 
     /// Returns the outlines of all Clusters.
-    pub fn outlines(&self) -> Vec<Arc<Outline>> {
-        self.outlines.pick(|_| true)
+    pub fn summaries(&self) -> Vec<Arc<ClusterSummary>> {
+        self.summaries.pick(|_| true)
     }
 
     /// Returns the outlines of the Clusters in a namespace.
-    pub fn outlines_in(&self, namespace: &str) -> Vec<Arc<Outline>> {
-        self.outlines.of(namespace)
+    pub fn summaries_in(&self, namespace: &str) -> Vec<Arc<ClusterSummary>> {
+        self.summaries.of(namespace)
     }
 
     /// Returns the outlines that a Cluster is validated against: all in its namespace, itself
     /// included, and those elsewhere with the same claims.
-    pub fn outlines_near(&self, cluster: &Cluster) -> Vec<Arc<Outline>> {
-        self.outlines.near(&Outline::of(cluster))
+    pub fn summaries_in_conflict(&self, cluster: &Cluster) -> Vec<Arc<ClusterSummary>> {
+        self.summaries.near(&ClusterSummary::of(cluster))
     }
 
     /// Returns whether a Cluster claims this identity, label of a public name, or host name.
     pub fn is_claimed(&self, claim: &str) -> bool {
-        self.outlines.read().by_claim.contains_key(claim)
+        self.summaries.read().by_claim.contains_key(claim)
     }
 
     /// Returns the store of names, for the Cluster controller.
@@ -99,9 +106,9 @@ impl Clusters {
         self.named.clone()
     }
 
-    /// Returns a handle to the outlines, for `Triggers`.
-    pub(crate) fn share_outlines(&self) -> Outlines {
-        self.outlines.clone()
+    /// Returns a handle to the outlines, for `WatchRouter`.
+    pub(crate) fn share_outlines(&self) -> Summaries {
+        self.summaries.clone()
     }
 
     pub(crate) async fn wait_until_listed(&self) -> Result<(), Ended> {
@@ -110,14 +117,14 @@ impl Clusters {
     }
 }
 
-impl Outlines {
+impl Summaries {
     /// Returns the outlines that `pick` accepts.
-    pub(crate) fn pick(&self, pick: impl Fn(&Outline) -> bool) -> Vec<Arc<Outline>> {
+    pub(crate) fn pick(&self, pick: impl Fn(&ClusterSummary) -> bool) -> Vec<Arc<ClusterSummary>> {
         let all = self.read();
         all.by_name.values().filter(|outline| pick(outline)).cloned().collect()
     }
 
-    fn of(&self, namespace: &str) -> Vec<Arc<Outline>> {
+    fn of(&self, namespace: &str) -> Vec<Arc<ClusterSummary>> {
         let first = to_key(namespace, "");
         let all = self.read();
         let range = all
@@ -127,7 +134,7 @@ impl Outlines {
         range.map(|(_, outline)| Arc::clone(outline)).collect()
     }
 
-    fn near(&self, own: &Outline) -> Vec<Arc<Outline>> {
+    fn near(&self, own: &ClusterSummary) -> Vec<Arc<ClusterSummary>> {
         let mut near = self.of(&own.namespace);
         let all = self.read();
         let same = own
@@ -155,7 +162,7 @@ impl Outlines {
 
 impl Known {
     fn insert(&mut self, cluster: &Cluster) {
-        let outline = Arc::new(Outline::of(cluster));
+        let outline = Arc::new(ClusterSummary::of(cluster));
         self.remove(&outline);
         for claim in outline.claims() {
             let claimed = self.by_claim.entry(claim.into());
@@ -167,7 +174,7 @@ impl Known {
     }
 
     /// Removes the Cluster with this namespace and name.
-    fn remove(&mut self, gone: &Outline) {
+    fn remove(&mut self, gone: &ClusterSummary) {
         let Some(gone) = self.by_name.remove(&to_key(&gone.namespace, &gone.name)) else {
             return;
         };
@@ -183,7 +190,7 @@ impl Known {
     }
 }
 
-impl Shelf<Cluster> for Kept {
+impl WatchSink<Cluster> for ClustersWriter {
     fn keep(&mut self, event: &Event<Cluster>) {
         // The names come last: they trigger reconciliations, which read the complete Cluster and
         // the outlines.
@@ -191,9 +198,9 @@ impl Shelf<Cluster> for Kept {
         match event {
             Event::Init => self.listed = Known::default(),
             Event::InitApply(cluster) => self.listed.insert(cluster),
-            Event::InitDone => *self.outlines.write() = std::mem::take(&mut self.listed),
-            Event::Apply(cluster) => self.outlines.write().insert(cluster),
-            Event::Delete(cluster) => self.outlines.write().remove(&Outline::of(cluster)),
+            Event::InitDone => *self.summaries.write() = std::mem::take(&mut self.listed),
+            Event::Apply(cluster) => self.summaries.write().insert(cluster),
+            Event::Delete(cluster) => self.summaries.write().remove(&ClusterSummary::of(cluster)),
         }
         let event = match event {
             Event::Init => Event::Init,
@@ -243,7 +250,7 @@ mod tests {
         let (clusters, mut kept) = Clusters::open();
         let demo = cluster("demo", "a");
         let names = || {
-            let all = clusters.outlines();
+            let all = clusters.summaries();
             all.iter()
                 .map(|outline| format!("{}/{}", outline.namespace, outline.name))
                 .collect::<Vec<_>>()
@@ -257,12 +264,12 @@ mod tests {
             serde_json::to_value(&*whole).unwrap(),
             serde_json::to_value(&demo).unwrap()
         );
-        assert_eq!(*clusters.outlines()[0], Outline::of(&demo));
+        assert_eq!(*clusters.summaries()[0], ClusterSummary::of(&demo));
         for (namespace, name) in [("demo", "b"), ("demo-2", "a"), ("dem", "z")] {
             kept.keep(&Event::Apply(cluster(namespace, name)));
         }
         assert_eq!(names(), ["dem/z", "demo-2/a", "demo/a", "demo/b"]);
-        let of_demo = clusters.outlines_in("demo");
+        let of_demo = clusters.summaries_in("demo");
         assert_eq!(
             of_demo.iter().map(|outline| &*outline.name).collect::<Vec<_>>(),
             ["a", "b"]
@@ -302,7 +309,7 @@ mod tests {
         }
         kept.keep(&Event::Apply(own.clone()));
         let near = || {
-            let mut near: Vec<_> = clusters.outlines_near(&own).into_iter().collect();
+            let mut near: Vec<_> = clusters.summaries_in_conflict(&own).into_iter().collect();
             near.sort_by(|one, other| one.rank().cmp(&other.rank()));
             near.iter()
                 .map(|outline| format!("{}/{}", outline.namespace, outline.name))

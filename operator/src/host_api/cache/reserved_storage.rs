@@ -12,8 +12,8 @@ use yoke_api::ClusterId;
 use yoke_api::labels::{self, component};
 use yoke_api::names::PKI_NAMESPACE;
 
-use crate::host_api::cache::sink::Shelf;
-use crate::host_api::compact_store::Scribe;
+use crate::host_api::cache::sink::WatchSink;
+use crate::host_api::compact_store::CompactWriter;
 use crate::nats::account::QUOTA;
 
 /// Bytes that stores have reserved at NATS, by identity. Includes the stores of deleted Clusters.
@@ -28,7 +28,7 @@ type ByTenant = BTreeMap<String, ByIdentity>;
 /// Writes the events of the Secrets' watch, and counts the reserved bytes of stores.
 #[derive(Debug)]
 pub(crate) struct Counted {
-    scribe: Scribe<Secret>,
+    scribe: CompactWriter<Secret>,
     reserved: Reserved,
     /// Counts of a list that is not complete yet.
     listed: ByTenant,
@@ -51,7 +51,7 @@ impl Reserved {
 }
 
 impl Counted {
-    pub(crate) fn new(scribe: Scribe<Secret>) -> (Reserved, Self) {
+    pub(crate) fn new(scribe: CompactWriter<Secret>) -> (Reserved, Self) {
         let reserved = Reserved::default();
         let counted = Self {
             scribe,
@@ -62,7 +62,7 @@ impl Counted {
     }
 }
 
-impl Shelf<Secret> for Counted {
+impl WatchSink<Secret> for Counted {
     fn keep(&mut self, event: &Event<Secret>) {
         match event {
             Event::Init => self.listed.clear(),

@@ -16,31 +16,31 @@ use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
 use yoke_pki::cert_manager::{Certificate, CertificateSpec, Issuer};
 
 use crate::cluster::resources::stateful_set::keep_facts;
-use crate::host_api::compact_store::{Extent, by_generation, by_version};
+use crate::host_api::compact_store::{Retention, by_generation, by_version};
 use crate::nats::account::CREDENTIALS;
 use crate::nats::claims;
 
 /// Namespaces: complete.
-pub(crate) const NAMESPACES: Extent<Namespace> = whole();
+pub(crate) const NAMESPACES: Retention<Namespace> = whole();
 /// Services: complete.
-pub(crate) const SERVICES: Extent<Service> = whole();
+pub(crate) const SERVICES: Retention<Service> = whole();
 /// Secrets: see [`keep_public`].
-pub(crate) const SECRETS: Extent<Secret> = part(keep_public);
+pub(crate) const SECRETS: Retention<Secret> = part(keep_public);
 /// ConfigMaps: the published ingress configuration, see [`keep_told`].
-pub(crate) const CONFIG_MAPS: Extent<ConfigMap> = part(keep_told);
+pub(crate) const CONFIG_MAPS: Retention<ConfigMap> = part(keep_told);
 /// StatefulSets of control planes: the fields of the pod template that the operator reads.
-pub(crate) const STATEFUL_SETS: Extent<StatefulSet> = Extent {
+pub(crate) const STATEFUL_SETS: Retention<StatefulSet> = Retention {
     trim: keep_facts,
     is_whole: false,
     version: by_generation,
 };
 /// NetworkPolicies: only their existence.
-pub(crate) const NETWORK_POLICIES: Extent<NetworkPolicy> = part(|policy| {
+pub(crate) const NETWORK_POLICIES: Retention<NetworkPolicy> = part(|policy| {
     keep_labels(&mut policy.metadata);
     policy.spec = None;
 });
 /// Certificates: only the DNS names.
-pub(crate) const CERTIFICATES: Extent<Certificate> = part(|certificate| {
+pub(crate) const CERTIFICATES: Retention<Certificate> = part(|certificate| {
     keep_labels(&mut certificate.metadata);
     certificate.status = None;
     certificate.spec = CertificateSpec {
@@ -49,22 +49,22 @@ pub(crate) const CERTIFICATES: Extent<Certificate> = part(|certificate| {
     };
 });
 /// Issuers: only their existence.
-pub(crate) const ISSUERS: Extent<Issuer> = part(|issuer| {
+pub(crate) const ISSUERS: Retention<Issuer> = part(|issuer| {
     keep_labels(&mut issuer.metadata);
     issuer.status = None;
     issuer.spec = Default::default();
 });
 
-const fn whole<K>() -> Extent<K> {
-    Extent {
+const fn whole<K>() -> Retention<K> {
+    Retention {
         trim: |_| {},
         is_whole: true,
         version: by_version,
     }
 }
 
-const fn part<K>(trim: fn(&mut K)) -> Extent<K> {
-    Extent {
+const fn part<K>(trim: fn(&mut K)) -> Retention<K> {
+    Retention {
         trim,
         is_whole: false,
         version: by_version,
@@ -154,7 +154,7 @@ mod tests {
         secret
     }
 
-    /// Passes a Secret through a `Ledger` and returns what is left.
+    /// Passes a Secret through a `CompactStore` and returns what is left.
     fn keep(secret: &Secret) -> Secret {
         let (ledger, mut scribe) = compact_store::open(SECRETS);
         scribe.note(&Event::Apply(secret.clone()));

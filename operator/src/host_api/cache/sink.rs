@@ -9,10 +9,10 @@ use kube::runtime::watcher::Event;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::host_api::compact_store::Scribe;
+use crate::host_api::compact_store::CompactWriter;
 
 /// Destination of the events of one watch.
-pub(crate) trait Shelf<K>: Send + 'static {
+pub(crate) trait WatchSink<K>: Send + 'static {
     /// Applies an event.
     fn keep(&mut self, event: &Event<K>);
     /// Returns the known state of a deleted object whose final state cannot be decoded.
@@ -23,7 +23,7 @@ pub(crate) trait Shelf<K>: Send + 'static {
 }
 
 /// A store of complete objects.
-pub(crate) struct Whole<K>
+pub(crate) struct FullStore<K>
 where
     K: Lookup + Clone + 'static,
     K::DynamicType: Eq + Hash + Clone,
@@ -32,7 +32,7 @@ where
     pub(crate) writer: Writer<K>,
 }
 
-impl<K> Shelf<K> for Whole<K>
+impl<K> WatchSink<K> for FullStore<K>
 where
     K: Lookup<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
@@ -45,7 +45,7 @@ where
     }
 }
 
-impl<K> Shelf<K> for Scribe<K>
+impl<K> WatchSink<K> for CompactWriter<K>
 where
     K: Resource<DynamicType = ()> + Lookup<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Send + 'static,
 {

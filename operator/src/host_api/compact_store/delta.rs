@@ -8,12 +8,12 @@ const MOST: usize = 64;
 
 /// The examples, by their sorts.
 #[derive(Debug, Default)]
-pub(crate) struct Examples(RwLock<Vec<Example>>);
+pub(crate) struct DeltaBase(RwLock<Vec<Example>>);
 
 /// A sort, and the text that is its example.
 type Example = (Box<str>, Arc<[u8]>);
 
-impl Examples {
+impl DeltaBase {
     /// Compresses a text. Returns the number of its example and the compressed bytes.
     pub(crate) fn pack(&self, sort: &str, text: &[u8]) -> (u8, Vec<u8>) {
         let (number, example) = self.find(sort).unwrap_or_else(|| self.add(sort, text));
@@ -36,7 +36,7 @@ impl Examples {
         Some((u8::try_from(at).ok()?, Arc::clone(&all[at].1)))
     }
 
-    /// Only the `Scribe` calls this, so the same sort is not added twice.
+    /// Only the `CompactWriter` calls this, so the same sort is not added twice.
     fn add(&self, sort: &str, text: &[u8]) -> (u8, Arc<[u8]>) {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let example: Arc<[u8]> = text.into();
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn texts_of_a_sort_take_little_and_come_back() {
-        let examples = Examples::default();
+        let examples = DeltaBase::default();
         let text = |name: &str| {
             format!(
                 "{name} has what all of them have: {}",

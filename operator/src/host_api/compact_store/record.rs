@@ -6,7 +6,7 @@ pub(crate) struct Mark {
     /// The digest in the annotation.
     pub(crate) digest: [u8; 8],
     /// Whether the object still hashes to that digest.
-    pub(crate) is_so: bool,
+    pub(crate) digest_matches: bool,
 }
 
 /// One record, followed by others.
@@ -16,7 +16,7 @@ pub(crate) struct Mark {
 ///     compressed object
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Line<'a>(&'a [u8]);
+pub(crate) struct Record<'a>(&'a [u8]);
 
 /// Bytes before the key, and bytes between the key and the compressed object.
 const BEFORE: usize = 6;
@@ -27,7 +27,7 @@ pub(crate) fn build_line(key: &str, mark: Option<Mark>, (example, packed): (u8, 
     let key_length = u16::try_from(key.len()).expect("a namespace and a name have 253 characters each at most");
     let length = BEFORE + key.len() + AFTER + packed.len();
     let rest = u32::try_from(length - 4).expect("an object has some megabytes at most");
-    let state = mark.map_or(0, |mark| if mark.is_so { 2 } else { 1 });
+    let state = mark.map_or(0, |mark| if mark.digest_matches { 2 } else { 1 });
     let mut bytes = Vec::with_capacity(length);
     bytes.extend(rest.to_be_bytes());
     bytes.extend(key_length.to_be_bytes());
@@ -39,7 +39,7 @@ pub(crate) fn build_line(key: &str, mark: Option<Mark>, (example, packed): (u8, 
     bytes
 }
 
-impl<'a> Line<'a> {
+impl<'a> Record<'a> {
     /// Splits off the first record; `None` if there is none.
     pub(crate) fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let rest = u32::from_be_bytes(*bytes.first_chunk()?);
@@ -63,7 +63,7 @@ impl<'a> Line<'a> {
         let digest = rest.first_chunk().copied()?;
         (*state > 0).then_some(Mark {
             digest,
-            is_so: *state == 2,
+            digest_matches: *state == 2,
         })
     }
 
@@ -86,16 +86,16 @@ mod tests {
     fn a_line_says_what_it_was_made_of() {
         let digest = [1, 2, 3, 4, 5, 6, 7, 8];
         for mark in [None, Some(false), Some(true)] {
-            let mark = mark.map(|is_so| Mark { digest, is_so });
+            let mark = mark.map(|digest_matches| Mark { digest, digest_matches });
             let mut bytes = build_line("n/a", mark, (7, b"text"));
             let length = bytes.len();
             bytes.extend(b"others");
-            let (line, others) = Line::split(&bytes).unwrap();
+            let (line, others) = Record::split(&bytes).unwrap();
             assert_eq!((line.length(), others), (length, b"others".as_slice()));
             assert_eq!(line.key(), "n/a");
             assert_eq!(line.mark(), mark);
             assert_eq!(line.packed(), (7, b"text".as_slice()));
         }
-        assert!(Line::split(b"").is_none());
+        assert!(Record::split(b"").is_none());
     }
 }

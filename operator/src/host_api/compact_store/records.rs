@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use crate::host_api::compact_store::record::Line;
+use crate::host_api::compact_store::record::Record;
 
 /// Maximum size of a block in bytes, unless a single record is larger.
 const MOST: usize = 16 << 10;
@@ -17,25 +17,25 @@ const SLACK: usize = 1 << 10;
 
 /// Blocks of records, each under a lower bound of its keys. The first bound is the empty key.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct Records {
     blocks: BTreeMap<Box<str>, Vec<u8>>,
     count: usize,
 }
 
-impl Lines {
+impl Records {
     /// Returns the number of records.
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
     /// Returns the record of a key.
-    pub(crate) fn get(&self, key: &str) -> Option<Line<'_>> {
+    pub(crate) fn get(&self, key: &str) -> Option<Record<'_>> {
         let (_, block) = self.blocks.range::<str, _>(up_to(key)).next_back()?;
         list(block).find(|line| line.key() == key)
     }
 
     /// Returns the records from a key on, in order.
-    pub(crate) fn from<'l>(&'l self, key: &'l str) -> impl Iterator<Item = Line<'l>> {
+    pub(crate) fn from<'l>(&'l self, key: &'l str) -> impl Iterator<Item = Record<'l>> {
         let bound = self.blocks.range::<str, _>(up_to(key)).next_back();
         let bound = bound.map_or("", |(bound, _)| bound);
         let blocks = self.blocks.range::<str, _>((Bound::Included(bound), Bound::Unbounded));
@@ -46,7 +46,7 @@ impl Lines {
 
     /// Inserts a record, or replaces the one with the same key.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
-        let Some((line, _)) = Line::split(bytes) else {
+        let Some((line, _)) = Record::split(bytes) else {
             return;
         };
         if self.blocks.is_empty() {
@@ -72,7 +72,7 @@ impl Lines {
         let mut rest = Vec::with_capacity(if is_last { MOST.max(bytes.len()) } else { 0 });
         rest.extend(block.drain(middle..));
         block.shrink_to_fit();
-        if let Some((first, _)) = Line::split(&rest) {
+        if let Some((first, _)) = Record::split(&rest) {
             let bound = first.key().into();
             self.blocks.insert(bound, rest);
         }
@@ -99,9 +99,9 @@ fn up_to(key: &str) -> (Bound<&str>, Bound<&str>) {
     (Bound::Unbounded, Bound::Included(key))
 }
 
-fn list(mut block: &[u8]) -> impl Iterator<Item = Line<'_>> {
+fn list(mut block: &[u8]) -> impl Iterator<Item = Record<'_>> {
     std::iter::from_fn(move || {
-        let (line, rest) = Line::split(block)?;
+        let (line, rest) = Record::split(block)?;
         block = rest;
         Some(line)
     })
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::host_api::compact_store::record::build_line;
 
-    fn check(lines: &Lines, expected: &BTreeMap<String, usize>) {
+    fn check(lines: &Records, expected: &BTreeMap<String, usize>) {
         let all: Vec<_> = lines
             .from("")
             .map(|line| (line.key().to_owned(), line.packed().1.len()))
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!((all, lines.len()), (wanted, expected.len()));
         for (bound, block) in &lines.blocks {
             // A block with a large record is split further by the next insert.
-            let largest = list(block).map(Line::length).max().unwrap_or_default();
+            let largest = list(block).map(Record::length).max().unwrap_or_default();
             assert!(block.len() <= MOST + largest, "{bound}: {}", block.len());
             assert!(list(block).all(|line| line.key() >= &**bound), "{bound}");
         }
@@ -159,7 +159,7 @@ mod tests {
     /// Compares random inserts and removals with a `BTreeMap`. Keys repeat, and lengths vary.
     fn run(seed: u64) {
         let mut random = StdRng::seed_from_u64(seed);
-        let (mut lines, mut expected) = (Lines::default(), BTreeMap::new());
+        let (mut lines, mut expected) = (Records::default(), BTreeMap::new());
         for _ in 0..2000 {
             let key = format!("{}/{}", random.random_range(0..30), random.random_range(0..30));
             if random.random_range(0..3) == 0 {
@@ -177,7 +177,7 @@ mod tests {
             let key = format!("{}/{}", random.random_range(0..30), random.random_range(0..30));
             let found = lines.get(&key).map(|line| line.packed().1.len());
             assert_eq!(found, expected.get(&key).copied(), "seed {seed}");
-            let next = lines.from(&key).next().map(Line::key);
+            let next = lines.from(&key).next().map(Record::key);
             let wanted = expected.range(key.clone()..).next().map(|(key, _)| key.as_str());
             assert_eq!(next, wanted, "seed {seed}");
         }
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn lists_fill_their_blocks() {
-        let (mut lines, mut expected) = (Lines::default(), BTreeMap::new());
+        let (mut lines, mut expected) = (Records::default(), BTreeMap::new());
         for number in 0..5000 {
             let key = format!("n/{number:05}");
             lines.put(&build_line(&key, None, (0, &[1; 100])));

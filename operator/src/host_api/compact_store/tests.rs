@@ -29,14 +29,14 @@ fn wanted(name: &str) -> Value {
     serde_json::to_value(object).unwrap()
 }
 
-fn look(ledger: &Ledger<Certificate>, name: &str) -> Sight {
+fn look(ledger: &CompactStore<Certificate>, name: &str) -> Comparison {
     let value = wanted(name);
     let object = serde_json::from_value(value.clone()).unwrap();
     ledger.compare(&object, &value, &digest_of(&value))
 }
 
-fn open_trimmed() -> (Ledger<Certificate>, Scribe<Certificate>) {
-    open(Extent {
+fn open_trimmed() -> (CompactStore<Certificate>, CompactWriter<Certificate>) {
+    open(Retention {
         trim: |certificate| (certificate.status, certificate.spec.secret_name) = (None, String::new()),
         is_whole: false,
         version: by_version,
@@ -46,16 +46,16 @@ fn open_trimmed() -> (Ledger<Certificate>, Scribe<Certificate>) {
 #[test]
 fn lines_say_what_is_as_it_was_applied() {
     let (ledger, mut scribe) = open_trimmed();
-    let (whole, mut scribe_of_whole) = open(Extent {
+    let (whole, mut scribe_of_whole) = open(Retention {
         trim: |_| {},
         is_whole: true,
         version: by_version,
     });
-    let changed = || Sight::Reworded(Some("7".into()));
-    let unread = || Sight::Unread("7".into());
+    let changed = || Comparison::Normalized(Some("7".into()));
+    let unread = || Comparison::Unknown("7".into());
     type Change = Box<dyn Fn(&mut Value)>;
-    let cases: [(&str, Change, Sight, Sight); 6] = [
-        ("as it was", Box::new(|_| {}), Sight::Applied, Sight::Applied),
+    let cases: [(&str, Change, Comparison, Comparison); 6] = [
+        ("as it was", Box::new(|_| {}), Comparison::Applied, Comparison::Applied),
         (
             "changed by others",
             Box::new(|value| value["spec"]["secretName"] = "other".into()),
@@ -66,25 +66,25 @@ fn lines_say_what_is_as_it_was_applied() {
             "more in it",
             Box::new(|value| value["metadata"]["labels"]["more"] = "x".into()),
             unread(),
-            Sight::Applied,
+            Comparison::Applied,
         ),
         (
             "another annotation",
             Box::new(|value| value["metadata"]["annotations"]["more"] = "x".into()),
             unread(),
-            Sight::Applied,
+            Comparison::Applied,
         ),
         (
             "another digest",
             Box::new(|value| value["metadata"]["annotations"][labels::APPLIED_DIGEST] = "0123456789abcdef".into()),
-            Sight::Other,
-            Sight::Other,
+            Comparison::Other,
+            Comparison::Other,
         ),
         (
             "no digest",
             Box::new(|value| value["metadata"]["annotations"] = serde_json::json!({})),
-            Sight::Other,
-            Sight::Other,
+            Comparison::Other,
+            Comparison::Other,
         ),
     ];
     for (rule, change, trimmed, compared) in cases {
@@ -92,11 +92,11 @@ fn lines_say_what_is_as_it_was_applied() {
         scribe_of_whole.note(&Event::Apply(kept("a", &change)));
         assert_eq!(look(&ledger, "a"), trimmed, "{rule}");
         assert_eq!(look(&whole, "a"), compared, "{rule}, of which all is kept");
-        let seen = ledger.borne("n", "a").map(|(_, version)| version.is_none());
-        assert_eq!(seen == Some(true), trimmed == Sight::Applied, "{rule}");
+        let seen = ledger.applied_digest("n", "a").map(|(_, version)| version.is_none());
+        assert_eq!(seen == Some(true), trimmed == Comparison::Applied, "{rule}");
     }
     scribe.note(&Event::Delete(kept("a", |_| {})));
-    assert_eq!(look(&ledger, "a"), Sight::Other, "gone");
+    assert_eq!(look(&ledger, "a"), Comparison::Other, "gone");
 }
 
 #[test]

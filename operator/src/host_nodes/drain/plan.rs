@@ -11,7 +11,7 @@ use yoke_api::{Cluster, labels};
 
 use crate::host_nodes::budget::plan_room;
 use crate::model::control_plane;
-use crate::model::host_node::Machine;
+use crate::model::host_node::HostNode;
 use crate::model::quantity::to_millicores;
 
 /// Timeout until the other pod is standby. Shutdowns are usually announced two minutes ahead.
@@ -29,7 +29,7 @@ const SHUTTING_DOWN: &str = "node is shutting down";
 
 /// A control plane's pod that is terminating, or is on a node that is about to shut down.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leaver {
+pub struct DrainingControlPlane {
     /// UID of the pod.
     pub pod: String,
     /// Key of its Cluster.
@@ -70,14 +70,14 @@ pub enum State {
 }
 
 /// Returns whether a node is about to shut down.
-pub fn is_leaving(machine: &Machine, taints: &[String]) -> bool {
+pub fn is_leaving(machine: &HostNode, taints: &[String]) -> bool {
     let mut own = machine.spec.taints.iter();
     own.any(|taint| taints.contains(&taint.key)) || is_shut_down(machine)
 }
 
 /// Counts the allocatable cores of the nodes that take pods of some class, by the tolerations of
 /// the classes.
-pub fn count_cores<M: AsRef<Machine>>(machines: &[M], taints: &[String], classes: &[&[Toleration]]) -> usize {
+pub fn count_cores<M: AsRef<HostNode>>(machines: &[M], taints: &[String], classes: &[&[Toleration]]) -> usize {
     let machines = machines.iter().map(AsRef::as_ref);
     let takes = machines.filter(|machine| {
         let mut classes = classes.iter();
@@ -88,20 +88,20 @@ pub fn count_cores<M: AsRef<Machine>>(machines: &[M], taints: &[String], classes
 }
 
 /// Returns whether a node takes a pod with these tolerations, by its taints.
-fn takes(machine: &Machine, taints: &[String], tolerations: &[Toleration]) -> bool {
+fn takes(machine: &HostNode, taints: &[String], tolerations: &[Toleration]) -> bool {
     let mut refusals = machine.spec.taints.iter();
     !is_leaving(machine, taints) && !refusals.any(|taint| refuses(taint, tolerations))
 }
 
 /// Returns whether Kubernetes has found that the node is unreachable.
-pub fn is_unreachable(machine: &Machine) -> bool {
+pub fn is_unreachable(machine: &HostNode) -> bool {
     machine.spec.taints.iter().any(|taint| taint.key == AWAY[1])
 }
 
 /// Returns whether the node's kubelet ends its pods because the node is shutting down. Only the
 /// condition's message says so: the pods have no deletion timestamp then, and the taint is that of
 /// any node that is not ready.
-fn is_shut_down(machine: &Machine) -> bool {
+fn is_shut_down(machine: &HostNode) -> bool {
     let mut conditions = machine.status.conditions.iter();
     let ready = conditions.find(|condition| condition.type_ == "Ready");
     let said = ready
@@ -112,7 +112,7 @@ fn is_shut_down(machine: &Machine) -> bool {
 
 /// Returns whether a node other than the pod's own takes a pod like this one, by the nodes' taints.
 /// `false` for a pod that is not scheduled.
-pub fn has_other<M: AsRef<Machine>>(machines: &[M], pod: &Pod, taints: &[String]) -> bool {
+pub fn has_other<M: AsRef<HostNode>>(machines: &[M], pod: &Pod, taints: &[String]) -> bool {
     let spec = pod.spec.as_ref();
     let Some(own) = spec.and_then(|spec| spec.node_name.as_ref()) else {
         return false;
@@ -139,12 +139,12 @@ fn refuses(taint: &Taint, tolerations: &[Toleration]) -> bool {
 /// - control planes' pods on nodes that are about to shut down;
 /// - terminating pods with a recorded takeover. Any other terminating pod has been taken over
 ///   already.
-pub fn plan_leavers<M: AsRef<Machine>, P: AsRef<Pod>>(
+pub fn plan_leavers<M: AsRef<HostNode>, P: AsRef<Pod>>(
     machines: &[M],
     pods: &[P],
     taints: &[String],
     before: &HashMap<String, Notice>,
-) -> Vec<Leaver> {
+) -> Vec<DrainingControlPlane> {
     let is_noted = |pod: &Pod| {
         let notice = pod.metadata.uid.as_ref().and_then(|uid| before.get(uid));
         notice.is_some_and(|notice| notice.ends)
@@ -160,7 +160,7 @@ pub fn plan_leavers<M: AsRef<Machine>, P: AsRef<Pod>>(
 }
 
 /// Interleaves the Tenants, so that one with many pods does not delay the others.
-fn alternate(leavers: Vec<Leaver>) -> Vec<Leaver> {
+fn alternate(leavers: Vec<DrainingControlPlane>) -> Vec<DrainingControlPlane> {
     let mut of_tenant = HashMap::<_, usize>::new();
     let ranked = leavers.into_iter().map(|leaver| {
         let rank = of_tenant.entry(leaver.cluster.namespace.clone()).or_default();
@@ -173,10 +173,10 @@ fn alternate(leavers: Vec<Leaver>) -> Vec<Leaver> {
 }
 
 /// Describes a pod to take over; `None` if it is not scheduled, or is no control plane's.
-pub fn plan_leaver<M: AsRef<Machine>>(machines: &[M], pod: &Pod, taints: &[String]) -> Option<Leaver> {
+pub fn plan_leaver<M: AsRef<HostNode>>(machines: &[M], pod: &Pod, taints: &[String]) -> Option<DrainingControlPlane> {
     let machine = pod.spec.as_ref()?.node_name.clone()?;
     let label = |key: &str| pod.labels().get(key);
-    Some(Leaver {
+    Some(DrainingControlPlane {
         pod: pod.uid().unwrap_or_default(),
         cluster: ObjectRef::new(label(labels::CLUSTER)?).within(label(labels::TENANT)?),
         // If only the pod ends, its successor may run on the same node.
@@ -186,7 +186,7 @@ pub fn plan_leaver<M: AsRef<Machine>>(machines: &[M], pod: &Pod, taints: &[Strin
     })
 }
 
-fn is_on_leaving<M: AsRef<Machine>>(machines: &[M], pod: &Pod, taints: &[String]) -> bool {
+fn is_on_leaving<M: AsRef<HostNode>>(machines: &[M], pod: &Pod, taints: &[String]) -> bool {
     let own = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
     let mut machines = machines.iter().map(AsRef::as_ref);
     own.is_some() && machines.any(|machine| machine.metadata.name.as_ref() == own && is_leaving(machine, taints))
@@ -195,7 +195,7 @@ fn is_on_leaving<M: AsRef<Machine>>(machines: &[M], pod: &Pod, taints: &[String]
 /// Plans the next state of each takeover. At most `most` takeovers start per minute.
 pub fn plan_notices(
     before: &HashMap<String, Notice>,
-    leavers: Vec<Leaver>,
+    leavers: Vec<DrainingControlPlane>,
     past: &mut VecDeque<Instant>,
     most: usize,
     now: Instant,
@@ -211,7 +211,7 @@ pub fn plan_notices(
 /// Plans the next state of one takeover. A pod that is already terminating has no timeout.
 pub fn plan_notice(
     before: Option<&Notice>,
-    leaver: Leaver,
+    leaver: DrainingControlPlane,
     past: &mut VecDeque<Instant>,
     most: usize,
     now: Instant,

@@ -22,9 +22,9 @@ use crate::host_nodes::budget::{Room, plan_room};
 /// trial.
 pub const SUSPICION: Duration = Duration::from_millis(1900);
 /// Duration of a trial. With the suspicion before it, a node has been silent for 6 s.
-pub const TRIAL: Duration = Duration::from_secs(4);
+pub const CONFIRM_FOR: Duration = Duration::from_secs(4);
 /// Number of control planes that a trial checks.
-pub const JURY: usize = 8;
+pub const SAMPLE_SIZE: usize = 8;
 /// How long a loss is remembered. Kubernetes has tainted the node by then
 /// (`--node-monitor-grace-period`, 50 s since 1.32).
 pub const REMEMBERED: Duration = Duration::from_secs(60);
@@ -66,7 +66,7 @@ pub struct Sight {
 
 /// Result of a trial for one control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Evidence {
+pub struct Sample {
     /// Identity of the Cluster.
     pub id: ClusterId,
     /// End of its log when the trial started.
@@ -79,7 +79,7 @@ pub struct Evidence {
 
 /// Conclusion of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Conclusion {
     /// No sign of life from the node.
     Lost,
     /// The store of this Cluster has written. Contains the new end of its log.
@@ -179,17 +179,17 @@ pub fn is_suspect(sight: &Sight, now: Instant) -> bool {
 
 /// Concludes a trial. One live control plane clears its node: the kubelet reports the state of the
 /// others.
-pub fn plan_verdict(evidence: &[Evidence]) -> Verdict {
+pub fn plan_verdict(evidence: &[Sample]) -> Conclusion {
     for each in evidence {
         if let Some(last) = each.last.filter(|last| *last != each.first) {
-            return Verdict::Alive(each.id.clone(), last);
+            return Conclusion::Alive(each.id.clone(), last);
         }
     }
-    let is_dead = |each: &Evidence| each.last.is_some() && !each.answers;
+    let is_dead = |each: &Sample| each.last.is_some() && !each.answers;
     if evidence.is_empty() || !evidence.iter().all(is_dead) {
-        return Verdict::Unknown;
+        return Conclusion::Unknown;
     }
-    Verdict::Lost
+    Conclusion::Lost
 }
 
 /// Returns whether a loss is credible, or NATS may have stopped storing records. A loss is credible
@@ -206,7 +206,7 @@ pub fn is_credible<'s>(
 ) -> bool {
     let mut others = others.into_iter().peekable();
     let is_alone = others.peek().is_none();
-    let writes = |sight: &Sight| sight.grew.is_some_and(|grew| now.duration_since(grew) < TRIAL);
+    let writes = |sight: &Sight| sight.grew.is_some_and(|grew| now.duration_since(grew) < CONFIRM_FOR);
     is_alone && has_place || is_unreachable || others.flatten().any(writes)
 }
 

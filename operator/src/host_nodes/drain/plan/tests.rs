@@ -9,7 +9,7 @@ fn taints() -> Vec<String> {
     TAINTS.map(str::to_owned).to_vec()
 }
 
-fn machine(name: &str, taints: &[(&str, &str)]) -> std::sync::Arc<Machine> {
+fn machine(name: &str, taints: &[(&str, &str)]) -> std::sync::Arc<HostNode> {
     let taints: Vec<_> = taints
         .iter()
         .map(|(key, effect)| json!({"key": key, "effect": effect}))
@@ -34,7 +34,7 @@ fn a_machine_leaves_by_a_taint_or_by_its_kubelets_word() {
         let conditions = json!([{"type": "DiskPressure", "status": "False", "message": SHUTTING_DOWN},
             {"type": "Ready", "status": status, "message": message}]);
         let value = json!({"metadata": {"name": "a"}, "status": {"conditions": conditions, "images": []}});
-        std::sync::Arc::new(serde_json::from_value::<Machine>(value).unwrap())
+        std::sync::Arc::new(serde_json::from_value::<HostNode>(value).unwrap())
     };
     for (rule, machine, expected) in [
         ("at work", machine("a", &[]), false),
@@ -106,7 +106,7 @@ fn who_leaves_is_on_a_machine_with_a_notice() {
     let pods = [pod("q", "a"), pod("p", "a"), pod("o", "b"), ending, unplaced].map(Box::new);
     let none = HashMap::new();
     let leavers = plan_leavers(&machines, &pods, &taints(), &none);
-    let names = |leavers: &[Leaver]| leavers.iter().map(|leaver| leaver.pod.clone()).collect::<Vec<_>>();
+    let names = |leavers: &[DrainingControlPlane]| leavers.iter().map(|leaver| leaver.pod.clone()).collect::<Vec<_>>();
     assert_eq!(names(&leavers), ["p", "q"]);
     let noted = |ends| {
         let cluster = ObjectRef::new("r").within("demo");
@@ -129,8 +129,8 @@ fn who_leaves_is_on_a_machine_with_a_notice() {
     assert!(!leavers[0].has_other, "the other machine is for others");
 }
 
-fn leaver(pod: &str, has_other: bool) -> Leaver {
-    Leaver {
+fn leaver(pod: &str, has_other: bool) -> DrainingControlPlane {
+    DrainingControlPlane {
         pod: pod.into(),
         cluster: ObjectRef::new(pod).within("demo"),
         machine: "a".into(),
@@ -141,7 +141,7 @@ fn leaver(pod: &str, has_other: bool) -> Leaver {
 
 #[test]
 fn tenants_take_turns() {
-    let of = |pod: &str, tenant: &str| Leaver {
+    let of = |pod: &str, tenant: &str| DrainingControlPlane {
         cluster: ObjectRef::new(pod).within(tenant),
         ..leaver(pod, true)
     };
@@ -170,7 +170,7 @@ fn a_pod_that_is_to_end_needs_no_other_machine() {
     }
     let now = Instant::now();
     let told = |before: Option<&Notice>, ends, at: u64| {
-        let leaver = Leaver {
+        let leaver = DrainingControlPlane {
             ends,
             ..leaver("p", true)
         };
@@ -189,7 +189,7 @@ fn a_pod_that_is_to_end_needs_no_other_machine() {
 fn so_many_are_taken_over_in_a_minute() {
     let now = Instant::now();
     let mut past = VecDeque::new();
-    let mut states = |before: &HashMap<String, Notice>, at: u64, leavers: &[Leaver]| {
+    let mut states = |before: &HashMap<String, Notice>, at: u64, leavers: &[DrainingControlPlane]| {
         let now = now + Duration::from_secs(at);
         plan_notices(before, leavers.to_vec(), &mut past, 1, now)
     };
@@ -276,5 +276,5 @@ fn cores_count_where_a_pod_can_be_put() {
     let tolerations = pod("p", "a").spec.unwrap().tolerations.unwrap();
     assert_eq!(count_cores(&machines, &taints(), &[&[], &tolerations]), 3);
     assert_eq!(count_cores(&machines[..2], &taints(), &[&[]]), 2);
-    assert_eq!(count_cores::<std::sync::Arc<Machine>>(&[], &taints(), &[&[]]), 0);
+    assert_eq!(count_cores::<std::sync::Arc<HostNode>>(&[], &taints(), &[&[]]), 0);
 }

@@ -130,31 +130,35 @@ fn silence_is_counted_while_nothing_is_new() {
 
 #[test]
 fn one_sign_of_life_clears_a_machine() {
-    let silent = |of: &str| Evidence {
+    let silent = |of: &str| Sample {
         id: id(of),
         first: 7,
         last: Some(7),
         answers: false,
     };
-    let writes = Evidence {
+    let writes = Sample {
         last: Some(8),
         ..silent(B)
     };
-    let unheard = Evidence {
+    let unheard = Sample {
         last: None,
         ..silent(B)
     };
-    let answers = Evidence {
+    let answers = Sample {
         answers: true,
         ..silent(B)
     };
     for (rule, evidence, expected) in [
-        ("all silent", vec![silent(A), silent(B)], Verdict::Lost),
-        ("one alone, silent", vec![silent(A)], Verdict::Lost),
-        ("one writes", vec![silent(A), writes], Verdict::Alive(id(B), 8)),
-        ("NATS does not say of one", vec![silent(A), unheard], Verdict::Unknown),
-        ("an API answers", vec![silent(A), answers], Verdict::Unknown),
-        ("nobody to ask", vec![], Verdict::Unknown),
+        ("all silent", vec![silent(A), silent(B)], Conclusion::Lost),
+        ("one alone, silent", vec![silent(A)], Conclusion::Lost),
+        ("one writes", vec![silent(A), writes], Conclusion::Alive(id(B), 8)),
+        (
+            "NATS does not say of one",
+            vec![silent(A), unheard],
+            Conclusion::Unknown,
+        ),
+        ("an API answers", vec![silent(A), answers], Conclusion::Unknown),
+        ("nobody to ask", vec![], Conclusion::Unknown),
     ] {
         assert_eq!(plan_verdict(&evidence), expected, "{rule}");
     }
