@@ -14,7 +14,7 @@ use yoke_api::sleep::{ActivityStatus, SleepReason};
 use yoke_api::tenant::{TenantQuota, TenantSpec};
 use yoke_api::{Cluster, ClusterId, Tenant};
 use yoke_operator::cluster::resources::{Blueprint, Materials, secrets};
-use yoke_operator::cluster::validate::{Surroundings, validate};
+use yoke_operator::cluster::validate::{ValidationContext, validate};
 use yoke_operator::config::Config;
 use yoke_operator::host_api::cache::ByIdentity;
 use yoke_operator::model::identity::Identity;
@@ -102,7 +102,7 @@ impl Fleet {
         let tenant = &self.tenants[number % TENANTS];
         let cluster = build_cluster(number, tenant, is_asleep);
         let identity = Identity::of(&cluster, &self.config.base_domain).ok_or_else(|| anyhow!("no identity"))?;
-        let around = Surroundings {
+        let around = ValidationContext {
             config: &self.config,
             tenant: Some(tenant),
             namespace_is_tenants: true,

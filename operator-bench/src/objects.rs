@@ -16,7 +16,7 @@ use yoke_api::Cluster;
 use yoke_api::labels::component;
 use yoke_operator::cluster::resources::objects::{self, Asked};
 use yoke_operator::cluster::resources::{Blueprint, Materials, network_policy, secrets, stateful_set};
-use yoke_operator::cluster::sleep::state::Rest;
+use yoke_operator::cluster::sleep::state::SleepState;
 use yoke_operator::nats::streams;
 use yoke_pki::cert_manager::Certificate;
 use yoke_pki::service_account::ServiceAccountKey;
@@ -47,9 +47,9 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
         ..
     } = settled;
     let (identity, plan) = (blueprint.identity, &blueprint.accepted.plan);
-    let rest = Rest::of(cluster);
+    let rest = SleepState::of(cluster);
     let asked = Asked {
-        asleep: rest.to_told(&identity.uid),
+        asleep: rest.to_ingress_message(&identity.uid),
         ..Asked::of(blueprint.spec)
     };
     let mut all = vec![

@@ -16,7 +16,7 @@ use crate::fleet::{Fleet, MOST};
 use crate::host::Host;
 use crate::nats::Server;
 use crate::operator::{Operator, PATIENCE, build_config};
-use crate::table::{Rest, Start, print_rests, print_starts, print_targets};
+use crate::table::{SleepState, Start, print_rests, print_starts, print_targets};
 use crate::tenants::Tenants;
 use crate::usage::{Peak, Used};
 
@@ -201,14 +201,14 @@ impl Stage {
     }
 
     /// What is used at rest.
-    async fn measure(&mut self) -> Result<Rest> {
+    async fn measure(&mut self) -> Result<SleepState> {
         let (operator, api) = (self.operator.id()?, self.host.api.id());
         let audit = Audit::begin(&self.host.audit)?;
         let before = (Used::by(operator)?, Used::by(api)?);
         let began = Instant::now();
         tokio::time::sleep(self.rest).await;
         let after = (Used::by(operator)?, Used::by(api)?);
-        let rest = Rest {
+        let rest = SleepState {
             clusters: self.clusters,
             awake: self.fleet.count_awake(self.clusters),
             length: began.elapsed(),

@@ -12,7 +12,7 @@ const CPU: f64 = 20.0;
 const SETTLED: f64 = 30.0;
 
 /// Between two moments at rest.
-pub(crate) struct Rest {
+pub(crate) struct SleepState {
     pub(crate) clusters: usize,
     pub(crate) awake: usize,
     pub(crate) length: Duration,
@@ -34,7 +34,7 @@ pub(crate) struct Start {
 }
 
 /// Prints what the operator uses at rest.
-pub(crate) fn print_rests(rests: &[Rest]) {
+pub(crate) fn print_rests(rests: &[SleepState]) {
     println!(
         "\n### At rest\n\n| Clusters | awake | memory, anonymous | PSS | CPU | CPU of kube-apiserver | requests a second |\n|---|---|---|---|---|---|---|"
     );
@@ -55,7 +55,7 @@ pub(crate) fn print_rests(rests: &[Rest]) {
 }
 
 /// Prints what was aimed at beside what was measured last.
-pub(crate) fn print_targets(rests: &[Rest], restart: Option<&Start>) {
+pub(crate) fn print_targets(rests: &[SleepState], restart: Option<&Start>) {
     let (Some(first), Some(last)) = (rests.first(), rests.last()) else {
         return;
     };

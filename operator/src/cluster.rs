@@ -69,13 +69,13 @@ use crate::model::refusal::Refusal;
 use crate::model::{control_plane, tenant_namespace};
 
 /// A Cluster whose last reconcile took at least this long counts as slow.
-const LATE: Duration = Duration::from_secs(1);
+const SLOW_AFTER: Duration = Duration::from_secs(1);
 /// Slow Clusters of one Tenant reconciled concurrently: half of all concurrent reconciles.
-pub const LATE_AT_ONCE: usize = 16;
+pub const SLOW_AT_ONCE: usize = 16;
 /// Interval for counting Clusters by phase, for metrics.
 const COUNT_EVERY: Duration = Duration::from_secs(5);
 /// Requeue delay after a concurrent change; not every change produces a watch event.
-const AGAIN: Duration = Duration::from_secs(1);
+const CONFLICT_REQUEUE: Duration = Duration::from_secs(1);
 pub use crate::model::CLUSTER_CONTROLLER as CONTROLLER;
 
 /// Reconciles one Cluster as far as is possible now, and returns when to reconcile it again.
@@ -85,18 +85,18 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
         return Ok(Action::await_change());
     };
     let id = cluster.id();
-    let is_late = id.as_ref().is_some_and(|id| context.memory.took(id) >= LATE);
+    let is_late = id.as_ref().is_some_and(|id| context.memory.took(id) >= SLOW_AFTER);
     let tenant = cluster.metadata.namespace.as_deref().unwrap_or_default();
-    let slot = is_late.then(|| context.late_slots.enter(tenant));
+    let slot = is_late.then(|| context.slow_cluster_slots.enter(tenant));
     if matches!(slot, Some(None)) {
-        return Ok(Action::requeue(spread(AGAIN)));
+        return Ok(Action::requeue(spread(CONFLICT_REQUEUE)));
     }
     let result = if cluster.metadata.deletion_timestamp.is_some() {
         Box::pin(lifecycle::delete::delete(&context, &cluster)).await
     } else {
         // Boxed because the future is large: it has room for every await below, and hundreds run at
         // once.
-        Box::pin(reconcile_living(&context, &cluster)).await
+        Box::pin(reconcile_existing(&context, &cluster)).await
     };
     let took = began.elapsed();
     if let Some(id) = &id {
@@ -106,15 +106,15 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
     result
 }
 
-async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
+async fn reconcile_existing(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
     let Some(cluster) = object::ensure_identity(context, cluster).await? else {
-        return Ok(Action::requeue(AGAIN));
+        return Ok(Action::requeue(CONFLICT_REQUEUE));
     };
     let Some(cluster) = object::overlay_pending_sleep(context, cluster).await? else {
-        return Ok(Action::requeue(AGAIN));
+        return Ok(Action::requeue(CONFLICT_REQUEUE));
     };
     let Some(cluster) = object::consume_sleep_annotation(context, cluster).await? else {
-        return Ok(Action::requeue(AGAIN));
+        return Ok(Action::requeue(CONFLICT_REQUEUE));
     };
     let Some(identity) = Identity::of(&cluster, &context.host.config.base_domain) else {
         return Ok(Action::await_change());
@@ -127,7 +127,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     }
     let observed = observe::observe(&context.host.caches, &cluster, &identity);
     let Some(cluster) = sleep::policies::apply_sleep_policies(context, cluster, &identity, &observed).await? else {
-        return Ok(Action::requeue(AGAIN));
+        return Ok(Action::requeue(CONFLICT_REQUEUE));
     };
     let cluster = tenant_cluster::konnectivity::decide(&context.host.caches, cluster, &observed);
     let authority = match find_authority(context, &cluster, &identity).await {
@@ -135,7 +135,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         // The spec is not validated yet.
         Err(error) => return fail(context, &cluster, &identity, &observed, error, None).await,
     };
-    let verdict = judge(context, &cluster, &identity, &observed, authority.as_ref());
+    let verdict = validate_cluster(context, &cluster, &identity, &observed, authority.as_ref());
     if let Err(refusal) = &verdict {
         context.reconciles.failed(CONTROLLER, refusal.reason);
     }
@@ -153,15 +153,15 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         Ok(left) => left,
         Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
     };
-    let told = plan_kept(context, &cluster, &identity, &observed, refusal, left);
+    let told = intent_of_unapplied_spec(context, &cluster, &identity, &observed, refusal, left);
     let mut outcome = match &verdict {
         verdict if cluster.spec.paused && observed.has_control_plane() => {
             match Box::pin(lifecycle::maintain::copy(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: verdict.as_ref().map(|_| ()).map_err(Clone::clone),
-                    rest: find_rest(&cluster, &observed),
+                    rest: present_run_state(&cluster, &observed),
                     paused: true,
-                    ..translate(&cluster, None, applied)
+                    ..applied_outcome(&cluster, None, applied)
                 },
                 Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
@@ -170,9 +170,9 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
             match Box::pin(lifecycle::maintain::keep(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: Err(refusal.clone()),
-                    rest: find_rest(&cluster, &observed),
+                    rest: present_run_state(&cluster, &observed),
                     kept: true,
-                    ..translate(&cluster, None, applied)
+                    ..applied_outcome(&cluster, None, applied)
                 },
                 Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
@@ -187,7 +187,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                 config: &context.host.config,
             };
             match Box::pin(apply::apply(context, &cluster, &blueprint, &observed)).await {
-                Ok(applied) => translate(&cluster, Some(accepted), applied),
+                Ok(applied) => applied_outcome(&cluster, Some(accepted), applied),
                 Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
         }
@@ -205,7 +205,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     };
     let now = Timestamp::now();
     let due = [
-        sleep::state::plan_late(outcome.told.as_ref(), now),
+        sleep::state::late_after(outcome.ingress_message.as_ref(), now),
         lives,
         sleep::schedule::plan_remaining(&cluster, now),
         sleep::state::plan_renewal(&cluster, now),
@@ -279,7 +279,7 @@ async fn find_authority(
     }
 }
 
-fn judge<'a>(
+fn validate_cluster<'a>(
     context: &'a Context,
     cluster: &Cluster,
     identity: &Identity,
@@ -313,7 +313,7 @@ fn judge<'a>(
 }
 
 /// The run state of a Cluster whose spec is not applied: what its StatefulSet runs now.
-fn find_rest(cluster: &Cluster, observed: &Observed) -> SleepState {
+fn present_run_state(cluster: &Cluster, observed: &Observed) -> SleepState {
     match SleepState::of(cluster) {
         _ if !observed.is_asleep() => SleepState::Awake,
         SleepState::Awake => SleepState::Unchanged,
@@ -323,7 +323,7 @@ fn find_rest(cluster: &Cluster, observed: &Observed) -> SleepState {
 
 /// The ingress configuration of a Cluster whose spec is not applied: what was published before,
 /// without what was revoked.
-fn plan_kept(
+fn intent_of_unapplied_spec(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
@@ -332,7 +332,7 @@ fn plan_kept(
     left: Option<lifecycle::revoke::Remaining>,
 ) -> IngressIntent {
     let told = lifecycle::revoke::read_ingress_config(context, identity);
-    let (names, sources) = match left.and_then(|left| left.told) {
+    let (names, sources) = match left.and_then(|left| left.ingress_config) {
         Some(left) => (left.extra_names, left.allowed_sources),
         // Without a published configuration, use the sources of the spec: the API must not be open
         // to all.
@@ -348,19 +348,19 @@ fn plan_kept(
             .stateful_set
             .as_deref()
             .is_some_and(resources::stateful_set::has_konnectivity),
-        asleep: sleep::ingress_message::plan_told(
+        asleep: sleep::ingress_message::ingress_message_for(
             context,
             cluster,
             identity,
             observed,
             None,
-            plan_held(cluster, observed, refusal),
+            held_message(cluster, observed, refusal),
         ),
     }
 }
 
 /// The ingress message of a sleeping Cluster whose spec is not applied: no client can wake it.
-fn plan_held(cluster: &Cluster, observed: &Observed, refusal: Option<&Refusal>) -> Option<Asleep> {
+fn held_message(cluster: &Cluster, observed: &Observed, refusal: Option<&Refusal>) -> Option<Asleep> {
     let until = match refusal {
         _ if cluster.spec.paused => "while it is paused by spec.paused".to_owned(),
         Some(refusal) => format!("while its spec is refused: {}", refusal.message),
@@ -375,8 +375,8 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         accepted,
         paused: cluster.spec.paused,
         kept: false,
-        rest: find_rest(cluster, observed),
-        told: None,
+        rest: present_run_state(cluster, observed),
+        ingress_message: None,
         version: None,
         heads_for: None,
         store: unknown.clone(),
@@ -402,13 +402,13 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
     }
 }
 
-fn translate(cluster: &Cluster, accepted: Option<&Accepted<'_>>, applied: outcome::Applied) -> Outcome {
+fn applied_outcome(cluster: &Cluster, accepted: Option<&Accepted<'_>>, applied: outcome::Applied) -> Outcome {
     Outcome {
         accepted: Ok(()),
         paused: false,
         kept: false,
         rest: SleepState::of(cluster),
-        told: applied.told,
+        ingress_message: applied.ingress_message,
         version: accepted.map(|accepted| accepted.version.to_string()),
         heads_for: accepted.and_then(|accepted| Some(accepted.heads_for?.to_string())),
         store: applied.store.state,
@@ -468,7 +468,7 @@ async fn fail(
         // The status still describes the previous spec, so its observed generation stays.
         status.observed_generation = before.observed_generation;
     }
-    let notices = conditions::build_notices(&changes, &before.conditions, &status::TOLD_OF_FAILURE, "Reconcile");
+    let notices = conditions::build_notices(&changes, &before.conditions, &status::REPORTED_ON_FAILURE, "Reconcile");
     context.host.events.publish(cluster, &notices).await;
     if let Err(second) = object::write(context, cluster, &status).await {
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
@@ -506,7 +506,7 @@ async fn publish_failure(
             error.reason()
         ))
     };
-    let told = sleep::state::plan_told(None, before.as_ref(), answers, wait, Timestamp::now());
+    let told = sleep::state::next_ingress_message(None, before.as_ref(), answers, wait, Timestamp::now());
     lifecycle::revoke::publish_sleep_state(context, identity, told).await
 }
 

@@ -99,7 +99,7 @@ pub(crate) fn outcome() -> Outcome {
         paused: false,
         kept: false,
         rest: SleepState::Awake,
-        told: None,
+        ingress_message: None,
         version: Some("v1.35.4".into()),
         heads_for: None,
         store: State::yes(Reason::AsExpected, "There."),

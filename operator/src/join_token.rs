@@ -59,7 +59,7 @@ const STATUS: &str = "a JoinToken's status";
 const CROWDED: Duration = Duration::from_secs(300);
 
 /// Bootstrap token and Cluster that the status names.
-struct Told<'a> {
+struct Published<'a> {
     bootstrap: &'a BootstrapToken,
     cluster: &'a ClusterId,
 }
@@ -113,7 +113,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
             TENANT_MAX,
             plan::CLUSTER_MAX
         );
-        say(context, token, State::no(Reason::QuotaExceeded, message), None).await?;
+        write_status(context, token, State::no(Reason::QuotaExceeded, message), None).await?;
         return Ok(Action::requeue(CROWDED.min(plan::until_end(token, now))));
     }
     let (identity, cluster, api) = match find_cluster(context, token) {
@@ -123,7 +123,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
                 if state.reason == Reason::ClusterReplaced {
                     revoke(context, token, None).await?;
                 }
-                say(context, token, state, None).await?;
+                write_status(context, token, state, None).await?;
             }
             return Ok(Action::requeue(plan::plan_wait(token, now)));
         }
@@ -135,7 +135,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     if join_token_term::is_used_up(token) {
         let joined = token.status.as_ref().map_or(0, |status| status.uses.len());
         let message = format!("{joined} of {} workers have joined.", token.spec.max_uses);
-        say(context, token, State::no(Reason::UsedUp, message), None).await?;
+        write_status(context, token, State::no(Reason::UsedUp, message), None).await?;
         if plan::is_spent(token, now) {
             revoke(context, token, Some(&api)).await?;
             return Ok(Action::requeue(plan::until_end(token, now)));
@@ -145,7 +145,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     // Only for new JoinTokens: workers can already join with the others.
     if !plan::is_served(token) && cluster::agents_are_due(&context.host.caches, &cluster, &identity) {
         let message = "The control plane starts with konnectivity, by which it reaches workers.";
-        say(context, token, State::no(Reason::ClusterNotReady, message), None).await?;
+        write_status(context, token, State::no(Reason::ClusterNotReady, message), None).await?;
         return Ok(Action::requeue(plan::plan_wait(token, now)));
     }
     serve(context, token, &identity, &cluster, &api).await
@@ -165,35 +165,42 @@ async fn serve(
         let name = secret_name(&token.name_any());
         let message =
             format!("Secret {name} exists and is not the operator's: delete it, or use a JoinToken of another name.");
-        say(context, token, State::no(Reason::SecretConflict, message), None).await?;
+        write_status(context, token, State::no(Reason::SecretConflict, message), None).await?;
         return Ok(Action::requeue(plan::plan_wait(token, now)));
     };
     // The status comes first: the signer finds the JoinToken by its token ID.
     let waiting = State::no(Reason::ClusterNotReady, "The Cluster's API is told of the token.");
-    let told = Told {
+    let published = Published {
         bootstrap: &bootstrap,
         cluster: &identity.id,
     };
-    if !is_told(token, &told) {
-        say(context, token, waiting, Some(&told)).await?;
+    if !is_published(token, &published) {
+        write_status(context, token, waiting, Some(&published)).await?;
     }
     api.ensure_token(&bootstrap, context.applier.params()).await?;
     if !is_readable(context, token) {
         let pending = State::no(Reason::RolePending, "The Tenant's Role does not name the Secret yet.");
-        say(context, token, pending, Some(&told)).await?;
+        write_status(context, token, pending, Some(&published)).await?;
         return Ok(Action::requeue(plan::plan_wait(token, now)));
     }
     let message = format!(
         "Workers may join until {}.",
         bootstrap.expires.strftime("%Y-%m-%dT%H:%M:%SZ")
     );
-    say(context, token, State::yes(Reason::AsExpected, message), Some(&told)).await?;
+    write_status(
+        context,
+        token,
+        State::yes(Reason::AsExpected, message),
+        Some(&published),
+    )
+    .await?;
     Ok(Action::requeue(plan::until_end(token, now)))
 }
 
-fn is_told(token: &JoinToken, told: &Told<'_>) -> bool {
+fn is_published(token: &JoinToken, published: &Published<'_>) -> bool {
     let status = token.status.clone().unwrap_or_default();
-    status.token_id.as_ref() == Some(&told.bootstrap.id) && status.cluster_id.as_deref() == Some(told.cluster.as_str())
+    status.token_id.as_ref() == Some(&published.bootstrap.id)
+        && status.cluster_id.as_deref() == Some(published.cluster.as_str())
 }
 
 /// Returns the Cluster of a JoinToken and its API. If that does not answer, returns the state to
@@ -263,7 +270,7 @@ async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Act
         delete(context, token).await?;
         return Ok(Action::await_change());
     }
-    say(context, token, State::no(Reason::Expired, "It has ended."), None).await?;
+    write_status(context, token, State::no(Reason::Expired, "It has ended."), None).await?;
     Ok(Action::requeue(plan::until_end(token, now)))
 }
 
@@ -392,11 +399,11 @@ async fn find_client_ca(context: &Context, identity: &Identity) -> Result<String
 }
 
 /// Writes the status, unless it is current. The signer owns its `uses`.
-async fn say(
+async fn write_status(
     context: &Context,
     token: &JoinToken,
     state: State,
-    told: Option<&Told<'_>>,
+    published: Option<&Published<'_>>,
 ) -> Result<(), ReconcileError> {
     let before = token.status.clone().unwrap_or_default();
     let states = [(ConditionType::Ready, state)];
@@ -404,14 +411,14 @@ async fn say(
     let name = secret_name(&token.name_any());
     let status = JoinTokenStatus {
         conditions: conditions::build_conditions(&states, &before.conditions, generation, Timestamp::now()),
-        token_id: told
-            .map(|told| told.bootstrap.id.clone())
+        token_id: published
+            .map(|published| published.bootstrap.id.clone())
             .or_else(|| before.token_id.clone()),
-        cluster_id: told
-            .map(|told| told.cluster.to_string())
+        cluster_id: published
+            .map(|published| published.cluster.to_string())
             .or_else(|| before.cluster_id.clone()),
         expiration_time: join_token_term::end(token).map(Time),
-        secret_ref: told.map(|_| SecretRef { name }),
+        secret_ref: published.map(|_| SecretRef { name }),
         uses: vec![],
     };
     let same = JoinTokenStatus {

@@ -168,20 +168,20 @@ impl Election {
 
     /// Waits until this candidate holds the Lease.
     pub async fn win(&mut self) {
-        let mut told = None;
+        let mut last_holder = None;
         loop {
             match self.take_turn().await {
                 Some(Turn::Own) => {
                     tracing::info!(identity = self.identity, "this operator acts");
                     return;
                 }
-                Some(Turn::Of(holder)) if told.as_ref() != Some(&holder) => {
+                Some(Turn::Of(holder)) if last_holder.as_ref() != Some(&holder) => {
                     tracing::info!(
                         identity = self.identity,
                         holder,
                         "another operator acts, and this one stands by"
                     );
-                    told = Some(holder);
+                    last_holder = Some(holder);
                 }
                 _ => {}
             }

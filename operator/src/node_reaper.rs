@@ -218,7 +218,7 @@ async fn step(
         Step::Taint => {
             let note =
                 "Its Lease was not renewed for the time that its JoinToken said: its Pods end, and it is removed.";
-            api.tell_of_node(node, "NodeSilent", note.into()).await;
+            api.publish_node_event(node, "NodeSilent", note.into()).await;
             api.mark_node(node, Some(now), Some(&plan::with_taint(node, now))).await
         }
         Step::Delete => match (sight, api.lease(&node.name_any()).await?) {
@@ -229,7 +229,7 @@ async fn step(
             let taints = plan::without_taint(node);
             if taints.is_some() {
                 let note = "Its Lease is renewed again, or it is not to be removed any more: it stays.";
-                api.tell_of_node(node, "NodeReturned", note.into()).await;
+                api.publish_node_event(node, "NodeReturned", note.into()).await;
             }
             // At the limit the list may be truncated. Writing it back would drop taints.
             let taints = taints.filter(|taints| taints.len() + 1 < TAINTS_MAX);

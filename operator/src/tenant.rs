@@ -40,13 +40,13 @@ pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Act
     let result = if tenant.metadata.deletion_timestamp.is_some() {
         delete::delete(&context, &tenant).await
     } else {
-        reconcile_living(&context, &tenant).await
+        reconcile_existing(&context, &tenant).await
     };
     context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
     result
 }
 
-async fn reconcile_living(context: &Context, tenant: &Tenant) -> Result<Action, ReconcileError> {
+async fn reconcile_existing(context: &Context, tenant: &Tenant) -> Result<Action, ReconcileError> {
     let clusters = context.host.caches.clusters.summaries_in(&tenant.name_any());
     let mut outcome = Outcome::new(clusters.len());
     outcome.retained = cluster::find_retained_stores(&context.host, &tenant.name_any())

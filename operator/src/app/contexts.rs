@@ -63,7 +63,7 @@ impl Contexts {
     /// Creates the contexts of an operator that starts, and the tasks that it runs.
     pub fn new(host: Arc<Host>, nats: Nats, nats_ca: String, reaper_pace: Pace, metrics: &Metrics) -> (Self, Tasks) {
         let (guard, endpoint_guard) = EndpointGuardHandle::new();
-        let (turns, made) = StartQueue::new(QueueLimits::MADE);
+        let (creations, made) = StartQueue::new(QueueLimits::MADE);
         let (restarts, restarted) = StartQueue::new(QueueLimits::RESTARTED);
         let (starts, started) = StartQueue::new(QueueLimits::of_starts(0));
         let (signer, signing) = SignerHandle::new();
@@ -80,7 +80,7 @@ impl Contexts {
             reaper,
         };
         let queues = Queues {
-            turns,
+            creations,
             restarts,
             starts,
         };

@@ -11,7 +11,7 @@ use yoke_pki::plan::{LeafRole, SLEEPER_LEAF};
 use crate::cluster::context::Context;
 use crate::cluster::credentials::distribute::{self, Copied};
 use crate::cluster::credentials::{fencing, persisted};
-use crate::cluster::failover::admission::{find_wanted, waits_for_turn, waits_to_start};
+use crate::cluster::failover::admission::{find_wanted, must_wait_to_restart, must_wait_to_start};
 use crate::cluster::failover::{node_loss, takeover};
 use crate::cluster::lifecycle::revoke;
 use crate::cluster::namespace::ensure_namespace;
@@ -20,7 +20,7 @@ use crate::cluster::observe::Observed;
 use crate::cluster::outcome::Applied;
 use crate::cluster::resources::objects::{self, IngressIntent};
 use crate::cluster::resources::{Blueprint, IssuedSummary, affinity, secrets, stateful_set};
-use crate::cluster::sleep::ingress_message::{plan_told, record_ingress_opened};
+use crate::cluster::sleep::ingress_message::{ingress_message_for, record_ingress_opened};
 use crate::cluster::sleep::state::SleepState;
 use crate::cluster::store::streams;
 use crate::cluster::tenant_cluster::{addons, konnectivity, probe, workers};
@@ -38,7 +38,7 @@ pub(super) async fn apply(
     observed: &Observed,
 ) -> Result<Applied, ReconcileError> {
     let identity = blueprint.identity;
-    if !is_begun(context, blueprint) && !context.queues.turns.take(find_wanted(cluster, identity)) {
+    if !is_begun(context, blueprint) && !context.queues.creations.try_admit(find_wanted(cluster, identity)) {
         return Ok(Applied::queued(observed));
     }
     let is_asleep = SleepState::of(cluster).is_asleep();
@@ -58,22 +58,22 @@ pub(super) async fn apply(
     let mut applied = Applied::new(store?, observed);
     let plan = &blueprint.accepted.plan;
     let mut asked = IngressIntent {
-        asleep: plan_told(
+        asleep: ingress_message_for(
             context,
             cluster,
             identity,
             observed,
             (applied.store.state.status != Some(true)).then_some(applied.store.state.reason),
-            SleepState::of(cluster).to_told(&identity.uid),
+            SleepState::of(cluster).to_ingress_message(&identity.uid),
         ),
         ..IngressIntent::of(blueprint.spec)
     };
-    applied.told.clone_from(&asked.asleep);
+    applied.ingress_message.clone_from(&asked.asleep);
     let copied = distribute::bring(context, identity, plan, (asked.clone(), !is_asleep), &mut applied).await?;
     let gist = match copied {
         Some(Copied { gist, given }) => {
             given?;
-            context.queues.turns.finish(&identity.id);
+            context.queues.creations.finish(&identity.id);
             Some(gist)
         }
         None => {
@@ -104,7 +104,7 @@ pub(super) async fn apply(
         && let Some(pod) = observed.staying_pod()
         && probe::answers(context, cluster, identity, observed, &reach).await
     {
-        (asked.asleep, applied.told) = (None, None);
+        (asked.asleep, applied.ingress_message) = (None, None);
         let ingress = objects::build_ingress(identity, asked.clone(), &reach.trust);
         context
             .applier
@@ -113,7 +113,7 @@ pub(super) async fn apply(
         record_ingress_opened(context, identity, pod);
         context.queues.starts.finish(&identity.id);
     }
-    probe::look_at_api(context, identity, observed, &reach, &asked, &mut applied).await;
+    probe::probe_api(context, identity, observed, &reach, &asked, &mut applied).await;
     let generation = cluster.metadata.generation;
     applied.addons = addons::ensure(context, blueprint, generation, &reach.kubelet_ca, &applied).await;
     let accepted = Some(blueprint.accepted.version);
@@ -248,11 +248,11 @@ async fn apply_control_plane(
         .is_some_and(stateful_set::has_konnectivity);
     let gets_agents = has_konnectivity && !had_agents && konnectivity::are_awaited(caches, cluster);
     let state = (&applied.control_plane, planned);
-    if waits_for_turn(context, cluster, blueprint, observed, state, gets_agents) {
+    if must_wait_to_restart(context, cluster, blueprint, observed, state, gets_agents) {
         return Ok(());
     }
     let is_lost = start.lost.is_some() && start.lost != observed.stateful_set.as_deref().and_then(affinity::read_lost);
-    if waits_to_start(
+    if must_wait_to_start(
         context,
         cluster,
         blueprint.identity,

@@ -10,7 +10,7 @@ use crate::cluster::failover::start_queue::Queues;
 use crate::cluster::memory::Memory;
 use crate::cluster::metrics::ClusterMetrics;
 use crate::cluster::tenant_cluster::endpoint_guard::EndpointGuardHandle;
-use crate::cluster::{CONTROLLER, LATE_AT_ONCE};
+use crate::cluster::{CONTROLLER, SLOW_AT_ONCE};
 use crate::csr_signer::SignerHandle;
 use crate::host_api::Host;
 use crate::host_api::apply::Applier;
@@ -49,7 +49,7 @@ pub struct Context {
     /// Planned takeovers.
     pub notices: Arc<DrainNotices>,
     /// Slots for Clusters whose reconciles are slow.
-    pub late_slots: Slots,
+    pub slow_cluster_slots: Slots,
     /// Permits to read the Secrets of a Cluster in order to copy them.
     pub copying: Semaphore,
     /// Last observations of sources that cannot be watched.
@@ -108,7 +108,7 @@ impl Context {
             queues,
             losses: shared.losses,
             notices: shared.notices,
-            late_slots: Slots::new(LATE_AT_ONCE),
+            slow_cluster_slots: Slots::new(SLOW_AT_ONCE),
             copying: Semaphore::new(COPIED_AT_ONCE),
             memory: Memory::default(),
             reconciles,

@@ -123,7 +123,7 @@ pub struct RunningMemory {
     /// UID of the pod whose controllers were seen to work.
     pub controllers: Option<String>,
     /// UID of the pod that was published to the ingress as answering after a wake, and when.
-    pub told: Option<(String, Instant)>,
+    pub ingress_opened: Option<(String, Instant)>,
     /// Last probe for a connected Node, which prevents sleep.
     pub connected: Option<ObstacleSeen>,
     /// Last probe for a webhook that would stop workers from registering again after a sleep.

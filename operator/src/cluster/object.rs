@@ -284,12 +284,16 @@ pub(super) async fn write_status(
     }
     // A new Cluster that is awake is not worth an event.
     let begins = conditions::find(&before.conditions, ConditionType::Asleep).is_none();
-    let told = if begins { &status::TOLD[1..] } else { &status::TOLD };
-    let mut told = told.to_vec();
+    let reported = if begins {
+        &status::REPORTED[1..]
+    } else {
+        &status::REPORTED
+    };
+    let mut reported = reported.to_vec();
     // Every other cause of `Degraded` has an event of another condition.
     let is_degraded = outcome.takeover_failed() || outcome.fails_in_part();
-    told.extend(is_degraded.then_some(ConditionType::Degraded));
-    let notices = conditions::build_notices(&states, &before.conditions, &told, "Reconcile");
+    reported.extend(is_degraded.then_some(ConditionType::Degraded));
+    let notices = conditions::build_notices(&states, &before.conditions, &reported, "Reconcile");
     context.host.events.publish(cluster, &notices).await;
     if let Some(woken) = state::plan_woken(&status) {
         request_sleep(context, cluster, None).await?;

@@ -43,7 +43,7 @@ pub struct Outcome {
     /// The desired run state; for a spec that is not applied, the present run state.
     pub rest: SleepState,
     /// The ingress message for callers while no API is available.
-    pub told: Option<Asleep>,
+    pub ingress_message: Option<Asleep>,
     /// Version to run; absent if the spec was refused.
     pub version: Option<String>,
     /// The requested version, if an upgrade to it needs steps in between.
@@ -128,7 +128,7 @@ pub(crate) struct Applied {
     pub(crate) addons: Option<State>,
     pub(crate) workers: Option<crate::cluster::outcome::Workers>,
     /// The ingress message for callers while no API is available.
-    pub(crate) told: Option<Asleep>,
+    pub(crate) ingress_message: Option<Asleep>,
     /// Whether its pod was recently lost with its node.
     pub(crate) lost: bool,
     /// Whether it waits in the queue to be created or started.
@@ -153,7 +153,7 @@ impl Applied {
             nodes: None,
             addons: None,
             workers: None,
-            told: None,
+            ingress_message: None,
             lost: false,
             leaving: None,
             queued: false,

@@ -28,7 +28,7 @@ const NEAR_BYTES: u64 = 1 << 20;
 
 /// Condition types whose changes are published as events. The first one is left out when a Cluster
 /// is new.
-pub const TOLD: [ConditionType; 5] = [
+pub const REPORTED: [ConditionType; 5] = [
     ConditionType::Asleep,
     ConditionType::Accepted,
     ConditionType::Ready,
@@ -37,7 +37,7 @@ pub const TOLD: [ConditionType; 5] = [
 ];
 
 /// Condition types whose changes are published as events when a reconcile fails.
-pub const TOLD_OF_FAILURE: [ConditionType; 3] =
+pub const REPORTED_ON_FAILURE: [ConditionType; 3] =
     [ConditionType::Accepted, ConditionType::Degraded, ConditionType::Ready];
 
 /// Builds the status to write, and the states of its conditions.
@@ -109,10 +109,11 @@ pub fn plan_status(
 
 /// The store size to publish: the published one until the real size differs much. The size of an
 /// awake store changes all the time.
-fn plan_bytes(told: Option<i64>, found: Option<i64>) -> Option<i64> {
+fn plan_bytes(reported_bytes: Option<i64>, found: Option<i64>) -> Option<i64> {
     let found = found?;
-    let is_near = |told: &i64| found.abs_diff(*told) <= NEAR_BYTES.max(told.unsigned_abs() / 10);
-    Some(told.filter(is_near).unwrap_or(found))
+    let is_near =
+        |reported_bytes: &i64| found.abs_diff(*reported_bytes) <= NEAR_BYTES.max(reported_bytes.unsigned_abs() / 10);
+    Some(reported_bytes.filter(is_near).unwrap_or(found))
 }
 
 fn build_endpoint(identity: &Identity, config: &Config) -> EndpointStatus {

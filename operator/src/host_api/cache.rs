@@ -112,7 +112,7 @@ pub struct Caches {
     /// PodDisruptionBudgets of control planes.
     pub budgets: Store<PodDisruptionBudget>,
     /// Nodes of the host.
-    pub machines: Store<HostNode>,
+    pub nodes: Store<HostNode>,
     /// NetworkPolicies of control-plane namespaces.
     pub network_policies: CompactStore<NetworkPolicy>,
     /// Roles in Tenants' namespaces.
@@ -230,7 +230,7 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &CacheMetric
         ),
         pods: starter.watch_ours("watch-pods"),
         budgets: starter.watch_ours("watch-poddisruptionbudgets"),
-        machines: starter.watch("watch-nodes", watcher::Config::default()),
+        nodes: starter.watch("watch-nodes", watcher::Config::default()),
         network_policies: starter.note_ours("watch-networkpolicies", retention::NETWORK_POLICIES),
         roles: starter.watch_ours("watch-roles"),
         role_bindings: starter.watch_ours("watch-rolebindings"),
@@ -268,7 +268,7 @@ impl Caches {
             self.stateful_sets.wait_until_listed(),
             wait_for(&self.pods),
             wait_for(&self.budgets),
-            wait_for(&self.machines),
+            wait_for(&self.nodes),
             self.network_policies.wait_until_listed(),
             wait_for(&self.roles),
             wait_for(&self.role_bindings),

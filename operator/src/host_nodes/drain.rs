@@ -72,10 +72,8 @@ impl DrainNotices {
         if settings.per_minute == 0 {
             return Vec::new();
         }
-        let machines = host.caches.machines.state();
-        let leaving = machines
-            .iter()
-            .any(|machine| plan::is_leaving(machine, &settings.taints));
+        let nodes = host.caches.nodes.state();
+        let leaving = nodes.iter().any(|node| plan::is_leaving(node, &settings.taints));
         let mut memory = self.lock();
         // Fast path: no node is about to shut down.
         if !leaving && memory.notices.is_empty() {
@@ -83,7 +81,7 @@ impl DrainNotices {
         }
         let pods = host.caches.pods.state();
         let before = std::mem::take(&mut memory.notices);
-        let mut leavers = plan::plan_leavers(&machines, &pods, &settings.taints, &before);
+        let mut leavers = plan::plan_leavers(&nodes, &pods, &settings.taints, &before);
         // Only Clusters that are reconciled can be taken over.
         leavers.retain(|leaver| {
             let cluster = host.caches.clusters.get(&leaver.cluster);
@@ -93,7 +91,7 @@ impl DrainNotices {
         memory.notices = plan::plan_notices(&before, leavers, &mut memory.past, settings.per_minute, now);
         for (pod, notice) in &memory.notices {
             if before.get(pod).is_none_or(|known| known.state != notice.state) {
-                tell(&self.metrics, notice);
+                log_notice(&self.metrics, notice);
             }
         }
         plan::plan_calls(&before, &memory.notices)
@@ -101,19 +99,19 @@ impl DrainNotices {
 
     /// Records that a control plane's pod is terminating, and tracks it until it is gone. Returns
     /// its takeover state; `None` if there is no takeover.
-    pub fn note_end(&self, host: &Host, pod: &Pod) -> Option<State> {
+    pub fn record_end(&self, host: &Host, pod: &Pod) -> Option<State> {
         let settings = &host.config.planned_takeover;
         if settings.per_minute == 0 {
             return None;
         }
-        let machines = host.caches.machines.state();
-        let leaver = plan::plan_leaver(&machines, pod, &settings.taints)?;
+        let nodes = host.caches.nodes.state();
+        let leaver = plan::plan_leaver(&nodes, pod, &settings.taints)?;
         let uid = leaver.pod.clone();
         let Memory { notices, past } = &mut *self.lock();
         let before = notices.get(&uid);
         let notice = plan::plan_notice(before, leaver, past, settings.per_minute, Instant::now());
         if before.is_none_or(|known| known.state != notice.state) {
-            tell(&self.metrics, &notice);
+            log_notice(&self.metrics, &notice);
         }
         let state = notice.state;
         notices.insert(uid, notice);
@@ -126,8 +124,8 @@ impl DrainNotices {
     }
 }
 
-fn tell(metrics: &TakeoverMetrics, notice: &Notice) {
-    let (machine, cluster) = (&notice.machine, &notice.cluster);
+fn log_notice(metrics: &TakeoverMetrics, notice: &Notice) {
+    let (node, cluster) = (&notice.node, &notice.cluster);
     match notice.state {
         State::StandBy(_) => {
             metrics.began_takeover();
@@ -136,21 +134,21 @@ fn tell(metrics: &TakeoverMetrics, notice: &Notice) {
             } else {
                 "machine is about to go"
             };
-            tracing::info!(machine, %cluster, what, "another pod is to take over");
+            tracing::info!(node, %cluster, what, "another pod is to take over");
         }
         State::Failed(_) => {
             metrics.failed_takeover();
-            tracing::warn!(machine, %cluster, "machine is about to go, and no other pod has come to stand by in time");
+            tracing::warn!(node, %cluster, "machine is about to go, and no other pod has come to stand by in time");
         }
-        State::Nowhere => tracing::warn!(machine, %cluster, "machine is about to go, and there is no other one"),
-        State::Waiting => tracing::info!(machine, %cluster, "machine is about to go; others come first"),
+        State::Nowhere => tracing::warn!(node, %cluster, "machine is about to go, and there is no other one"),
+        State::Waiting => tracing::info!(node, %cluster, "machine is about to go; others come first"),
     }
 }
 
 /// Returns whether a pod's control plane could run on another node, by the Nodes' taints.
 pub fn has_other(host: &Host, pod: &Pod) -> bool {
-    let machines = host.caches.machines.state();
-    plan::has_other(&machines, pod, &host.config.planned_takeover.taints)
+    let nodes = host.caches.nodes.state();
+    plan::has_other(&nodes, pod, &host.config.planned_takeover.taints)
 }
 
 /// Checks Nodes, and requeues Clusters whose control planes are to be taken over, until the drain

@@ -72,7 +72,7 @@ pub struct LostPods(Mutex<Memory>);
 
 #[derive(Debug, Default)]
 struct Memory {
-    machines: BTreeMap<String, Instant>,
+    nodes: BTreeMap<String, Instant>,
     pods: HashMap<ClusterId, (LostPod, Instant)>,
 }
 
@@ -90,25 +90,25 @@ impl LostPods {
     }
 
     /// Records that a node is lost, with these control planes.
-    fn note(&self, machine: &str, members: &[&Member], now: Instant) {
+    fn note(&self, node: &str, members: &[&Member], now: Instant) {
         let mut memory = self.lock();
         memory.forget(now);
-        memory.machines.insert(machine.to_owned(), now);
-        let machines: Vec<_> = memory.machines.keys().cloned().collect();
+        memory.nodes.insert(node.to_owned(), now);
+        let nodes: Vec<_> = memory.nodes.keys().cloned().collect();
         for member in members {
             let lost = LostPod {
                 pod: member.pod.clone(),
-                machines: machines.iter().cloned().collect(),
+                nodes: nodes.iter().cloned().collect(),
             };
             memory.pods.insert(member.id.clone(), (lost, now));
         }
     }
 
     /// Returns the nodes that were lost recently.
-    fn machines(&self, now: Instant) -> Vec<String> {
+    fn nodes(&self, now: Instant) -> Vec<String> {
         let mut memory = self.lock();
         memory.forget(now);
-        memory.machines.keys().cloned().collect()
+        memory.nodes.keys().cloned().collect()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Memory> {
@@ -119,7 +119,7 @@ impl LostPods {
 
 impl Memory {
     fn forget(&mut self, now: Instant) {
-        self.machines.retain(|_, since| now.duration_since(*since) < REMEMBERED);
+        self.nodes.retain(|_, since| now.duration_since(*since) < REMEMBERED);
         self.pods
             .retain(|_, (_, since)| now.duration_since(*since) < REMEMBERED);
     }
@@ -151,7 +151,7 @@ pub async fn run(context: Arc<Context>, mut calls: mpsc::Sender<ObjectRef<Cluste
             () = drain.started() => return,
             Ok(()) = connected.changed() => watch.calm_down(),
             _ = tick.tick() => watch.look(&context).await,
-            Some(Ok((machine, verdict))) = watch.trials.join_next() => watch.judge(&context, machine, verdict),
+            Some(Ok((node, verdict))) = watch.trials.join_next() => watch.judge(&context, node, verdict),
         };
         for cluster in called {
             // An error means that the controller has ended. The process ends soon after.
@@ -174,13 +174,13 @@ impl Watch {
     /// Checks one log of each node, and starts trials of silent nodes. Returns the Clusters to
     /// requeue.
     async fn look(&mut self, context: &Arc<Context>) -> Vec<ObjectRef<Cluster>> {
-        let machines = list_machines(context);
+        let nodes = list_machines(context);
         let mut asked = Vec::new();
-        for (machine, members) in &machines {
-            if !self.tried.contains(machine)
-                && let Some(member) = plan::plan_followed(members, self.sights.get(machine))
+        for (node, members) in &nodes {
+            if !self.tried.contains(node)
+                && let Some(member) = plan::plan_followed(members, self.sights.get(node))
             {
-                asked.push(look_at(Arc::clone(context), machine.clone(), member.clone()));
+                asked.push(look_at(Arc::clone(context), node.clone(), member.clone()));
             }
         }
         let asked: Vec<_> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
@@ -189,25 +189,25 @@ impl Watch {
         if self.is_calm(now) {
             return Vec::new();
         }
-        for (machine, id, end) in asked {
-            let Some(sight) = plan::plan_sight(before.remove(&machine), &id, end, now) else {
+        for (node, id, end) in asked {
+            let Some(sight) = plan::plan_sight(before.remove(&node), &id, end, now) else {
                 continue;
             };
             if plan::is_suspect(&sight, now) {
-                let members = machines.get(&machine).cloned().unwrap_or_default();
-                let (context, name) = (Arc::clone(context), machine.clone());
-                self.tried.insert(machine.clone());
+                let members = nodes.get(&node).cloned().unwrap_or_default();
+                let (context, name) = (Arc::clone(context), node.clone());
+                self.tried.insert(node.clone());
                 self.trials
                     .spawn(async move { (name, try_machine(&context, members).await) });
             }
-            self.sights.insert(machine, sight);
+            self.sights.insert(node, sight);
         }
-        find_stranded(context, &machines)
+        find_stranded(context, &nodes)
     }
 
     /// Acts on the result of a trial. Returns the Clusters to requeue.
-    fn judge(&mut self, context: &Context, machine: String, verdict: Conclusion) -> Vec<ObjectRef<Cluster>> {
-        self.tried.remove(&machine);
+    fn judge(&mut self, context: &Context, node: String, verdict: Conclusion) -> Vec<ObjectRef<Cluster>> {
+        self.tried.remove(&node);
         let now = Instant::now();
         let is_told = verdict != Conclusion::Lost || !self.is_calm(now);
         match if is_told { verdict } else { Conclusion::Unknown } {
@@ -219,25 +219,22 @@ impl Watch {
                     since: now,
                     grew: None,
                 };
-                self.sights.insert(machine, sight);
+                self.sights.insert(node, sight);
             }
             Conclusion::Unknown => {
-                tracing::info!(
-                    machine,
-                    "a control plane is silent, and its machine not known to be lost"
-                );
-                self.sights.remove(&machine);
+                tracing::info!(node, "a control plane is silent, and its machine not known to be lost");
+                self.sights.remove(&node);
             }
-            Conclusion::Lost if !self.is_credible(context, &machine, now) => {
+            Conclusion::Lost if !self.is_credible(context, &node, now) => {
                 tracing::warn!(
-                    machine,
+                    node,
                     "machine is silent, and so are all others: it is not given up before Kubernetes finds it unreachable"
                 );
-                self.sights.remove(&machine);
+                self.sights.remove(&node);
             }
             Conclusion::Lost => {
-                self.sights.remove(&machine);
-                let members = list_machines(context).remove(&machine).unwrap_or_default();
+                self.sights.remove(&node);
+                let members = list_machines(context).remove(&node).unwrap_or_default();
                 let is_given = members
                     .iter()
                     .all(|member| !serves(context, member) || context.losses.has(&member.id, Some(&member.pod)));
@@ -247,7 +244,7 @@ impl Watch {
                     Room::There => {
                         context.metrics.lost_machine();
                         tracing::warn!(
-                            machine,
+                            node,
                             control_planes = members.len(),
                             "machine is lost; its control planes are started elsewhere"
                         );
@@ -255,14 +252,14 @@ impl Watch {
                     Room::Taken => {
                         context.metrics.held_loss();
                         tracing::warn!(
-                            machine,
+                            node,
                             most,
                             "machine is silent, and is not given up: too many were within a minute"
                         );
                         return Vec::new();
                     }
                 }
-                return give_up(context, &machine, &members.iter().collect::<Vec<_>>());
+                return give_up(context, &node, &members.iter().collect::<Vec<_>>());
             }
         }
         Vec::new()
@@ -270,12 +267,12 @@ impl Watch {
 }
 
 impl Watch {
-    fn is_credible(&self, context: &Context, machine: &str, now: Instant) -> bool {
-        let machines = list_machines(context);
-        let sights = plan::plan_others(&machines, machine).map(|name| self.sights.get(name));
-        let node = context.host.caches.machines.get(&ObjectRef::new(machine));
-        let is_unreachable = node.is_some_and(|node| drain::plan::is_unreachable(&node));
-        let is_there = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(machine);
+    fn is_credible(&self, context: &Context, node: &str, now: Instant) -> bool {
+        let nodes = list_machines(context);
+        let sights = plan::plan_others(&nodes, node).map(|name| self.sights.get(name));
+        let known = context.host.caches.nodes.get(&ObjectRef::new(node));
+        let is_unreachable = known.is_some_and(|known| drain::plan::is_unreachable(&known));
+        let is_there = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
         let pods = context.host.caches.pods.state();
         let has_place = pods
             .iter()
@@ -287,13 +284,13 @@ impl Watch {
 /// Lists the control planes by node. Only pods that serve count: the logs of others are written
 /// elsewhere.
 fn list_machines(context: &Context) -> BTreeMap<String, Vec<Member>> {
-    let mut machines = plan::plan_machines(&context.host.caches.pods.state());
-    for member in machines.values_mut().flatten() {
+    let mut nodes = plan::plan_machines(&context.host.caches.pods.state());
+    for member in nodes.values_mut().flatten() {
         let serves = serves(context, member);
         member.is_ready &= serves;
         member.is_started &= serves;
     }
-    machines
+    nodes
 }
 
 /// Checks several control planes of a node: their logs, and their APIs.
@@ -317,9 +314,9 @@ async fn sample(context: &Context, member: Member) -> Option<Sample> {
     })
 }
 
-async fn look_at(context: Arc<Context>, machine: String, member: Member) -> (String, ClusterId, Option<u64>) {
+async fn look_at(context: Arc<Context>, node: String, member: Member) -> (String, ClusterId, Option<u64>) {
     let end = find_end(&context, &member).await;
-    (machine, member.id, end)
+    (node, member.id, end)
 }
 
 /// Probes an API on a new connection: the existing connection may be dead while a new one works.
@@ -342,14 +339,14 @@ async fn find_end(context: &Context, member: &Member) -> Option<u64> {
 }
 
 /// Returns the Clusters whose next pod was scheduled on a lost node.
-fn find_stranded(context: &Context, machines: &BTreeMap<String, Vec<Member>>) -> Vec<ObjectRef<Cluster>> {
-    let lost = context.losses.machines(Instant::now());
+fn find_stranded(context: &Context, nodes: &BTreeMap<String, Vec<Member>>) -> Vec<ObjectRef<Cluster>> {
+    let lost = context.losses.nodes(Instant::now());
     let mut called = Vec::new();
-    for machine in lost {
-        let members = machines.get(&machine).map_or(&[][..], Vec::as_slice);
+    for node in lost {
+        let members = nodes.get(&node).map_or(&[][..], Vec::as_slice);
         let stranded = plan::plan_stranded(members, Timestamp::now());
         if !stranded.is_empty() {
-            called.extend(give_up(context, &machine, &stranded));
+            called.extend(give_up(context, &node, &stranded));
         }
     }
     called
@@ -357,13 +354,13 @@ fn find_stranded(context: &Context, machines: &BTreeMap<String, Vec<Member>>) ->
 
 /// Records the control planes that are lost with a node. Returns the Clusters to requeue; paused
 /// ones are left as they are.
-fn give_up(context: &Context, machine: &str, members: &[&Member]) -> Vec<ObjectRef<Cluster>> {
+fn give_up(context: &Context, node: &str, members: &[&Member]) -> Vec<ObjectRef<Cluster>> {
     let members: Vec<_> = members
         .iter()
         .copied()
         .filter(|member| serves(context, member))
         .collect();
-    context.losses.note(machine, &members, Instant::now());
+    context.losses.note(node, &members, Instant::now());
     let is_paused = |member: &Member| {
         let cluster = context.host.caches.clusters.get(&member.cluster);
         cluster.is_none_or(|cluster| cluster.spec.paused)

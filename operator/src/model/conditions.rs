@@ -78,16 +78,16 @@ pub fn build_conditions(
         .collect()
 }
 
-/// Builds an event for each condition in `told` whose status or reason differs from `before`.
+/// Builds an event for each condition in `reported` whose status or reason differs from `before`.
 pub fn build_notices(
     states: &[(ConditionType, State)],
     before: &[Condition],
-    told: &[ConditionType],
+    reported: &[ConditionType],
     action: &'static str,
 ) -> Vec<Notice> {
     states
         .iter()
-        .filter(|(type_, _)| told.contains(type_))
+        .filter(|(type_, _)| reported.contains(type_))
         .filter(|(type_, state)| {
             find(before, *type_).is_none_or(|old| old.status != state.text() || old.reason != state.reason.as_str())
         })

@@ -8,5 +8,5 @@ pub struct LostPod {
     /// UID of the pod.
     pub pod: String,
     /// Names of the nodes that were lost recently. The replacement pod should avoid them.
-    pub machines: BTreeSet<String>,
+    pub nodes: BTreeSet<String>,
 }

@@ -117,8 +117,8 @@ async fn write(
         Err(error) => return Err(ReconcileError::host("a Tenant's status")(error)),
     }
     let before = tenant.status.clone().unwrap_or_default();
-    let told = [ConditionType::Accepted, ConditionType::Ready];
-    let notices = conditions::build_notices(states, &before.conditions, &told, "Reconcile");
+    let reported = [ConditionType::Accepted, ConditionType::Ready];
+    let notices = conditions::build_notices(states, &before.conditions, &reported, "Reconcile");
     context.host.events.publish(tenant, &notices).await;
     Ok(())
 }

@@ -153,7 +153,7 @@ impl TenantApi {
 
     /// Publishes an event about a Node. A failure is only logged: an event is not worth a failed
     /// step.
-    pub async fn tell_of_node(&self, node: &Node, reason: &str, note: String) {
+    pub async fn publish_node_event(&self, node: &Node, reason: &str, note: String) {
         let reporter = Reporter {
             controller: "yoke.drzzl.io/operator".into(),
             instance: None,

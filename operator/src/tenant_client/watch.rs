@@ -49,7 +49,7 @@ struct Line<K> {
     object: Lenient<K>,
 }
 
-type Told<T> = Result<Change<T>, TenantApiError>;
+type Received<T> = Result<Change<T>, TenantApiError>;
 
 /// Streams a list and its changes. Errors call it `what`, and `keep` trims each object. The stream
 /// ends after an error.
@@ -59,13 +59,13 @@ pub(crate) fn changes<K, T>(
     params: ListParams,
     pages: Pages,
     keep: impl Fn(Lenient<K>) -> T + Send + 'static,
-) -> BoxStream<'static, Told<T>>
+) -> BoxStream<'static, Received<T>>
 where
     K: Send + 'static,
     T: Send + 'static,
     Lenient<K>: Resource + Clone + DeserializeOwned + Send,
 {
-    let (to, told) = mpsc::channel(1);
+    let (to, events) = mpsc::channel(1);
     let mut task = JoinSet::new();
     // A task of its own: without it, a request could time out while the consumer works on another
     // change.
@@ -75,15 +75,15 @@ where
         let _ = to.send(Err(error)).await;
     });
     // The task ends with the stream.
-    stream::unfold((told, task), next).boxed()
+    stream::unfold((events, task), next).boxed()
 }
 
 /// Propagates a panic of the task to the consumer.
 async fn next<T>(
-    (mut told, mut task): (mpsc::Receiver<Told<T>>, JoinSet<()>),
-) -> Option<(Told<T>, (mpsc::Receiver<Told<T>>, JoinSet<()>))> {
-    if let Some(change) = told.recv().await {
-        return Some((change, (told, task)));
+    (mut events, mut task): (mpsc::Receiver<Received<T>>, JoinSet<()>),
+) -> Option<(Received<T>, (mpsc::Receiver<Received<T>>, JoinSet<()>))> {
+    if let Some(change) = events.recv().await {
+        return Some((change, (events, task)));
     }
     if let Some(Err(error)) = task.join_next().await
         && error.is_panic()
@@ -99,7 +99,7 @@ async fn tell<K, T>(
     mut params: ListParams,
     pages: usize,
     keep: impl Fn(Lenient<K>) -> T,
-    to: &mpsc::Sender<Told<T>>,
+    to: &mpsc::Sender<Received<T>>,
 ) -> Result<Infallible, TenantApiError>
 where
     Lenient<K>: Resource + Clone + DeserializeOwned,
@@ -189,10 +189,10 @@ mod tests {
         let params = ListParams::default().fields("metadata.name=a");
         let name = |node: Lenient<Node>| node.meta().name.clone().unwrap_or_default();
         let mut changes = Box::pin(changes("its Nodes", api, params, Pages { size: 2, max: 3 }, name));
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         let ended = loop {
             match changes.next().await.unwrap() {
-                Ok(change) => told.push(match change {
+                Ok(change) => events.push(match change {
                     Change::Is(name) => name,
                     Change::Listed => "listed".to_owned(),
                     Change::Gone => "gone".to_owned(),
@@ -201,7 +201,7 @@ mod tests {
             }
         };
         let asked = asked.lock().unwrap().clone();
-        (told, ended, asked)
+        (events, ended, asked)
     }
 
     #[tokio::test]
@@ -210,8 +210,8 @@ mod tests {
         let watch = r#"{"type": "MODIFIED", "object": {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}}
 {"type": "DELETED", "object": {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}}
 "#;
-        let (told, ended, asked) = follow(list, watch).await;
-        assert_eq!(told, ["a", "listed", "b", "gone"]);
+        let (events, ended, asked) = follow(list, watch).await;
+        assert_eq!(events, ["a", "listed", "b", "gone"]);
         assert!(matches!(ended, TenantApiError::Ended), "{ended:?}");
         assert_eq!(asked.len(), 2, "{asked:?}");
         assert!(
@@ -222,7 +222,7 @@ mod tests {
 
     #[tokio::test]
     async fn pages_without_an_end_are_not_read_on() {
-        for (rule, items, told, requests) in [
+        for (rule, items, events, requests) in [
             (
                 "pages of one",
                 r#"{"metadata": {"name": "a"}}"#,
@@ -235,7 +235,10 @@ mod tests {
             let (seen, ended, asked) = follow(list.leak(), "").await;
             assert_eq!(
                 (&seen[..], asked.len()),
-                (&told.iter().map(ToString::to_string).collect::<Vec<_>>()[..], requests),
+                (
+                    &events.iter().map(ToString::to_string).collect::<Vec<_>>()[..],
+                    requests
+                ),
                 "{rule}"
             );
             assert!(matches!(ended, TenantApiError::Ended), "{rule}: {ended:?}");
@@ -244,8 +247,8 @@ mod tests {
 
     #[tokio::test]
     async fn more_than_a_page_is_an_error() {
-        let (told, ended, asked) = follow(r#"{"items": [{}, {}, {}]}"#, "").await;
-        assert_eq!((told.len(), asked.len()), (0, 1));
+        let (events, ended, asked) = follow(r#"{"items": [{}, {}, {}]}"#, "").await;
+        assert_eq!((events.len(), asked.len()), (0, 1));
         assert!(matches!(ended, TenantApiError::TooMany { .. }), "{ended:?}");
     }
 
@@ -266,8 +269,8 @@ mod tests {
             ("a line without its end", "{\"type\": \"ADDED\", \"object\": {}}", true),
             ("no JSON", "odd\n", false),
         ] {
-            let (told, ended, _) = follow(list, watch).await;
-            assert_eq!(told, ["listed"], "{rule}");
+            let (events, ended, _) = follow(list, watch).await;
+            assert_eq!(events, ["listed"], "{rule}");
             assert_eq!(matches!(ended, TenantApiError::Ended), is_end, "{rule}: {ended:?}");
         }
     }

@@ -32,9 +32,9 @@ struct Stage {
 }
 
 impl Stage {
-    async fn start(machines: &[&str]) -> Self {
+    async fn start(nodes: &[&str]) -> Self {
         let host = Host::start().await;
-        for name in machines {
+        for name in names {
             let node = serde_json::from_value(json!({"metadata": {"name": name, "labels": {"a": "b"}}})).unwrap();
             nodes(&host).create(&PostParams::default(), &node).await.unwrap();
         }
@@ -47,7 +47,7 @@ impl Stage {
             hosted,
             _controllers: controllers,
         };
-        for machine in machines {
+        for machine in nodes {
             // New nodes are not ready, by a taint.
             stage.taint(machine, &[]).await;
         }
@@ -120,7 +120,7 @@ impl Stage {
     async fn until_heard(&self, status: &str) {
         let machine = kube::runtime::reflector::ObjectRef::new("one");
         self.bring("it is heard", async || {
-            let machine = self.host.context.host.caches.machines.get(&machine).unwrap();
+            let machine = self.host.context.host.caches.nodes.get(&machine).unwrap();
             let mut conditions = machine.status.conditions.iter();
             conditions.any(|condition| condition.type_ == "Ready" && condition.status == status)
         })
@@ -226,7 +226,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
         .await;
     assert!(!stage.evict().await, "nobody stands by");
     let machine = kube::runtime::reflector::ObjectRef::new("one");
-    let machine = stage.host.context.host.caches.machines.get(&machine).unwrap();
+    let machine = stage.host.context.host.caches.nodes.get(&machine).unwrap();
     assert!(machine.labels().is_empty(), "of a Node its name and taints are kept");
 
     stage.taint("one", &["karpenter.sh/disrupted"]).await;

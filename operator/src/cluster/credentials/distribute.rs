@@ -177,11 +177,11 @@ fn find_copies(
         let digest = context.applier.find_standing(&caches.secrets, &namespace, &name)?;
         Some(((namespace, name), digest))
     });
-    let told = context
+    let published = context
         .applier
         .find_standing(&caches.config_maps, &hosted, INGRESS_CONFIG_MAP);
-    let told = told.map(|digest| ((hosted.clone(), INGRESS_CONFIG_MAP.to_owned()), digest));
-    secrets.chain(told).collect()
+    let published = published.map(|digest| ((hosted.clone(), INGRESS_CONFIG_MAP.to_owned()), digest));
+    secrets.chain(published).collect()
 }
 
 /// Reads certificates and credentials from the host API, with the resource versions of their

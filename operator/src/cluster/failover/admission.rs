@@ -32,7 +32,7 @@ pub(crate) fn find_wanted(cluster: &Cluster, identity: &Identity) -> Wanted {
 /// - The owner changed the spec, also through a JoinToken.
 /// - The pod terminates anyway.
 /// - A part of the control plane fails already; it would hold its slot for long.
-pub(crate) fn waits_for_turn(
+pub(crate) fn must_wait_to_restart(
     context: &Context,
     cluster: &Cluster,
     blueprint: &Blueprint<'_>,
@@ -61,7 +61,7 @@ pub(crate) fn waits_for_turn(
             if is_at_once {
                 context.queues.restarts.finish(&identity.id);
             }
-            !is_at_once && !context.queues.restarts.take(find_wanted(cluster, identity))
+            !is_at_once && !context.queues.restarts.try_admit(find_wanted(cluster, identity))
         }
         (ControlPlane::Running { current: true, .. }, Incarnation::Same(number))
             if asked_for == Some(number) && observed.is_whole() =>
@@ -79,7 +79,7 @@ pub(crate) fn waits_for_turn(
 
 /// Whether a stopped control plane must wait before it starts, because others start now. It takes
 /// or releases a slot of the start queue.
-pub(crate) fn waits_to_start(
+pub(crate) fn must_wait_to_start(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
@@ -91,13 +91,13 @@ pub(crate) fn waits_to_start(
     let answers = answers(context, cluster, identity, observed);
     match pods::plan_start(control_plane, &observed.pods, is_asleep, is_lost, answers) {
         Start::Begins => {
-            let machines = context.host.caches.machines.state();
+            let nodes = context.host.caches.nodes.state();
             let taints = &context.host.config.planned_takeover.taints;
             let classes = context.host.config.classes.iter();
             let classes: Vec<_> = classes.map(|class| class.tolerations.as_slice()).collect();
-            let cores = drain::plan::count_cores(&machines, taints, &classes);
+            let cores = drain::plan::count_cores(&nodes, taints, &classes);
             context.queues.starts.set_rule(QueueLimits::of_starts(cores));
-            !context.queues.starts.take(find_wanted(cluster, identity))
+            !context.queues.starts.try_admit(find_wanted(cluster, identity))
         }
         Start::Goes => false,
         Start::Over => {

@@ -35,7 +35,7 @@ pub(crate) fn find_stuck(observed: &Observed) -> Option<LostPod> {
     let machine = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     Some(LostPod {
         pod: pod.metadata.uid.clone()?,
-        machines: machine.into_iter().collect(),
+        nodes: machine.into_iter().collect(),
     })
 }
 
@@ -107,7 +107,7 @@ mod tests {
         let pods = [Arc::new(pod)];
         let lost = |pod: &str| LostPod {
             pod: pod.to_owned(),
-            machines: ["one".to_owned()].into(),
+            nodes: ["one".to_owned()].into(),
         };
         let (it, another) = (lost("a"), lost("b"));
         for (rule, made_for, lately, expected) in [

@@ -109,7 +109,7 @@ impl StartQueue {
     }
 
     /// Whether a Cluster has a slot. If not, it waits, and is enqueued when it gets one.
-    pub(crate) fn take(&self, wanted: Wanted) -> bool {
+    pub(crate) fn try_admit(&self, wanted: Wanted) -> bool {
         let id = wanted.id.clone();
         let (mut state, now) = (self.lock(), Instant::now());
         state.end_late(now);
@@ -121,7 +121,7 @@ impl StartQueue {
     }
 
     /// Whether a Cluster neither waits for a slot nor got one less than `long` ago.
-    pub(crate) fn has_had_time(&self, id: &ClusterId, long: Duration) -> bool {
+    pub(crate) fn started_before(&self, id: &ClusterId, long: Duration) -> bool {
         let state = self.lock();
         let is_young = |(_, since): &(Option<String>, Instant)| since.elapsed() < long;
         !state.waiting.contains_key(id) && !state.taken.get(id).is_some_and(is_young)
@@ -179,8 +179,9 @@ impl State {
             .waiting
             .values()
             .map(|wanted| (count_of(&wanted.cluster.namespace), wanted));
-        let may = waiting.filter(|(turns, _)| *turns < self.rule.of_a_tenant);
-        let next = may.min_by_key(|(turns, wanted)| (wanted.is_asleep, *turns, wanted.created, wanted.id.as_str()));
+        let may = waiting.filter(|(creations, _)| *creations < self.rule.of_a_tenant);
+        let next =
+            may.min_by_key(|(creations, wanted)| (wanted.is_asleep, *creations, wanted.created, wanted.id.as_str()));
         next.map(|(_, wanted)| wanted.clone())
     }
 }
@@ -189,7 +190,7 @@ impl State {
 #[derive(Debug)]
 pub struct Queues {
     /// Clusters whose control planes are created.
-    pub turns: StartQueue,
+    pub creations: StartQueue,
     /// Control planes that restart although their owners changed nothing.
     pub restarts: StartQueue,
     /// Control planes that start where none runs.
@@ -199,7 +200,7 @@ pub struct Queues {
 impl Queues {
     /// Removes a cluster from all queues, so that no other cluster waits for it.
     pub fn finish(&self, id: &ClusterId) {
-        self.turns.finish(id);
+        self.creations.finish(id);
         self.restarts.finish(id);
         self.starts.finish(id);
     }
@@ -222,12 +223,12 @@ mod tests {
 
     /// A queue whose slots are all taken, by sleeping Clusters of one Tenant.
     fn full() -> (StartQueue, mpsc::UnboundedReceiver<ObjectRef<Cluster>>, Vec<Wanted>) {
-        let (turns, called) = StartQueue::new(QueueLimits::MADE);
+        let (creations, called) = StartQueue::new(QueueLimits::MADE);
         let first: Vec<_> = (0..QueueLimits::MADE.at_once)
             .map(|number| wanted("a", number, true))
             .collect();
-        assert!(first.iter().all(|wanted| turns.take(wanted.clone())));
-        (turns, called, first)
+        assert!(first.iter().all(|wanted| creations.try_admit(wanted.clone())));
+        (creations, called, first)
     }
 
     fn next(called: &mut mpsc::UnboundedReceiver<ObjectRef<Cluster>>) -> Option<String> {
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn who_is_awaited_comes_first_then_tenants_in_turn_then_the_older() {
-        let (turns, mut called, first) = full();
+        let (creations, mut called, first) = full();
         for waits in [
             wanted("a", 20, true),
             wanted("a", 21, false),
@@ -244,79 +245,82 @@ mod tests {
             wanted("a", 22, false),
             wanted("b", 24, true),
         ] {
-            assert!(!turns.take(waits));
+            assert!(!creations.try_admit(waits));
         }
         let mut order = Vec::new();
         for done in &first[..5] {
-            turns.finish(&done.id);
+            creations.finish(&done.id);
             order.extend(next(&mut called));
         }
         assert_eq!(order, ["c21", "c22", "c23", "c24", "c20"]);
-        assert!(turns.take(wanted("a", 20, true)), "it has its turn when it comes");
+        assert!(
+            creations.try_admit(wanted("a", 20, true)),
+            "it has its turn when it comes"
+        );
     }
 
     #[test]
     fn who_wakes_while_it_waits_comes_first() {
-        let (turns, mut called, first) = full();
+        let (creations, mut called, first) = full();
         let mut later = wanted("a", 31, true);
-        assert!(!turns.take(wanted("a", 30, true)));
-        assert!(!turns.take(later.clone()));
+        assert!(!creations.try_admit(wanted("a", 30, true)));
+        assert!(!creations.try_admit(later.clone()));
         later.is_asleep = false;
-        assert!(!turns.take(later));
-        turns.finish(&first[0].id);
+        assert!(!creations.try_admit(later));
+        creations.finish(&first[0].id);
         assert_eq!(next(&mut called).as_deref(), Some("c31"));
     }
 
     #[test]
     fn who_took_too_long_has_another_turn_or_waits() {
-        let (turns, mut called, first) = full();
+        let (creations, mut called, first) = full();
         let end = |wanted: &Wanted| {
-            let mut state = turns.lock();
+            let mut state = creations.lock();
             let limit = state.rule.limit;
             state.taken.get_mut(&wanted.id).unwrap().1 -= limit;
         };
         end(&first[0]);
-        assert!(turns.take(first[0].clone()), "there is room");
+        assert!(creations.try_admit(first[0].clone()), "there is room");
         end(&first[0]);
-        assert!(turns.take(wanted("b", 40, false)), "in its place");
-        assert!(!turns.take(first[0].clone()));
-        turns.finish(&first[1].id);
+        assert!(creations.try_admit(wanted("b", 40, false)), "in its place");
+        assert!(!creations.try_admit(first[0].clone()));
+        creations.finish(&first[1].id);
         assert_eq!(next(&mut called).as_deref(), Some("c0"), "it waited");
     }
 
     #[test]
     fn no_tenant_has_all_starts() {
-        let (turns, mut called) = StartQueue::new(QueueLimits::of_starts(3));
+        let (creations, mut called) = StartQueue::new(QueueLimits::of_starts(3));
         let first: Vec<_> = (0..2).map(|number| wanted("a", number, false)).collect();
-        assert!(first.iter().all(|wanted| turns.take(wanted.clone())));
+        assert!(first.iter().all(|wanted| creations.try_admit(wanted.clone())));
         let next_of_a = wanted("a", 2, false);
-        assert!(!turns.take(next_of_a.clone()));
-        assert!(!turns.has_had_time(&next_of_a.id, Duration::ZERO));
-        assert!((3..5).all(|number| turns.take(wanted("b", number, false))));
-        assert!(!turns.take(wanted("c", 5, false)), "four have a turn");
-        turns.finish(&first[0].id);
+        assert!(!creations.try_admit(next_of_a.clone()));
+        assert!(!creations.started_before(&next_of_a.id, Duration::ZERO));
+        assert!((3..5).all(|number| creations.try_admit(wanted("b", number, false))));
+        assert!(!creations.try_admit(wanted("c", 5, false)), "four have a turn");
+        creations.finish(&first[0].id);
         assert_eq!(next(&mut called).as_deref(), Some("c5"), "its Tenant has none");
-        turns.set_rule(QueueLimits::of_starts(5));
-        turns.finish(&first[1].id);
+        creations.set_rule(QueueLimits::of_starts(5));
+        creations.finish(&first[1].id);
         assert_eq!(next(&mut called).as_deref(), Some("c2"));
-        assert!(turns.has_had_time(&next_of_a.id, Duration::ZERO));
-        assert!(!turns.has_had_time(&next_of_a.id, Duration::from_secs(60)));
-        turns.finish(&next_of_a.id);
-        assert!(turns.has_had_time(&next_of_a.id, Duration::from_secs(60)));
+        assert!(creations.started_before(&next_of_a.id, Duration::ZERO));
+        assert!(!creations.started_before(&next_of_a.id, Duration::from_secs(60)));
+        creations.finish(&next_of_a.id);
+        assert!(creations.started_before(&next_of_a.id, Duration::from_secs(60)));
     }
 
     #[test]
     fn who_goes_away_or_takes_too_long_holds_nobody_up() {
-        let (turns, mut called, first) = full();
+        let (creations, mut called, first) = full();
         let (gone, waits) = (wanted("a", 40, true), wanted("a", 41, true));
-        assert!(!turns.take(gone.clone()));
-        assert!(!turns.take(waits.clone()));
-        turns.finish(&gone.id);
+        assert!(!creations.try_admit(gone.clone()));
+        assert!(!creations.try_admit(waits.clone()));
+        creations.finish(&gone.id);
         assert_eq!(next(&mut called), None);
-        let due = turns.lock().fill(Instant::now() + QueueLimits::MADE.limit);
+        let due = creations.lock().fill(Instant::now() + QueueLimits::MADE.limit);
         assert_eq!(due.len(), 1, "all the others took too long");
         assert_eq!(due[0].id, waits.id);
-        turns.finish(&first[0].id);
-        assert!(turns.lock().waiting.is_empty());
+        creations.finish(&first[0].id);
+        assert!(creations.lock().waiting.is_empty());
     }
 }

@@ -109,7 +109,7 @@ fn find_lingering(
     if context.memory.seen(&identity.id).released.contains(uid) {
         return None;
     }
-    let state = context.notices.note_end(&context.host, pod)?;
+    let state = context.notices.record_end(&context.host, pod)?;
     let is_on = matches!(state, State::StandBy(_) | State::Waiting);
     is_on.then(|| (Arc::new(pod.clone()), state))
 }
@@ -172,19 +172,19 @@ pub(crate) async fn release_ending(context: &Context, identity: &Identity, obser
 async fn release(context: &Context, identity: &Identity, observed: &Observed, pods: &[&Pod]) {
     let known = context.memory.seen(&identity.id).released;
     let started = |pod: &&&Pod| pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
-    let told = pods.iter().filter(started).filter_map(|pod| {
+    let releases = pods.iter().filter(started).filter_map(|pod| {
         let uid = pod.metadata.uid.clone()?;
         let is_lost = context.losses.has(&identity.id, Some(&uid));
         (!known.contains(&uid) && !is_lost).then_some(async move { (uid, http::release(pod).await) })
     });
-    let told = futures::future::join_all(told).await;
-    if told.is_empty() {
+    let releases = futures::future::join_all(releases).await;
+    if releases.is_empty() {
         return;
     }
     context.memory.note(&identity.id, |seen| {
         let is_there = |uid: &String| observed.pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid));
         seen.released.retain(is_there);
-        for (uid, result) in told {
+        for (uid, result) in releases {
             match result {
                 Ok(()) => {
                     seen.released.insert(uid);

@@ -107,9 +107,9 @@ fn lingers_until(pod: &Pod) -> Option<Timestamp> {
     let end = pod.metadata.deletion_timestamp.as_ref()?.0;
     // The deletion timestamp includes the grace period.
     let grace = pod.metadata.deletion_grace_period_seconds?;
-    let told = end.checked_sub(SignedDuration::from_secs(grace)).ok()?;
+    let deleted_at = end.checked_sub(SignedDuration::from_secs(grace)).ok()?;
     let longest = SignedDuration::from_secs(grace.min(stateful_set::LINGER_SECONDS));
-    told.checked_add(longest).ok()
+    deleted_at.checked_add(longest).ok()
 }
 
 fn is_of(pod: &Pod, incarnation: u64) -> bool {
@@ -300,7 +300,7 @@ mod tests {
     fn who_is_to_end_serves_for_a_while() {
         let at = |second: i64| "2026-11-21T00:00:00Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second);
         // SIGTERM at second 0.
-        let told = |is_ready: bool, grace: i64| {
+        let deleted_at = |is_ready: bool, grace: i64| {
             let mut pod = pod(3, is_ready);
             let meta = &mut Arc::make_mut(&mut pod).metadata;
             meta.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(grace)));
@@ -308,12 +308,12 @@ mod tests {
             pod
         };
         for (rule, pod, incarnation, second, expected) in [
-            ("just told", told(true, 35), 7, 1, true),
-            ("still", told(true, 35), 7, 19, true),
-            ("over", told(true, 35), 7, 20, false),
-            ("with less grace", told(true, 5), 7, 5, false),
-            ("not ready", told(false, 35), 7, 1, false),
-            ("another start is due", told(true, 35), 8, 1, false),
+            ("just told", deleted_at(true, 35), 7, 1, true),
+            ("still", deleted_at(true, 35), 7, 19, true),
+            ("over", deleted_at(true, 35), 7, 20, false),
+            ("with less grace", deleted_at(true, 5), 7, 5, false),
+            ("not ready", deleted_at(false, 35), 7, 1, false),
+            ("another start is due", deleted_at(true, 35), 8, 1, false),
             ("not told", pod(3, true), 7, 1, false),
         ] {
             let pods = [pod];

@@ -54,7 +54,7 @@ pub(crate) async fn keep(
         applied.control_plane = node_loss::plan_control_plane(context, identity, set, observed);
         applied.lost = context.losses.of(&identity.id).is_some();
         match &gist.reach {
-            Some(reach) => probe::look_at_api(context, identity, observed, reach, &asked, &mut applied).await,
+            Some(reach) => probe::probe_api(context, identity, observed, reach, &asked, &mut applied).await,
             None => probe::mark_unreachable(&mut applied),
         }
         // The versions of the workers may be the reason for the refusal.

@@ -68,9 +68,9 @@ impl Orphans {
     /// Runs one deletion step for each identity that has been without its Cluster for long enough.
     pub async fn sweep(&mut self, context: &Context, now: Instant) {
         let (found, all) = find(context);
-        self.since.retain(|id, (_, told)| {
+        self.since.retain(|id, (_, is_reported)| {
             let stays = found.contains_key(id);
-            if !stays && *told {
+            if !stays && *is_reported {
                 context.forget(id);
             }
             stays
@@ -81,7 +81,7 @@ impl Orphans {
             return;
         }
         for (id, identity) in found {
-            let (since, told) = *self.since.entry(id.clone()).or_insert((now, false));
+            let (since, is_reported) = *self.since.entry(id.clone()).or_insert((now, false));
             if now.duration_since(since) < ABSENT {
                 continue;
             }
@@ -93,7 +93,7 @@ impl Orphans {
                     continue;
                 }
             }
-            if !told {
+            if !is_reported {
                 tell(context, &identity).await;
                 self.since.insert(id.clone(), (since, true));
             }

@@ -26,7 +26,7 @@ use crate::model::identity::Identity;
 #[derive(Clone, Debug)]
 pub(crate) struct Remaining {
     /// The remaining part of the published ingress configuration.
-    pub(crate) told: Option<IngressConfig>,
+    pub(crate) ingress_config: Option<IngressConfig>,
     /// Whether the published configuration had more.
     is_less: bool,
     certificates: Vec<Certificate>,
@@ -54,7 +54,7 @@ fn read_config(map: &ConfigMap) -> Option<IngressConfig> {
 }
 
 /// Changes the published ingress configuration, which is read from the host API first.
-async fn tell(
+async fn write_ingress_config(
     context: &Context,
     identity: &Identity,
     change: impl FnOnce(&mut IngressConfig),
@@ -62,11 +62,11 @@ async fn tell(
     let api = Api::<ConfigMap>::namespaced(context.host.client.clone(), identity.hosted().as_str());
     let map = api.get_opt(INGRESS_CONFIG_MAP).await;
     let map = map.map_err(ReconcileError::host("what the ingress was told"))?;
-    let Some(mut told) = map.as_ref().and_then(read_config) else {
+    let Some(mut ingress_config) = map.as_ref().and_then(read_config) else {
         return Ok(());
     };
-    change(&mut told);
-    let map = objects::build_ingress_map(identity, &told);
+    change(&mut ingress_config);
+    let map = objects::build_ingress_map(identity, &ingress_config);
     context.applier.apply(&context.host.caches.config_maps, &map).await?;
     Ok(())
 }
@@ -77,10 +77,10 @@ pub(crate) async fn publish_sleep_state(
     identity: &Identity,
     asleep: Option<Asleep>,
 ) -> Result<(), ReconcileError> {
-    if read_ingress_config(context, identity).is_none_or(|told| told.asleep == asleep) {
+    if read_ingress_config(context, identity).is_none_or(|ingress_config| ingress_config.asleep == asleep) {
         return Ok(());
     }
-    tell(context, identity, |told| told.asleep = asleep).await
+    write_ingress_config(context, identity, |ingress_config| ingress_config.asleep = asleep).await
 }
 
 /// Finds host names and sources that may have to be revoked. Returns `None` if there are none (the
@@ -157,24 +157,24 @@ pub(crate) fn plan(
     Remaining {
         certificates: had.certificates.iter().filter_map(narrow).collect(),
         is_less: left.is_some() && left != had.config,
-        told: left,
+        ingress_config: left,
     }
 }
 
 /// The published sources that the spec allows too; all of them if the spec cannot be parsed.
-fn narrow(told: Option<Vec<Cidr>>, spec: &EndpointSpec) -> Option<Vec<Cidr>> {
+fn narrow(ingress_config: Option<Vec<Cidr>>, spec: &EndpointSpec) -> Option<Vec<Cidr>> {
     let asked: Result<Vec<Cidr>, _> = spec.allowed_cidrs.iter().map(|text| text.parse()).collect();
     let Ok(asked) = asked else {
-        return told;
+        return ingress_config;
     };
     if asked.is_empty() {
-        return told;
+        return ingress_config;
     }
-    let Some(told) = told else {
+    let Some(ingress_config) = ingress_config else {
         return Some(asked);
     };
     let mut left = Vec::new();
-    for range in told {
+    for range in ingress_config {
         for other in asked.iter().filter(|other| range.overlaps(**other)) {
             // If two ranges share an address, one contains the other.
             let common = if other.is_part_of(range) { *other } else { range };
@@ -200,11 +200,11 @@ fn without_dns_names(
 
 /// Writes the remaining configuration and certificates, if anything was revoked.
 pub(crate) async fn apply(context: &Context, identity: &Identity, left: &Remaining) -> Result<(), ReconcileError> {
-    if let Some(left) = left.told.as_ref().filter(|_| left.is_less) {
+    if let Some(left) = left.ingress_config.as_ref().filter(|_| left.is_less) {
         tracing::info!(cluster = %identity.id, "host names or sources are taken back from the ingress");
-        tell(context, identity, |told| {
-            told.extra_names.clone_from(&left.extra_names);
-            told.allowed_sources.clone_from(&left.allowed_sources);
+        write_ingress_config(context, identity, |ingress_config| {
+            ingress_config.extra_names.clone_from(&left.extra_names);
+            ingress_config.allowed_sources.clone_from(&left.allowed_sources);
         })
         .await?;
     }
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn sources_are_those_that_both_allow() {
-        for (rule, told, asked, expected) in [
+        for (rule, ingress_config, asked, expected) in [
             ("nothing is asked", Some("10.0.0.0/8"), "", Some("10.0.0.0/8")),
             (
                 "nothing was said",
@@ -272,7 +272,11 @@ mod tests {
                 allowed_cidrs: asked.split_whitespace().map(ToOwned::to_owned).collect(),
                 ..EndpointSpec::default()
             };
-            assert_eq!(narrow(told.map(ranges), &spec), expected.map(ranges), "{rule}");
+            assert_eq!(
+                narrow(ingress_config.map(ranges), &spec),
+                expected.map(ranges),
+                "{rule}"
+            );
         }
     }
 }

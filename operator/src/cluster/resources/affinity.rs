@@ -25,12 +25,12 @@ pub(crate) fn annotate(annotations: &mut BTreeMap<String, String>, lost: Option<
 
 /// The preference for other nodes than the lost ones.
 pub(crate) fn build_affinity(lost: Option<&LostPod>) -> Option<Affinity> {
-    let other = |machine: &String| NodeSelectorRequirement {
+    let other = |node: &String| NodeSelectorRequirement {
         key: NAME.into(),
         operator: "NotIn".into(),
-        values: Some(vec![machine.clone()]),
+        values: Some(vec![node.clone()]),
     };
-    let fields = lost?.machines.iter().map(other).collect();
+    let fields = lost?.nodes.iter().map(other).collect();
     let term = PreferredSchedulingTerm {
         weight: WEIGHT,
         preference: NodeSelectorTerm {
@@ -61,9 +61,9 @@ pub fn read_lost(set: &StatefulSet) -> Option<LostPod> {
     let fields = terms
         .iter()
         .flat_map(|term| term.preference.match_fields.iter().flatten());
-    let machines = fields.flat_map(|field| field.values.iter().flatten());
+    let nodes = fields.flat_map(|field| field.values.iter().flatten());
     Some(LostPod {
         pod: pod.clone(),
-        machines: machines.cloned().collect(),
+        nodes: nodes.cloned().collect(),
     })
 }

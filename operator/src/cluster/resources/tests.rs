@@ -69,7 +69,7 @@ fn objects_are_those_of_the_golden_files() {
             digest: "fedcba9876543210".into(),
             lost: Some(LostPod {
                 pod: "former".into(),
-                machines: ["a".into(), "b".into()].into(),
+                nodes: ["a".into(), "b".into()].into(),
             }),
             ..start.clone()
         };

@@ -19,7 +19,7 @@ use crate::model::identity::Identity;
 
 /// Returns the ingress message for callers while no API is available. `missing_store` is the reason
 /// why there is no store.
-pub(crate) fn plan_told(
+pub(crate) fn ingress_message_for(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
@@ -34,7 +34,7 @@ pub(crate) fn plan_told(
         node_loss::plan_control_plane(context, identity, set, observed),
         missing_store,
     ) {
-        _ if !context.queues.starts.has_had_time(&identity.id, state::LONGEST_WAKE) => None,
+        _ if !context.queues.starts.started_before(&identity.id, state::LONGEST_WAKE) => None,
         (ControlPlane::Pending(why), _) => Some(why),
         (ControlPlane::Failing(failure), _) => Some(failure.to_string()),
         (ControlPlane::Running { .. }, _) => {
@@ -52,11 +52,11 @@ pub(crate) fn plan_told(
             Some("No pod is made yet: see the Cluster's condition Ready.".to_owned())
         }
     };
-    let told = state::plan_told(wanted, before.as_ref(), answers, wait, Timestamp::now());
-    if let (Some(Asleep::Waking { .. }), None, Some(pod)) = (&before, &told, observed.staying_pod()) {
+    let message = state::next_ingress_message(wanted, before.as_ref(), answers, wait, Timestamp::now());
+    if let (Some(Asleep::Waking { .. }), None, Some(pod)) = (&before, &message, observed.staying_pod()) {
         record_ingress_opened(context, identity, pod);
     }
-    told
+    message
 }
 
 /// Records since when the ingress admits callers to this pod after a wake, unless that is recorded
@@ -66,8 +66,8 @@ pub(crate) fn record_ingress_opened(context: &Context, identity: &Identity, pod:
         return;
     };
     context.memory.note_awake(&identity.id, |awake| {
-        if awake.told.as_ref().is_none_or(|(known, _)| *known != uid) {
-            awake.told = Some((uid, Instant::now()));
+        if awake.ingress_opened.as_ref().is_none_or(|(known, _)| *known != uid) {
+            awake.ingress_opened = Some((uid, Instant::now()));
         }
     });
 }
@@ -76,7 +76,7 @@ pub(crate) fn record_ingress_opened(context: &Context, identity: &Identity, pod:
 pub(crate) fn answers(context: &Context, cluster: &Cluster, identity: &Identity, observed: &Observed) -> bool {
     // The cache may lag behind the published configuration, and the kubelet behind the API. On a
     // first start the kubelet does not know when the start is complete.
-    let known = context.memory.awake(&identity.id).told.map(|(pod, _)| pod);
+    let known = context.memory.awake(&identity.id).ingress_opened.map(|(pod, _)| pod);
     let found = persisted::had_api(cluster) && observed.answers().is_ok();
     observed.staying_pod().is_some_and(|pod| {
         let uid = &pod.metadata.uid;

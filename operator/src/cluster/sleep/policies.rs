@@ -153,8 +153,8 @@ async fn sleep_if_idle(
         Some(pod) => http::find_activity(pod).await,
         None => Err(StoreApiError::NoAddress),
     };
-    let told = context.memory.awake(id).told.filter(|(pod, _)| *pod == key.0);
-    let served = told.map(|(_, since)| since.elapsed());
+    let ingress_opened = context.memory.awake(id).ingress_opened.filter(|(pod, _)| *pod == key.0);
+    let served = ingress_opened.map(|(_, since)| since.elapsed());
     let next = match &asked {
         Ok(report) => idle::plan_next(report, started, served, after),
         Err(error) => {

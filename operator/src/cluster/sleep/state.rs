@@ -136,7 +136,7 @@ impl SleepState {
     }
 
     /// The ingress message for callers; `None` if a control plane should run.
-    pub fn to_told(&self, uid: &str) -> Option<Asleep> {
+    pub fn to_ingress_message(&self, uid: &str) -> Option<Asleep> {
         let callers = match self {
             Self::Awake => return None,
             Self::Request {
@@ -171,7 +171,7 @@ pub fn hold(until: &str) -> Asleep {
 /// The next ingress message: after a wake, `Waking` until the API answers. After `LONGEST_WAKE` it
 /// names the problem. There is no problem to name while the Cluster is in the queue, or has started
 /// only a moment ago.
-pub fn plan_told(
+pub fn next_ingress_message(
     wanted: Option<Asleep>,
     before: Option<&Asleep>,
     answers: bool,
@@ -195,8 +195,8 @@ pub fn plan_told(
 }
 
 /// Time until a waking Cluster counts as late and its pending callers get the reason.
-pub fn plan_late(told: Option<&Asleep>, now: Timestamp) -> Option<Duration> {
-    let Some(Asleep::Waking { since, problem: None }) = told else {
+pub fn late_after(message: Option<&Asleep>, now: Timestamp) -> Option<Duration> {
+    let Some(Asleep::Waking { since, problem: None }) = message else {
         return None;
     };
     // One second more, as `since` has whole seconds. A Cluster that is late already, without a
@@ -434,18 +434,18 @@ mod tests {
 
     #[test]
     fn the_ingress_is_told_which_clients_wake_nothing() {
-        let told = |agents: &[&str]| {
+        let message = |agents: &[&str]| {
             let cluster = with(slept(Some(5), None), |spec| {
                 spec.sleep.ignore_user_agents = agents.iter().map(ToString::to_string).collect();
             });
-            serde_json::to_value(SleepState::of(&cluster).to_told("u-1")).unwrap()
+            serde_json::to_value(SleepState::of(&cluster).to_ingress_message("u-1")).unwrap()
         };
         let since = "1970-01-01T00:00:05Z";
         let before = json!({"onConnect": {"callers": "Authenticated", "since": since, "uid": "u-1"}});
-        assert_eq!(told(&[]), before, "of most the ConfigMap stays as it is");
+        assert_eq!(message(&[]), before, "of most the ConfigMap stays as it is");
         let mut expected = before;
         expected["onConnect"]["ignoredAgents"] = json!(["Headlamp", "k9s/*"]);
-        assert_eq!(told(&["k9s/*", "Headlamp"]), expected);
+        assert_eq!(message(&["k9s/*", "Headlamp"]), expected);
     }
 
     #[test]
@@ -534,8 +534,8 @@ mod tests {
             ),
             ("is awake", None, waking(74, Some("no room")), true, None),
         ] {
-            let told = plan_told(wanted, before.as_ref(), answers, || Some("no room".into()), at(100).0);
-            assert_eq!(told, expected, "{rule}");
+            let message = next_ingress_message(wanted, before.as_ref(), answers, || Some("no room".into()), at(100).0);
+            assert_eq!(message, expected, "{rule}");
         }
         for (rule, since, expected) in [
             ("others come first", waking(74, None), waking(74, None)),
@@ -545,10 +545,10 @@ mod tests {
                 waking(9, None),
             ),
         ] {
-            let told = plan_told(None, since.as_ref(), false, || None, at(100).0);
-            assert_eq!(told, expected, "{rule}");
+            let message = next_ingress_message(None, since.as_ref(), false, || None, at(100).0);
+            assert_eq!(message, expected, "{rule}");
         }
-        let late = |told: Option<Asleep>| plan_late(told.as_ref(), at(100).0).map(|late| late.as_secs());
+        let late = |message: Option<Asleep>| late_after(message.as_ref(), at(100).0).map(|late| late.as_secs());
         assert_eq!(late(waking(75, None)), Some(1));
         assert_eq!(late(waking(90, None)), Some(16));
         assert_eq!(late(waking(9, None)), None, "it waits for its turn");

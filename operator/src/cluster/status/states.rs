@@ -125,7 +125,7 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
         (false, _)
             if let Some(Asleep::Waking {
                 problem: Some(problem), ..
-            }) = &outcome.told =>
+            }) = &outcome.ingress_message =>
         {
             State::no(
                 Reason::WakeDelayed,

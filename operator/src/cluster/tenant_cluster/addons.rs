@@ -22,7 +22,7 @@ use crate::tenant_client::{Foreign, TenantApiError, Way};
 /// Timeout of one round.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Maximum number of objects of other owners that a message names.
-const TOLD: usize = 5;
+const NAMED_AT_MOST: usize = 5;
 
 /// Applies the add-ons of a spec if they are due; `None` while their state is not known.
 pub(crate) async fn ensure(
@@ -71,7 +71,7 @@ pub(crate) async fn ensure(
     };
     let (state, pause) = judge(result, blueprint, began.elapsed());
     let is_same = seen.key.as_ref() == Some(&key);
-    let state = plan_told((seen.state.filter(|_| is_same), seen.is_late), state, is_late);
+    let state = last_addon_state((seen.state.filter(|_| is_same), seen.is_late), state, is_late);
     context.memory.note_awake(&identity.id, |awake| {
         awake.addons = AddonsSeen {
             key: Some(key),
@@ -96,7 +96,7 @@ fn plan_pause(seen: &AddonsSeen, now: Instant) -> Duration {
 
 /// The state to publish after a round. A single timeout does not change it, but a second one in a
 /// row does: an operator that starts checks all clusters at once.
-fn plan_told((before, was_late): (Option<State>, bool), state: State, is_late: bool) -> Option<State> {
+fn last_addon_state((before, was_late): (Option<State>, bool), state: State, is_late: bool) -> Option<State> {
     match is_late && !was_late {
         true => before,
         false => Some(state),
@@ -116,13 +116,13 @@ fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Durat
             (State::yes(Reason::AsExpected, message), BASE_EVERY)
         }
         Ok(Foreign { in_the_way, keeping }) => {
-            let told = |names: &[String]| names[..names.len().min(TOLD)].join(", ");
+            let listed = |names: &[String]| names[..names.len().min(NAMED_AT_MOST)].join(", ");
             let first = (!in_the_way.is_empty()).then(|| {
-                let names = told(&in_the_way);
+                let names = listed(&in_the_way);
                 format!("Not the operator's, and left alone: {names}. Delete it, or turn the add-on off.")
             });
             let second = (!keeping.is_empty()).then(|| {
-                let (names, label) = (told(&keeping), labels::ADDON);
+                let (names, label) = (listed(&keeping), labels::ADDON);
                 format!(
                     "Turned off, and nothing is removed, because somebody else has {names}: delete it, or take the label \
                      {label} away from the others."
@@ -179,7 +179,7 @@ mod tests {
             ("late again", (Some(fine()), true), pending(), true, Some(pending())),
             ("fine again", (Some(pending()), true), fine(), false, Some(fine())),
         ] {
-            assert_eq!(plan_told(before, state, is_late), expected, "{rule}");
+            assert_eq!(last_addon_state(before, state, is_late), expected, "{rule}");
         }
     }
 }

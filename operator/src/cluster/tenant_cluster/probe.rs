@@ -46,7 +46,7 @@ pub struct ProbeResult {
 }
 
 /// Probes the API, and records the result.
-pub(crate) async fn look_at_api(
+pub(crate) async fn probe_api(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
@@ -201,7 +201,7 @@ async fn probe_with_backoff(context: &Context, target: &Target<'_>) -> ProbeResu
         return answer.clone();
     }
     let began = Instant::now();
-    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, target)).await {
+    let answer = match tokio::time::timeout(LOOK_LIMIT, probe(context, target)).await {
         Ok(answer) => answer,
         Err(_) => {
             let why = format!("the API did not take what every cluster must have within {LOOK_LIMIT:?}");
@@ -226,7 +226,7 @@ fn plan_pause(strikes: u32, took: Duration, works: bool) -> Option<(u32, Duratio
 }
 
 /// Probes the API, and applies the base objects of every cluster.
-async fn look(context: &Context, target: &Target<'_>) -> ProbeResult {
+async fn probe(context: &Context, target: &Target<'_>) -> ProbeResult {
     let Target { identity, pod, .. } = *target;
     let id = &identity.id;
     let api = match ask(context, id, Way::Inside, target.inside).await {

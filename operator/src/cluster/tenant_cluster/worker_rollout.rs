@@ -26,7 +26,7 @@ const GAP: Duration = Duration::from_secs(120);
 /// Maximum number of Nodes listed in a status.
 const NAMED: usize = 16;
 /// Maximum number of Nodes named in a message.
-const TOLD: usize = 3;
+const NAMED_AT_MOST: usize = 3;
 
 /// A Node, with the fields that matter for its kubelet's version.
 #[derive(Clone, Debug)]
@@ -322,10 +322,10 @@ fn plan_state(
 /// Formats the first names, and the number of the others.
 fn name<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<_> = names.collect();
-    let told = names[..names.len().min(TOLD)].join(", ");
-    match names.len().saturating_sub(TOLD) {
-        0 => told,
-        more => format!("{told} and {more} more"),
+    let listed = names[..names.len().min(NAMED_AT_MOST)].join(", ");
+    match names.len().saturating_sub(NAMED_AT_MOST) {
+        0 => listed,
+        more => format!("{listed} and {more} more"),
     }
 }
 

@@ -113,11 +113,11 @@ fn keep_told(map: &mut ConfigMap) {
     keep_labels(&mut map.metadata);
     let data = map.data.take().filter(|_| map.name_any() == INGRESS_CONFIG_MAP);
     map.binary_data = None;
-    let told = data.and_then(|data| serde_json::from_str::<IngressConfig>(data.get(CONFIG_KEY)?).ok());
-    map.data = told.map(|mut told| {
-        told.service_account_keys.clear();
-        (told.client_ca, told.upstream.ca) = Default::default();
-        let text = serde_json::to_string(&told).expect("fields are strings and lists");
+    let published = data.and_then(|data| serde_json::from_str::<IngressConfig>(data.get(CONFIG_KEY)?).ok());
+    map.data = published.map(|mut published| {
+        published.service_account_keys.clear();
+        (published.client_ca, published.upstream.ca) = Default::default();
+        let text = serde_json::to_string(&published).expect("fields are strings and lists");
         [(CONFIG_KEY.to_owned(), text)].into()
     });
 }
@@ -212,7 +212,10 @@ mod tests {
             map.data
         };
         assert_eq!(map("kube-apiserver"), None);
-        let told = map(INGRESS_CONFIG_MAP).unwrap().remove(CONFIG_KEY).unwrap();
-        assert!(told.contains("x.example") && !told.contains("PEM"), "{told}");
+        let published = map(INGRESS_CONFIG_MAP).unwrap().remove(CONFIG_KEY).unwrap();
+        assert!(
+            published.contains("x.example") && !published.contains("PEM"),
+            "{published}"
+        );
     }
 }

@@ -35,7 +35,7 @@ pub struct DrainingControlPlane {
     /// Key of its Cluster.
     pub cluster: ObjectRef<Cluster>,
     /// Name of its node.
-    pub machine: String,
+    pub node: String,
     /// Whether another node can take a pod like this one.
     pub has_other: bool,
     /// Whether the pod is already terminating.
@@ -48,7 +48,7 @@ pub struct Notice {
     /// Key of the Cluster.
     pub cluster: ObjectRef<Cluster>,
     /// Name of the node.
-    pub machine: String,
+    pub node: String,
     /// Whether the pod is already terminating.
     pub ends: bool,
     /// State of the takeover.
@@ -70,39 +70,39 @@ pub enum State {
 }
 
 /// Returns whether a node is about to shut down.
-pub fn is_leaving(machine: &HostNode, taints: &[String]) -> bool {
-    let mut own = machine.spec.taints.iter();
-    own.any(|taint| taints.contains(&taint.key)) || is_shut_down(machine)
+pub fn is_leaving(node: &HostNode, taints: &[String]) -> bool {
+    let mut own = node.spec.taints.iter();
+    own.any(|taint| taints.contains(&taint.key)) || is_shut_down(node)
 }
 
 /// Counts the allocatable cores of the nodes that take pods of some class, by the tolerations of
 /// the classes.
-pub fn count_cores<M: AsRef<HostNode>>(machines: &[M], taints: &[String], classes: &[&[Toleration]]) -> usize {
-    let machines = machines.iter().map(AsRef::as_ref);
-    let takes = machines.filter(|machine| {
+pub fn count_cores<M: AsRef<HostNode>>(nodes: &[M], taints: &[String], classes: &[&[Toleration]]) -> usize {
+    let nodes = nodes.iter().map(AsRef::as_ref);
+    let takes = nodes.filter(|node| {
         let mut classes = classes.iter();
-        classes.any(|tolerations| takes(machine, taints, tolerations))
+        classes.any(|tolerations| takes(node, taints, tolerations))
     });
-    let thousandths = takes.filter_map(|machine| to_millicores(machine.status.allocatable.get("cpu")?));
+    let thousandths = takes.filter_map(|node| to_millicores(node.status.allocatable.get("cpu")?));
     thousandths.sum::<usize>().div_ceil(1000)
 }
 
 /// Returns whether a node takes a pod with these tolerations, by its taints.
-fn takes(machine: &HostNode, taints: &[String], tolerations: &[Toleration]) -> bool {
-    let mut refusals = machine.spec.taints.iter();
-    !is_leaving(machine, taints) && !refusals.any(|taint| refuses(taint, tolerations))
+fn takes(node: &HostNode, taints: &[String], tolerations: &[Toleration]) -> bool {
+    let mut refusals = node.spec.taints.iter();
+    !is_leaving(node, taints) && !refusals.any(|taint| refuses(taint, tolerations))
 }
 
 /// Returns whether Kubernetes has found that the node is unreachable.
-pub fn is_unreachable(machine: &HostNode) -> bool {
-    machine.spec.taints.iter().any(|taint| taint.key == AWAY[1])
+pub fn is_unreachable(node: &HostNode) -> bool {
+    node.spec.taints.iter().any(|taint| taint.key == AWAY[1])
 }
 
 /// Returns whether the node's kubelet ends its pods because the node is shutting down. Only the
 /// condition's message says so: the pods have no deletion timestamp then, and the taint is that of
 /// any node that is not ready.
-fn is_shut_down(machine: &HostNode) -> bool {
-    let mut conditions = machine.status.conditions.iter();
+fn is_shut_down(node: &HostNode) -> bool {
+    let mut conditions = node.status.conditions.iter();
     let ready = conditions.find(|condition| condition.type_ == "Ready");
     let said = ready
         .filter(|ready| ready.status != "True")
@@ -112,14 +112,14 @@ fn is_shut_down(machine: &HostNode) -> bool {
 
 /// Returns whether a node other than the pod's own takes a pod like this one, by the nodes' taints.
 /// `false` for a pod that is not scheduled.
-pub fn has_other<M: AsRef<HostNode>>(machines: &[M], pod: &Pod, taints: &[String]) -> bool {
+pub fn has_other<M: AsRef<HostNode>>(nodes: &[M], pod: &Pod, taints: &[String]) -> bool {
     let spec = pod.spec.as_ref();
     let Some(own) = spec.and_then(|spec| spec.node_name.as_ref()) else {
         return false;
     };
     let tolerations = spec.and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
-    let mut machines = machines.iter().map(AsRef::as_ref);
-    machines.any(|machine| machine.metadata.name.as_ref() != Some(own) && takes(machine, taints, tolerations))
+    let mut nodes = nodes.iter().map(AsRef::as_ref);
+    nodes.any(|node| node.metadata.name.as_ref() != Some(own) && takes(node, taints, tolerations))
 }
 
 fn refuses(taint: &Taint, tolerations: &[Toleration]) -> bool {
@@ -140,7 +140,7 @@ fn refuses(taint: &Taint, tolerations: &[Toleration]) -> bool {
 /// - terminating pods with a recorded takeover. Any other terminating pod has been taken over
 ///   already.
 pub fn plan_leavers<M: AsRef<HostNode>, P: AsRef<Pod>>(
-    machines: &[M],
+    nodes: &[M],
     pods: &[P],
     taints: &[String],
     before: &HashMap<String, Notice>,
@@ -151,10 +151,10 @@ pub fn plan_leavers<M: AsRef<HostNode>, P: AsRef<Pod>>(
     };
     let leaves = |pod: &Pod| match control_plane::ends(pod) {
         true => is_noted(pod),
-        false => is_on_leaving(machines, pod, taints),
+        false => is_on_leaving(nodes, pod, taints),
     };
     let pods = pods.iter().map(AsRef::as_ref).filter(|pod| leaves(pod));
-    let mut leavers: Vec<_> = pods.filter_map(|pod| plan_leaver(machines, pod, taints)).collect();
+    let mut leavers: Vec<_> = pods.filter_map(|pod| plan_leaver(nodes, pod, taints)).collect();
     leavers.sort_by(|a, b| a.pod.cmp(&b.pod));
     alternate(leavers)
 }
@@ -173,23 +173,23 @@ fn alternate(leavers: Vec<DrainingControlPlane>) -> Vec<DrainingControlPlane> {
 }
 
 /// Describes a pod to take over; `None` if it is not scheduled, or is no control plane's.
-pub fn plan_leaver<M: AsRef<HostNode>>(machines: &[M], pod: &Pod, taints: &[String]) -> Option<DrainingControlPlane> {
-    let machine = pod.spec.as_ref()?.node_name.clone()?;
+pub fn plan_leaver<M: AsRef<HostNode>>(nodes: &[M], pod: &Pod, taints: &[String]) -> Option<DrainingControlPlane> {
+    let node = pod.spec.as_ref()?.node_name.clone()?;
     let label = |key: &str| pod.labels().get(key);
     Some(DrainingControlPlane {
         pod: pod.uid().unwrap_or_default(),
         cluster: ObjectRef::new(label(labels::CLUSTER)?).within(label(labels::TENANT)?),
         // If only the pod ends, its successor may run on the same node.
-        has_other: !is_on_leaving(machines, pod, taints) || has_other(machines, pod, taints),
+        has_other: !is_on_leaving(nodes, pod, taints) || has_other(nodes, pod, taints),
         ends: control_plane::ends(pod),
-        machine,
+        node,
     })
 }
 
-fn is_on_leaving<M: AsRef<HostNode>>(machines: &[M], pod: &Pod, taints: &[String]) -> bool {
+fn is_on_leaving<M: AsRef<HostNode>>(nodes: &[M], pod: &Pod, taints: &[String]) -> bool {
     let own = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
-    let mut machines = machines.iter().map(AsRef::as_ref);
-    own.is_some() && machines.any(|machine| machine.metadata.name.as_ref() == own && is_leaving(machine, taints))
+    let mut nodes = nodes.iter().map(AsRef::as_ref);
+    own.is_some() && nodes.any(|node| node.metadata.name.as_ref() == own && is_leaving(node, taints))
 }
 
 /// Plans the next state of each takeover. At most `most` takeovers start per minute.
@@ -227,7 +227,7 @@ pub fn plan_notice(
     };
     Notice {
         cluster: leaver.cluster,
-        machine: leaver.machine,
+        node: leaver.node,
         ends: leaver.ends,
         state,
     }

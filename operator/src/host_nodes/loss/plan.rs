@@ -90,17 +90,17 @@ pub enum Conclusion {
 
 /// Lists the control planes by node, in a stable order.
 pub fn plan_machines<P: AsRef<Pod>>(pods: &[P]) -> BTreeMap<String, Vec<Member>> {
-    let mut machines: BTreeMap<String, Vec<Member>> = BTreeMap::new();
+    let mut nodes: BTreeMap<String, Vec<Member>> = BTreeMap::new();
     for pod in pods.iter().map(AsRef::as_ref) {
         let name = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         if let (Some(name), Some(member)) = (name, to_member(pod)) {
-            machines.entry(name).or_default().push(member);
+            nodes.entry(name).or_default().push(member);
         }
     }
-    for members in machines.values_mut() {
+    for members in nodes.values_mut() {
         members.sort_by(|a, b| (&a.id, &a.pod).cmp(&(&b.id, &b.pod)));
     }
-    machines
+    nodes
 }
 
 fn to_member(pod: &Pod) -> Option<Member> {
@@ -163,11 +163,8 @@ pub fn plan_sight(before: Option<Sight>, id: &ClusterId, sequence: Option<u64>, 
 
 /// Returns the other nodes with a control plane that was ready once. Their current readiness does
 /// not count: if no store can write, some become unready sooner than others.
-pub fn plan_others<'m>(
-    machines: &'m BTreeMap<String, Vec<Member>>,
-    machine: &'m str,
-) -> impl Iterator<Item = &'m String> {
-    let others = machines.iter().filter(move |(name, _)| name.as_str() != machine);
+pub fn plan_others<'m>(nodes: &'m BTreeMap<String, Vec<Member>>, node: &'m str) -> impl Iterator<Item = &'m String> {
+    let others = nodes.iter().filter(move |(name, _)| name.as_str() != node);
     let serve = others.filter(|(_, members)| members.iter().any(|member| member.is_started));
     serve.map(|(name, _)| name)
 }

@@ -9,7 +9,7 @@ fn taints() -> Vec<String> {
     TAINTS.map(str::to_owned).to_vec()
 }
 
-fn machine(name: &str, taints: &[(&str, &str)]) -> std::sync::Arc<HostNode> {
+fn node(name: &str, taints: &[(&str, &str)]) -> std::sync::Arc<HostNode> {
     let taints: Vec<_> = taints
         .iter()
         .map(|(key, effect)| json!({"key": key, "effect": effect}))
@@ -18,11 +18,11 @@ fn machine(name: &str, taints: &[(&str, &str)]) -> std::sync::Arc<HostNode> {
     std::sync::Arc::new(serde_json::from_value(value).unwrap())
 }
 
-fn pod(uid: &str, machine: &str) -> Pod {
+fn pod(uid: &str, node: &str) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": "control-plane-0", "uid": uid, "labels": {
             "yoke.drzzl.io/tenant": "demo", "yoke.drzzl.io/cluster": uid}},
-        "spec": {"containers": [], "nodeName": machine,
+        "spec": {"containers": [], "nodeName": node,
             "tolerations": [{"key": "spot", "operator": "Exists"}, {"key": "size", "value": "large", "effect": "NoSchedule"}]},
     }))
     .unwrap()
@@ -36,10 +36,10 @@ fn a_machine_leaves_by_a_taint_or_by_its_kubelets_word() {
         let value = json!({"metadata": {"name": "a"}, "status": {"conditions": conditions, "images": []}});
         std::sync::Arc::new(serde_json::from_value::<HostNode>(value).unwrap())
     };
-    for (rule, machine, expected) in [
-        ("at work", machine("a", &[]), false),
-        ("tainted", machine("a", &[(TAINTS[1], "NoSchedule")]), true),
-        ("not at work", machine("a", &[(AWAY[0], "NoExecute")]), false),
+    for (rule, node, expected) in [
+        ("at work", node("a", &[]), false),
+        ("tainted", node("a", &[(TAINTS[1], "NoSchedule")]), true),
+        ("not at work", node("a", &[(AWAY[0], "NoExecute")]), false),
         ("ready", said("True", "kubelet is posting ready status"), false),
         ("not ready", said("False", "container runtime is down"), false),
         (
@@ -49,55 +49,55 @@ fn a_machine_leaves_by_a_taint_or_by_its_kubelets_word() {
         ),
         ("up again", said("True", "node is shutting down"), false),
     ] {
-        assert_eq!(is_leaving(&machine, &taints()), expected, "{rule}");
-        assert!(!is_unreachable(&machine), "{rule}");
+        assert_eq!(is_leaving(&node, &taints()), expected, "{rule}");
+        assert!(!is_unreachable(&node), "{rule}");
     }
-    assert!(is_unreachable(&machine("a", &[(AWAY[1], "NoExecute")])));
+    assert!(is_unreachable(&node("a", &[(AWAY[1], "NoExecute")])));
 }
 
 #[test]
 fn another_machine_takes_a_pod_by_its_taints() {
     for (rule, others, expected) in [
         ("none", vec![], false),
-        ("one", vec![machine("b", &[])], true),
+        ("one", vec![node("b", &[])], true),
         (
             "one that is about to go",
-            vec![machine("b", &[(TAINTS[1], "NoSchedule")])],
+            vec![node("b", &[(TAINTS[1], "NoSchedule")])],
             false,
         ),
         (
             "one that is not at work",
-            vec![machine("b", &[(AWAY[1], "NoExecute")])],
+            vec![node("b", &[(AWAY[1], "NoExecute")])],
             false,
         ),
-        ("one for others", vec![machine("b", &[("gpu", "NoSchedule")])], false),
+        ("one for others", vec![node("b", &[("gpu", "NoSchedule")])], false),
         (
             "one rather for others",
-            vec![machine("b", &[("gpu", "PreferNoSchedule")])],
+            vec![node("b", &[("gpu", "PreferNoSchedule")])],
             true,
         ),
         (
             "one that it bears with",
-            vec![machine("b", &[("spot", "NoSchedule")])],
+            vec![node("b", &[("spot", "NoSchedule")])],
             true,
         ),
-        ("another value", vec![machine("b", &[("size", "NoSchedule")])], false),
+        ("another value", vec![node("b", &[("size", "NoSchedule")])], false),
         (
             "the second of two",
-            vec![machine("b", &[(TAINTS[0], "NoSchedule")]), machine("c", &[])],
+            vec![node("b", &[(TAINTS[0], "NoSchedule")]), node("c", &[])],
             true,
         ),
     ] {
-        let machines: Vec<_> = others.into_iter().chain([machine("a", &[])]).collect();
-        assert_eq!(has_other(&machines, &pod("p", "a"), &taints()), expected, "{rule}");
+        let nodes: Vec<_> = others.into_iter().chain([node("a", &[])]).collect();
+        assert_eq!(has_other(&nodes, &pod("p", "a"), &taints()), expected, "{rule}");
     }
 }
 
 #[test]
 fn who_leaves_is_on_a_machine_with_a_notice() {
-    let machines = [
-        machine("a", &[(TAINTS[0], "NoSchedule")]),
-        machine("b", &[("gpu", "NoExecute")]),
+    let nodes = [
+        node("a", &[(TAINTS[0], "NoSchedule")]),
+        node("b", &[("gpu", "NoExecute")]),
     ];
     let mut ending = pod("r", "a");
     ending.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
@@ -105,25 +105,25 @@ fn who_leaves_is_on_a_machine_with_a_notice() {
     unplaced.spec.as_mut().unwrap().node_name = None;
     let pods = [pod("q", "a"), pod("p", "a"), pod("o", "b"), ending, unplaced].map(Box::new);
     let none = HashMap::new();
-    let leavers = plan_leavers(&machines, &pods, &taints(), &none);
+    let leavers = plan_leavers(&nodes, &pods, &taints(), &none);
     let names = |leavers: &[DrainingControlPlane]| leavers.iter().map(|leaver| leaver.pod.clone()).collect::<Vec<_>>();
     assert_eq!(names(&leavers), ["p", "q"]);
     let noted = |ends| {
         let cluster = ObjectRef::new("r").within("demo");
-        let (machine, state) = ("a".to_owned(), State::Waiting);
+        let (node, state) = ("a".to_owned(), State::Waiting);
         HashMap::from([(
             "r".to_owned(),
             Notice {
                 cluster,
-                machine,
+                node,
                 ends,
                 state,
             },
         )])
     };
-    let same = plan_leavers(&machines, &pods, &taints(), &noted(false));
+    let same = plan_leavers(&nodes, &pods, &taints(), &noted(false));
     assert_eq!(same, leavers, "another one has taken over");
-    let more = plan_leavers(&machines, &pods, &taints(), &noted(true));
+    let more = plan_leavers(&nodes, &pods, &taints(), &noted(true));
     assert_eq!(names(&more), ["p", "q", "r"], "it serves on");
     assert_eq!(leavers[0].cluster, ObjectRef::new("p").within("demo"));
     assert!(!leavers[0].has_other, "the other machine is for others");
@@ -133,7 +133,7 @@ fn leaver(pod: &str, has_other: bool) -> DrainingControlPlane {
     DrainingControlPlane {
         pod: pod.into(),
         cluster: ObjectRef::new(pod).within("demo"),
-        machine: "a".into(),
+        node: "a".into(),
         has_other,
         ends: false,
     }
@@ -160,11 +160,11 @@ fn tenants_take_turns() {
 fn a_pod_that_is_to_end_needs_no_other_machine() {
     let mut ending = pod("p", "a");
     ending.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
-    for (rule, machine, expected) in [
-        ("its machine stays", machine("a", &[]), true),
-        ("its machine goes", machine("a", &[(TAINTS[1], "NoSchedule")]), false),
+    for (rule, node, expected) in [
+        ("its machine stays", node("a", &[]), true),
+        ("its machine goes", node("a", &[(TAINTS[1], "NoSchedule")]), false),
     ] {
-        let leaver = plan_leaver(&[machine], &ending, &taints()).unwrap();
+        let leaver = plan_leaver(&[node], &ending, &taints()).unwrap();
         assert!(leaver.ends);
         assert_eq!(leaver.has_other, expected, "{rule}");
     }
@@ -224,12 +224,12 @@ fn so_many_are_taken_over_in_a_minute() {
 fn clusters_are_called_for_while_there_is_something_to_do() {
     let notice = |pod: &str, state| {
         let cluster = ObjectRef::new(pod).within("demo");
-        let machine = "a".to_owned();
+        let node = "a".to_owned();
         (
             pod.to_owned(),
             Notice {
                 cluster,
-                machine,
+                node,
                 ends: false,
                 state,
             },
@@ -260,11 +260,11 @@ fn clusters_are_called_for_while_there_is_something_to_do() {
 #[test]
 fn cores_count_where_a_pod_can_be_put() {
     let with = |cpu: &str, taints: &[(&str, &str)]| {
-        let mut machine = std::sync::Arc::unwrap_or_clone(machine("a", taints));
-        machine.status.allocatable = [("cpu".to_owned(), Quantity(cpu.into()))].into();
-        machine
+        let mut node = std::sync::Arc::unwrap_or_clone(node("a", taints));
+        node.status.allocatable = [("cpu".to_owned(), Quantity(cpu.into()))].into();
+        node
     };
-    let machines = [
+    let nodes = [
         with("2", &[]),
         with("940m", &[("spot", "NoSchedule")]),
         with("16", &[("node-role.kubernetes.io/control-plane", "NoSchedule")]),
@@ -272,9 +272,9 @@ fn cores_count_where_a_pod_can_be_put() {
         with("64", &[(AWAY[1], "NoExecute")]),
         with("many", &[]),
     ];
-    let machines = machines.map(std::sync::Arc::new);
+    let nodes = nodes.map(std::sync::Arc::new);
     let tolerations = pod("p", "a").spec.unwrap().tolerations.unwrap();
-    assert_eq!(count_cores(&machines, &taints(), &[&[], &tolerations]), 3);
-    assert_eq!(count_cores(&machines[..2], &taints(), &[&[]]), 2);
+    assert_eq!(count_cores(&nodes, &taints(), &[&[], &tolerations]), 3);
+    assert_eq!(count_cores(&nodes[..2], &taints(), &[&[]]), 2);
     assert_eq!(count_cores::<std::sync::Arc<HostNode>>(&[], &taints(), &[&[]]), 0);
 }

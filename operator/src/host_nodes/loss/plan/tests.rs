@@ -9,11 +9,11 @@ fn id(text: &str) -> ClusterId {
     text.parse().unwrap()
 }
 
-fn pod(id: &str, uid: &str, machine: Option<&str>, ready: bool, started: Option<&str>) -> Pod {
+fn pod(id: &str, uid: &str, node: Option<&str>, ready: bool, started: Option<&str>) -> Pod {
     let value = json!({
         "metadata": {"name": "control-plane-0", "uid": uid, "creationTimestamp": "1970-01-01T00:01:40Z", "labels": {
             "yoke.drzzl.io/id": id, "yoke.drzzl.io/tenant": "demo", "yoke.drzzl.io/cluster": "a"}},
-        "spec": {"containers": [], "nodeName": machine},
+        "spec": {"containers": [], "nodeName": node},
         "status": {"startTime": started, "containerStatuses": [
             {"name": "kube-apiserver", "image": "", "imageID": "", "restartCount": 0, "ready": ready, "started": ready,
                 "state": {"running": {}}}]},
@@ -21,8 +21,8 @@ fn pod(id: &str, uid: &str, machine: Option<&str>, ready: bool, started: Option<
     serde_json::from_value(value).unwrap()
 }
 
-fn running(id: &str, uid: &str, machine: &str) -> Pod {
-    pod(id, uid, Some(machine), true, Some("1970-01-01T00:01:41Z"))
+fn running(id: &str, uid: &str, node: &str) -> Pod {
+    pod(id, uid, Some(node), true, Some("1970-01-01T00:01:41Z"))
 }
 
 fn members(pods: Vec<Pod>) -> BTreeMap<String, Vec<Member>> {
@@ -33,19 +33,16 @@ fn members(pods: Vec<Pod>) -> BTreeMap<String, Vec<Member>> {
 fn control_planes_are_counted_where_they_are() {
     let mut foreign = running(A, "d", "one");
     foreign.metadata.labels = None;
-    let machines = members(vec![
+    let nodes = members(vec![
         running(B, "b", "one"),
         running(A, "a", "one"),
         running("bcdfghjk26", "c", "two"),
         pod("bcdfghjk27", "e", None, false, None),
         foreign,
     ]);
-    let uids = |machine: &str| -> Vec<_> { machines[machine].iter().map(|member| member.pod.as_str()).collect() };
-    assert_eq!(
-        (machines.len(), uids("one"), uids("two")),
-        (2, vec!["a", "b"], vec!["c"])
-    );
-    let first = &machines["one"][0];
+    let uids = |node: &str| -> Vec<_> { nodes[node].iter().map(|member| member.pod.as_str()).collect() };
+    assert_eq!((nodes.len(), uids("one"), uids("two")), (2, vec!["a", "b"], vec!["c"]));
+    let first = &nodes["one"][0];
     assert_eq!(
         (first.cluster.name.as_str(), first.cluster.namespace.as_deref()),
         ("a", Some("demo"))
@@ -66,7 +63,7 @@ fn what_a_kubelet_says_has_ended_is_not_heard() {
 
 #[test]
 fn one_that_runs_is_followed_and_then_goes_on_to_be() {
-    let machines = members(vec![
+    let nodes = members(vec![
         pod(A, "a", Some("one"), false, None),
         running(B, "b", "one"),
         running("bcdfghjk26", "c", "one"),
@@ -82,7 +79,7 @@ fn one_that_runs_is_followed_and_then_goes_on_to_be() {
         ("the one of before", Some(sight("bcdfghjk26")), "c"),
         ("not one that is ready no more", Some(sight(A)), "b"),
     ] {
-        let followed = plan_followed(&machines["one"], before.as_ref());
+        let followed = plan_followed(&nodes["one"], before.as_ref());
         assert_eq!(followed.map(|member| member.pod.as_str()), Some(expected), "{rule}");
     }
     assert_eq!(
@@ -97,14 +94,14 @@ fn a_machine_whose_control_planes_turned_unready_is_another_one() {
     unready.status.as_mut().unwrap().container_statuses.as_mut().unwrap()[0].ready = false;
     let mut ends = running("bcdfghjk26", "c", "three");
     ends.metadata.deletion_timestamp = ends.metadata.creation_timestamp.clone();
-    let machines = members(vec![
+    let nodes = members(vec![
         running(A, "a", "one"),
         unready,
         ends,
         pod("bcdfghjk27", "d", Some("four"), false, Some("1970-01-01T00:01:41Z")),
     ]);
-    assert!(!machines["two"][0].is_ready);
-    assert_eq!(plan_others(&machines, "one").collect::<Vec<_>>(), ["two"]);
+    assert!(!nodes["two"][0].is_ready);
+    assert_eq!(plan_others(&nodes, "one").collect::<Vec<_>>(), ["two"]);
 }
 
 #[test]
@@ -173,7 +170,7 @@ fn so_many_machines_are_given_up_in_a_minute() {
         plan_loss(&mut past, is_given, now, 2)
     };
     let (new, again) = (false, true);
-    for (machine, second, expected) in [
+    for (node, second, expected) in [
         (new, 0, Room::There),
         (again, 0, Room::Given),
         (again, 1, Room::Given),
@@ -186,19 +183,19 @@ fn so_many_machines_are_given_up_in_a_minute() {
         (new, 61, Room::There),
         (new, 62, Room::Taken),
     ] {
-        assert_eq!(room((machine, second)), expected, "second {second}");
+        assert_eq!(room((node, second)), expected, "second {second}");
     }
 }
 
 #[test]
 fn a_pod_that_no_kubelet_takes_is_stranded() {
-    let machines = members(vec![
+    let nodes = members(vec![
         pod(A, "a", Some("one"), false, None),
         pod(B, "b", Some("one"), false, Some("1970-01-01T00:01:41Z")),
     ]);
     let stranded = |second: i64| -> Vec<_> {
         let now = Timestamp::from_second(second).unwrap();
-        let found = plan_stranded(&machines["one"], now).into_iter();
+        let found = plan_stranded(&nodes["one"], now).into_iter();
         found.map(|member| member.pod.clone()).collect()
     };
     assert_eq!((stranded(105), stranded(106)), (vec![], vec!["a".to_owned()]));
