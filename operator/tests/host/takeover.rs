@@ -32,7 +32,7 @@ struct Stage {
 }
 
 impl Stage {
-    async fn start(nodes: &[&str]) -> Self {
+    async fn start(names: &[&str]) -> Self {
         let host = Host::start().await;
         for name in names {
             let node = serde_json::from_value(json!({"metadata": {"name": name, "labels": {"a": "b"}}})).unwrap();
