@@ -1,13 +1,14 @@
-//! Reading objects that others write.
+//! Reads objects that other clients write.
 //!
-//! An API server takes more than a typed client can read: a time in the year 9999 in `metadata.managedFields`, which everybody
-//! may write who may write the object, is one, and fields there that lie deeper than a parser goes are another. In a list or a
-//! watch, one such object would keep all others from being read. And it bounds the bytes of an object, not how many labels or
-//! finalizers it has: small ones take many times as much memory as text.
+//! An API server accepts more than a typed client can parse. Examples are a time in the year 9999
+//! in `metadata.managedFields`, which every writer of the object can set, and fields there that are
+//! nested deeper than a parser's limit. In a list or watch, one such object would make all others
+//! unreadable. The API server also limits the bytes of an object, but not the number of its labels
+//! or finalizers. Small values take many times their size in memory.
 //!
 //! ```text
 //!  list, watch, get ─▶ Lenient<K> ─┬─ Ok(K), without managedFields
-//!                                  └─ Err: why not, such as too many values, and whose name it has
+//!                                  └─ Err: reason, such as too many values, and the object's name
 //! ```
 
 use std::borrow::Cow;
@@ -20,31 +21,31 @@ use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, Map
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// The part of an object that nobody here reads.
+/// Field of an object that is always skipped.
 const SKIPPED: &[&str] = &["metadata", "managedFields"];
-/// Values of one object that are read, all that are in another counted.
+/// Maximum number of values read of one object. Nested values count.
 const VALUES_MAX: usize = 16_384;
-/// What is read of an object with more, in its metadata.
+/// Metadata fields that are read even of an object with too many values.
 const IDENTITY: [&str; 4] = ["name", "namespace", "uid", "resourceVersion"];
-/// Bytes of a parser's words that are kept: they may repeat what somebody else wrote.
+/// Maximum length of a stored parser error, in bytes: it may repeat what another client wrote.
 const ERROR_MAX: usize = 200;
 
-/// An object as an API server shows it, whether or not it can be read as a `K`.
+/// An object from an API server, whether or not it can be parsed as a `K`.
 #[derive(Clone, Debug)]
 pub struct Lenient<K>(pub Result<K, Unreadable>);
 
-/// An object that cannot be read.
+/// An object that cannot be parsed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Unreadable {
-    /// Why not, in few words.
+    /// Short reason.
     pub error: String,
-    /// What can be read of its metadata: name, namespace, UID and version.
+    /// Metadata that can be read: name, namespace, UID and resourceVersion.
     pub metadata: Box<ObjectMeta>,
 }
 
 impl<K> Lenient<K> {
-    /// The object, or the error of a client that cannot read it.
+    /// The object, or the error that a client reports for an object it cannot parse.
     pub fn into_object(self) -> Result<K, kube::Error> {
         let object = self.0;
         object.map_err(|unreadable| kube::Error::SerdeError(serde::de::Error::custom(unreadable.error)))
@@ -106,16 +107,17 @@ impl<K: Resource> Resource for Lenient<K> {
     }
 }
 
-/// Reads a value without [`SKIPPED`], however that looks: a parser skips it at any depth. So it does with all that comes when
-/// no more values may be read, but for the names of the object.
+/// Reads a value without [`SKIPPED`], whatever that field contains: a parser skips it at any depth.
+/// When the limit of values is reached, all further values are skipped too, except the identity of
+/// the object.
 #[derive(Clone, Copy)]
 struct Bounded<'a> {
-    /// How many values may still be read; `None` if there were more.
+    /// Number of values that may still be read. `None` once the limit is exceeded.
     left: &'a Cell<Option<usize>>,
     place: Place,
 }
 
-/// Where in an object a value is.
+/// Position of a value in an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Object,
@@ -125,7 +127,7 @@ enum Place {
 }
 
 impl Place {
-    /// That of a field.
+    /// Position of the field `key` of a value at this position.
     fn of(self, key: &str) -> Self {
         match self {
             Self::Object if key == SKIPPED[0] => Self::Metadata,
@@ -143,7 +145,7 @@ impl<'a> Bounded<'a> {
         }
     }
 
-    /// How the value of a field is read; `None` if it is skipped.
+    /// How to read the value of a field. `None` to skip it.
     fn field(self, key: &str) -> Option<Self> {
         if self.place == Place::Metadata && key == SKIPPED[1] {
             return None;
@@ -153,7 +155,7 @@ impl<'a> Bounded<'a> {
         (inner.has_room() || place != Place::Elsewhere).then_some(inner)
     }
 
-    /// Whether one more may be read, which is counted.
+    /// Counts one value, and returns whether it may be read.
     fn has_room(self) -> bool {
         self.left.set(self.left.get().and_then(|left| left.checked_sub(1)));
         self.left.get().is_some()
@@ -209,7 +211,7 @@ impl<'de> Visitor<'de> for Bounded<'_> {
             place: Place::Elsewhere,
             ..self
         };
-        // One of an object with too many is read and dropped.
+        // The value that exceeds the limit is read and dropped.
         while let Some(value) = values.next_element_seed(inner)? {
             if !self.has_room() {
                 while values.next_element::<IgnoredAny>()?.is_some() {}
@@ -313,7 +315,7 @@ mod tests {
             ("within others", "other", deep, false),
             ("a name", "name", many.clone(), false),
         ] {
-            // Its fields are sorted, as an API server has them.
+            // The fields are sorted, as an API server returns them.
             let mut object: Value = serde_json::from_str(&cluster(&json!([]), &"v1.35.4".into())).unwrap();
             object["metadata"][field] = value;
             let read: Lenient<Cluster> = serde_json::from_str(&object.to_string()).unwrap();

@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A text was not an address range.
+/// The text is not an address range.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not an address range such as 10.96.0.0/16, with no bits set after the prefix")]
 pub struct CidrError(String);
 
-/// An address range: an address with no bits set after the prefix.
+/// An address range: a network address, with no bits set after the prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cidr {
@@ -20,17 +20,17 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// The network's own address.
+    /// Network address: the first address of the range.
     pub fn address(self) -> IpAddr {
         self.address
     }
 
-    /// How many bits all its addresses share.
+    /// Prefix length in bits.
     pub fn prefix(self) -> u8 {
         self.prefix
     }
 
-    /// The range of one address.
+    /// The range that contains only `address`.
     pub fn of(address: IpAddr) -> Self {
         Self {
             address,
@@ -38,7 +38,8 @@ impl Cidr {
         }
     }
 
-    /// The first address after the network's own: that of the Service `default/kubernetes` if this is a Service range.
+    /// The address after the network address. In a Service range, the Service `default/kubernetes`
+    /// has it.
     pub fn first_host(self) -> IpAddr {
         match self.address {
             IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).wrapping_add(1)).into(),
@@ -46,7 +47,7 @@ impl Cidr {
         }
     }
 
-    /// The address that comes so many after the network's own, if it is one of it.
+    /// The address `number` after the network address, if it is in the range.
     pub fn nth(self, number: u32) -> Option<IpAddr> {
         let address: IpAddr = match self.address {
             IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).checked_add(number)?).into(),
@@ -55,20 +56,20 @@ impl Cidr {
         Some(address).filter(|address| self.contains(*address))
     }
 
-    /// Whether the address is one of it. An address of IPv4 in the form of IPv6 is one of IPv4.
+    /// Whether `address` is in the range. An IPv4-mapped IPv6 address counts as IPv4.
     pub fn contains(self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.address.is_ipv4() == address.is_ipv4() && network_of(address, self.prefix) == bits_of(self.address)
     }
 
-    /// Whether the two share an address.
+    /// Whether both ranges have an address in common.
     pub fn overlaps(self, other: Self) -> bool {
         let prefix = self.prefix.min(other.prefix);
         self.address.is_ipv4() == other.address.is_ipv4()
             && network_of(self.address, prefix) == network_of(other.address, prefix)
     }
 
-    /// Whether every address of it is one of the other, which has more.
+    /// Whether the range is contained in `other` and smaller than it.
     pub fn is_part_of(self, other: Self) -> bool {
         self.prefix > other.prefix && self.overlaps(other)
     }

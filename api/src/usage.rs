@@ -1,4 +1,4 @@
-//! What a Cluster used, and what that costs. Pure.
+//! How long a Cluster has run, and what that costs. Pure.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,28 +8,31 @@ use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Parts of a unit of a currency that are counted.
+/// Fractions of a currency unit in which amounts are counted.
 const MICROS: u64 = 1_000_000;
 const DIGITS: usize = 6;
 const HOUR: u64 = 3600;
 
-/// What a Cluster used since it was made, and what is asked for it.
+/// Time for which a Cluster has run since its creation, and its price per hour.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UsageStatus {
-    /// Seconds for which a control plane was asked for, but for those since `awakeSince`.
+    /// Time for which the Cluster was requested to run, in seconds, summed over periods that have
+    /// ended. The period since `awakeSince` is not included.
     #[serde(default)]
     pub awake_seconds: i64,
-    /// Since when one is asked for without a break; absent while the Cluster sleeps.
+    /// Start of the period for which the Cluster is now requested to run. Absent while the Cluster
+    /// sleeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub awake_since: Option<Time>,
-    /// What an hour awake costs, such as `0.02 EUR`, if the host's owner says so. It holds for all hours.
+    /// Price of one hour awake, such as `0.02 EUR`, if the host's owner has set one. It applies to
+    /// all hours, including past ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price_per_hour: Option<String>,
 }
 
 impl UsageStatus {
-    /// Seconds for which it was awake up to a time.
+    /// Seconds awake up to `now`.
     pub fn awake(&self, now: Timestamp) -> u64 {
         let since = self
             .awake_since
@@ -39,7 +42,7 @@ impl UsageStatus {
         ended.saturating_add(u64::try_from(since).unwrap_or_default())
     }
 
-    /// What that costs, if there is a price.
+    /// Cost up to `now`, if a price is set.
     pub fn cost(&self, now: Timestamp) -> Option<Money> {
         let price: Money = self.price_per_hour.as_deref()?.parse().ok()?;
         let micros = u128::from(price.micros) * u128::from(self.awake(now)) / u128::from(HOUR);
@@ -50,7 +53,7 @@ impl UsageStatus {
     }
 }
 
-/// An amount of a currency. It is shown in hundredths, rounded.
+/// An amount of money. Displayed with two decimals, rounded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Money {
     micros: u64,
@@ -70,7 +73,7 @@ impl fmt::Display for Money {
     }
 }
 
-/// No amount of money.
+/// The text is not an amount of money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected an amount with up to 6 decimals and a currency of three letters, such as `0.02 EUR`")]
 pub struct NoMoney;

@@ -1,4 +1,5 @@
-//! Workers: how their kubelets follow the version of their Cluster, and what is said of that on Nodes.
+//! Workers: how their kubelets follow the version of their Cluster, and the upgrade state that
+//! workers report on Nodes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,34 +11,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::version::KubernetesVersion;
 
-/// Of what a worker says of a failure.
+/// Longest failure message of a worker, in characters.
 pub const MESSAGE_MAX: usize = 300;
-/// No worker is drained for longer.
+/// Upper bound of `drainTimeout`.
 const DRAIN_LONGEST: Duration = Duration::from_hours(24);
 
-/// The cluster's workers.
+/// How the cluster's workers are upgraded.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkersSpec {
-    /// How their kubelets follow `spec.version`, once the control plane runs it and is ready. Nodes that no `yoke-worker` keeps
-    /// are not touched.
+    /// How kubelets follow `spec.version`, once the control plane runs that version and is ready.
+    /// Nodes that no `yoke-worker` manages are not changed.
     #[serde(default)]
     pub upgrade: UpgradeSpec,
 }
 
-/// How kubelets follow the version of their Cluster: each worker is cordoned and drained, its kubelet is replaced, and when the
-/// Node is ready it takes Pods again. If one fails, it goes back to the kubelet that it had, and no other is begun.
+/// How kubelets follow the version of their Cluster. For each worker, the operator cordons and
+/// drains the Node, and the worker replaces its kubelet. When the Node is ready, it accepts Pods
+/// again. If an upgrade fails, that worker returns to its previous kubelet, and no other upgrade is
+/// started.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UpgradeSpec {
-    /// While true, no other worker is begun with. Those that have begun come to their end.
+    /// Pauses upgrades. While true, no further worker is upgraded; upgrades in progress finish.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// How many Nodes may be unavailable at a time: those that are upgraded, and those that are not ready for any other reason.
+    /// Maximum number of Nodes that may be unavailable at a time, from 1 to 100. Nodes that are
+    /// being upgraded count, and so do Nodes that are not ready for any other reason. Default: 1.
     #[serde(default = "default_max_unavailable")]
     #[schemars(range(min = 1, max = 100))]
     pub max_unavailable: u16,
-    /// How long PodDisruptionBudgets may keep Pods on a worker that is drained, such as `90s`, `5m` or `1h`. Those that are left
-    /// then are deleted.
+    /// How long a drain respects PodDisruptionBudgets, in seconds, minutes or hours, such as `90s`,
+    /// `5m` or `1h`; `0s` to `24h`. Pods that are left after this time are deleted.
     #[serde(default = "default_drain_timeout")]
     #[schemars(length(max = 5), regex(pattern = r"^(0s|[1-9][0-9]{0,3}[smh])$"))]
     #[x_kube(validation = Rule::new("duration(self) <= duration('24h')").message("drainTimeout is at most 24h"))]
@@ -62,26 +66,26 @@ impl Default for UpgradeSpec {
     }
 }
 
-/// What was seen of the cluster's workers.
+/// Versions of the workers' kubelets, and progress of their upgrade.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkersStatus {
     /// Number of Nodes.
     pub total: i32,
-    /// Those whose kubelet is of the Cluster's version.
+    /// Number of Nodes whose kubelet has the Cluster's version.
     pub updated: i32,
-    /// Those that are being upgraded, or are not ready.
+    /// Number of Nodes that are being upgraded or are not ready.
     pub unavailable: i32,
-    /// The oldest version of a kubelet.
+    /// Oldest kubelet version of all Nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_version: Option<String>,
-    /// Names of Nodes that are being upgraded, the first sixteen.
+    /// Names of the Nodes that are being upgraded, at most sixteen.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub upgrading: Vec<String>,
 }
 
-/// How long a worker may be drained; nothing if it is none that a Cluster can have.
+/// Parses a drain timeout. `None` if the text is not a valid `drainTimeout`.
 pub fn parse_drain_timeout(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let plain = !number.is_empty() && number.len() <= 4 && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -95,30 +99,30 @@ pub fn parse_drain_timeout(text: &str) -> Option<Duration> {
     (time <= DRAIN_LONGEST).then_some(time)
 }
 
-/// What a worker says of its kubelet in the annotation [`crate::labels::KUBELET_UPGRADE`] of its Node: `v1.35.5 Draining`, or
-/// `v1.35.5 Failed: why`.
+/// Upgrade state that a worker reports in the annotation [`crate::labels::KUBELET_UPGRADE`] of its
+/// Node: `v1.35.5 Draining`, or `v1.35.5 Failed: <message>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletUpgrade {
-    /// The version that it has, or comes to, or failed to come to.
+    /// Version that the kubelet has, changes to, or failed to change to.
     pub version: KubernetesVersion,
-    /// How far it is.
+    /// Progress of the upgrade.
     pub state: UpgradeState,
 }
 
-/// How far a worker is.
+/// Progress of a worker's upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpgradeState {
-    /// The kubelet of this version runs, and nothing else is to be done.
+    /// The kubelet of this version runs; nothing is left to do.
     Done,
-    /// Pods are asked to go elsewhere.
+    /// Pods are being evicted from the Node.
     Draining,
-    /// The kubelet of this version is started in place of the one before.
+    /// The kubelet of this version is starting in place of the previous one.
     Replacing,
-    /// It did not come to it, and runs the kubelet that it had.
+    /// The upgrade failed with this message, and the previous kubelet runs.
     Failed(String),
 }
 
-/// A text is not what a worker says.
+/// The text is not an upgrade state that a worker writes.
 #[derive(Debug, thiserror::Error)]
 #[error("the annotation is none that a worker writes")]
 pub struct KubeletUpgradeError;
@@ -154,7 +158,7 @@ impl FromStr for KubeletUpgrade {
     }
 }
 
-/// It goes to terminals and into conditions.
+/// Removes control characters and limits the length: the text is shown in terminals and conditions.
 fn shorten(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect()
 }
