@@ -1,4 +1,4 @@
-//! What a listener does about connections that it cannot accept.
+//! Backoff of a listener that cannot accept connections.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -6,19 +6,22 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// How long to wait; what cannot be accepted waits in the kernel, mostly until others have closed their files.
+/// Delay before the next attempt. Meanwhile, connections wait in the kernel, usually until other
+/// files are closed.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often that is said.
+/// Interval between log lines about the failure.
 const SAY: Duration = Duration::from_secs(60);
 
-/// Keeps a listener that has no file descriptors left, say, from asking again and again, and from filling the log.
+/// Keeps a listener from looping and from flooding the log, for example when the process is out of
+/// file descriptors.
 #[derive(Debug, Default)]
 pub struct AcceptBackoff {
     said: Option<Instant>,
 }
 
 impl AcceptBackoff {
-    /// Waits before the next try. An error of one connection, which its client has ended meanwhile, concerns no other.
+    /// Waits before the next attempt. Returns immediately for an error of a single connection,
+    /// which its client has closed.
     pub async fn wait(&mut self, error: &io::Error) {
         use ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
         if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {

@@ -1,4 +1,4 @@
-//! The endpoint over a real socket.
+//! Tests of the endpoint over a real socket.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! From TCP connections to connections whose TLS handshake is done and whose client may come in.
+//! Accepts TCP connections, runs the TLS handshakes, and admits clients.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -19,32 +19,34 @@ use tokio_rustls::server::TlsStream;
 use super::TlsConfigs;
 use crate::AcceptBackoff;
 
-/// Handshakes at a time, where nobody says otherwise. One that has had its time is given up for another client: strangers who
-/// say nothing keep nobody out for longer.
+/// Default maximum of concurrent handshakes. At the maximum, a handshake that has had [`TURN`] is
+/// given up for another client. So silent clients cannot block others for longer.
 const HANDSHAKES: usize = 128;
 const TURN: Duration = Duration::from_millis(500);
-/// How long one may take.
+/// Timeout of one handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a server takes its connections from.
+/// Connections for the server.
 pub type Connections = mpsc::Receiver<io::Result<TlsStream<TcpStream>>>;
 type Accepted = mpsc::Sender<io::Result<TlsStream<TcpStream>>>;
 
-/// Who may come in beyond what TLS verifies, and who counts it. `()` lets everybody in and counts nothing.
+/// Admission check beyond TLS verification, with counters. `()` admits all clients and counts
+/// nothing.
 pub trait Admission: Clone + Send + Sync + 'static {
-    /// Decides by the client's certificates, its own first; the error is logged. TLS has verified them; there is none
-    /// where clients need none.
+    /// Decides by the client's certificates, the client's own first; the error is logged. TLS has
+    /// verified the certificates. The list is empty if clients need none.
     fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()>;
 
-    /// A client was admitted, or not.
+    /// Counts one client that was admitted or rejected.
     fn count(&self, admitted: bool);
 
-    /// Whether anybody may knock: then the log tells of those who are not admitted only at level debug.
+    /// Whether untrusted clients can reach the listener. If so, rejected clients are logged only at
+    /// level debug.
     fn is_public(&self) -> bool {
         false
     }
 
-    /// Handshakes at a time.
+    /// Maximum number of concurrent handshakes.
     fn handshakes(&self) -> usize {
         HANDSHAKES
     }
@@ -58,8 +60,8 @@ impl Admission for () {
     fn count(&self, _: bool) {}
 }
 
-/// Accepts until `stop` ends, or until nobody takes the connections. Handshakes run beside each other, so that a slow one
-/// holds up nobody.
+/// Accepts connections until `stop` completes or the receiver of the connections is dropped.
+/// Handshakes run concurrently, so a slow one does not delay others.
 pub fn accept(
     listener: TcpListener,
     configs: TlsConfigs,
@@ -78,7 +80,7 @@ async fn run(
     accepted: Accepted,
 ) {
     let (most, mut handshakes) = (admission.handshakes(), JoinSet::new());
-    // The oldest first; who is dropped from here is given up.
+    // Running handshakes, oldest first. Dropping a sender gives up its handshake.
     let mut places: VecDeque<(oneshot::Sender<()>, Instant)> = VecDeque::new();
     let mut stop = pin!(stop);
     let mut backoff = AcceptBackoff::default();
@@ -129,7 +131,7 @@ async fn admit(
     let is_public = admission.is_public();
     match result {
         Ok(stream) => {
-            // Without a receiver the server is ending.
+            // An error means that the receiver is gone: the server is stopping.
             let _ = accepted.send(Ok(stream)).await;
         }
         Err(error) if is_public => tracing::debug!(%peer, error = &error as &dyn Error, "A client was not admitted"),
