@@ -43,14 +43,14 @@ use crate::workers::{WorkersSpec, WorkersStatus};
         priority = 1
     ),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message("a Cluster's name is a DNS label (RFC 1035): at most 63 lower-case letters, digits and '-', beginning with a letter")
+        .message("the name of a Cluster must be a DNS label (RFC 1035): at most 63 lowercase letters, digits and '-', beginning with a letter and ending with a letter or digit")
 )]
 #[x_kube(
-    validation = Rule::new("!has(oldSelf.id) || has(self.id)").message("id cannot be removed"),
+    validation = Rule::new("!has(oldSelf.id) || has(self.id)").message("id cannot be removed once it is set"),
     validation = Rule::new("!has(oldSelf.version) || has(self.version)").message("version cannot be removed once it is set"),
     validation = Rule::new("self.network == oldSelf.network").message("network cannot be changed after creation"),
     validation = Rule::new("!self.addons.metricsServer.enabled || self.konnectivity != 'Disabled'")
-        .message("addons.metricsServer needs konnectivity; the API server reaches it in no other way")
+        .message("addons.metricsServer requires konnectivity, because the API server has no other path to it: set konnectivity to Automatic or Enabled, or disable addons.metricsServer")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSpec {
@@ -60,7 +60,7 @@ pub struct ClusterSpec {
     /// it when you restore the object on another host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 10), regex(pattern = r"^[a-z][a-z0-9]{9}$"))]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("id is set once and never changes"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("id cannot be changed once it is set"))]
     pub id: Option<String>,
 
     /// Kubernetes version, such as `v1.35.4`, from the versions that the host offers. If unset, the
@@ -71,7 +71,7 @@ pub struct ClusterSpec {
     #[schemars(length(max = 16), regex(pattern = r"^v?[0-9]{1,2}\.[0-9]{1,3}\.[0-9]{1,3}$"))]
     #[x_kube(validation = Rule::new(
         "self.replace('v', '').split('.')[0] == oldSelf.replace('v', '').split('.')[0] && int(self.replace('v', '').split('.')[1]) - int(oldSelf.replace('v', '').split('.')[1]) in [0, 1]"
-    ).message("version may go up one minor version at a time and never down a minor version"))]
+    ).message("version may move up at most one minor version at a time, and never down to an older minor version"))]
     pub version: Option<String>,
 
     /// Control-plane class, from the classes that the host offers and the Tenant's `allowedClasses`
@@ -231,7 +231,7 @@ pub struct EndpointSpec {
     #[serde(default, rename = "allowedCIDRs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set"), inner(length(max = 43), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$")))]
     #[x_kube(validation = Rule::new("self.all(range, isCIDR(range) && cidr(range).masked() == cidr(range))")
-        .message("allowedCIDRs are address ranges such as 192.0.2.0/24, with no bits set after the prefix"))]
+        .message("each entry of allowedCIDRs must be an address range such as 192.0.2.0/24, with no bits set after the prefix"))]
     pub allowed_cidrs: Vec<String>,
 }
 
@@ -240,14 +240,16 @@ pub struct EndpointSpec {
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
     /// Address range of Services, in CIDR notation. Must be one of the ranges that the host offers.
+    /// Default: `10.96.0.0/16`.
     #[serde(default = "default_service_cidr", rename = "serviceCIDR")]
     #[schemars(length(max = 43))]
     pub service_cidr: String,
-    /// Address range of Pods, in CIDR notation.
+    /// Address range of Pods, in CIDR notation. Default: `10.244.0.0/16`.
     #[serde(default = "default_pod_cidr", rename = "podCIDR")]
     #[schemars(length(max = 43))]
     pub pod_cidr: String,
-    /// DNS domain of the cluster. Must be one of the domains that the host offers.
+    /// DNS domain of the cluster. Must be one of the domains that the host offers. Default:
+    /// `cluster.local`.
     #[serde(default = "default_cluster_domain")]
     #[schemars(length(max = 253))]
     pub cluster_domain: String,
@@ -279,8 +281,8 @@ impl Default for NetworkSpec {
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageSpec {
-    /// Maximum size of all objects and their history, in bytes, such as `256Mi`. Above it, writes
-    /// fail as in etcd (`NOSPACE`).
+    /// Maximum size of all objects and their history, in bytes, such as `256Mi` (the default).
+    /// Above it, writes fail as in etcd (`NOSPACE`).
     #[serde(default = "default_storage_quota")]
     #[schemars(extend("nullable" = false))]
     pub quota: Quantity,
@@ -302,18 +304,19 @@ impl Default for StorageSpec {
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PkiSpec {
-    /// Lifetime of each generation of the cluster's CAs, in hours: at most `87600h` (ten years),
-    /// and longer than `caOverlap`.
+    /// Lifetime of each generation of the cluster's CAs, in hours: longer than `caOverlap`, and at
+    /// most `87600h` (ten years). Default: `8760h`.
     #[serde(default = "default_ca_duration")]
     #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
     pub ca_duration: String,
     /// How long a CA generation and its successor are both trusted, in hours: at least `1h`. No
-    /// certificate lives longer than this.
+    /// certificate lives longer than this. Default: `2880h`.
     #[serde(default = "default_ca_overlap")]
     #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
     pub ca_overlap: String,
-    /// Lifetime of certificates, in hours: at least `1h`, and limited by `caOverlap`. Certificates
-    /// in kubeconfigs have their own lifetime.
+    /// Lifetime of certificates, in hours: at least `1h`, and limited by `caOverlap`. Client
+    /// certificates in kubeconfigs and of kubelets live 90 days instead, also limited by
+    /// `caOverlap`. Default: `720h`.
     #[serde(default = "default_leaf_duration")]
     #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
     pub leaf_duration: String,

@@ -84,10 +84,10 @@ pub const SHORTEST: Duration = Duration::from_mins(1);
         priority = 1
     ),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,56}[a-z0-9])?$')")
-        .message("a JoinToken's name is a DNS label of at most 58 characters that begins with a letter")
+        .message("the name of a JoinToken must be a DNS label of at most 58 characters that begins with a letter")
 )]
 #[x_kube(
-    validation = Rule::new("self == oldSelf").message("a JoinToken does not change; make another one")
+    validation = Rule::new("self == oldSelf").message("the spec of a JoinToken is immutable; create another JoinToken")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct JoinTokenSpec {
@@ -100,11 +100,12 @@ pub struct JoinTokenSpec {
     #[schemars(range(min = 1, max = 100))]
     pub max_uses: i32,
 
-    /// Lifetime of the token from its creation, in minutes or hours: `1m` to `24h`, such as `15m`.
+    /// Lifetime of the token from its creation, in minutes or hours: `1m` to `24h`, such as `2h`.
+    /// Default: `15m`.
     #[serde(default = "default_ttl")]
     #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('24h')")
-        .message("ttl is from 1m to 24h"))]
+        .message("ttl must be from 1m to 24h"))]
     pub ttl: String,
 
     /// Time after which the Node of a silent worker is removed, together with its Pods, in minutes
@@ -113,7 +114,7 @@ pub struct JoinTokenSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('24h')")
-        .message("reapAfter is from 1m to 24h"))]
+        .message("reapAfter must be from 1m to 24h"))]
     pub reap_after: Option<String>,
 
     /// Labels with which a worker registers its Node, at most 32. The worker sets them itself, so
@@ -123,9 +124,9 @@ pub struct JoinTokenSpec {
     #[schemars(extend("maxProperties" = 32, "additionalProperties" = {"type": "string", "maxLength": 63,
         "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"}))]
     #[x_kube(validation = Rule::new(node::KEYS_RULE)
-        .message("a label's key is a name of at most 63 characters, with a domain and a slash before it if wanted"))]
+        .message("the key of a label must be a name of at most 63 characters, optionally with a domain and a slash before it"))]
     #[x_kube(validation = Rule::new(node::DOMAINS_RULE)
-        .message("of kubernetes.io and k8s.io a worker may set kubelet.kubernetes.io/*, node.kubernetes.io/*, topology.kubernetes.io/zone and /region, and the older names of these"))]
+        .message("under kubernetes.io and k8s.io, a worker may set only kubelet.kubernetes.io/*, node.kubernetes.io/*, topology.kubernetes.io/zone and /region, and the older names of these"))]
     pub node_labels: BTreeMap<String, String>,
 
     /// Taints with which a worker registers its Node, at most 16. Anyone with access to the machine
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_from_a_secret() {
+    fn join_line_is_read_from_a_secret() {
         let mut data = BTreeMap::from(
             [
                 (key::SERVER, "a.yoke.test:443"),
@@ -303,14 +304,14 @@ mod tests {
                 ..Secret::default()
             })
         };
-        // An operator whose ingress has a name, and one of before there were addresses.
+        // No address: the ingress has a DNS name, or the operator predates this key.
         assert_eq!(read(&data).unwrap().address, None);
         data.insert(key::ADDRESS.into(), ByteString("203.0.113.7".into()));
         assert_eq!(read(&data).unwrap().address, Some([203, 0, 113, 7].into()));
         data.insert(key::ADDRESS.into(), ByteString("in.yoke.test".into()));
         assert_eq!(read(&data), None);
         data.remove(key::ADDRESS);
-        // A Cluster with the workers' network, and an operator of before there was another.
+        // No value: the workers set up the Pod network, or the operator predates this key.
         assert!(read(&data).unwrap().pod_network);
         for (text, expected) in [("false", Some(false)), ("true", Some(true)), ("no", None)] {
             data.insert(key::POD_NETWORK.into(), ByteString(text.into()));
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn one_use_for_a_quarter_of_an_hour_is_the_default() {
+    fn default_is_one_use_within_15_minutes() {
         let spec: JoinTokenSpec = serde_json::from_str(r#"{"clusterName": "a"}"#).unwrap();
         assert_eq!((spec.max_uses, spec.ttl.as_str(), spec.reap_after), (1, "15m", None));
     }

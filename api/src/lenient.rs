@@ -58,7 +58,7 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Lenient<K> {
         let object = Bounded::new(&left).deserialize(deserializer)?;
         let read = match left.get() {
             Some(_) => K::deserialize(&object).map_err(|error| clip(error.to_string())),
-            None => Err(format!("it has more than {VALUES_MAX} values")),
+            None => Err(format!("the object has more than {VALUES_MAX} values")),
         };
         Ok(Self(read.map_err(|error| Unreadable {
             error,
@@ -174,7 +174,7 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value of JSON")
+        f.write_str("a JSON value")
     }
 
     fn visit_unit<E>(self) -> Result<Value, E> {
@@ -327,7 +327,7 @@ mod tests {
             assert_eq!(metadata.uid.as_deref(), Some("1"), "{rule}");
             assert_eq!(metadata.resource_version.as_deref(), Some("7"), "{rule}");
             if let Err(unreadable) = &read.0 {
-                assert_eq!(unreadable.error, "it has more than 16384 values", "{rule}");
+                assert_eq!(unreadable.error, "the object has more than 16384 values", "{rule}");
                 assert_eq!(unreadable.metadata.labels, None, "{rule}");
             }
         }

@@ -43,7 +43,7 @@ const ID_FIRST: &[u8] = b"bcdfghjklmnpqrstvwxz";
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
     /// The text is not ten lowercase letters and digits that begin with a letter.
-    #[error("cluster identity {0:?} is not 10 lower-case letters and digits beginning with a letter")]
+    #[error("cluster identity {0:?} is not 10 lowercase letters and digits beginning with a letter")]
     Identity(String),
 }
 

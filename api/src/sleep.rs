@@ -73,7 +73,7 @@ pub struct SleepSpec {
 
 /// Times at which a Cluster sleeps and wakes.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[x_kube(validation = Rule::new("has(self.sleep) || has(self.wake)").message("a schedule has sleep, wake, or both"))]
+#[x_kube(validation = Rule::new("has(self.sleep) || has(self.wake)").message("a schedule must have sleep, wake, or both"))]
 #[serde(rename_all = "camelCase")]
 pub struct SleepSchedule {
     /// When the Cluster goes to sleep: a cron expression of five fields, such as `0 20 * * 1-5`.
@@ -160,7 +160,7 @@ pub struct ActivityStatus {
     pub scheduled_time: Option<Time>,
     /// Time at which the ingress last received a request that wakes the Cluster. Only the ingress
     /// writes it.
-    #[x_kube(validation = Rule::new("self >= oldSelf").message("wakeRequestedTime never goes back"))]
+    #[x_kube(validation = Rule::new("self >= oldSelf").message("wakeRequestedTime cannot move back"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake_requested_time: Option<Time>,
 }

@@ -27,11 +27,11 @@ use serde::{Deserialize, Serialize};
         priority = 1
     ),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')")
-        .message("a Tenant's name is a DNS label of at most 40 characters that begins with a letter"),
+        .message("the name of a Tenant must be a DNS label of at most 40 characters that begins with a letter"),
     validation = Rule::new(
         "!(self.metadata.name in ['default', 'cert-manager']) && !self.metadata.name.startsWith('kube-') && !self.metadata.name.startsWith('yoke-')"
     )
-    .message("this name is reserved: default, cert-manager, kube-* and yoke-* cannot be Tenants")
+    .message("this name is reserved: a Tenant cannot be named default, cert-manager, kube-* or yoke-*")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TenantSpec {
@@ -75,7 +75,7 @@ pub struct TenantSubject {
     /// Name of the user or group, as the host's API server sees it after authentication. Names that
     /// begin with `system:` are refused.
     #[schemars(length(min = 1, max = 253))]
-    #[x_kube(validation = Rule::new("!self.startsWith('system:')").message("names that begin with system: belong to Kubernetes"))]
+    #[x_kube(validation = Rule::new("!self.startsWith('system:')").message("names that begin with system: are reserved for Kubernetes"))]
     pub name: String,
 }
 
@@ -92,7 +92,7 @@ pub struct SshKey {
     #[schemars(length(max = 1024))]
     #[x_kube(validation = Rule::new(
         "self.matches('^(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|sk-ssh-ed25519@openssh[.]com|sk-ecdsa-sha2-nistp256@openssh[.]com) AAAA[0-9A-Za-z+/]+={0,2}( .*)?$')"
-    ).message("an SSH key is the line of a .pub file of the kind ssh-ed25519, ecdsa-sha2-nistp… or sk-…; of other kinds, such as ssh-rsa, none are taken: ssh-keygen -t ed25519 makes one"))]
+    ).message("publicKey must be the line of a .pub file of the type ssh-ed25519, ecdsa-sha2-nistp… or sk-…; other types, such as ssh-rsa, are not accepted: ssh-keygen -t ed25519 creates a key"))]
     pub public_key: String,
 }
 
@@ -123,8 +123,8 @@ pub struct TenantQuota {
     #[serde(default = "default_clusters")]
     #[schemars(range(min = 0, max = 100000))]
     pub clusters: i32,
-    /// Maximum sum of `spec.storage.quota` over all Clusters, in bytes, such as `8Gi`. Retained
-    /// data of deleted Clusters counts until it is deleted.
+    /// Maximum sum of `spec.storage.quota` over all Clusters, in bytes, such as `8Gi` (the
+    /// default). Retained data of deleted Clusters counts until it is deleted.
     #[serde(default = "default_storage")]
     #[schemars(extend("nullable" = false))]
     pub storage: Quantity,
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comment_of_a_key_means_nothing() {
+    fn comment_of_a_key_is_ignored() {
         for (line, material) in [
             ("ssh-ed25519 AAAA", "ssh-ed25519 AAAA"),
             ("ssh-ed25519 AAAA me@home", "ssh-ed25519 AAAA"),

@@ -14,7 +14,7 @@ use crate::version::KubernetesVersion;
 /// Longest failure message of a worker, in characters.
 pub const MESSAGE_MAX: usize = 300;
 /// Upper bound of `drainTimeout`.
-const DRAIN_LONGEST: Duration = Duration::from_hours(24);
+const DRAIN_TIMEOUT_MAX: Duration = Duration::from_hours(24);
 
 /// How the cluster's workers are upgraded.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,11 +40,11 @@ pub struct UpgradeSpec {
     #[serde(default = "default_max_unavailable")]
     #[schemars(range(min = 1, max = 100))]
     pub max_unavailable: u16,
-    /// How long a drain respects PodDisruptionBudgets, in seconds, minutes or hours, such as `90s`,
-    /// `5m` or `1h`; `0s` to `24h`. Pods that are left after this time are deleted.
+    /// How long a drain respects PodDisruptionBudgets, in seconds, minutes or hours: `0s` to `24h`,
+    /// such as `90s`. Pods that are left after this time are deleted. Default: `5m`.
     #[serde(default = "default_drain_timeout")]
     #[schemars(length(max = 5), regex(pattern = r"^(0s|[1-9][0-9]{0,3}[smh])$"))]
-    #[x_kube(validation = Rule::new("duration(self) <= duration('24h')").message("drainTimeout is at most 24h"))]
+    #[x_kube(validation = Rule::new("duration(self) <= duration('24h')").message("drainTimeout must be at most 24h"))]
     pub drain_timeout: String,
 }
 
@@ -96,7 +96,7 @@ pub fn parse_drain_timeout(text: &str) -> Option<Duration> {
         "h" => Duration::from_hours(number),
         _ => return None,
     };
-    (time <= DRAIN_LONGEST).then_some(time)
+    (time <= DRAIN_TIMEOUT_MAX).then_some(time)
 }
 
 /// Upgrade state that a worker reports in the annotation [`crate::labels::KUBELET_UPGRADE`] of its
@@ -124,7 +124,7 @@ pub enum UpgradeState {
 
 /// The text is not an upgrade state that a worker writes.
 #[derive(Debug, thiserror::Error)]
-#[error("the annotation is none that a worker writes")]
+#[error("the annotation is not an upgrade state that a worker writes, such as `v1.35.5 Done`")]
 pub struct KubeletUpgradeError;
 
 impl fmt::Display for KubeletUpgrade {
@@ -134,7 +134,7 @@ impl fmt::Display for KubeletUpgrade {
             UpgradeState::Done => write!(f, "{version} Done"),
             UpgradeState::Draining => write!(f, "{version} Draining"),
             UpgradeState::Replacing => write!(f, "{version} Replacing"),
-            UpgradeState::Failed(why) => write!(f, "{version} Failed: {}", shorten(why)),
+            UpgradeState::Failed(why) => write!(f, "{version} Failed: {}", sanitize_message(why)),
         }
     }
 }
@@ -150,7 +150,7 @@ impl FromStr for KubeletUpgrade {
             "Replacing" => UpgradeState::Replacing,
             other => {
                 let why = other.strip_prefix("Failed: ").ok_or(KubeletUpgradeError)?;
-                UpgradeState::Failed(shorten(why))
+                UpgradeState::Failed(sanitize_message(why))
             }
         };
         let version = version.parse().map_err(|_| KubeletUpgradeError)?;
@@ -159,7 +159,7 @@ impl FromStr for KubeletUpgrade {
 }
 
 /// Removes control characters and limits the length: the text is shown in terminals and conditions.
-fn shorten(text: &str) -> String {
+fn sanitize_message(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect()
 }
 
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_to_drain_are_bounded() {
+    fn drain_timeouts_are_bounded() {
         for (text, seconds) in [
             ("0s", Some(0)),
             ("90s", Some(90)),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_says_is_read_as_it_was_written() {
+    fn upgrade_state_survives_a_round_trip() {
         let version = "v1.35.5".parse().unwrap();
         for (state, text) in [
             (UpgradeState::Done, "v1.35.5 Done"),

@@ -33,19 +33,19 @@ pub enum Trust {
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     /// A certificate cannot be parsed.
-    #[error("reading a certificate for a bundle")]
+    #[error("parsing a certificate of a trust bundle")]
     Read(#[source] InspectError),
     /// There is no certificate. A verifier would trust nothing or, worse, its defaults.
-    #[error("a bundle needs a certificate")]
+    #[error("a trust bundle needs at least one certificate")]
     Empty,
     /// A certificate is not a CA.
     #[error("{0:?} is not a certificate authority")]
     NotAnAuthority(String),
     /// A client bundle contains a root, which would trust the clients of all clusters.
-    #[error("{0:?} is a root and must not be trusted for clients")]
+    #[error("{0:?} is a root CA, which a trust bundle for clients must not contain")]
     RootForClients(String),
     /// A bundle of roots contains an intermediate.
-    #[error("{0:?} is not a root")]
+    #[error("{0:?} is not a root CA")]
     NotARoot(String),
 }
 

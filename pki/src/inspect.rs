@@ -23,7 +23,7 @@ const CERTIFICATE_TAG: &str = "CERTIFICATE";
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// The text is not PEM.
-    #[error("reading PEM")]
+    #[error("parsing PEM")]
     Pem(#[source] pem::PemError),
     /// A PEM block is not a certificate but, for example, a key.
     #[error("PEM block {0:?} where a certificate is expected")]
@@ -32,10 +32,10 @@ pub enum InspectError {
     #[error("no certificate in the PEM text")]
     Empty,
     /// A PEM block is not a valid X.509 certificate.
-    #[error("reading a certificate: {0}")]
+    #[error("parsing a certificate: {0}")]
     Certificate(String),
     /// The text is not a private key.
-    #[error("reading a private key")]
+    #[error("parsing a private key")]
     Key(#[source] rustls_pki_types::pem::Error),
     /// The type of the private key is not supported.
     #[error("loading a private key")]
@@ -55,7 +55,7 @@ pub enum VerifyError {
         given: usize,
     },
     /// A trust anchor cannot be parsed.
-    #[error("reading a trust anchor")]
+    #[error("parsing a trust anchor")]
     Anchor(#[source] webpki::Error),
     /// The name to verify is not a DNS name or IP address.
     #[error("{0:?} is not a server name")]
@@ -141,7 +141,7 @@ impl ParsedCertificate {
         let (rest, parsed) =
             X509Certificate::from_der(&der).map_err(|error| InspectError::Certificate(error.to_string()))?;
         if !rest.is_empty() {
-            return Err(InspectError::Certificate("bytes after its end".into()));
+            return Err(InspectError::Certificate("trailing bytes after the certificate".into()));
         }
         let mut certificate = Self {
             public_key: parsed.public_key().raw.to_vec(),

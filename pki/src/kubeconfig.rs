@@ -27,13 +27,13 @@ pub enum KubeconfigError {
         version: String,
     },
     /// The current context is missing, or refers to a missing entry.
-    #[error("the current context is not complete")]
+    #[error("the current context is missing, or its cluster or user is")]
     Context,
     /// The field is not base64 of text.
-    #[error("field {0} is not base64 of PEM")]
+    #[error("field {0} is not text in base64")]
     Data(&'static str),
     /// Fields are missing or exclude each other.
-    #[error("cannot tell the {0} from the fields")]
+    #[error("the fields of the {0} are incomplete or exclude each other")]
     Fields(&'static str),
 }
 

@@ -136,17 +136,18 @@ pub enum PlanError {
     Duration(String),
     /// The lifetimes do not fit together, or one is too long.
     #[error(
-        "lifetimes do not fit: overlap and leaves need at least 1h, the overlap less than the CA's, and that at most 87600h"
+        "lifetimes do not fit together: caOverlap and leafDuration must be at least 1h, caOverlap less than caDuration, \
+         and caDuration at most 87600h"
     )]
     Lifetimes,
     /// The Tenant may not have this domain.
-    #[error("domain {0:?} is not one that a tenant can have")]
+    #[error("a tenant may not have the domain {0:?}: use a domain outside the base domain and outside svc and local")]
     Domain(String),
     /// The name is not a hostname, or is not under any of the Tenant's domains.
     #[error("name {0:?} is not a host name under one of the tenant's domains")]
     ExtraName(String),
     /// Generations are numbered from 1.
-    #[error("generation 0 does not exist")]
+    #[error("generation 0 is invalid: generations are numbered from 1")]
     Generation,
 }
 

@@ -60,12 +60,12 @@ impl ParsedRequest {
             (Some(_), false) => return Err(wrong("more than one PEM block")),
         };
         if !TAGS.contains(&block.tag()) {
-            return Err(wrong("the PEM block is no certificate request"));
+            return Err(wrong("the PEM block is not a certificate request"));
         }
         let (rest, parsed) = X509CertificationRequest::from_der(block.contents())
-            .map_err(|_| wrong("the request is none as PKCS#10 has it"))?;
+            .map_err(|_| wrong("the request is not valid PKCS#10"))?;
         if !rest.is_empty() {
-            return Err(wrong("bytes after the request's end"));
+            return Err(wrong("trailing bytes after the request"));
         }
         let info = &parsed.certification_request_info;
         let mut request = Self {
@@ -87,12 +87,12 @@ impl ParsedRequest {
                         (Some(ParsedExtension::SubjectAlternativeName(names)), None) => {
                             request.read_names(&names.general_names)?;
                         }
-                        _ => return Err(wrong("an extension other than alternative names")),
+                        _ => return Err(wrong("the request has an extension other than alternative names")),
                     }
                 }
-                _ => return Err(wrong("an attribute other than extensions")),
+                _ => return Err(wrong("the request has an attribute other than extensions")),
             },
-            _ => return Err(wrong("more than one attribute")),
+            _ => return Err(wrong("the request has more than one attribute")),
         }
         Ok(request)
     }
@@ -100,7 +100,7 @@ impl ParsedRequest {
     fn read_names(&mut self, names: &[GeneralName<'_>]) -> Result<(), InspectError> {
         let wrong = |what: &str| InspectError::Certificate(what.to_owned());
         if names.len() > NAMES_MAX {
-            return Err(wrong("too many alternative names"));
+            return Err(wrong("the request has too many alternative names"));
         }
         for name in names {
             match name {
@@ -108,7 +108,7 @@ impl ParsedRequest {
                 GeneralName::IPAddress(bytes) => self.ip_addresses.push(to_address(bytes)?),
                 _ => {
                     return Err(wrong(
-                        "an alternative name that is neither a DNS name nor an IP address",
+                        "the request has an alternative name that is neither a DNS name nor an IP address",
                     ));
                 }
             }

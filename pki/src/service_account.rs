@@ -21,7 +21,7 @@ pub enum KeyError {
     #[error("generating a service-account key")]
     Generate,
     /// The text is not PEM.
-    #[error("reading a service-account key")]
+    #[error("parsing a service-account key")]
     Pem,
     /// The PEM block is not an RSA private key.
     #[error("PEM block {0:?} is not an RSA private key")]

@@ -29,7 +29,7 @@ impl AcceptBackoff {
         }
         if self.said.is_none_or(|said| said.elapsed() >= SAY) {
             self.said = Some(Instant::now());
-            tracing::error!(error = error as &dyn Error, "Connections cannot be accepted; they wait");
+            tracing::error!(error = error as &dyn Error, "cannot accept connections; retrying");
         }
         sleep(PAUSE).await;
     }

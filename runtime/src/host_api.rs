@@ -34,7 +34,7 @@ pub enum ConfigError {
     #[error("reading the pod's service account")]
     ServiceAccount(#[from] InClusterError),
     /// The kubeconfig is missing or invalid.
-    #[error("reading and using the kubeconfig")]
+    #[error("loading the kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
 }
 
@@ -140,6 +140,6 @@ mod tests {
     #[tokio::test]
     async fn a_kubeconfig_that_is_none_is_named() {
         let error = configure(Some(Path::new("/nowhere"))).await.unwrap_err();
-        assert_eq!(error.to_string(), "reading and using the kubeconfig");
+        assert_eq!(error.to_string(), "loading the kubeconfig");
     }
 }

@@ -120,7 +120,7 @@ async fn answer_metrics(State(shared): State<Shared>) -> Response {
     match encoded {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         failed => {
-            tracing::error!(?failed, "metrics cannot be encoded");
+            tracing::error!(?failed, "cannot encode metrics");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
@@ -134,7 +134,7 @@ async fn answer_ready(State(shared): State<Shared>) -> Response {
     }
     let mut text: String = failing.iter().map(|(name, why)| format!("{name}: {why}\n")).collect();
     if draining {
-        text.push_str("drain: the process is ending\n");
+        text.push_str("drain: the process is shutting down\n");
     }
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }

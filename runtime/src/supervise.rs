@@ -31,7 +31,7 @@ pub enum SuperviseError {
     #[error("listening for SIGTERM and SIGINT")]
     Signals(#[source] std::io::Error),
     /// A task that must run until the drain ended earlier, without an error.
-    #[error("task {task} ended by itself")]
+    #[error("task {task} exited unexpectedly")]
     Ended {
         /// Name of the task.
         task: &'static str,
@@ -147,7 +147,7 @@ impl Supervisor {
             Some(ended) = self.tasks.join_next_with_id() => Some(self.judge_running(ended)),
         };
         self.trigger.start();
-        tracing::info!("process drains");
+        tracing::info!("process is draining");
         let grace = self.grace;
         let unfinished = tokio::select! {
             failure = self.join_foreground() => failure,
@@ -257,7 +257,7 @@ impl Signals {
 }
 
 fn log_error(error: &SuperviseError) {
-    tracing::error!(error = error as &dyn Error, "task did not end well");
+    tracing::error!(error = error as &dyn Error, "task failed");
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub enum TrustError {
     #[error(transparent)]
     Ca(#[from] rustls::Error),
     /// The text contains no certificate, so the client would trust no server.
-    #[error("it holds no certificate")]
+    #[error("the text contains no certificate")]
     Empty,
 }
 
@@ -41,7 +41,7 @@ mod tests {
     fn what_trusts_nobody_is_refused() {
         crate::install_crypto();
         for (text, expected) in [
-            ("", "it holds no certificate"),
+            ("", "the text contains no certificate"),
             (
                 "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
                 "BadEncoding",

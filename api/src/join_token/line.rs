@@ -28,16 +28,16 @@ const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// The text is too long.
-    #[error("a join token has at most {WORD_MAX} characters")]
+    #[error("the join token is longer than {WORD_MAX} characters")]
     Long,
     /// The text has another format, or is something else.
-    #[error("a join token begins with {PREFIX}")]
+    #[error("this is not a join token, which begins with {PREFIX}")]
     Prefix,
     /// A part of the text is missing or was changed.
-    #[error("the join token is not whole")]
+    #[error("the join token is incomplete; copy all of it again")]
     Encoding,
     /// A field is invalid.
-    #[error("the join token has no usable {0}")]
+    #[error("the join token has no valid {0}")]
     Part(&'static str),
 }
 
@@ -130,7 +130,7 @@ impl JoinLine {
             ("server", is_server(&self.server)),
             ("address", self.address.is_none_or(is_distant)),
             ("CA", is_bundle(&self.ca)),
-            ("CA of clients", is_bundle(&self.client_ca)),
+            ("client CA", is_bundle(&self.client_ca)),
             ("bootstrap token", is_bootstrap_token(&self.token)),
             ("version", self.version.parse::<KubernetesVersion>().is_ok()),
             ("labels", check_labels(&self.node_labels).is_ok()),
@@ -323,7 +323,7 @@ mod tests {
             ("CA", &|line| line.ca.clone_from(&with_key)),
             ("CA", &|line| line.ca.clone_from(&far)),
             ("CA", &|line| line.ca.push('\u{0}')),
-            ("CA of clients", &|line| line.client_ca = key.into()),
+            ("client CA", &|line| line.client_ca = key.into()),
             ("bootstrap token", &|line| line.token = "abc123".into()),
             ("bootstrap token", &|line| line.token = "abc123.0123456789ABCDEF".into()),
             ("bootstrap token", &|line| {

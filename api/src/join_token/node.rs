@@ -49,9 +49,9 @@ pub struct Taint {
     /// `example.org/gpu`. Keys that Kubernetes sets according to the Node's state are refused.
     #[schemars(length(min = 1, max = 317))]
     #[x_kube(validation = Rule::new(r"self.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && self.indexOf('/') <= 253")
-        .message("a taint's key is a name of at most 63 characters, with a domain and a slash before it if wanted"))]
+        .message("the key of a taint must be a name of at most 63 characters, optionally with a domain and a slash before it"))]
     #[x_kube(validation = Rule::new("!self.startsWith('node.kubernetes.io/') && !self.startsWith('node.cloudprovider.kubernetes.io/')")
-        .message("taints of node.kubernetes.io and node.cloudprovider.kubernetes.io are set by Kubernetes"))]
+        .message("Kubernetes itself sets taints under node.kubernetes.io and node.cloudprovider.kubernetes.io; use another key"))]
     pub key: String,
     /// Value of the taint. Optional, at most 63 characters.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -83,25 +83,29 @@ pub enum NodeError {
     #[error("expected {0}")]
     Form(&'static str),
     /// The key is malformed.
-    #[error("{0:?} is no key: a name of at most 63 characters, with a domain and a slash before it if wanted")]
+    #[error(
+        "{0:?} is not a valid key: use a name of at most 63 characters, optionally with a domain and a slash before it"
+    )]
     Key(String),
     /// The value is malformed.
-    #[error("{0:?} is no value: at most 63 letters, digits, '-', '_' and '.', the first and last a letter or digit")]
+    #[error(
+        "{0:?} is not a valid value: use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+    )]
     Value(String),
     /// NodeRestriction does not allow a kubelet to set this label.
     #[error(
-        "a worker may not set the label {0:?} itself: of kubernetes.io and k8s.io those of kubelet.kubernetes.io and \
-         node.kubernetes.io, topology.kubernetes.io/zone and /region, and the older names of these"
+        "a worker may not set the label {0:?} itself: under kubernetes.io and k8s.io, only kubelet.kubernetes.io/*, \
+         node.kubernetes.io/*, topology.kubernetes.io/zone and /region, and the older names of these are allowed"
     )]
     Forbidden(String),
     /// Kubernetes itself sets this taint.
-    #[error("the taint {0:?} is set by Kubernetes")]
+    #[error("Kubernetes itself sets the taint {0:?}; use another key")]
     State(String),
     /// There are more than this number.
-    #[error("at most {0} can be given")]
+    #[error("at most {0} are allowed")]
     Many(usize),
     /// A key is given more than once.
-    #[error("{0:?} is given twice")]
+    #[error("{0:?} is given more than once")]
     Twice(String),
 }
 
@@ -118,7 +122,7 @@ impl FromStr for Taint {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let form = || {
-            NodeError::Form("key=value:effect, or key:effect; an effect is NoSchedule, PreferNoSchedule or NoExecute")
+            NodeError::Form("key=value:effect or key:effect, where effect is NoSchedule, PreferNoSchedule or NoExecute")
         };
         let (rest, effect) = text.rsplit_once(':').ok_or_else(form)?;
         let effect = match effect {

@@ -91,7 +91,7 @@ fn build_script<'a>(digests: impl Iterator<Item = &'a String>, fetch: Option<&st
     };
     format!(
         "p={PLACE}; c() {{ sha256sum \"$1\" 2>/dev/null | grep -qE \"^({digests}) \"; }}; c $p || {fetch}\
-         {{ echo \"error: there is no yoke-worker with the digest of this line{hint}\" >&2; exit 1; }}; exec $p join {word}"
+         {{ echo \"error: no yoke-worker found with the digest in this command{hint}\" >&2; exit 1; }}; exec $p join {word}"
     )
 }
 

@@ -20,7 +20,7 @@ use super::TlsConfigs;
 use crate::AcceptBackoff;
 
 /// Default maximum of concurrent handshakes. At the maximum, a handshake that has had [`TURN`] is
-/// given up for another client. So silent clients cannot block others for longer.
+/// handshake was given up for another client. So silent clients cannot block others for longer.
 const HANDSHAKES: usize = 128;
 const TURN: Duration = Duration::from_millis(500);
 /// Timeout of one handshake.
@@ -125,7 +125,7 @@ async fn admit(
     };
     let result: io::Result<_> = tokio::select! {
         result = timeout(HANDSHAKE_LIMIT, handshake) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
-        _ = given_up => Err(io::Error::other("given up for another client")),
+        _ = given_up => Err(io::Error::other("handshake was given up for another client")),
     };
     admission.count(result.is_ok());
     let is_public = admission.is_public();
@@ -134,7 +134,7 @@ async fn admit(
             // An error means that the receiver is gone: the server is stopping.
             let _ = accepted.send(Ok(stream)).await;
         }
-        Err(error) if is_public => tracing::debug!(%peer, error = &error as &dyn Error, "A client was not admitted"),
-        Err(error) => tracing::warn!(%peer, error = &error as &dyn Error, "A client was not admitted"),
+        Err(error) if is_public => tracing::debug!(%peer, error = &error as &dyn Error, "client was not admitted"),
+        Err(error) => tracing::warn!(%peer, error = &error as &dyn Error, "client was not admitted"),
     }
 }
