@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_ignored_by_what_they_say() {
+    fn user_agents_match_ignore_patterns() {
         let long = [b"k9s/".as_slice(), &[b'a'; 100_000]].concat();
         for (pattern, agent, expected) in [
             ("kubectl/*", &b"kubectl/v1.35.4 (linux/amd64)"[..], true),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_identity_is_refused() {
+    fn malformed_identity_is_refused() {
         assert!(serde_json::from_str::<ClusterId>("\"../../etc\"").is_err());
     }
 }

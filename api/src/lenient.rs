@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// Field of an object that is always skipped.
-const SKIPPED: &[&str] = &["metadata", "managedFields"];
+const SKIPPED_FIELD: &[&str] = &["metadata", "managedFields"];
 /// Maximum number of values read of one object. Nested values count.
 const VALUES_MAX: usize = 16_384;
 /// Metadata fields that are read even of an object with too many values.
@@ -107,30 +107,30 @@ impl<K: Resource> Resource for Lenient<K> {
     }
 }
 
-/// Reads a value without [`SKIPPED`], whatever that field contains: a parser skips it at any depth.
-/// When the limit of values is reached, all further values are skipped too, except the identity of
-/// the object.
+/// Reads a value without [`SKIPPED_FIELD`], whatever that field contains: a parser skips it at any
+/// depth. When the limit of values is reached, all further values are skipped too, except the
+/// identity of the object.
 #[derive(Clone, Copy)]
 struct Bounded<'a> {
     /// Number of values that may still be read. `None` once the limit is exceeded.
     left: &'a Cell<Option<usize>>,
-    place: Place,
+    position: Position,
 }
 
 /// Position of a value in an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     Object,
     Metadata,
     Identity,
     Elsewhere,
 }
 
-impl Place {
+impl Position {
     /// Position of the field `key` of a value at this position.
     fn of(self, key: &str) -> Self {
         match self {
-            Self::Object if key == SKIPPED[0] => Self::Metadata,
+            Self::Object if key == SKIPPED_FIELD[0] => Self::Metadata,
             Self::Metadata if IDENTITY.contains(&key) => Self::Identity,
             _ => Self::Elsewhere,
         }
@@ -141,22 +141,22 @@ impl<'a> Bounded<'a> {
     fn new(left: &'a Cell<Option<usize>>) -> Self {
         Self {
             left,
-            place: Place::Object,
+            position: Position::Object,
         }
     }
 
     /// How to read the value of a field. `None` to skip it.
     fn field(self, key: &str) -> Option<Self> {
-        if self.place == Place::Metadata && key == SKIPPED[1] {
+        if self.position == Position::Metadata && key == SKIPPED_FIELD[1] {
             return None;
         }
-        let place = self.place.of(key);
-        let inner = Self { place, ..self };
-        (inner.has_room() || place != Place::Elsewhere).then_some(inner)
+        let position = self.position.of(key);
+        let inner = Self { position, ..self };
+        (inner.count_value() || position != Position::Elsewhere).then_some(inner)
     }
 
     /// Counts one value, and returns whether it may be read.
-    fn has_room(self) -> bool {
+    fn count_value(self) -> bool {
         self.left.set(self.left.get().and_then(|left| left.checked_sub(1)));
         self.left.get().is_some()
     }
@@ -208,12 +208,12 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Value, A::Error> {
         let mut kept = Vec::new();
         let inner = Self {
-            place: Place::Elsewhere,
+            position: Position::Elsewhere,
             ..self
         };
         // The value that exceeds the limit is read and dropped.
         while let Some(value) = values.next_element_seed(inner)? {
-            if !self.has_room() {
+            if !self.count_value() {
                 while values.next_element::<IgnoredAny>()?.is_some() {}
                 break;
             }
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_nobody_reads_are_no_reason() {
+    fn managed_fields_are_ignored() {
         let deep = format!("{}1{}", r#"{"f:a":"#.repeat(2000), "}".repeat(2000));
         let far = json!([{"manager": "m", "time": "9999-12-31T23:59:59Z"}]);
         for (rule, managed) in [("a time far away", far.to_string()), ("fields without end", deep)] {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_cannot_be_read_the_name_is_known() {
+    fn unreadable_object_keeps_its_identity() {
         let long = json!(["x".repeat(5000)]);
         let read: Lenient<Cluster> = serde_json::from_str(&cluster(&json!([]), &long)).unwrap();
         let unreadable = read.0.unwrap_err();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_too_many_values_is_not_read() {
+    fn object_with_too_many_values_is_refused() {
         let labels = |count: usize| -> Value {
             let labels = (0..count).map(|number| (format!("l{number}"), Value::from("")));
             Value::Object(labels.collect())
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_a_list_does_not_take_the_others_with_it() {
+    fn unreadable_object_does_not_break_its_list() {
         let list = format!(
             r#"{{"kind":"ClusterList","apiVersion":"v1","metadata":{{"resourceVersion":"9"}},"items":[{},{},{{}}]}}"#,
             cluster(&json!([{"time": "9999-12-31T23:59:59Z"}]), &"v1.35.4".into()),

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_later_word_counts() {
+    fn the_later_request_wins() {
         let at = |second: Option<i64>| second.map(|second| Time(Timestamp::from_second(second).unwrap()));
         for (rule, sleep, wake, expected) in [
             ("nobody asked", None, None, None),

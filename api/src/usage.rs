@@ -9,9 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Fractions of a currency unit in which amounts are counted.
-const MICROS: u64 = 1_000_000;
-const DIGITS: usize = 6;
-const HOUR: u64 = 3600;
+const MICROS_PER_UNIT: u64 = 1_000_000;
+const MAX_DECIMALS: usize = 6;
+const SECONDS_PER_HOUR: u64 = 3600;
 
 /// Time for which a Cluster has run since its creation, and its price per hour.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ impl UsageStatus {
     /// Cost up to `now`, if a price is set.
     pub fn cost(&self, now: Timestamp) -> Option<Money> {
         let price: Money = self.price_per_hour.as_deref()?.parse().ok()?;
-        let micros = u128::from(price.micros) * u128::from(self.awake(now)) / u128::from(HOUR);
+        let micros = u128::from(price.micros) * u128::from(self.awake(now)) / u128::from(SECONDS_PER_HOUR);
         Some(Money {
             micros: u64::try_from(micros).unwrap_or(u64::MAX),
             ..price
@@ -62,7 +62,7 @@ pub struct Money {
 
 impl fmt::Display for Money {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hundredths = self.micros.saturating_add(MICROS / 200) / (MICROS / 100);
+        let hundredths = self.micros.saturating_add(MICROS_PER_UNIT / 200) / (MICROS_PER_UNIT / 100);
         write!(
             formatter,
             "{}.{:02} {}",
@@ -76,24 +76,24 @@ impl fmt::Display for Money {
 /// The text is not an amount of money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected an amount with up to 6 decimals and a currency of three letters, such as `0.02 EUR`")]
-pub struct NoMoney;
+pub struct MoneyError;
 
 impl FromStr for Money {
-    type Err = NoMoney;
+    type Err = MoneyError;
 
-    fn from_str(text: &str) -> Result<Self, NoMoney> {
-        let (amount, currency) = text.split_once(' ').ok_or(NoMoney)?;
+    fn from_str(text: &str) -> Result<Self, MoneyError> {
+        let (amount, currency) = text.split_once(' ').ok_or(MoneyError)?;
         let (whole, part) = amount.split_once('.').unwrap_or((amount, "0"));
         let is_number = |digits: &str, most| {
             (1..=most).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit())
         };
         let is_currency = currency.len() == 3 && currency.bytes().all(|letter| letter.is_ascii_uppercase());
-        if !is_currency || !is_number(whole, 9) || !is_number(part, DIGITS) {
-            return Err(NoMoney);
+        if !is_currency || !is_number(whole, 9) || !is_number(part, MAX_DECIMALS) {
+            return Err(MoneyError);
         }
-        let number = |digits: &str| digits.parse::<u64>().map_err(|_| NoMoney);
+        let number = |digits: &str| digits.parse::<u64>().map_err(|_| MoneyError);
         Ok(Self {
-            micros: number(whole)? * MICROS + number(&format!("{part:0<DIGITS$}"))?,
+            micros: number(whole)? * MICROS_PER_UNIT + number(&format!("{part:0<MAX_DECIMALS$}"))?,
             currency: currency.to_owned(),
         })
     }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_money_is_refused() {
+    fn malformed_amounts_are_refused() {
         for text in [
             "",
             "1",
@@ -156,7 +156,7 @@ mod tests {
             "1 EUR ",
             "\u{661} EUR",
         ] {
-            assert_eq!(text.parse::<Money>(), Err(NoMoney), "{text:?}");
+            assert_eq!(text.parse::<Money>(), Err(MoneyError), "{text:?}");
         }
     }
 }

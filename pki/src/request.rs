@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_needs_is_an_error() {
+    fn unneeded_parts_are_refused() {
         let key = KeyPair::generate().unwrap();
         let good = request(&params(), &key);
         let changed = |change: &dyn Fn(&mut CertificateParams)| {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for_answers() {
+    fn only_a_matching_certificate_is_accepted() {
         let (key, other, ca_key) = (
             KeyPair::generate().unwrap(),
             KeyPair::generate().unwrap(),

@@ -23,15 +23,15 @@ pub struct Rate {
 /// Token buckets by key, in two generations, so that expiry is cheap.
 ///
 /// A bucket that was idle for the time it takes to fill is full, exactly like a new bucket. So the
-/// old generation can be dropped after that time. It is also dropped when the young generation is
+/// older generation can be dropped after that time. It is also dropped when the recent generation is
 /// full. In that case more than [`CAPACITY`] / 2 keys were used within that time, and older keys
 /// get a full bucket again.
 #[derive(Debug)]
 pub struct Budgets<K> {
     rate: Rate,
-    young: HashMap<K, Bucket>,
-    old: HashMap<K, Bucket>,
-    turned: Instant,
+    recent: HashMap<K, Bucket>,
+    older: HashMap<K, Bucket>,
+    rotated: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,9 +45,9 @@ impl<K: Eq + Hash> Budgets<K> {
     pub fn new(rate: Rate, now: Instant) -> Self {
         Self {
             rate,
-            young: HashMap::new(),
-            old: HashMap::new(),
-            turned: now,
+            recent: HashMap::new(),
+            older: HashMap::new(),
+            rotated: now,
         }
     }
 
@@ -57,23 +57,23 @@ impl<K: Eq + Hash> Budgets<K> {
     }
 
     /// Takes `count` tokens from the bucket of `key`. Returns false, and takes nothing, if fewer
-    /// than `rest` tokens would remain.
-    pub fn take_some(&mut self, key: K, count: u32, rest: u32, now: Instant) -> bool {
-        self.turn(now);
-        let before = self.young.remove(&key).or_else(|| self.old.remove(&key));
+    /// than `reserve` tokens would remain.
+    pub fn take_some(&mut self, key: K, count: u32, reserve: u32, now: Instant) -> bool {
+        self.rotate(now);
+        let before = self.recent.remove(&key).or_else(|| self.older.remove(&key));
         let mut bucket = self.refill(before, now);
-        let allowed = bucket.tokens >= f64::from(count) + f64::from(rest);
+        let allowed = bucket.tokens >= f64::from(count) + f64::from(reserve);
         if allowed {
             bucket.tokens -= f64::from(count);
         }
-        self.young.insert(key, bucket);
+        self.recent.insert(key, bucket);
         allowed
     }
 
     /// Whether [`Self::take_some`] would succeed.
-    pub fn has(&self, key: &K, count: u32, rest: u32, now: Instant) -> bool {
-        let before = self.young.get(key).or_else(|| self.old.get(key)).copied();
-        self.refill(before, now).tokens >= f64::from(count) + f64::from(rest)
+    pub fn has(&self, key: &K, count: u32, reserve: u32, now: Instant) -> bool {
+        let before = self.recent.get(key).or_else(|| self.older.get(key)).copied();
+        self.refill(before, now).tokens >= f64::from(count) + f64::from(reserve)
     }
 
     fn refill(&self, before: Option<Bucket>, now: Instant) -> Bucket {
@@ -87,14 +87,14 @@ impl<K: Eq + Hash> Budgets<K> {
 
     /// Number of buckets in memory. Never more than [`CAPACITY`].
     pub fn kept(&self) -> usize {
-        self.young.len() + self.old.len()
+        self.recent.len() + self.older.len()
     }
 
-    fn turn(&mut self, now: Instant) {
+    fn rotate(&mut self, now: Instant) {
         let fill = Duration::from_secs_f64(f64::from(self.rate.burst) / f64::from(self.rate.per_second.max(1)));
-        if self.young.len() >= CAPACITY / 2 || now.saturating_duration_since(self.turned) > fill {
-            self.old = std::mem::take(&mut self.young);
-            self.turned = now;
+        if self.recent.len() >= CAPACITY / 2 || now.saturating_duration_since(self.rotated) > fill {
+            self.older = std::mem::take(&mut self.recent);
+            self.rotated = now;
         }
     }
 }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_has_a_size() {
+    fn memory_is_bounded() {
         let start = Instant::now();
         let mut budgets = Budgets::new(RATE, start);
         for key in 0..200_000 {

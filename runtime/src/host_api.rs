@@ -19,13 +19,14 @@ use tower::{BoxError, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
 
 /// Timeout for connecting, including TLS.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Idle time after which the kernel probes the peer; it repeats the probe every [`PROBE`].
-const KEEPALIVE: Duration = Duration::from_secs(10);
-const PROBE: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Idle time after which the kernel probes the peer. It repeats the probe every
+/// [`KEEPALIVE_INTERVAL`].
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Time without any acknowledgement of probes or sent data after which the kernel closes the
 /// connection (`TCP_USER_TIMEOUT`).
-const SILENCE: Duration = Duration::from_secs(25);
+const USER_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// The configuration of the API client cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -62,10 +63,10 @@ pub fn build_client(config: Config) -> Result<Client, kube::Error> {
         let proxy_url = Box::new(proxy_url);
         return Err(kube::Error::ProxyProtocolUnsupported { proxy_url });
     }
-    let tcp = build_tcp(KEEPALIVE, PROBE, SILENCE);
+    let tcp = build_tcp(KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, USER_TIMEOUT);
     let connector = ServiceBuilder::new()
         .map_future(Box::pin)
-        .timeout(CONNECT_LIMIT)
+        .timeout(CONNECT_TIMEOUT)
         .service(config.rustls_https_connector_with_connector(tcp)?);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
     let retry = config
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_asks_a_silent_peer_whether_it_is_there() {
+    async fn the_kernel_probes_a_silent_peer() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let client = build_client(Config::new(format!("http://{address}").parse().unwrap())).unwrap();
@@ -133,12 +134,12 @@ mod tests {
             assert!(tokio::time::Instant::now() < deadline, "{timer}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
-        assert!(due <= 100 * KEEPALIVE.as_secs(), "in {due} hundredths");
+        assert!(due <= 100 * KEEPALIVE_IDLE.as_secs(), "in {due} hundredths");
         assert!(!asking.is_finished());
     }
 
     #[tokio::test]
-    async fn a_kubeconfig_that_is_none_is_named() {
+    async fn a_missing_kubeconfig_is_reported() {
         let error = configure(Some(Path::new("/nowhere"))).await.unwrap_err();
         assert_eq!(error.to_string(), "loading the kubeconfig");
     }

@@ -144,7 +144,7 @@ impl Supervisor {
     pub async fn run_until(mut self, mut stop: impl AsyncFnMut()) -> Result<(), SuperviseError> {
         let first = tokio::select! {
             () = stop() => None,
-            Some(ended) = self.tasks.join_next_with_id() => Some(self.judge_running(ended)),
+            Some(ended) = self.tasks.join_next_with_id() => Some(self.failure_while_running(ended)),
         };
         self.trigger.start();
         tracing::info!("process is draining");
@@ -184,7 +184,7 @@ impl Supervisor {
             let Some(ended) = self.tasks.join_next_with_id().await else {
                 break;
             };
-            let Some(failure) = self.judge_draining(ended) else {
+            let Some(failure) = self.failure_while_draining(ended) else {
                 continue;
             };
             log_error(&failure);
@@ -193,16 +193,22 @@ impl Supervisor {
         first
     }
 
-    fn judge_running(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> SuperviseError {
-        let (task, failure) = self.take(ended);
+    fn failure_while_running(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> SuperviseError {
+        let (task, failure) = self.remove_ended(ended);
         failure.unwrap_or(SuperviseError::Ended { task: task.name })
     }
 
-    fn judge_draining(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> Option<SuperviseError> {
-        self.take(ended).1
+    fn failure_while_draining(
+        &mut self,
+        ended: Result<(Id, Result<(), TaskError>), JoinError>,
+    ) -> Option<SuperviseError> {
+        self.remove_ended(ended).1
     }
 
-    fn take(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> (Running, Option<SuperviseError>) {
+    fn remove_ended(
+        &mut self,
+        ended: Result<(Id, Result<(), TaskError>), JoinError>,
+    ) -> (Running, Option<SuperviseError>) {
         let id = match &ended {
             Ok((id, _)) => *id,
             Err(error) => error.id(),

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_trusts_nobody_is_refused() {
+    fn text_without_a_usable_ca_is_refused() {
         crate::install_crypto();
         for (text, expected) in [
             ("", "the text contains no certificate"),

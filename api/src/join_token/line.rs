@@ -18,17 +18,17 @@ use crate::version::KubernetesVersion;
 /// Prefix of the text. It identifies the format, should there be another one.
 const PREFIX: &str = "yoke1.";
 /// Maximum length of the text, in bytes.
-const WORD_MAX: usize = 64 << 10;
+const TOKEN_LENGTH_MAX: usize = 64 << 10;
 /// Maximum length of a bundle of certificates, in bytes.
-const CA_MAX: usize = 32 << 10;
+const BUNDLE_SIZE_MAX: usize = 32 << 10;
 /// First line of each PEM block of the bundle.
-const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+const CERTIFICATE_HEADER: &str = "-----BEGIN CERTIFICATE-----";
 
 /// The text is not a usable join token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// The text is too long.
-    #[error("the join token is longer than {WORD_MAX} characters")]
+    #[error("the join token is longer than {TOKEN_LENGTH_MAX} characters")]
     Long,
     /// The text has another format, or is something else.
     #[error("this is not a join token, which begins with {PREFIX}")]
@@ -88,7 +88,7 @@ impl JoinLine {
         self.check()?;
         let json = serde_json::to_vec(self).map_err(|_| LineError::Encoding)?;
         let word = format!("{PREFIX}{}", BASE64URL_NOPAD.encode(&json));
-        if word.len() > WORD_MAX {
+        if word.len() > TOKEN_LENGTH_MAX {
             return Err(LineError::Long);
         }
         Ok(word)
@@ -96,7 +96,7 @@ impl JoinLine {
 
     /// The command to paste on the machine that will be a worker.
     pub fn command(&self) -> Result<String, LineError> {
-        Ok(self.program.to_line(&self.encode()?))
+        Ok(self.program.to_command(&self.encode()?))
     }
 
     /// Commands by architecture that send `yoke-worker` to a machine that cannot download it, and
@@ -108,7 +108,7 @@ impl JoinLine {
     /// Parses a join token that a user pasted.
     pub fn parse(word: &str) -> Result<Self, LineError> {
         let word = word.trim();
-        if word.len() > WORD_MAX {
+        if word.len() > TOKEN_LENGTH_MAX {
             return Err(LineError::Long);
         }
         let body = word.strip_prefix(PREFIX).ok_or(LineError::Prefix)?;
@@ -172,10 +172,10 @@ pub fn is_distant(address: IpAddr) -> bool {
 fn is_bundle(text: &str) -> bool {
     let plain = |byte: u8| byte == b'\n' || (b' '..=b'~').contains(&byte);
     let begins = text.matches("-----BEGIN ").count();
-    text.len() <= CA_MAX
+    text.len() <= BUNDLE_SIZE_MAX
         && begins > 0
-        && text.starts_with(CERTIFICATE)
-        && text.matches(CERTIFICATE).count() == begins
+        && text.starts_with(CERTIFICATE_HEADER)
+        && text.matches(CERTIFICATE_HEADER).count() == begins
         && text.bytes().all(plain)
 }
 
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_read_as_it_was_written() {
+    fn token_survives_a_round_trip() {
         let text = line().encode().unwrap();
         assert!(text.starts_with("yoke1.ey"), "{text}");
         assert!(
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_may_say_what_the_node_is() {
+    fn token_may_contain_labels_and_taints() {
         let plain_json = r#"{"server":"a-bcdfghjk.yoke.test:443","ca":"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n","clientCa":"-----BEGIN CERTIFICATE-----\nMAE=\n-----END CERTIFICATE-----\n","token":"abc123.0123456789abcdef","version":"v1.35.4"}"#;
         let plain = word(plain_json);
         assert_eq!(JoinLine::parse(&plain).unwrap(), line(), "one without");
@@ -257,10 +257,10 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn malformed_tokens_are_refused() {
         let text = line().encode().unwrap();
         let cut = &text[..text.len() - 3];
-        let long = format!("yoke1.{}", "A".repeat(WORD_MAX));
+        let long = format!("yoke1.{}", "A".repeat(TOKEN_LENGTH_MAX));
         for (rule, word, expected) in [
             ("nothing", String::new(), LineError::Prefix),
             ("another form", text.replace("yoke1.", "yoke2."), LineError::Prefix),
@@ -298,7 +298,7 @@ mod tests {
     fn every_part_is_checked() {
         let key = "-----BEGIN PRIVATE KEY-----\nMAA=\n-----END PRIVATE KEY-----\n";
         let with_key = format!("{}{key}", line().ca);
-        let far = format!("{}{}", line().ca, " ".repeat(CA_MAX));
+        let far = format!("{}{}", line().ca, " ".repeat(BUNDLE_SIZE_MAX));
         for (part, change) in [
             (
                 "server",

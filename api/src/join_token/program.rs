@@ -12,11 +12,11 @@ use super::{key, read_json};
 use crate::names::is_domain;
 
 /// Command of a worker that takes the join token as its argument.
-const COMMAND: &str = "yoke-worker join";
+const JOIN_COMMAND: &str = "yoke-worker join";
 /// Path at which the program is installed.
-const PLACE: &str = "/usr/local/bin/yoke-worker";
+const INSTALL_PATH: &str = "/usr/local/bin/yoke-worker";
 /// Length of a SHA-256 digest in hexadecimal digits.
-const DIGITS: usize = 64;
+const DIGEST_LENGTH: usize = 64;
 /// Maximum number of architectures; more than exist.
 const ARCHITECTURES_MAX: usize = 8;
 const ARCHITECTURE_MAX: usize = 16;
@@ -51,9 +51,9 @@ impl Program {
     /// missing or has another digest, the command downloads it over SSH. For that, the machine has
     /// a key of the Tenant, or the user forwards an SSH agent. If no SSH server is known, the
     /// command prints what is missing.
-    pub(super) fn to_line(&self, word: &str) -> String {
+    pub(super) fn to_command(&self, word: &str) -> String {
         if self.digests.is_empty() {
-            return format!("{COMMAND} {word}");
+            return format!("{JOIN_COMMAND} {word}");
         }
         let fetch = self.ssh.as_ref();
         let fetch = fetch.map(|host| format!("ssh -n ssh://{host} worker-binary $(uname -m)"));
@@ -90,7 +90,7 @@ fn build_script<'a>(digests: impl Iterator<Item = &'a String>, fetch: Option<&st
         None => (String::new(), ": put it at $p first"),
     };
     format!(
-        "p={PLACE}; c() {{ sha256sum \"$1\" 2>/dev/null | grep -qE \"^({digests}) \"; }}; c $p || {fetch}\
+        "p={INSTALL_PATH}; c() {{ sha256sum \"$1\" 2>/dev/null | grep -qE \"^({digests}) \"; }}; c $p || {fetch}\
          {{ echo \"error: no yoke-worker found with the digest in this command{hint}\" >&2; exit 1; }}; exec $p join {word}"
     )
 }
@@ -103,7 +103,7 @@ pub fn are_digests(digests: &BTreeMap<String, String>) -> bool {
     };
     let is_digest = |text: &str| {
         let good = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        text.len() == DIGITS && text.bytes().all(good)
+        text.len() == DIGEST_LENGTH && text.bytes().all(good)
     };
     let mut pairs = digests.iter();
     digests.len() <= ARCHITECTURES_MAX
@@ -131,7 +131,7 @@ mod tests {
 
     fn program(ssh: Option<&str>) -> Program {
         let digests = [("amd64", 'a'), ("arm64", 'b')];
-        let digests = digests.map(|(name, digit)| (name.to_owned(), digit.to_string().repeat(DIGITS)));
+        let digests = digests.map(|(name, digit)| (name.to_owned(), digit.to_string().repeat(DIGEST_LENGTH)));
         Program {
             digests: digests.into(),
             ssh: ssh.map(str::to_owned),
@@ -139,14 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_says_nothing_has_a_plain_line() {
-        assert_eq!(Program::default().to_line("yoke1.x"), "yoke-worker join yoke1.x");
+    fn host_without_digests_gives_a_plain_command() {
+        assert_eq!(Program::default().to_command("yoke1.x"), "yoke-worker join yoke1.x");
         assert!(Program::default().to_pipelines("yoke1.x").is_empty());
     }
 
     #[test]
-    fn lines_are_for_a_shell() {
-        let line = program(Some("ssh.example.org:2022")).to_line("yoke1.x");
+    fn commands_are_valid_shell() {
+        let line = program(Some("ssh.example.org:2022")).to_command("yoke1.x");
         let words = line.split_once('\'').unwrap();
         assert_eq!(words.0, "sh -c ");
         assert!(line.ends_with("' yoke1.x"), "{line}");
@@ -155,7 +155,7 @@ mod tests {
             line.contains("ssh -n ssh://ssh.example.org:2022 worker-binary $(uname -m) >"),
             "{line}"
         );
-        let line = program(None).to_line("yoke1.x");
+        let line = program(None).to_command("yoke1.x");
         assert!(
             line.contains(" c $p || { echo \"error: ") && line.ends_with(" exec $p join $0' yoke1.x"),
             "{line}"
@@ -168,13 +168,13 @@ mod tests {
         );
         assert!(line.ends_with(" join yoke1.x'"), "{line}");
         assert!(
-            line.contains(&"b".repeat(DIGITS)) && !line.contains(&"a".repeat(DIGITS)),
+            line.contains(&"b".repeat(DIGEST_LENGTH)) && !line.contains(&"a".repeat(DIGEST_LENGTH)),
             "{line}"
         );
     }
 
     #[test]
-    fn nothing_else_gets_into_a_shell() {
+    fn unsafe_shell_text_is_refused() {
         for (text, good) in [
             ("ssh.example.org", true),
             ("ssh.example.org:2022", true),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_from_a_secret() {
+    fn program_is_read_from_a_secret() {
         let digests = program(None).digests;
         let json = serde_json::to_vec(&digests).unwrap();
         let read = |pairs: &[(&str, &[u8])]| {

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_became_of_a_request_is_read() {
+    fn outcome_of_a_request_is_read() {
         let request = |conditions: serde_json::Value, certificate: Option<&str>| -> CertificateRequest {
             let value = serde_json::json!({"apiVersion": "cert-manager.io/v1", "kind": "CertificateRequest",
                 "metadata": {"name": "a"}, "spec": {"request": "YQ==", "issuerRef": {"name": "i"}},

@@ -19,12 +19,13 @@ use tokio_rustls::server::TlsStream;
 use super::TlsConfigs;
 use crate::AcceptBackoff;
 
-/// Default maximum of concurrent handshakes. At the maximum, a handshake that has had [`TURN`] is
-/// handshake was given up for another client. So silent clients cannot block others for longer.
+/// Default maximum of concurrent handshakes.
 const HANDSHAKES: usize = 128;
-const TURN: Duration = Duration::from_millis(500);
+/// At the maximum of concurrent handshakes, a handshake that has had this time is given up for
+/// another client. So silent clients cannot block others for longer.
+const HANDSHAKE_TURN: Duration = Duration::from_millis(500);
 /// Timeout of one handshake.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connections for the server.
 pub type Connections = mpsc::Receiver<io::Result<TlsStream<TcpStream>>>;
@@ -79,18 +80,18 @@ async fn run(
     stop: impl Future,
     accepted: Accepted,
 ) {
-    let (most, mut handshakes) = (admission.handshakes(), JoinSet::new());
+    let (limit, mut handshakes) = (admission.handshakes(), JoinSet::new());
     // Running handshakes, oldest first. Dropping a sender gives up its handshake.
-    let mut places: VecDeque<(oneshot::Sender<()>, Instant)> = VecDeque::new();
+    let mut slots: VecDeque<(oneshot::Sender<()>, Instant)> = VecDeque::new();
     let mut stop = pin!(stop);
     let mut backoff = AcceptBackoff::default();
     loop {
-        places.retain(|(place, _)| !place.is_closed());
-        let turn = places.front().map(|(_, begun)| *begun + TURN);
+        slots.retain(|(slot, _)| !slot.is_closed());
+        let turn = slots.front().map(|(_, begun)| *begun + HANDSHAKE_TURN);
         let connection = tokio::select! {
-            connection = listener.accept(), if places.len() < most => connection,
-            () = sleep_until(turn.unwrap_or_else(Instant::now)), if places.len() == most => {
-                places.pop_front();
+            connection = listener.accept(), if slots.len() < limit => connection,
+            () = sleep_until(turn.unwrap_or_else(Instant::now)), if slots.len() == limit => {
+                slots.pop_front();
                 continue;
             }
             Some(_) = handshakes.join_next() => continue,
@@ -100,8 +101,8 @@ async fn run(
         match connection {
             Ok(connection) => {
                 let (configs, admission) = (configs.clone(), admission.clone());
-                let (place, given_up) = oneshot::channel();
-                places.push_back((place, Instant::now()));
+                let (slot, given_up) = oneshot::channel();
+                slots.push_back((slot, Instant::now()));
                 handshakes.spawn(admit(given_up, connection, configs, admission, accepted.clone()));
             }
             Err(error) => backoff.wait(&error).await,
@@ -124,7 +125,7 @@ async fn admit(
         Ok(stream)
     };
     let result: io::Result<_> = tokio::select! {
-        result = timeout(HANDSHAKE_LIMIT, handshake) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+        result = timeout(HANDSHAKE_TIMEOUT, handshake) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
         _ = given_up => Err(io::Error::other("handshake was given up for another client")),
     };
     admission.count(result.is_ok());
