@@ -126,7 +126,7 @@ securityContext:
 {{- end }}
 
 {{/* Egress rules to the Pods of all control planes: namespaces with an identity label contain no other Pods. */}}
-{{- define "yoke.hostedEgress" -}}
+{{- define "yoke.controlPlaneEgress" -}}
 - ports:
     {{- range . }}
     - {port: {{ . }}, protocol: TCP}
