@@ -1,4 +1,4 @@
-//! The `Cluster`: a Kubernetes API of a tenant's own, asked for by one object in the Tenant's namespace.
+//! The `Cluster` resource: a tenant requests a Kubernetes API with one object in its namespace.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::time::parse_time;
 use crate::usage::UsageStatus;
 use crate::workers::{WorkersSpec, WorkersStatus};
 
-/// What a Cluster should be.
+/// Desired state of a Cluster.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "yoke.drzzl.io",
@@ -25,7 +25,7 @@ use crate::workers::{WorkersSpec, WorkersStatus};
     status = "ClusterStatus",
     shortname = "ykc",
     category = "yoke",
-    doc = "A Kubernetes cluster of a tenant's own. Its control plane runs in a hosted namespace; the kubeconfig comes back as the Secret <name>-kubeconfig.",
+    doc = "A Kubernetes cluster that belongs to one Tenant. Its control plane runs in a control-plane namespace of the host. The operator writes an admin kubeconfig to the Secret <name>-kubeconfig in the namespace of the Cluster.",
     derive = "PartialEq",
     selectable = ".status.phase",
     printcolumn(name = "Version", type_ = "string", json_path = ".status.version"),
@@ -43,179 +43,213 @@ use crate::workers::{WorkersSpec, WorkersStatus};
         priority = 1
     ),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message("a Cluster's name is a DNS label (RFC 1035): at most 63 lower-case letters, digits and '-', beginning with a letter")
+        .message("the name of a Cluster must be a DNS label (RFC 1035): at most 63 lowercase letters, digits and '-', beginning with a letter and ending with a letter or digit")
 )]
 #[x_kube(
-    validation = Rule::new("!has(oldSelf.id) || has(self.id)").message("id cannot be removed"),
+    validation = Rule::new("!has(oldSelf.id) || has(self.id)").message("id cannot be removed once it is set"),
     validation = Rule::new("!has(oldSelf.version) || has(self.version)").message("version cannot be removed once it is set"),
     validation = Rule::new("self.network == oldSelf.network").message("network cannot be changed after creation"),
     validation = Rule::new("!self.addons.metricsServer.enabled || self.konnectivity != 'Disabled'")
-        .message("addons.metricsServer needs konnectivity; the API server reaches it in no other way")
+        .message("addons.metricsServer requires konnectivity, because the API server has no other path to it: set konnectivity to Automatic or Enabled, or disable addons.metricsServer")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSpec {
-    /// Identity, set once by the operator; also the label `yoke.drzzl.io/id`. It names the hosted namespace, the streams,
-    /// the issuer and the public name, and comes along when the object is restored on another host.
+    /// Identity of the Cluster: ten lowercase letters and digits, such as `bcdfghjk24`. The
+    /// operator sets it once, and also as the label `yoke.drzzl.io/id`. The names of the
+    /// control-plane namespace, the NATS streams, the issuer and the public name contain it. Keep
+    /// it when you restore the object on another host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 10), regex(pattern = r"^[a-z][a-z0-9]{9}$"))]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("id is set once and never changes"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("id cannot be changed once it is set"))]
     pub id: Option<String>,
 
-    /// Version of Kubernetes, such as `v1.35.4`, out of the host's catalogue; the host's default if not given. It may go up
-    /// one minor version at a time, and up or down within a minor version. Once one has answered, each minor version does so
-    /// before the next one runs.
+    /// Kubernetes version, such as `v1.35.4`, from the versions that the host offers. If unset, the
+    /// host's default version is used. The version can move up one minor version at a time, and up
+    /// or down between patch versions of the same minor version. During upgrades, the API of each
+    /// minor version must answer before the next minor version is rolled out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), regex(pattern = r"^v?[0-9]{1,2}\.[0-9]{1,3}\.[0-9]{1,3}$"))]
     #[x_kube(validation = Rule::new(
         "self.replace('v', '').split('.')[0] == oldSelf.replace('v', '').split('.')[0] && int(self.replace('v', '').split('.')[1]) - int(oldSelf.replace('v', '').split('.')[1]) in [0, 1]"
-    ).message("version may go up one minor version at a time and never down a minor version"))]
+    ).message("version may move up at most one minor version at a time, and never down to an older minor version"))]
     pub version: Option<String>,
 
-    /// Class of control plane, out of those the host offers: placement, resources and replicas of the store.
+    /// Control-plane class, from the classes that the host offers and the Tenant's `allowedClasses`
+    /// permits. A class sets placement, resources and the number of replicas of the store. If
+    /// unset, the host's default class is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub class: Option<String>,
 
-    /// Whether a control plane runs.
+    /// Desired run state. `Running` (the default) runs a control plane; the fields under `sleep`
+    /// and the annotation `yoke.drzzl.io/sleep` can still put it to sleep. `Asleep` stops the
+    /// control plane until you set `Running` again, and keeps all state; connections do not wake
+    /// it.
     #[serde(default)]
     pub state: DesiredState,
 
-    /// What the Cluster does that sleeps though its `state` is `Running`.
+    /// When a Cluster with `state: Running` goes to sleep, and which connections wake it.
     #[serde(default)]
     pub sleep: SleepSpec,
 
-    /// How long the Cluster lives from its creation, in minutes or hours, such as `90m` or `8h`, up to `9999h`; then it is deleted,
-    /// as somebody who deletes it would do. May be changed and removed while it lives. Without this, for ever.
+    /// Time to live, counted from the creation of the Cluster, in minutes or hours: `1m` to
+    /// `9999h`, such as `90m` or `8h`. When it has passed, the operator deletes the Cluster, with
+    /// the same effect as `kubectl delete`. It can be changed or removed while the Cluster exists.
+    /// If unset, the Cluster does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
     pub ttl: Option<String>,
 
-    /// While true, the operator carries out and mends nothing of this Cluster, nor deletes it when its `ttl` is over. Renewed certificates still reach a control plane
-    /// that runs, host names that the Tenant may not have any more are withdrawn, and deletion works.
+    /// Pauses reconciliation. While true, the operator does not apply changes, does not repair the
+    /// control plane, and does not delete the Cluster when its `ttl` has passed. Three things still
+    /// work: renewed certificates reach a running control plane, hostnames that the Tenant may no
+    /// longer use are withdrawn, and the Cluster can be deleted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
 
-    /// How the API is reached.
+    /// Hostnames of the API, and the addresses that may connect to it.
     #[serde(default)]
     pub endpoint: EndpointSpec,
 
-    /// Address ranges and DNS domain inside the cluster; immutable.
+    /// Service and Pod address ranges and DNS domain of the cluster. Immutable after creation.
     #[serde(default)]
     pub network: NetworkSpec,
 
-    /// Whether the control plane reaches kubelets (`kubectl logs`, `exec`, `port-forward`), and Pods that serve webhooks and
-    /// aggregated APIs, through agents that connect to it from the workers, which may be behind NAT. It reaches them in no
-    /// other way.
+    /// Whether the control plane reaches workers through konnectivity agents. The agents connect to
+    /// the control plane from the workers, so workers can be behind NAT. The control plane has no
+    /// other path to kubelets (`kubectl logs`, `exec`, `port-forward`) or to Pods that serve
+    /// webhooks and aggregated APIs.
+    ///
+    /// - `Automatic` (the default): the agents are enabled with the first JoinToken or Node, and
+    ///   stay enabled. That restarts the control plane once.
+    /// - `Enabled`: a DaemonSet in `kube-system` runs an agent on each worker.
+    /// - `Disabled`: there are no agents.
     #[serde(default)]
     pub konnectivity: Konnectivity,
 
-    /// What the operator keeps in `kube-system` of the cluster beside its API, unless it is turned off: then it is removed, and
-    /// nothing else is. An object that somebody else made under a name of an add-on is not touched (condition `AddonsReady`).
-    /// `podNetwork` is the workers' own, and no object.
+    /// Add-ons of the cluster. The operator maintains the objects of each enabled add-on in
+    /// `kube-system` of the cluster, and removes only those objects when the add-on is disabled. It
+    /// does not touch an object of the same name that it did not create; the condition
+    /// `AddonsReady` reports the conflict. `podNetwork` is set up by the workers and has no
+    /// objects.
     #[serde(default)]
     pub addons: AddonsSpec,
 
-    /// The cluster's workers.
+    /// How the cluster's workers are upgraded.
     #[serde(default)]
     pub workers: WorkersSpec,
 
-    /// The store.
+    /// Storage of the cluster's API objects.
     #[serde(default)]
     pub storage: StorageSpec,
 
-    /// Lifetimes of certificates.
+    /// Lifetimes of the cluster's certificates and CAs.
     #[serde(default)]
     pub pki: PkiSpec,
 
-    /// Additional arguments of the control plane's components; only those on the host's allow-list are accepted.
+    /// Additional command-line arguments of the control-plane components. Only arguments on the
+    /// host's allow-list are accepted.
     #[serde(default)]
     pub extra_args: ExtraArgsSpec,
 
-    /// What becomes of the stored data when the Cluster is deleted.
+    /// Handling of the stored data when the Cluster is deleted.
+    ///
+    /// - `Delete` (the default): the streams are deleted, as the last step.
+    /// - `Retain`: the streams remain and count toward the Tenant's storage quota. A new Cluster
+    ///   with the same name and the same `spec.id` gets the data back. Deleting that Cluster with
+    ///   `Delete`, or deleting the Tenant, deletes the data.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }
 
 impl ClusterSpec {
-    /// How long the Cluster lives from its creation; `None`: for ever.
+    /// Lifetime of the Cluster, counted from its creation. `None`: it does not expire.
     pub fn lifetime(&self) -> Option<Duration> {
         parse_time(self.ttl.as_deref()?)
     }
 }
 
-/// Whether a control plane runs.
+/// Desired run state of a Cluster.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DesiredState {
-    /// A control plane runs, unless the annotation `yoke.drzzl.io/sleep=now` has sent it to sleep until somebody needs it.
+    /// A control plane runs. The annotation `yoke.drzzl.io/sleep=now` and `spec.sleep` can put it
+    /// to sleep until a client connects.
     #[default]
     Running,
-    /// No control plane runs, whoever needs it; all state is kept.
+    /// No control plane runs and no connection wakes it. All state persists.
     Asleep,
 }
 
-/// Whether the control plane reaches workers through agents.
+/// Whether the control plane reaches workers through konnectivity agents.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Konnectivity {
-    /// There are agents from the first JoinToken or Node on, for good: the control plane is started again once by that.
+    /// Agents are enabled with the first JoinToken or Node, and stay enabled. That restarts the
+    /// control plane once.
     #[default]
     Automatic,
-    /// There are no agents.
+    /// No agents.
     Disabled,
-    /// The control plane has a konnectivity-server, and a DaemonSet in `kube-system` brings an agent to each worker.
+    /// The control plane has a konnectivity-server, and a DaemonSet in `kube-system` runs an agent
+    /// on each worker.
     Enabled,
 }
 
 impl Konnectivity {
-    /// Whether there are agents. Of `Automatic` the operator decides.
+    /// Whether agents are enabled explicitly. For `Automatic`, the operator decides.
     pub fn is_enabled(self) -> bool {
         self == Self::Enabled
     }
 }
 
-/// What becomes of the stored data when the Cluster is deleted.
+/// Handling of the stored data when the Cluster is deleted.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeletionPolicy {
-    /// The streams are deleted, last of all.
+    /// The streams are deleted, as the last step.
     #[default]
     Delete,
-    /// The streams stay, and count against the Tenant's quota of storage. A Cluster that is made again under the same name with
-    /// the same `spec.id` has them again; they go with it, or with the Tenant.
+    /// The streams remain and count toward the Tenant's storage quota. A new Cluster with the same
+    /// name and `spec.id` uses them again. They are deleted with that Cluster or with the Tenant.
     Retain,
 }
 
-/// How the API is reached.
+/// Hostnames of the API, and the addresses that may connect to it.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSpec {
-    /// Additional host names in the serving certificate and in the ingress, only under the Tenant's `allowedDomains`.
+    /// Additional hostnames of the API, at most 16, such as `api.example.org`. They are added to
+    /// the serving certificate and to the ingress. Each must be under one of the Tenant's
+    /// `allowedDomains`.
     #[serde(default, rename = "extraSANs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "set"), inner(length(max = 253), regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)+[a-z]([-a-z0-9]*[a-z0-9])?$")))]
     pub extra_sans: Vec<String>,
 
-    /// Address ranges, such as `192.0.2.0/24`, from which the API may be reached; from everywhere if there are none. Those of the
-    /// cluster's own workers and Pods are wanted, as the ingress sees them. A change holds for new connections, and for
-    /// new requests of Pods; a connection that is open goes on. While the Cluster is refused (`Accepted`), what a change
-    /// takes away is taken away, and what it adds is not added yet.
+    /// Address ranges from which clients may reach the API, at most 64, such as `192.0.2.0/24`. If
+    /// empty, all addresses may. Include the addresses of the cluster's own workers and Pods, as
+    /// the ingress sees them. A change applies to new connections and to new requests from Pods;
+    /// open connections continue. While the spec is refused (condition `Accepted` is `False`),
+    /// removed ranges take effect and added ranges do not.
     #[serde(default, rename = "allowedCIDRs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set"), inner(length(max = 43), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$")))]
     #[x_kube(validation = Rule::new("self.all(range, isCIDR(range) && cidr(range).masked() == cidr(range))")
-        .message("allowedCIDRs are address ranges such as 192.0.2.0/24, with no bits set after the prefix"))]
+        .message("each entry of allowedCIDRs must be an address range such as 192.0.2.0/24, with no bits set after the prefix"))]
     pub allowed_cidrs: Vec<String>,
 }
 
-/// Address ranges and DNS domain inside the cluster.
+/// Service and Pod address ranges and DNS domain of the cluster.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
-    /// Range of Service addresses; one of those that the host offers.
+    /// Address range of Services, in CIDR notation. Must be one of the ranges that the host offers.
+    /// Default: `10.96.0.0/16`.
     #[serde(default = "default_service_cidr", rename = "serviceCIDR")]
     #[schemars(length(max = 43))]
     pub service_cidr: String,
-    /// Range of Pod addresses.
+    /// Address range of Pods, in CIDR notation. Default: `10.244.0.0/16`.
     #[serde(default = "default_pod_cidr", rename = "podCIDR")]
     #[schemars(length(max = 43))]
     pub pod_cidr: String,
-    /// DNS domain of the cluster; one of those that the host offers.
+    /// DNS domain of the cluster. Must be one of the domains that the host offers. Default:
+    /// `cluster.local`.
     #[serde(default = "default_cluster_domain")]
     #[schemars(length(max = 253))]
     pub cluster_domain: String,
@@ -243,11 +277,12 @@ impl Default for NetworkSpec {
     }
 }
 
-/// The store.
+/// Storage of the cluster's API objects.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageSpec {
-    /// Bytes that live objects and their history may take; beyond it writes are refused as etcd does (NOSPACE).
+    /// Maximum size of all objects and their history, in bytes, such as `256Mi` (the default).
+    /// Above it, writes fail as in etcd (`NOSPACE`).
     #[serde(default = "default_storage_quota")]
     #[schemars(extend("nullable" = false))]
     pub quota: Quantity,
@@ -265,19 +300,23 @@ impl Default for StorageSpec {
     }
 }
 
-/// Lifetimes of certificates, as Go durations such as `8760h`.
+/// Lifetimes of the cluster's certificates and CAs, in hours, such as `8760h`.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PkiSpec {
-    /// Lifetime of each generation of the cluster's certificate authorities, `87600h` at most.
+    /// Lifetime of each generation of the cluster's CAs, in hours: longer than `caOverlap`, and at
+    /// most `87600h` (ten years). Default: `8760h`.
     #[serde(default = "default_ca_duration")]
     #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
     pub ca_duration: String,
-    /// How long an old generation and its successor are both trusted; no leaf lives longer.
+    /// How long a CA generation and its successor are both trusted, in hours: at least `1h`. No
+    /// certificate lives longer than this. Default: `2880h`.
     #[serde(default = "default_ca_overlap")]
     #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
     pub ca_overlap: String,
-    /// Lifetime of leaf certificates other than those in kubeconfigs.
+    /// Lifetime of certificates, in hours: at least `1h`, and limited by `caOverlap`. Client
+    /// certificates in kubeconfigs and of kubelets live 90 days instead, also limited by
+    /// `caOverlap`. Default: `720h`.
     #[serde(default = "default_leaf_duration")]
     #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
     pub leaf_duration: String,
@@ -305,97 +344,107 @@ impl Default for PkiSpec {
     }
 }
 
-/// Additional arguments of the control plane's components.
+/// Additional command-line arguments of the control-plane components.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExtraArgsSpec {
-    /// Arguments of kube-apiserver.
+    /// Arguments of kube-apiserver, at most 32.
     #[serde(default, rename = "apiServer", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub api_server: Vec<ExtraArg>,
-    /// Arguments of kube-controller-manager.
+    /// Arguments of kube-controller-manager, at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub controller_manager: Vec<ExtraArg>,
-    /// Arguments of kube-scheduler.
+    /// Arguments of kube-scheduler, at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub scheduler: Vec<ExtraArg>,
 }
 
-/// One argument, `--name=value`; an argument may be repeated.
+/// One argument, passed as `--name=value`. A name can appear more than once.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExtraArg {
-    /// Name without dashes.
+    /// Name of the argument without leading dashes, such as `oidc-issuer-url`.
     #[schemars(length(min = 1, max = 64), regex(pattern = r"^[a-z][-a-z0-9]*$"))]
     pub name: String,
-    /// Value.
+    /// Value of the argument, at most 1024 characters.
     #[schemars(length(max = 1024))]
     pub value: String,
 }
 
-/// What the operator observed of a Cluster.
+/// Observed state of a Cluster.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterStatus {
-    /// The generation of the spec that this status speaks of.
+    /// `metadata.generation` of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// A summary of the conditions for people; tools wait on the conditions.
+    /// Summary of the conditions, for display. Tools should wait for conditions instead.
+    ///
+    /// - `Refused`: the spec is not accepted; see the condition `Accepted`.
+    /// - `Provisioning`: the control plane is being created or is starting.
+    /// - `Running`: the API answers.
+    /// - `Updating`: the API answers and a change is in progress.
+    /// - `Unavailable`: the API should answer but does not.
+    /// - `Asleep`: no control plane runs, as requested.
+    /// - `Deleting`: the Cluster is being deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// The version of Kubernetes that runs.
+    /// Kubernetes version of the running control plane.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The versions that ran, newest first, at most ten.
+    /// Versions that ran, newest first, at most ten.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub history: Vec<VersionHistory>,
-    /// How the API is reached.
+    /// Addresses and names under which clients reach the API.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointStatus>,
-    /// The Secret in this namespace that holds the kubeconfig, under the key `value`.
+    /// Secret in this namespace that holds the kubeconfig, under the key `value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig_ref: Option<SecretRef>,
-    /// The store.
+    /// NATS account and streams that hold the cluster's data, and their size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageStatus>,
-    /// Certificate authorities.
+    /// Current generation of the cluster's CAs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pki: Option<PkiStatus>,
-    /// Who asked it to sleep or to wake.
+    /// Last requests to put the Cluster to sleep or to wake it, and the time of its last use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activity: Option<ActivityStatus>,
-    /// What it used, and what that costs.
+    /// How long the control plane has run, and the price per hour.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<UsageStatus>,
-    /// Number of Nodes that the cluster's API knows.
+    /// Number of Nodes in the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<i32>,
-    /// How far its workers are with the version.
+    /// Versions of the workers' kubelets, and progress of their upgrade.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<WorkersStatus>,
-    /// The state in parts; see [`crate::ConditionType`].
+    /// Conditions: `Accepted`, `Ready`, `Progressing`, `Degraded`, `StoreReady`,
+    /// `CertificatesReady`, `APIServerAvailable`, `EndpointPublished`, `Asleep`, `SleepPossible`,
+    /// `AddonsReady` and `WorkersUpdated`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
 
-/// A summary of the conditions.
+/// Summary of the conditions, for display.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// The spec cannot be carried out; the condition `Accepted` says why.
+    /// The spec is not accepted; the condition `Accepted` has the reason.
     Refused,
-    /// The control plane is being made for the first time or is starting.
+    /// The control plane is being created for the first time, or is starting.
     Provisioning,
     /// The API answers.
     Running,
-    /// The API answers and a change is being carried out.
+    /// The API answers and a change is in progress.
     Updating,
-    /// The API should answer and does not.
+    /// The API should answer but does not.
     Unavailable,
-    /// No control plane runs, as asked for.
+    /// No control plane runs, as requested.
     Asleep,
     /// The Cluster is being deleted.
     Deleting,
@@ -405,32 +454,32 @@ pub enum Phase {
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VersionHistory {
-    /// The version of Kubernetes.
+    /// Kubernetes version, such as `v1.35.4`.
     pub version: String,
-    /// When its rollout began.
+    /// Time at which the rollout of this version started.
     pub started: Time,
-    /// When its API first answered; absent while it does not.
+    /// Time at which the API of this version first answered. Absent until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completed: Option<Time>,
 }
 
-/// How the API is reached.
+/// Addresses and names under which clients reach the API.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointStatus {
-    /// URL by the public name, `https://<public name>[:port]`.
+    /// URL of the API: `https://<public name>[:port]`.
     pub url: String,
-    /// The public name: the TLS server name that the ingress routes by.
+    /// Public name of the cluster: the ingress routes connections by this TLS server name (SNI).
     pub server_name: String,
-    /// Address of the ingress, `https://<address>:<port>`; what the kubeconfig dials.
+    /// Address of the ingress, `https://<address>:<port>`. The kubeconfig connects to it.
     pub address: String,
-    /// The audience that only this cluster accepts.
+    /// Audience (`aud`) of service-account tokens that only this cluster accepts.
     pub audience: String,
-    /// Issuer of the cluster's service-account tokens.
+    /// Issuer (`iss`) of the cluster's service-account tokens.
     pub issuer: String,
 }
 
-/// A Secret in the same namespace.
+/// Reference to a Secret in the same namespace.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretRef {
@@ -438,40 +487,41 @@ pub struct SecretRef {
     pub name: String,
 }
 
-/// The store.
+/// NATS account and streams that hold the cluster's data, and their size.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageStatus {
-    /// Public key of the NATS account, which holds this store alone.
+    /// Public key of the NATS account. The account belongs to this Cluster alone.
     pub account: String,
-    /// JetStream stream of the log.
+    /// Name of the JetStream stream with the write log.
     pub stream: String,
-    /// Bytes that the log and the snapshots take in JetStream, to within a MiB or a tenth.
+    /// Size of the log and the snapshots in JetStream, in bytes. Updated when the size differs by
+    /// more than 1 MiB and more than 10 %.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<i64>,
 }
 
-/// Certificate authorities.
+/// Generations of the cluster's CAs.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PkiStatus {
-    /// The generation that signs.
+    /// Generation that signs new certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub current: Option<CaGeneration>,
 }
 
-/// One generation of a cluster's certificate authorities.
+/// One generation of the cluster's CAs.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CaGeneration {
-    /// Number of the generation, from 1.
+    /// Number of the generation, starting at 1.
     pub generation: i32,
-    /// End of its validity.
+    /// Time at which the CAs of this generation expire.
     pub not_after: Time,
 }
 
 impl Cluster {
-    /// The identity, if it has been set to a valid one.
+    /// Identity of the Cluster, if it is set and valid.
     pub fn id(&self) -> Option<ClusterId> {
         self.spec.id.as_deref().and_then(|id| id.parse().ok())
     }

@@ -1,43 +1,46 @@
-//! Conditions of Clusters and Tenants: the contract that people and tools wait on.
+//! Conditions of Clusters, Tenants and JoinTokens: the contract that people and tools wait on.
 //!
-//! A condition's `type` is one of [`ConditionType`], its `reason` one of [`Reason`], its `message` a sentence for the
-//! tenant. State is computed from what is observed, never read back from the phase.
+//! A condition's `type` is a [`ConditionType`], its `reason` a [`Reason`], and its `message` a
+//! sentence for the tenant. The operator computes conditions from observed state and never reads
+//! them back from the phase.
 
 use std::fmt;
 
-/// The types of conditions, see <https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md>.
+/// Types of conditions. See
+/// <https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md>.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ConditionType {
-    /// The spec is one that can be carried out.
+    /// The spec is valid and can be reconciled.
     Accepted,
     /// The cluster's API answers through the public endpoint.
     Ready,
-    /// A change is being carried out.
+    /// A change is in progress.
     Progressing,
-    /// Something needs attention though the cluster may still answer.
+    /// Something needs attention, though the cluster may still answer.
     Degraded,
     /// The NATS account, user and streams of the cluster exist.
     StoreReady,
-    /// Every certificate that the control plane needs is issued and copied.
+    /// All certificates that the control plane needs are issued and copied.
     CertificatesReady,
     /// The tenant's API server answers `/readyz` inside the host.
     APIServerAvailable,
-    /// The ingress has been told of the cluster and the kubeconfig is in the tenant's namespace.
+    /// The ingress has the cluster's configuration, and the kubeconfig is in the tenant's
+    /// namespace.
     EndpointPublished,
-    /// No control plane runs, as asked for.
+    /// No control plane runs, as requested.
     Asleep,
-    /// Nothing stands against that the cluster goes to sleep by itself. Its owner's word, and the annotation
-    /// `yoke.drzzl.io/sleep=now`, do not ask.
+    /// Nothing prevents the cluster from going to sleep by itself. `spec.state: Asleep` and the
+    /// annotation `yoke.drzzl.io/sleep=now` ignore this condition.
     SleepPossible,
-    /// The cluster's API has the objects of its add-ons as asked for, and of those that were turned off none. Whether their Pods
-    /// run is up to its workers.
+    /// The cluster has the objects of all enabled add-ons, and none of disabled ones. Whether the
+    /// add-ons' Pods run depends on the workers and is not covered.
     AddonsReady,
-    /// The kubelets of the cluster's workers are of its version. There is none of this type before there are Nodes.
+    /// The kubelets of all workers have the cluster's version. Absent until the cluster has a Node.
     WorkersUpdated,
 }
 
 impl ConditionType {
-    /// The text of the condition's `type` field.
+    /// Text of the condition's `type` field.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Accepted => "Accepted",
@@ -64,15 +67,16 @@ impl fmt::Display for ConditionType {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Why a condition has its state; also the reason of an event and the label of a metric.
+        /// Why a condition has its status. Events use it as their reason, and metrics as a label
+        /// value.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Reason { $($(#[$doc])* $name,)* }
 
         impl Reason {
-            /// Every reason, so that a metric's label values are a closed set.
+            /// All reasons, so that the label values of a metric are a closed set.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The text of the condition's `reason` field.
+            /// Text of the condition's `reason` field.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)* }
             }
@@ -81,138 +85,143 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// All is as asked for.
+    /// The observed state is as requested.
     AsExpected,
-    /// The spec was checked and can be carried out.
+    /// The spec is valid.
     Valid,
-    /// `spec.version` is not in the host's catalogue.
+    /// `spec.version` is not a version that the host offers.
     UnknownVersion,
-    /// The change of `spec.version` is not one that Kubernetes supports.
+    /// Kubernetes does not support this change of `spec.version`.
     VersionChangeRefused,
-    /// `spec.class` is not one that the host offers or the Tenant may use.
+    /// The host does not offer `spec.class`, or the Tenant may not use it.
     UnknownClass,
-    /// The Cluster's namespace is not that of a Tenant.
+    /// The Cluster's namespace does not belong to a Tenant.
     TenantMissing,
     /// The Tenant's quota is used up.
     QuotaExceeded,
-    /// A host name is claimed by another Cluster.
+    /// Another Cluster already uses a hostname.
     HostnameConflict,
-    /// A host name is not one that this Tenant may claim.
+    /// The Tenant may not use a hostname.
     HostnameNotAllowed,
-    /// The network range or cluster domain is not one that the host offers.
+    /// The host does not offer the network range or the cluster domain.
     NetworkNotOffered,
-    /// A range of `spec.endpoint.allowedCIDRs` is none.
+    /// An entry of `spec.endpoint.allowedCIDRs` is not an address range.
     SourceRangeInvalid,
     /// An extra argument is not on the allow-list.
     ArgumentNotAllowed,
-    /// The certificate lifetimes do not fit each other.
+    /// The certificate lifetimes do not fit together.
     LifetimeInvalid,
-    /// The identity is held by another Cluster.
+    /// Another Cluster has the same identity.
     IdentityConflict,
-    /// The name is too long or not a DNS label.
+    /// The name is too long or is not a DNS label.
     NameInvalid,
-    /// The Tenant's name is one that Yoke or Kubernetes keeps for itself.
+    /// The Tenant's name is reserved by Yoke or Kubernetes.
     NameReserved,
-    /// A namespace of the Tenant's name exists and is not the Tenant's.
+    /// A namespace with the Tenant's name exists and does not belong to the Tenant.
     NamespaceConflict,
-    /// Another Tenant comes first: its subject, key or domain is claimed twice.
+    /// Another Tenant has precedence: both claim the same subject, key or domain.
     SubjectConflict,
-    /// Reconciliation is paused by `spec.paused`.
+    /// `spec.paused` has paused reconciliation.
     Paused,
-    /// The first control plane is being made.
+    /// The first control plane is being created.
     Provisioning,
-    /// A change other than of the version is being carried out.
+    /// A change other than a version change is in progress.
     Updating,
     /// The object is being deleted.
     Deleting,
-    /// What belonged to a Cluster that went without the operator is being removed.
+    /// A Cluster was deleted without the operator, and its remains are being removed.
     Orphaned,
-    /// Clusters of the Tenant still exist.
+    /// The Tenant still has Clusters.
     ClustersRemain,
-    /// The time of a JoinToken, or of a Cluster (`spec.ttl`), is over.
+    /// A JoinToken has expired, or the `spec.ttl` of a Cluster has passed.
     Expired,
-    /// As many workers have joined by a JoinToken as may.
+    /// The maximum number of workers has joined with the JoinToken.
     UsedUp,
-    /// There is no Cluster of that name in the namespace.
+    /// The namespace has no Cluster of that name.
     ClusterMissing,
-    /// The Cluster that a JoinToken was for is gone, and another has its name.
+    /// The Tenant's Role does not grant access to the Secret yet.
     ClusterReplaced,
-    /// The Cluster's API does not answer, or it sleeps.
+    /// The Cluster's API does not answer, or the Cluster is asleep.
     ClusterNotReady,
     /// The Tenant's Role does not name the Secret yet.
     RolePending,
-    /// There is a Secret of the name that is needed, and it is not the operator's.
+    /// A Secret with the required name exists and does not belong to the operator.
     SecretConflict,
-    /// Other Clusters are made, or started, first.
+    /// Other Clusters are created or started first.
     Queued,
     /// Waiting for certificates to be issued.
     CertificatesPending,
-    /// Waiting for the control plane's pod.
+    /// Waiting for the control plane's Pod.
     PodPending,
-    /// The pod runs and its API server does not answer yet.
+    /// The Pod runs, but its API server does not answer yet.
     APIServerNotReady,
-    /// A container of the control plane ends again and again.
+    /// A container of the control plane keeps exiting.
     ContainerFailing,
     /// The API server answers.
     APIServerReady,
-    /// The API server answers, and not through the ingress yet.
+    /// The API server answers, but not through the ingress yet.
     IngressPending,
-    /// The API server answers, and the cluster's controllers are not at work yet.
+    /// The API server answers, but the cluster's controllers are not working yet.
     ControllersPending,
-    /// The cluster's API does not take the objects of its add-ons yet.
+    /// The cluster's API does not accept the objects of the add-ons yet.
     AddonsPending,
-    /// An object of an add-on's name is somebody else's.
+    /// An object with the name of an add-on's object was created by another client.
     AddonConflict,
-    /// Workers that would be upgraded next wait for others that are not ready.
+    /// The next workers to upgrade wait for workers that are not ready.
     WorkersPending,
-    /// A worker did not come to the Cluster's version, and no other is begun with.
+    /// A worker failed to reach the Cluster's version. No other upgrade is started.
     WorkerUpgradeFailed,
-    /// The Nodes that are left are none that the operator can bring to the Cluster's version.
+    /// The operator cannot upgrade the remaining Nodes, because no `yoke-worker` manages them.
     WorkersUnmanaged,
     /// NATS does not answer the operator.
     StoreUnavailable,
-    /// NATS has no log of a Cluster whose control plane was started, be it before the Cluster was deleted or restored. No
-    /// empty one is made in its place.
+    /// NATS has no log for a Cluster whose control plane was started before, possibly before the
+    /// Cluster was deleted or restored. The operator does not create an empty log in its place.
     StoreLost,
-    /// A key of the cluster is lost, and there is no copy of it. A service-account key must be restored, and nothing is drawn
-    /// in its place; a leaf of a CA that is lost must be issued again; a lost user of the store is replaced, which an event
-    /// tells.
+    /// A key of the cluster is lost and has no copy. The handling depends on the key:
+    ///
+    /// - A service-account key must be restored; the operator does not generate a new one.
+    /// - A certificate of a lost CA must be issued again.
+    /// - A lost NATS user of the store is replaced, and an event reports it.
     KeyLost,
-    /// The Tenant's namespace is not there yet.
+    /// The Tenant's namespace does not exist yet.
     NamespacePending,
     /// NATS has no room for the streams.
     StoreQuotaExceeded,
     /// `spec.state` is `Asleep`.
     AsleepByOwner,
-    /// `spec.state` is `Running`, and the annotation `yoke.drzzl.io/sleep=now` has sent it to sleep.
+    /// `spec.state` is `Running`, and the annotation `yoke.drzzl.io/sleep=now` put the Cluster to
+    /// sleep.
     AsleepOnRequest,
-    /// `spec.state` is `Running`, and nobody has used it for as long as `spec.sleep.afterInactivity` says.
+    /// `spec.state` is `Running`, and the Cluster was idle for `spec.sleep.afterInactivity`.
     AsleepOnInactivity,
-    /// `spec.state` is `Running`, and it is time to sleep by `spec.sleep.schedules`.
+    /// `spec.state` is `Running`, and `spec.sleep.schedules` put the Cluster to sleep.
     AsleepOnSchedule,
-    /// A time of `spec.sleep.schedules` never comes, or its time zone is none.
+    /// A time in `spec.sleep.schedules` never occurs, or its time zone does not exist.
     ScheduleInvalid,
     /// `spec.state` is `Running`.
     Awake,
-    /// Somebody has connected to a Cluster that slept on request.
+    /// A client connected to a sleeping Cluster.
     WokenOnConnect,
-    /// It is woken for its workers, whose certificates would be over before long.
+    /// The operator woke the Cluster because its workers' certificates would expire soon.
     WokenForWorkers,
-    /// It is being woken, and its API does not answer after the time that a wake takes.
+    /// The Cluster is waking, and its API does not answer after the usual time.
     WakeDelayed,
-    /// The host's machine that ran the control plane was lost; it is being started on another one.
+    /// The host Node that ran the control plane was lost. The control plane is starting on another
+    /// Node.
     MachineLost,
-    /// The pod that runs the control plane, or its machine of the host, is about to go; another one is to take it over.
+    /// The control plane's Pod or its host Node is about to be removed. Another Pod will take over.
     MachineLeaving,
-    /// The host's machine that runs the control plane is about to go, and no other one has come to take it over in time.
+    /// The control plane's host Node is about to be removed, and no other Pod took over in time.
     TakeoverFailed,
     /// A Node of the cluster is connected, and `spec.sleep.withWorkers` is `Prevent`.
     WorkersConnected,
-    /// A webhook that workers serve and that fails closed would keep them from coming back to a cluster that wakes.
+    /// A webhook that workers serve, and that fails closed, would prevent workers from reconnecting
+    /// after a wake.
     WebhookBlocksWake,
-    /// A worker may join by a JoinToken, which a cluster that sleeps cannot check.
+    /// A JoinToken is valid, so a worker may join. A sleeping cluster cannot verify its token.
     JoinTokenHolds,
-    /// An unexpected failure; the message carries it and the operator tries again.
+    /// Reconciliation failed unexpectedly. The message has the error, and the operator retries.
     ReconcileFailed,
 }
 

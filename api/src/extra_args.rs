@@ -1,10 +1,11 @@
-//! The arguments of control-plane components that a tenant may set. Whatever is not listed here is refused: a tenant
-//! who could set any flag would own the host or a neighbour.
+//! Arguments of control-plane components that a tenant may set. All others are refused: with
+//! arbitrary flags, a tenant could take over the host or a neighbor.
 
 /// kube-apiserver flags that a tenant may set, without the leading dashes.
 ///
-/// OIDC: <https://kubernetes.io/docs/reference/access-authn-authz/authentication/#openid-connect-tokens>. No flag that
-/// names a file, an address, an admission plugin or a trust anchor is ever added to this list.
+/// OIDC:
+/// <https://kubernetes.io/docs/reference/access-authn-authz/authentication/#openid-connect-tokens>.
+/// Never add a flag that names a file, an address, an admission plugin or a trust anchor.
 pub const API_SERVER: &[&str] = &[
     "audit-log-format",
     "default-not-ready-toleration-seconds",

@@ -1,6 +1,7 @@
-//! What the operator tells the ingress about one cluster: a ConfigMap [`crate::names::INGRESS_CONFIG_MAP`] in the hosted
-//! namespace, labelled [`crate::labels::COMPONENT`] = `ingress`, with one key [`CONFIG_KEY`] holding [`IngressConfig`] as
-//! JSON. All of it is public: keys and certificates to verify with, no secret.
+//! Configuration of the ingress for one cluster. The operator writes it to the ConfigMap
+//! [`crate::names::INGRESS_CONFIG_MAP`] in the control-plane namespace, with the label
+//! [`crate::labels::COMPONENT`] = `ingress`. The key [`CONFIG_KEY`] holds an [`IngressConfig`] as
+//! JSON. All of it is public: it contains public keys and certificates, and no secret.
 
 use std::collections::BTreeSet;
 
@@ -10,104 +11,109 @@ use serde::{Deserialize, Serialize};
 use crate::names::{ClusterId, PublicName};
 use crate::network::Cidr;
 
-/// The ConfigMap's one key.
+/// The only key of the ConfigMap.
 pub const CONFIG_KEY: &str = "ingress.json";
 
-/// Ranges in [`IngressConfig::allowed_sources`] at most: as many as two lists of `spec.endpoint.allowedCIDRs` have in common.
+/// Maximum length of [`IngressConfig::allowed_sources`]: the intersection of two lists of
+/// `spec.endpoint.allowedCIDRs` has at most so many ranges.
 pub const MAX_SOURCES: usize = 128;
 
-/// How to reach, verify and recognise one cluster.
+/// How to reach, verify and recognize one cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IngressConfig {
-    /// The cluster's identity.
+    /// Identity of the cluster.
     pub id: ClusterId,
-    /// The Tenant's name, which is also the namespace of the Cluster.
+    /// Name of the Tenant, which is also the namespace of the Cluster.
     pub tenant: String,
-    /// The Cluster's name.
+    /// Name of the Cluster.
     pub cluster: String,
-    /// The name under the base domain that clients send as SNI.
+    /// Name under the base domain that clients send as SNI.
     pub public_name: PublicName,
-    /// Further names that clients may send as SNI (`spec.endpoint.extraSANs`), sorted.
+    /// Additional names that clients may send as SNI (`spec.endpoint.extraSANs`), sorted.
     #[serde(default)]
     pub extra_names: Vec<String>,
-    /// Whether konnectivity agents are let in, by [`PublicName::konnectivity`] at [`crate::names::KONNECTIVITY_PORT`].
+    /// Whether konnectivity agents may connect, with the SNI [`PublicName::konnectivity`] and port
+    /// [`crate::names::KONNECTIVITY_PORT`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub konnectivity: bool,
-    /// From where the cluster may be reached (`spec.endpoint.allowedCIDRs`); from everywhere if absent, from nowhere if empty.
+    /// Ranges from which clients may connect (`spec.endpoint.allowedCIDRs`). If absent, any address
+    /// may connect; if empty, none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_sources: Option<Vec<Cidr>>,
-    /// Issuer (`iss`) of the cluster's service-account tokens, unique to it.
+    /// Issuer (`iss`) of the cluster's service-account tokens, unique to the cluster.
     pub issuer: String,
     /// Audiences (`aud`) that the cluster's API server accepts.
     pub audiences: Vec<String>,
-    /// Every public key (PEM, SubjectPublicKeyInfo) by which a valid service-account token may be signed.
+    /// Public keys (PEM, SubjectPublicKeyInfo) that may have signed a valid service-account token.
     pub service_account_keys: Vec<String>,
-    /// The CA bundle (PEM) of the cluster's client certificates: its own intermediates, never the root.
+    /// CA bundle (PEM) for client certificates of the cluster: its own intermediates, never the
+    /// root.
     pub client_ca: String,
-    /// How to verify the control plane when the ingress opens TLS to it.
+    /// How to verify the control plane when the ingress opens a TLS connection to it.
     pub upstream: Upstream,
-    /// What those are told who connect while no API answers, as asked for; absent otherwise.
+    /// How to answer clients while no API runs, as requested. Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asleep: Option<Asleep>,
 }
 
-/// A cluster whose API is not to answer now.
+/// State of a cluster whose API is not requested to run, or is being woken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Asleep {
-    /// It wakes for who connects.
+    /// A connection wakes the cluster.
     OnConnect {
-        /// Who that is.
+        /// Clients that wake the cluster.
         callers: Callers,
-        /// By which clients they wake nothing all the same.
+        /// User agents whose requests do not wake the cluster.
         #[serde(default, skip_serializing_if = "IgnoredAgents::is_empty")]
         ignored_agents: IgnoredAgents,
-        /// Since when it sleeps: who wakes it names a later time.
+        /// Time since which the cluster sleeps. A wake request must have a later time.
         since: Time,
-        /// The Cluster object that is woken, and no other of its name.
+        /// UID of the Cluster object to wake. Another object of the same name is not woken.
         uid: String,
     },
-    /// It wakes for nobody who connects.
+    /// No connection wakes the cluster.
     Held {
-        /// Why, and what to do: a sentence for those who have an identity of the cluster.
+        /// Why, and what to do: a sentence for authenticated clients of the cluster.
         why: String,
     },
-    /// It is being woken.
+    /// The cluster is being woken.
     Waking {
-        /// Since when.
+        /// Time since which the cluster is being woken.
         since: Time,
-        /// Why that takes longer than it should, and what is known of it: a sentence for those who have an identity of the cluster.
+        /// Why waking takes longer than usual: a sentence for authenticated clients of the cluster.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         problem: Option<String>,
     },
 }
 
-/// Who wakes a cluster.
+/// Clients that wake a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Callers {
-    /// Those with an identity of the cluster.
+    /// Clients that are authenticated by the cluster.
     Authenticated,
-    /// Everybody.
+    /// All clients.
     Any,
 }
 
-/// Clients whose requests do not count (`spec.sleep.ignoreUserAgents`): a whole `User-Agent` each, or the beginning of one with a
-/// `*` after it. A `User-Agent` is what a client says of itself, so nobody may do more by one.
+/// User agents whose requests do not count as use (`spec.sleep.ignoreUserAgents`). Each entry is a
+/// complete `User-Agent`, or a prefix followed by `*`. A client chooses its own `User-Agent`, so an
+/// entry must never grant anything.
 ///
-/// The cluster's store goes by the same rule (`--ignore-user-agent` of kine-nats), in four lines of its own: it is built without
-/// the types of Kubernetes, which come with this crate.
+/// The cluster's store applies the same rule (`--ignore-user-agent` of kine-nats), with its own
+/// four lines of code. kine-nats is built without the Kubernetes types that this crate depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct IgnoredAgents(pub BTreeSet<String>);
 
 impl IgnoredAgents {
-    /// Whether none is ignored.
+    /// Whether no user agent is ignored.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a client is ignored that says this of itself.
+    /// Whether the user agent `agent` is ignored.
     pub fn has(&self, agent: &[u8]) -> bool {
         self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
             Some(beginning) => agent.starts_with(beginning.as_bytes()),
@@ -116,15 +122,16 @@ impl IgnoredAgents {
     }
 }
 
-/// The far side of a connection that the ingress opens to a control plane.
+/// The control plane, as the server of a TLS connection from the ingress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Upstream {
-    /// The exact DNS name that the certificate must carry: `<cluster>.<hosted-ns>.svc`.
+    /// Exact DNS name that the certificate must have: `<cluster>.<control-plane namespace>.svc`.
     pub server_name: String,
-    /// CA bundle (PEM) of the serving certificate: the cluster's own intermediates.
+    /// CA bundle (PEM) for the serving certificate: the cluster's own intermediates.
     pub ca: String,
-    /// Name of the Service whose EndpointSlices are the addresses; it is in the same namespace as the ConfigMap.
+    /// Name of the Service whose EndpointSlices have the addresses. It is in the namespace of the
+    /// ConfigMap.
     pub service: String,
 }
 
@@ -215,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_ignored_by_what_they_say() {
+    fn user_agents_match_ignore_patterns() {
         let long = [b"k9s/".as_slice(), &[b'a'; 100_000]].concat();
         for (pattern, agent, expected) in [
             ("kubectl/*", &b"kubectl/v1.35.4 (linux/amd64)"[..], true),
@@ -238,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_identity_is_refused() {
+    fn malformed_identity_is_refused() {
         assert!(serde_json::from_str::<ClusterId>("\"../../etc\"").is_err());
     }
 }

@@ -1,8 +1,9 @@
-//! The `JoinToken`: leave for workers to join a Cluster, for a short time, asked for by one object in the Tenant's namespace.
+//! The `JoinToken` resource: permission for workers to join a Cluster for a short time, requested
+//! with one object in the Tenant's namespace.
 //!
 //! ```text
 //!  JoinToken ─▶ operator ─┬─ Secret bootstrap-token-<id> in kube-system of the tenant cluster
-//!                         └─ Secret <name>-join beside it ([`key`]) ─▶ one line (line.rs) ─▶ worker
+//!                         └─ Secret <name>-join in its namespace ([`key`]) ─▶ join command (line.rs) ─▶ worker
 //! ```
 
 pub mod line;
@@ -25,39 +26,40 @@ pub use line::{JoinLine, LineError};
 pub use node::{Taint, TaintEffect};
 pub use program::Program;
 
-/// Keys of the Secret with what a worker needs to join.
+/// Keys of the Secret with the data that a worker needs to join.
 pub mod key {
     /// Name and port of the API server, as a worker reaches it.
     pub const SERVER: &str = "server";
-    /// The ingress's address, if the operator knows one that leads there from elsewhere.
+    /// Address of the ingress for workers that cannot resolve [`SERVER`], if the operator knows
+    /// one.
     pub const ADDRESS: &str = "address";
-    /// The certificates by which a worker knows the API server, PEM, and nothing but them.
+    /// CA certificates that verify the API server, PEM. The value contains nothing else.
     pub const CA: &str = "ca.crt";
-    /// The certificates by which a worker's kubelet knows the API server when that calls it, PEM. Never those of [`CA`], under
-    /// which other clusters' API servers are, too.
+    /// CA certificates that verify the API server as a client of the worker's kubelet, PEM. Never
+    /// those of [`CA`], which also sign for other clusters' API servers.
     pub const CLIENT_CA: &str = "client-ca.crt";
-    /// The bootstrap token, `<id>.<secret>`.
+    /// Bootstrap token, `<id>.<secret>`.
     pub const TOKEN: &str = "token";
-    /// Version of the cluster.
+    /// Kubernetes version of the cluster.
     pub const VERSION: &str = "version";
-    /// Labels with which a worker registers its Node, if there are any: a JSON object.
+    /// Labels with which a worker registers its Node, if any: a JSON object.
     pub const NODE_LABELS: &str = "node-labels";
-    /// Taints with which a worker registers its Node, if there are any: a JSON list.
+    /// Taints with which a worker registers its Node, if any: a JSON list.
     pub const TAINTS: &str = "taints";
-    /// Whether a worker makes the network of its Pods: `false`, or not there.
+    /// Whether a worker sets up the Pod network: `false`, or absent for true.
     pub const POD_NETWORK: &str = "pod-network";
     /// SHA-256 of `yoke-worker` by architecture, if the operator knows them: a JSON object.
     pub const DIGESTS: &str = "worker-digests";
-    /// Where the SSH server is that gives `yoke-worker` out, if the operator knows it.
+    /// Host of the SSH server from which `yoke-worker` can be downloaded, if the operator knows it.
     pub const SSH: &str = "ssh";
 }
 
-/// The longest that a JoinToken holds.
+/// Longest lifetime of a JoinToken.
 pub const LONGEST: Duration = Duration::from_hours(24);
-/// The shortest that a JoinToken holds.
+/// Shortest lifetime of a JoinToken.
 pub const SHORTEST: Duration = Duration::from_mins(1);
 
-/// What a JoinToken allows.
+/// Desired state of a JoinToken. Immutable.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "yoke.drzzl.io",
@@ -67,7 +69,7 @@ pub const SHORTEST: Duration = Duration::from_mins(1);
     status = "JoinTokenStatus",
     shortname = "ykj",
     category = "yoke",
-    doc = "Leave for workers to join a Cluster, for a short time. What a worker needs comes back as the Secret <name>-join. Deleting it revokes what was not used.",
+    doc = "Permission for workers to join a Cluster for a short time. The operator writes the data that a worker needs to the Secret <name>-join. Deleting the JoinToken revokes its remaining uses.",
     derive = "PartialEq",
     printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterName"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
@@ -82,55 +84,59 @@ pub const SHORTEST: Duration = Duration::from_mins(1);
         priority = 1
     ),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,56}[a-z0-9])?$')")
-        .message("a JoinToken's name is a DNS label of at most 58 characters that begins with a letter")
+        .message("the name of a JoinToken must be a DNS label of at most 58 characters that begins with a letter")
 )]
 #[x_kube(
-    validation = Rule::new("self == oldSelf").message("a JoinToken does not change; make another one")
+    validation = Rule::new("self == oldSelf").message("the spec of a JoinToken is immutable; create another JoinToken")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct JoinTokenSpec {
-    /// The Cluster to join, in the same namespace.
+    /// Name of the Cluster to join, in the same namespace.
     #[schemars(length(min = 1, max = 40), regex(pattern = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"))]
     pub cluster_name: String,
 
-    /// How many workers may join by it.
+    /// Number of workers that may join with this token, from 1 to 100. Default: 1.
     #[serde(default = "default_max_uses")]
     #[schemars(range(min = 1, max = 100))]
     pub max_uses: i32,
 
-    /// How long it holds, from when it is made, in minutes or hours: from `1m` to `24h`.
+    /// Lifetime of the token from its creation, in minutes or hours: `1m` to `24h`, such as `2h`.
+    /// Default: `15m`.
     #[serde(default = "default_ttl")]
     #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('24h')")
-        .message("ttl is from 1m to 24h"))]
+        .message("ttl must be from 1m to 24h"))]
     pub ttl: String,
 
-    /// How long a worker that joined by it may be silent, in minutes or hours: from `1m` to `24h`. Then its Node is removed, and
-    /// with it its Pods. Without this, never.
+    /// Time after which the Node of a silent worker is removed, together with its Pods, in minutes
+    /// or hours: `1m` to `24h`. It applies to workers that joined with this token. If unset, silent
+    /// Nodes are not removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('24h')")
-        .message("reapAfter is from 1m to 24h"))]
+        .message("reapAfter must be from 1m to 24h"))]
     pub reap_after: Option<String>,
 
-    /// Labels with which a worker registers its Node. The worker sets them itself, and whoever has the machine may change them: to
-    /// keep workloads from a worker that is not trusted, label its Node under `node-restriction.kubernetes.io/` yourself.
+    /// Labels with which a worker registers its Node, at most 32. The worker sets them itself, so
+    /// anyone with access to the machine can change them. To keep workloads off untrusted workers,
+    /// set a label under `node-restriction.kubernetes.io/` on their Nodes yourself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32, "additionalProperties" = {"type": "string", "maxLength": 63,
         "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"}))]
     #[x_kube(validation = Rule::new(node::KEYS_RULE)
-        .message("a label's key is a name of at most 63 characters, with a domain and a slash before it if wanted"))]
+        .message("the key of a label must be a name of at most 63 characters, optionally with a domain and a slash before it"))]
     #[x_kube(validation = Rule::new(node::DOMAINS_RULE)
-        .message("of kubernetes.io and k8s.io a worker may set kubelet.kubernetes.io/*, node.kubernetes.io/*, topology.kubernetes.io/zone and /region, and the older names of these"))]
+        .message("under kubernetes.io and k8s.io, a worker may set only kubelet.kubernetes.io/*, node.kubernetes.io/*, topology.kubernetes.io/zone and /region, and the older names of these"))]
     pub node_labels: BTreeMap<String, String>,
 
-    /// Taints with which a worker registers its Node. Whoever has the machine may change them before it does.
+    /// Taints with which a worker registers its Node, at most 16. Anyone with access to the machine
+    /// can change them before it registers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["key", "effect"]))]
     pub taints: Vec<Taint>,
 }
 
-/// What the operator reports of a JoinToken.
+/// Observed state of a JoinToken.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JoinTokenStatus {
@@ -138,62 +144,64 @@ pub struct JoinTokenStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// The public part of the bootstrap token: who joins by it is `system:bootstrap:<id>`.
+    /// Public part of the bootstrap token. A worker that joins with it authenticates as
+    /// `system:bootstrap:<id>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 6))]
     pub token_id: Option<String>,
-    /// The identity of the Cluster that it is for: `spec.id` of the one that had the name when a token was first drawn. It lets
-    /// nobody into another one of that name.
+    /// Identity of the Cluster for which the token was first generated (its `spec.id`). The token
+    /// cannot join another Cluster that later has the same name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub cluster_id: Option<String>,
-    /// When it ends.
+    /// Time at which the token expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiration_time: Option<Time>,
-    /// The Secret with what a worker needs, in the same namespace.
+    /// Secret with the data that a worker needs to join, in the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretRef>,
-    /// Who joined, the first one first. As many as `spec.maxUses` at most.
+    /// Workers that joined, oldest first, at most `spec.maxUses`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["request"]))]
     pub uses: Vec<Use>,
 }
 
-/// A Secret in the same namespace.
+/// Reference to a Secret in the same namespace.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretRef {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(length(max = 63))]
     pub name: String,
 }
 
-/// One worker that was let join.
+/// One worker that joined with the token.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Use {
-    /// UID of the CertificateSigningRequest by which it joined.
+    /// UID of the CertificateSigningRequest with which the worker joined.
     #[schemars(length(max = 64))]
     pub request: String,
-    /// The Node's name.
+    /// Name of the worker's Node.
     #[schemars(length(max = 253))]
     pub node: String,
-    /// When.
+    /// Time at which the worker joined.
     pub time: Time,
 }
 
 impl JoinTokenSpec {
-    /// How long it holds, within [`SHORTEST`] and [`LONGEST`].
+    /// Lifetime of the token, clamped to [`SHORTEST`] and [`LONGEST`].
     pub fn lifetime(&self) -> Duration {
         parse_short_time(&self.ttl).unwrap_or(SHORTEST)
     }
 }
 
-/// A time in minutes or hours, within [`SHORTEST`] and [`LONGEST`].
+/// Parses a duration in minutes or hours, and clamps it to [`SHORTEST`] and [`LONGEST`].
 pub fn parse_short_time(text: &str) -> Option<Duration> {
     parse_time(text).map(|asked| asked.clamp(SHORTEST, LONGEST))
 }
 
 impl JoinLine {
-    /// What a worker needs, out of the Secret of a JoinToken.
+    /// Reads the data that a worker needs from the Secret of a JoinToken. `None` if any part is
+    /// missing or malformed.
     pub fn from_secret(secret: &Secret) -> Option<Self> {
         let data = secret.data.as_ref()?;
         let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
@@ -218,7 +226,7 @@ impl JoinLine {
     }
 }
 
-/// What is under a key of a Secret; empty if there is no such key.
+/// Parses the JSON under a key of a Secret. An absent key gives the default value.
 fn read_json<T: Default + DeserializeOwned>(secret: &Secret, key: &str) -> Option<T> {
     match secret.data.as_ref()?.get(key) {
         Some(bytes) => serde_json::from_slice(&bytes.0).ok(),
@@ -226,7 +234,7 @@ fn read_json<T: Default + DeserializeOwned>(secret: &Secret, key: &str) -> Optio
     }
 }
 
-/// Name of the Secret with what a worker needs.
+/// Name of the Secret with the data that a worker needs to join.
 pub fn secret_name(join_token: &str) -> String {
     format!("{join_token}-join")
 }
@@ -279,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_from_a_secret() {
+    fn join_line_is_read_from_a_secret() {
         let mut data = BTreeMap::from(
             [
                 (key::SERVER, "a.yoke.test:443"),
@@ -296,14 +304,14 @@ mod tests {
                 ..Secret::default()
             })
         };
-        // An operator whose ingress has a name, and one of before there were addresses.
+        // No address: the ingress has a DNS name, or the operator predates this key.
         assert_eq!(read(&data).unwrap().address, None);
         data.insert(key::ADDRESS.into(), ByteString("203.0.113.7".into()));
         assert_eq!(read(&data).unwrap().address, Some([203, 0, 113, 7].into()));
         data.insert(key::ADDRESS.into(), ByteString("in.yoke.test".into()));
         assert_eq!(read(&data), None);
         data.remove(key::ADDRESS);
-        // A Cluster with the workers' network, and an operator of before there was another.
+        // No value: the workers set up the Pod network, or the operator predates this key.
         assert!(read(&data).unwrap().pod_network);
         for (text, expected) in [("false", Some(false)), ("true", Some(true)), ("no", None)] {
             data.insert(key::POD_NETWORK.into(), ByteString(text.into()));
@@ -315,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn one_use_for_a_quarter_of_an_hour_is_the_default() {
+    fn default_is_one_use_within_15_minutes() {
         let spec: JoinTokenSpec = serde_json::from_str(r#"{"clusterName": "a"}"#).unwrap();
         assert_eq!((spec.max_uses, spec.ttl.as_str(), spec.reap_after), (1, "15m", None));
     }

@@ -1,13 +1,14 @@
-//! Reading objects that others write.
+//! Reads objects that other clients write.
 //!
-//! An API server takes more than a typed client can read: a time in the year 9999 in `metadata.managedFields`, which everybody
-//! may write who may write the object, is one, and fields there that lie deeper than a parser goes are another. In a list or a
-//! watch, one such object would keep all others from being read. And it bounds the bytes of an object, not how many labels or
-//! finalizers it has: small ones take many times as much memory as text.
+//! An API server accepts more than a typed client can parse. Examples are a time in the year 9999
+//! in `metadata.managedFields`, which every writer of the object can set, and fields there that are
+//! nested deeper than a parser's limit. In a list or watch, one such object would make all others
+//! unreadable. The API server also limits the bytes of an object, but not the number of its labels
+//! or finalizers. Small values take many times their size in memory.
 //!
 //! ```text
 //!  list, watch, get ─▶ Lenient<K> ─┬─ Ok(K), without managedFields
-//!                                  └─ Err: why not, such as too many values, and whose name it has
+//!                                  └─ Err: reason, such as too many values, and the object's name
 //! ```
 
 use std::borrow::Cow;
@@ -20,31 +21,31 @@ use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, Map
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// The part of an object that nobody here reads.
-const SKIPPED: &[&str] = &["metadata", "managedFields"];
-/// Values of one object that are read, all that are in another counted.
+/// Field of an object that is always skipped.
+const SKIPPED_FIELD: &[&str] = &["metadata", "managedFields"];
+/// Maximum number of values read of one object. Nested values count.
 const VALUES_MAX: usize = 16_384;
-/// What is read of an object with more, in its metadata.
+/// Metadata fields that are read even of an object with too many values.
 const IDENTITY: [&str; 4] = ["name", "namespace", "uid", "resourceVersion"];
-/// Bytes of a parser's words that are kept: they may repeat what somebody else wrote.
+/// Maximum length of a stored parser error, in bytes: it may repeat what another client wrote.
 const ERROR_MAX: usize = 200;
 
-/// An object as an API server shows it, whether or not it can be read as a `K`.
+/// An object from an API server, whether or not it can be parsed as a `K`.
 #[derive(Clone, Debug)]
 pub struct Lenient<K>(pub Result<K, Unreadable>);
 
-/// An object that cannot be read.
+/// An object that cannot be parsed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Unreadable {
-    /// Why not, in few words.
+    /// Short reason.
     pub error: String,
-    /// What can be read of its metadata: name, namespace, UID and version.
+    /// Metadata that can be read: name, namespace, UID and resourceVersion.
     pub metadata: Box<ObjectMeta>,
 }
 
 impl<K> Lenient<K> {
-    /// The object, or the error of a client that cannot read it.
+    /// The object, or the error that a client reports for an object it cannot parse.
     pub fn into_object(self) -> Result<K, kube::Error> {
         let object = self.0;
         object.map_err(|unreadable| kube::Error::SerdeError(serde::de::Error::custom(unreadable.error)))
@@ -57,7 +58,7 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Lenient<K> {
         let object = Bounded::new(&left).deserialize(deserializer)?;
         let read = match left.get() {
             Some(_) => K::deserialize(&object).map_err(|error| clip(error.to_string())),
-            None => Err(format!("it has more than {VALUES_MAX} values")),
+            None => Err(format!("the object has more than {VALUES_MAX} values")),
         };
         Ok(Self(read.map_err(|error| Unreadable {
             error,
@@ -106,29 +107,30 @@ impl<K: Resource> Resource for Lenient<K> {
     }
 }
 
-/// Reads a value without [`SKIPPED`], however that looks: a parser skips it at any depth. So it does with all that comes when
-/// no more values may be read, but for the names of the object.
+/// Reads a value without [`SKIPPED_FIELD`], whatever that field contains: a parser skips it at any
+/// depth. When the limit of values is reached, all further values are skipped too, except the
+/// identity of the object.
 #[derive(Clone, Copy)]
 struct Bounded<'a> {
-    /// How many values may still be read; `None` if there were more.
+    /// Number of values that may still be read. `None` once the limit is exceeded.
     left: &'a Cell<Option<usize>>,
-    place: Place,
+    position: Position,
 }
 
-/// Where in an object a value is.
+/// Position of a value in an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     Object,
     Metadata,
     Identity,
     Elsewhere,
 }
 
-impl Place {
-    /// That of a field.
+impl Position {
+    /// Position of the field `key` of a value at this position.
     fn of(self, key: &str) -> Self {
         match self {
-            Self::Object if key == SKIPPED[0] => Self::Metadata,
+            Self::Object if key == SKIPPED_FIELD[0] => Self::Metadata,
             Self::Metadata if IDENTITY.contains(&key) => Self::Identity,
             _ => Self::Elsewhere,
         }
@@ -139,22 +141,22 @@ impl<'a> Bounded<'a> {
     fn new(left: &'a Cell<Option<usize>>) -> Self {
         Self {
             left,
-            place: Place::Object,
+            position: Position::Object,
         }
     }
 
-    /// How the value of a field is read; `None` if it is skipped.
+    /// How to read the value of a field. `None` to skip it.
     fn field(self, key: &str) -> Option<Self> {
-        if self.place == Place::Metadata && key == SKIPPED[1] {
+        if self.position == Position::Metadata && key == SKIPPED_FIELD[1] {
             return None;
         }
-        let place = self.place.of(key);
-        let inner = Self { place, ..self };
-        (inner.has_room() || place != Place::Elsewhere).then_some(inner)
+        let position = self.position.of(key);
+        let inner = Self { position, ..self };
+        (inner.count_value() || position != Position::Elsewhere).then_some(inner)
     }
 
-    /// Whether one more may be read, which is counted.
-    fn has_room(self) -> bool {
+    /// Counts one value, and returns whether it may be read.
+    fn count_value(self) -> bool {
         self.left.set(self.left.get().and_then(|left| left.checked_sub(1)));
         self.left.get().is_some()
     }
@@ -172,7 +174,7 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value of JSON")
+        f.write_str("a JSON value")
     }
 
     fn visit_unit<E>(self) -> Result<Value, E> {
@@ -206,12 +208,12 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Value, A::Error> {
         let mut kept = Vec::new();
         let inner = Self {
-            place: Place::Elsewhere,
+            position: Position::Elsewhere,
             ..self
         };
-        // One of an object with too many is read and dropped.
+        // The value that exceeds the limit is read and dropped.
         while let Some(value) = values.next_element_seed(inner)? {
-            if !self.has_room() {
+            if !self.count_value() {
                 while values.next_element::<IgnoredAny>()?.is_some() {}
                 break;
             }
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_nobody_reads_are_no_reason() {
+    fn managed_fields_are_ignored() {
         let deep = format!("{}1{}", r#"{"f:a":"#.repeat(2000), "}".repeat(2000));
         let far = json!([{"manager": "m", "time": "9999-12-31T23:59:59Z"}]);
         for (rule, managed) in [("a time far away", far.to_string()), ("fields without end", deep)] {
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_cannot_be_read_the_name_is_known() {
+    fn unreadable_object_keeps_its_identity() {
         let long = json!(["x".repeat(5000)]);
         let read: Lenient<Cluster> = serde_json::from_str(&cluster(&json!([]), &long)).unwrap();
         let unreadable = read.0.unwrap_err();
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_too_many_values_is_not_read() {
+    fn object_with_too_many_values_is_refused() {
         let labels = |count: usize| -> Value {
             let labels = (0..count).map(|number| (format!("l{number}"), Value::from("")));
             Value::Object(labels.collect())
@@ -313,7 +315,7 @@ mod tests {
             ("within others", "other", deep, false),
             ("a name", "name", many.clone(), false),
         ] {
-            // Its fields are sorted, as an API server has them.
+            // The fields are sorted, as an API server returns them.
             let mut object: Value = serde_json::from_str(&cluster(&json!([]), &"v1.35.4".into())).unwrap();
             object["metadata"][field] = value;
             let read: Lenient<Cluster> = serde_json::from_str(&object.to_string()).unwrap();
@@ -325,7 +327,7 @@ mod tests {
             assert_eq!(metadata.uid.as_deref(), Some("1"), "{rule}");
             assert_eq!(metadata.resource_version.as_deref(), Some("7"), "{rule}");
             if let Err(unreadable) = &read.0 {
-                assert_eq!(unreadable.error, "it has more than 16384 values", "{rule}");
+                assert_eq!(unreadable.error, "the object has more than 16384 values", "{rule}");
                 assert_eq!(unreadable.metadata.labels, None, "{rule}");
             }
         }
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_a_list_does_not_take_the_others_with_it() {
+    fn unreadable_object_does_not_break_its_list() {
         let list = format!(
             r#"{{"kind":"ClusterList","apiVersion":"v1","metadata":{{"resourceVersion":"9"}},"items":[{},{},{{}}]}}"#,
             cluster(&json!([{"time": "9999-12-31T23:59:59Z"}]), &"v1.35.4".into()),

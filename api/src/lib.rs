@@ -1,15 +1,17 @@
-//! The vocabulary that Yoke's processes share: custom resources, names, labels, conditions, and the one
-//! ConfigMap by which the operator tells the ingress about a cluster.
+//! Types that Yoke's processes share: custom resources, names, labels, conditions, and the
+//! ConfigMap that the operator writes for the ingress.
 //!
 //! ```text
-//!  person ──Cluster, Tenant──▶ host API ──▶ operator ──ConfigMap yoke-ingress──▶ ingress-xds
-//!                                             │
-//!                                             └──Cluster.status──▶ kubectl yoke, person
+//!  user ──Cluster, Tenant──▶ host API ──▶ operator ──ConfigMap yoke-ingress──▶ ingress-xds
+//!                                            │
+//!                                            └──Cluster.status──▶ kubectl yoke, user
 //! ```
 //!
-//! Everything here is pure data. The CRDs in `crds/` are generated from these types by `cargo xtask crds`.
+//! This crate is pure data: it does no I/O. `cargo xtask crds` generates the CRDs in `crds/` from
+//! these types.
 
-// The KubeSchema derive repeats a type inside a function, where the lint takes it for unreachable.
+// The KubeSchema derive repeats each type inside a function, and the lint takes that copy for
+// unreachable.
 #![allow(unreachable_pub)]
 
 pub mod addons;
@@ -38,7 +40,7 @@ pub use network::Cidr;
 pub use tenant::{Tenant, TenantSpec, TenantStatus};
 pub use version::KubernetesVersion;
 
-/// The API group of every custom resource of Yoke.
+/// API group of all custom resources of Yoke.
 pub const GROUP: &str = "yoke.drzzl.io";
-/// The served and stored version of every custom resource of Yoke.
+/// Served and stored version of all custom resources of Yoke.
 pub const VERSION: &str = "v1alpha1";

@@ -1,4 +1,5 @@
-//! Names derived from one identity. Each has a type, so that a stream is never used where a namespace is meant.
+//! Names derived from a cluster's identity. Names of different kinds have different types, so they
+//! cannot be confused.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -7,52 +8,57 @@ use std::str::FromStr;
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 
-/// Name of the ConfigMap in a hosted namespace that tells the ingress about its cluster.
+/// Name of the ConfigMap in a control-plane namespace with the ingress's configuration of the
+/// cluster.
 pub const INGRESS_CONFIG_MAP: &str = "yoke-ingress";
-/// Namespace of every certificate authority.
+/// Namespace of all certificate authorities.
 pub const PKI_NAMESPACE: &str = "yoke-pki";
-/// ServiceAccount in a Tenant's namespace as which the SSH server acts for its keys. It is a name for RBAC alone: there is no
-/// such object, so nobody can get a token of it.
+/// ServiceAccount in a Tenant's namespace as which the SSH server acts for the Tenant's keys. It is
+/// only a name in RBAC: no such object exists, so no client can obtain a token for it.
 pub const SSH_SERVICE_ACCOUNT: &str = "yoke-ssh";
-/// Prefix of every hosted namespace.
+/// Prefix of the names of control-plane namespaces.
 pub const HOSTED_NAMESPACE_PREFIX: &str = "yoke-";
-/// Name of the port of a control plane's Service for the API.
+/// Name of the API port in a control plane's Service.
 pub const API_PORT_NAME: &str = "https";
-/// Port on which a tenant's kube-apiserver listens, in the pod and on the Service.
+/// Port of a tenant's kube-apiserver, in the Pod and in the Service.
 pub const API_PORT: u16 = 6443;
-/// Name of the port of a control plane's Service for konnectivity agents.
+/// Name of the port for konnectivity agents in a control plane's Service.
 pub const KONNECTIVITY_PORT_NAME: &str = "konnectivity";
-/// Port on which a tenant's konnectivity-server waits for agents, in the pod and on the Service.
+/// Port on which a tenant's konnectivity-server listens for agents, in the Pod and in the Service.
 pub const KONNECTIVITY_PORT: u16 = 8132;
-/// Key of the kubeconfig in its Secret: the contract of Cluster API, which other tools read.
+/// Key of the kubeconfig in its Secret, as Cluster API defines it. Other tools read this key.
 pub const KUBECONFIG_KEY: &str = "value";
-/// Longest name that a Cluster is accepted with: with `-`, eight characters of identity it stays one DNS label with room to
-/// spare. The schema lets any DNS label in, so that the operator can say why a longer one is refused.
+/// Maximum length of an accepted Cluster name, in characters. With `-` and eight characters of the
+/// identity, it fits in one DNS label with room to spare. The schema accepts any DNS label, so that
+/// the operator can explain why a longer name is refused.
 pub const CLUSTER_NAME_MAX: usize = 40;
 
 const ID_LENGTH: usize = 10;
-// Kubernetes' own alphabet for generated names: no vowels, so no words; no 0, 1, 3, which look like letters.
+// Kubernetes' alphabet for generated names: no vowels, so that no words occur, and no 0, 1 and 3,
+// which look like letters.
 const ID_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const ID_FIRST: &[u8] = b"bcdfghjklmnpqrstvwxz";
 
-/// A text was not a valid name.
+/// The text is not a valid name.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
-    /// The identity is not ten characters, a letter first, then letters and digits in lower case.
-    #[error("cluster identity {0:?} is not 10 lower-case letters and digits beginning with a letter")]
+    /// The text is not ten lowercase letters and digits that begin with a letter.
+    #[error("cluster identity {0:?} is not 10 lowercase letters and digits beginning with a letter")]
     Identity(String),
 }
 
-/// The identity of a Cluster: ten characters, set once, from which all names that must be unique are made.
+/// Identity of a Cluster: ten characters, set once. All names that must be unique are derived from
+/// it.
 ///
-/// It is not derived from the object's UID: a Cluster restored on another host keeps it.
+/// The identity does not derive from the object's UID, so a Cluster that is restored on another host
+/// keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ClusterId(String);
 
 impl ClusterId {
-    /// Draws a new identity: about 46 bits, so that a collision among 100,000 clusters has a chance of 1 in 14,000;
-    /// the operator refuses one that is taken.
+    /// Generates a new identity of about 46 bits. Among 100,000 clusters, the probability of a
+    /// collision is 1 in 14,000; the operator refuses an identity that is in use.
     pub fn random() -> Self {
         let mut random = rand::rng();
         let mut pick = |from: &[u8]| char::from(from[random.random_range(0..from.len())]);
@@ -69,7 +75,7 @@ impl ClusterId {
         &self.0
     }
 
-    /// The part of the identity that a public name carries.
+    /// Part of the identity that is in the public name: the first eight characters.
     pub fn short(&self) -> &str {
         &self.0[..8]
     }
@@ -79,22 +85,22 @@ impl ClusterId {
         HostedNamespace(format!("{HOSTED_NAMESPACE_PREFIX}{}", self.0))
     }
 
-    /// JetStream stream that is the log of the cluster's store.
+    /// JetStream stream with the log of the cluster's store.
     pub fn stream(&self) -> String {
         format!("KINE_{}", self.0)
     }
 
-    /// JetStream stream that holds snapshots of the cluster's store.
+    /// JetStream stream with snapshots of the cluster's store.
     pub fn snapshot_stream(&self) -> String {
         format!("KINE_SNAP_{}", self.0)
     }
 
-    /// JetStream stream that holds every other snapshot of a store without replicas.
+    /// JetStream stream with every other snapshot of a store without replicas.
     pub fn spare_stream(&self) -> String {
         format!("KINE_SPARE_{}", self.0)
     }
 
-    /// The one subject of the log stream.
+    /// The only subject of the log stream.
     pub fn log_subject(&self) -> String {
         format!("kine.{}.log", self.0)
     }
@@ -104,28 +110,30 @@ impl ClusterId {
         format!("kine.{}.snap.>", self.0)
     }
 
-    /// Subjects of the stream for every other snapshot.
+    /// Subjects of the stream with every other snapshot.
     pub fn spare_subjects(&self) -> String {
         format!("kine.{}.spare.>", self.0)
     }
 
-    /// Prefix of the inboxes of the cluster's NATS user; it may subscribe to no others.
+    /// Prefix of the inboxes of the cluster's NATS user. The user may subscribe to no other
+    /// inboxes.
     pub fn inbox_prefix(&self) -> String {
         format!("_INBOX_{}", self.0)
     }
 
-    /// The cluster's public name under `base_domain`: exactly one label, see [`Self::public_label`].
+    /// Public name of the cluster under `base_domain`. It adds exactly one label, see
+    /// [`Self::public_label`].
     pub fn public_name(&self, cluster: &str, base_domain: &str) -> PublicName {
         PublicName(format!("{}.{base_domain}", self.public_label(cluster)))
     }
 
-    /// The first label of the cluster's public name: `<name>-<first 8 of id>`.
+    /// First label of the cluster's public name: `<name>-<first 8 characters of the identity>`.
     pub fn public_label(&self, cluster: &str) -> String {
         format!("{cluster}-{}", self.short())
     }
 }
 
-/// What is kept by identity is found by its text.
+/// Allows lookups by text in maps that are keyed by identity.
 impl Borrow<str> for ClusterId {
     fn borrow(&self) -> &str {
         &self.0
@@ -167,18 +175,18 @@ impl fmt::Display for ClusterId {
     }
 }
 
-/// Namespace on the host that holds one cluster's control plane; tenants cannot read it.
+/// Namespace on the host that holds one cluster's control plane. Tenants cannot read it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostedNamespace(String);
 
 impl HostedNamespace {
-    /// The namespace's name.
+    /// Name of the namespace.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// DNS name of the control plane's Service, which is also the name in its serving certificate that the ingress
-    /// and the operator verify: `<cluster>.<hosted-ns>.svc`.
+    /// DNS name of the control plane's Service: `<cluster>.<control-plane namespace>.svc`. The
+    /// ingress and the operator verify that its serving certificate has this name.
     pub fn upstream_name(&self, cluster: &str) -> String {
         format!("{cluster}.{}.svc", self.0)
     }
@@ -190,7 +198,7 @@ impl fmt::Display for HostedNamespace {
     }
 }
 
-/// The name by which clients outside reach a cluster: their TLS server name (SNI).
+/// Name under which external clients reach a cluster: their TLS server name (SNI).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PublicName(String);
@@ -201,13 +209,15 @@ impl PublicName {
         &self.0
     }
 
-    /// Issuer of the cluster's service-account tokens and its unique audience: `https://<public name>`.
+    /// Issuer of the cluster's service-account tokens, and the audience unique to the cluster:
+    /// `https://<public name>`.
     pub fn issuer(&self) -> String {
         format!("https://{}", self.0)
     }
 
-    /// The name that konnectivity agents send as SNI: `konnectivity.<public name>`. No other cluster can have it: a public
-    /// name is one label under the base domain, and an extra name is never under it.
+    /// Name that konnectivity agents send as SNI: `konnectivity.<public name>`. No other cluster
+    /// can have it: a public name is one label under the base domain, and an extra name is never
+    /// under the base domain.
     pub fn konnectivity(&self) -> String {
         format!("konnectivity.{}", self.0)
     }
@@ -219,12 +229,12 @@ impl fmt::Display for PublicName {
     }
 }
 
-/// Name of the Secret in the tenant's namespace that holds a cluster's kubeconfig.
+/// Name of the Secret in the tenant's namespace with a cluster's kubeconfig.
 pub fn kubeconfig_secret(cluster: &str) -> String {
     format!("{cluster}-kubeconfig")
 }
 
-/// Whether a text is a DNS label in lower case (RFC 1123).
+/// Whether a text is a lowercase DNS label (RFC 1123).
 pub fn is_label(text: &str) -> bool {
     (1..=63).contains(&text.len())
         && text
@@ -234,8 +244,8 @@ pub fn is_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Whether a text is a DNS name in lower case, at least two labels, the last of which begins with a letter: so neither a
-/// wildcard nor an IP address.
+/// Whether a text is a lowercase DNS name of at least two labels whose last label begins with a
+/// letter. So it is neither a wildcard nor an IP address.
 pub fn is_domain(text: &str) -> bool {
     text.len() <= 253
         && text.contains('.')
@@ -246,7 +256,7 @@ pub fn is_domain(text: &str) -> bool {
             .is_some_and(|last| last.starts_with(|c: char| c.is_ascii_lowercase()))
 }
 
-/// Whether `name` is `domain` or lies under it.
+/// Whether `name` is `domain` or a subdomain of it.
 pub fn is_within(name: &str, domain: &str) -> bool {
     name.strip_suffix(domain)
         .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))

@@ -4,73 +4,66 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// A text was not an address range.
+/// The text is not an address range.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not an address range such as 10.96.0.0/16, with no bits set after the prefix")]
 pub struct CidrError(String);
 
-/// An address range: an address with no bits set after the prefix.
+/// An address range: a network address, with no bits set after the prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Cidr {
-    address: IpAddr,
-    prefix: u8,
-}
+pub struct Cidr(IpNet);
 
 impl Cidr {
-    /// The network's own address.
+    /// Network address: the first address of the range.
     pub fn address(self) -> IpAddr {
-        self.address
+        self.0.addr()
     }
 
-    /// How many bits all its addresses share.
+    /// Prefix length in bits.
     pub fn prefix(self) -> u8 {
-        self.prefix
+        self.0.prefix_len()
     }
 
-    /// The range of one address.
+    /// The range that contains only `address`.
     pub fn of(address: IpAddr) -> Self {
-        Self {
-            address,
-            prefix: width(address),
-        }
+        Self(address.into())
     }
 
-    /// The first address after the network's own: that of the Service `default/kubernetes` if this is a Service range.
+    /// The address after the network address. In a Service range, the Service `default/kubernetes`
+    /// has it.
     pub fn first_host(self) -> IpAddr {
-        match self.address {
-            IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).wrapping_add(1)).into(),
-            IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6).wrapping_add(1)).into(),
+        match self.address() {
+            IpAddr::V4(v4) => Ipv4Addr::from_bits(v4.to_bits().wrapping_add(1)).into(),
+            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits().wrapping_add(1)).into(),
         }
     }
 
-    /// The address that comes so many after the network's own, if it is one of it.
+    /// The address `number` after the network address, if it is in the range.
     pub fn nth(self, number: u32) -> Option<IpAddr> {
-        let address: IpAddr = match self.address {
-            IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).checked_add(number)?).into(),
-            IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6).checked_add(number.into())?).into(),
+        let address: IpAddr = match self.address() {
+            IpAddr::V4(v4) => Ipv4Addr::from_bits(v4.to_bits().checked_add(number)?).into(),
+            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits().checked_add(number.into())?).into(),
         };
         Some(address).filter(|address| self.contains(*address))
     }
 
-    /// Whether the address is one of it. An address of IPv4 in the form of IPv6 is one of IPv4.
+    /// Whether `address` is in the range. An IPv4-mapped IPv6 address counts as IPv4.
     pub fn contains(self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        self.address.is_ipv4() == address.is_ipv4() && network_of(address, self.prefix) == bits_of(self.address)
+        self.0.contains(&address.to_canonical())
     }
 
-    /// Whether the two share an address.
+    /// Whether both ranges have an address in common.
     pub fn overlaps(self, other: Self) -> bool {
-        let prefix = self.prefix.min(other.prefix);
-        self.address.is_ipv4() == other.address.is_ipv4()
-            && network_of(self.address, prefix) == network_of(other.address, prefix)
+        self.0.contains(&other.0) || other.0.contains(&self.0)
     }
 
-    /// Whether every address of it is one of the other, which has more.
+    /// Whether the range is contained in `other` and smaller than it.
     pub fn is_part_of(self, other: Self) -> bool {
-        self.prefix > other.prefix && self.overlaps(other)
+        self != other && other.0.contains(&self.0)
     }
 }
 
@@ -79,13 +72,17 @@ impl FromStr for Cidr {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || CidrError(text.to_owned());
+        // The standard parser of addresses: that of ipnet accepts leading zeros, which other programs
+        // read as octal numbers.
         let (address, prefix) = text.split_once('/').ok_or_else(wrong)?;
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
-        if prefix > width(address) || network_of(address, prefix) != bits_of(address) {
-            return Err(wrong());
+        let range = IpNet::new(address, prefix).map_err(|_| wrong())?;
+        if range.network() == address {
+            Ok(Self(range))
+        } else {
+            Err(wrong())
         }
-        Ok(Self { address, prefix })
     }
 }
 
@@ -105,27 +102,7 @@ impl From<Cidr> for String {
 
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix)
-    }
-}
-
-fn width(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
-}
-
-fn bits_of(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => u128::from(u32::from(v4)),
-        IpAddr::V6(v6) => u128::from(v6),
-    }
-}
-
-fn network_of(address: IpAddr, prefix: u8) -> u128 {
-    let host = u32::from(width(address) - prefix);
-    if host == 128 {
-        0
-    } else {
-        bits_of(address) >> host << host
+        self.0.fmt(f)
     }
 }
 
@@ -144,6 +121,14 @@ mod tests {
             ("10.96.0.1/16", false),
             ("10.96.0.0", false),
             ("10.96.0.0/33", false),
+            ("fd00::/129", false),
+            ("fd00::1/64", false),
+            ("10.96.0.0/256", false),
+            ("10.96.0.0/", false),
+            ("10.96.0.0/16/16", false),
+            ("010.96.0.0/16", false),
+            (" 10.96.0.0/16", false),
+            ("fe80::%1/64", false),
             ("10.96.0.0/-1", false),
             ("name/16", false),
         ] {
@@ -152,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_smaller_than_the_whole() {
+    fn a_part_is_smaller_than_its_range() {
         let cidr = |text: &str| text.parse::<Cidr>().unwrap();
         for (part, whole, expected) in [
             ("10.0.0.0/8", "0.0.0.0/0", true),
@@ -161,6 +146,7 @@ mod tests {
             ("10.0.0.0/8", "10.1.0.0/16", false),
             ("11.0.0.0/16", "10.0.0.0/8", false),
             ("fd00::/8", "0.0.0.0/0", false),
+            ("fd00::/16", "fd00::/8", true),
         ] {
             assert_eq!(cidr(part).is_part_of(cidr(whole)), expected, "{part} of {whole}");
         }
@@ -176,6 +162,9 @@ mod tests {
             ("10.96.0.0/16", "10.0.0.0/8", true),
             ("10.96.0.0/16", "10.96.3.0/24", true),
             ("0.0.0.0/0", "fd00::/8", false),
+            ("fd00::/8", "fd12::/16", true),
+            ("fd00::/16", "fd01::/16", false),
+            ("10.96.0.0/16", "10.97.0.0/16", false),
         ] {
             assert_eq!(cidr(a).overlaps(cidr(b)), expected, "{a} {b}");
             assert_eq!(cidr(b).overlaps(cidr(a)), expected, "{b} {a}");
@@ -189,6 +178,9 @@ mod tests {
             ("fd00::/108", 10, Some("fd00::a")),
             ("10.96.0.0/29", 10, None),
             ("255.255.255.248/29", 10, None),
+            ("255.255.255.248/29", 7, Some("255.255.255.255")),
+            ("10.0.0.1/32", 0, Some("10.0.0.1")),
+            ("10.0.0.1/32", 1, None),
         ] {
             let address = range.parse::<Cidr>().unwrap().nth(number);
             assert_eq!(

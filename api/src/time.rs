@@ -1,8 +1,9 @@
-//! Times as people write them into a spec. Pure.
+//! Durations as users write them in a spec. Pure.
 
 use std::time::Duration;
 
-/// A time in whole minutes or hours, such as `90m` or `8h`, of which both `CustomResourceDefinition`s and the CLI take four digits.
+/// Parses a duration in whole minutes or hours, such as `90m` or `8h`. Callers (the CRDs and the
+/// CLI) accept at most four digits; larger numbers count as 10,000.
 pub fn parse_time(text: &str) -> Option<Duration> {
     let number = |text: &str| {
         let number = text.parse::<u64>().ok().filter(|_| !text.starts_with('+'))?;

@@ -1,4 +1,4 @@
-//! What a Cluster used, and what that costs. Pure.
+//! How long a Cluster has run, and what that costs. Pure.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,28 +8,31 @@ use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Parts of a unit of a currency that are counted.
-const MICROS: u64 = 1_000_000;
-const DIGITS: usize = 6;
-const HOUR: u64 = 3600;
+/// Fractions of a currency unit in which amounts are counted.
+const MICROS_PER_UNIT: u64 = 1_000_000;
+const MAX_DECIMALS: usize = 6;
+const SECONDS_PER_HOUR: u64 = 3600;
 
-/// What a Cluster used since it was made, and what is asked for it.
+/// Time for which a Cluster has run since its creation, and its price per hour.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UsageStatus {
-    /// Seconds for which a control plane was asked for, but for those since `awakeSince`.
+    /// Time for which the Cluster was requested to run, in seconds, summed over periods that have
+    /// ended. The period since `awakeSince` is not included.
     #[serde(default)]
     pub awake_seconds: i64,
-    /// Since when one is asked for without a break; absent while the Cluster sleeps.
+    /// Start of the period for which the Cluster is now requested to run. Absent while the Cluster
+    /// sleeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub awake_since: Option<Time>,
-    /// What an hour awake costs, such as `0.02 EUR`, if the host's owner says so. It holds for all hours.
+    /// Price of one hour awake, such as `0.02 EUR`, if the host's owner has set one. It applies to
+    /// all hours, including past ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price_per_hour: Option<String>,
 }
 
 impl UsageStatus {
-    /// Seconds for which it was awake up to a time.
+    /// Seconds awake up to `now`.
     pub fn awake(&self, now: Timestamp) -> u64 {
         let since = self
             .awake_since
@@ -39,10 +42,10 @@ impl UsageStatus {
         ended.saturating_add(u64::try_from(since).unwrap_or_default())
     }
 
-    /// What that costs, if there is a price.
+    /// Cost up to `now`, if a price is set.
     pub fn cost(&self, now: Timestamp) -> Option<Money> {
         let price: Money = self.price_per_hour.as_deref()?.parse().ok()?;
-        let micros = u128::from(price.micros) * u128::from(self.awake(now)) / u128::from(HOUR);
+        let micros = u128::from(price.micros) * u128::from(self.awake(now)) / u128::from(SECONDS_PER_HOUR);
         Some(Money {
             micros: u64::try_from(micros).unwrap_or(u64::MAX),
             ..price
@@ -50,7 +53,7 @@ impl UsageStatus {
     }
 }
 
-/// An amount of a currency. It is shown in hundredths, rounded.
+/// An amount of money. Displayed with two decimals, rounded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Money {
     micros: u64,
@@ -59,7 +62,7 @@ pub struct Money {
 
 impl fmt::Display for Money {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hundredths = self.micros.saturating_add(MICROS / 200) / (MICROS / 100);
+        let hundredths = self.micros.saturating_add(MICROS_PER_UNIT / 200) / (MICROS_PER_UNIT / 100);
         write!(
             formatter,
             "{}.{:02} {}",
@@ -70,27 +73,27 @@ impl fmt::Display for Money {
     }
 }
 
-/// No amount of money.
+/// The text is not an amount of money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected an amount with up to 6 decimals and a currency of three letters, such as `0.02 EUR`")]
-pub struct NoMoney;
+pub struct MoneyError;
 
 impl FromStr for Money {
-    type Err = NoMoney;
+    type Err = MoneyError;
 
-    fn from_str(text: &str) -> Result<Self, NoMoney> {
-        let (amount, currency) = text.split_once(' ').ok_or(NoMoney)?;
+    fn from_str(text: &str) -> Result<Self, MoneyError> {
+        let (amount, currency) = text.split_once(' ').ok_or(MoneyError)?;
         let (whole, part) = amount.split_once('.').unwrap_or((amount, "0"));
         let is_number = |digits: &str, most| {
             (1..=most).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit())
         };
         let is_currency = currency.len() == 3 && currency.bytes().all(|letter| letter.is_ascii_uppercase());
-        if !is_currency || !is_number(whole, 9) || !is_number(part, DIGITS) {
-            return Err(NoMoney);
+        if !is_currency || !is_number(whole, 9) || !is_number(part, MAX_DECIMALS) {
+            return Err(MoneyError);
         }
-        let number = |digits: &str| digits.parse::<u64>().map_err(|_| NoMoney);
+        let number = |digits: &str| digits.parse::<u64>().map_err(|_| MoneyError);
         Ok(Self {
-            micros: number(whole)? * MICROS + number(&format!("{part:0<DIGITS$}"))?,
+            micros: number(whole)? * MICROS_PER_UNIT + number(&format!("{part:0<MAX_DECIMALS$}"))?,
             currency: currency.to_owned(),
         })
     }
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_money_is_refused() {
+    fn malformed_amounts_are_refused() {
         for text in [
             "",
             "1",
@@ -153,7 +156,7 @@ mod tests {
             "1 EUR ",
             "\u{661} EUR",
         ] {
-            assert_eq!(text.parse::<Money>(), Err(NoMoney), "{text:?}");
+            assert_eq!(text.parse::<Money>(), Err(MoneyError), "{text:?}");
         }
     }
 }

@@ -1,46 +1,50 @@
-//! Kubernetes versions and which changes between them are allowed.
+//! Kubernetes versions, and the changes between them that are allowed.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Minor versions that a kubelet may be behind its API server.
+/// Minor versions that a kubelet may be older than its API server.
 pub const KUBELET_MINORS_BEHIND: u16 = 3;
 
-/// A text was not a Kubernetes version.
+/// The text is not a Kubernetes version.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a Kubernetes version such as v1.35.4")]
 pub struct VersionError(String);
 
-/// A released version of Kubernetes, `v<major>.<minor>.<patch>`; the `v` may be left out in input.
+/// A released Kubernetes version, `v<major>.<minor>.<patch>`. The `v` is optional in input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct KubernetesVersion {
-    /// Major number, 1 for as long as anybody can tell.
+    /// Major version; 1 for all releases so far.
     pub major: u16,
-    /// Minor number: the unit of the version-skew policy.
+    /// Minor version: the unit of the version-skew policy.
     pub minor: u16,
-    /// Patch number.
+    /// Patch version.
     pub patch: u16,
 }
 
 impl KubernetesVersion {
-    /// Whether a running control plane may go from `self` to `to`: both ways within a minor (or a failed upgrade is a
-    /// trap), one minor up at a time, never a minor down.
+    /// Whether a running control plane may change from `self` to `to`. Within a minor version both
+    /// directions are allowed, so that a failed upgrade can be undone. Otherwise it may move up one
+    /// minor version at a time, and never down.
     ///
-    /// The rule follows <https://kubernetes.io/releases/version-skew-policy/>; the CRD carries the same in CEL.
+    /// The rule follows <https://kubernetes.io/releases/version-skew-policy/>; the CRD repeats it
+    /// in CEL.
     pub fn may_change_to(self, to: Self) -> bool {
         self.major == to.major && (to.minor == self.minor || to.minor == self.minor + 1)
     }
 
-    /// Whether a kubelet of this version may be one of an API server: it is never newer, and at most three minors older.
+    /// Whether a kubelet of this version may join an API server of version `api`. It must not be
+    /// newer, and at most three minor versions older.
     /// <https://kubernetes.io/releases/version-skew-policy/>
     pub fn may_join(self, api: Self) -> bool {
         self.major == api.major && self.minor <= api.minor && api.minor - self.minor <= KUBELET_MINORS_BEHIND
     }
 
-    /// The version that a program says it is, `v1.35.4`: a vendor's build has more behind a `+` or `-`.
+    /// Parses the version that a program reports, such as `v1.35.4`. A vendor's build has a suffix
+    /// after `+` or `-`, which is ignored.
     pub fn parse_build(said: &str) -> Result<Self, VersionError> {
         said.split(['+', '-']).next().unwrap_or_default().parse()
     }

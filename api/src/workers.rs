@@ -1,4 +1,5 @@
-//! Workers: how their kubelets follow the version of their Cluster, and what is said of that on Nodes.
+//! Workers: how their kubelets follow the version of their Cluster, and the upgrade state that
+//! workers report on Nodes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,37 +11,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::version::KubernetesVersion;
 
-/// Of what a worker says of a failure.
+/// Longest failure message of a worker, in characters.
 pub const MESSAGE_MAX: usize = 300;
-/// No worker is drained for longer.
-const DRAIN_LONGEST: Duration = Duration::from_hours(24);
+/// Upper bound of `drainTimeout`.
+const DRAIN_TIMEOUT_MAX: Duration = Duration::from_hours(24);
 
-/// The cluster's workers.
+/// How the cluster's workers are upgraded.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkersSpec {
-    /// How their kubelets follow `spec.version`, once the control plane runs it and is ready. Nodes that no `yoke-worker` keeps
-    /// are not touched.
+    /// How kubelets follow `spec.version`, once the control plane runs that version and is ready.
+    /// Nodes that no `yoke-worker` manages are not changed.
     #[serde(default)]
     pub upgrade: UpgradeSpec,
 }
 
-/// How kubelets follow the version of their Cluster: each worker is cordoned and drained, its kubelet is replaced, and when the
-/// Node is ready it takes Pods again. If one fails, it goes back to the kubelet that it had, and no other is begun.
+/// How kubelets follow the version of their Cluster. For each worker, the operator cordons and
+/// drains the Node, and the worker replaces its kubelet. When the Node is ready, it accepts Pods
+/// again. If an upgrade fails, that worker returns to its previous kubelet, and no other upgrade is
+/// started.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UpgradeSpec {
-    /// While true, no other worker is begun with. Those that have begun come to their end.
+    /// Pauses upgrades. While true, no further worker is upgraded; upgrades in progress finish.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// How many Nodes may be unavailable at a time: those that are upgraded, and those that are not ready for any other reason.
+    /// Maximum number of Nodes that may be unavailable at a time, from 1 to 100. Nodes that are
+    /// being upgraded count, and so do Nodes that are not ready for any other reason. Default: 1.
     #[serde(default = "default_max_unavailable")]
     #[schemars(range(min = 1, max = 100))]
     pub max_unavailable: u16,
-    /// How long PodDisruptionBudgets may keep Pods on a worker that is drained, such as `90s`, `5m` or `1h`. Those that are left
-    /// then are deleted.
+    /// How long a drain respects PodDisruptionBudgets, in seconds, minutes or hours: `0s` to `24h`,
+    /// such as `90s`. Pods that are left after this time are deleted. Default: `5m`.
     #[serde(default = "default_drain_timeout")]
     #[schemars(length(max = 5), regex(pattern = r"^(0s|[1-9][0-9]{0,3}[smh])$"))]
-    #[x_kube(validation = Rule::new("duration(self) <= duration('24h')").message("drainTimeout is at most 24h"))]
+    #[x_kube(validation = Rule::new("duration(self) <= duration('24h')").message("drainTimeout must be at most 24h"))]
     pub drain_timeout: String,
 }
 
@@ -62,26 +66,26 @@ impl Default for UpgradeSpec {
     }
 }
 
-/// What was seen of the cluster's workers.
+/// Versions of the workers' kubelets, and progress of their upgrade.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkersStatus {
     /// Number of Nodes.
     pub total: i32,
-    /// Those whose kubelet is of the Cluster's version.
+    /// Number of Nodes whose kubelet has the Cluster's version.
     pub updated: i32,
-    /// Those that are being upgraded, or are not ready.
+    /// Number of Nodes that are being upgraded or are not ready.
     pub unavailable: i32,
-    /// The oldest version of a kubelet.
+    /// Oldest kubelet version of all Nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_version: Option<String>,
-    /// Names of Nodes that are being upgraded, the first sixteen.
+    /// Names of the Nodes that are being upgraded, at most sixteen.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub upgrading: Vec<String>,
 }
 
-/// How long a worker may be drained; nothing if it is none that a Cluster can have.
+/// Parses a drain timeout. `None` if the text is not a valid `drainTimeout`.
 pub fn parse_drain_timeout(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let plain = !number.is_empty() && number.len() <= 4 && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -92,35 +96,35 @@ pub fn parse_drain_timeout(text: &str) -> Option<Duration> {
         "h" => Duration::from_hours(number),
         _ => return None,
     };
-    (time <= DRAIN_LONGEST).then_some(time)
+    (time <= DRAIN_TIMEOUT_MAX).then_some(time)
 }
 
-/// What a worker says of its kubelet in the annotation [`crate::labels::KUBELET_UPGRADE`] of its Node: `v1.35.5 Draining`, or
-/// `v1.35.5 Failed: why`.
+/// Upgrade state that a worker reports in the annotation [`crate::labels::KUBELET_UPGRADE`] of its
+/// Node: `v1.35.5 Draining`, or `v1.35.5 Failed: <message>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletUpgrade {
-    /// The version that it has, or comes to, or failed to come to.
+    /// Version that the kubelet has, changes to, or failed to change to.
     pub version: KubernetesVersion,
-    /// How far it is.
+    /// Progress of the upgrade.
     pub state: UpgradeState,
 }
 
-/// How far a worker is.
+/// Progress of a worker's upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpgradeState {
-    /// The kubelet of this version runs, and nothing else is to be done.
+    /// The kubelet of this version runs; nothing is left to do.
     Done,
-    /// Pods are asked to go elsewhere.
+    /// Pods are being evicted from the Node.
     Draining,
-    /// The kubelet of this version is started in place of the one before.
+    /// The kubelet of this version is starting in place of the previous one.
     Replacing,
-    /// It did not come to it, and runs the kubelet that it had.
+    /// The upgrade failed with this message, and the previous kubelet runs.
     Failed(String),
 }
 
-/// A text is not what a worker says.
+/// The text is not an upgrade state that a worker writes.
 #[derive(Debug, thiserror::Error)]
-#[error("the annotation is none that a worker writes")]
+#[error("the annotation is not an upgrade state that a worker writes, such as `v1.35.5 Done`")]
 pub struct KubeletUpgradeError;
 
 impl fmt::Display for KubeletUpgrade {
@@ -130,7 +134,7 @@ impl fmt::Display for KubeletUpgrade {
             UpgradeState::Done => write!(f, "{version} Done"),
             UpgradeState::Draining => write!(f, "{version} Draining"),
             UpgradeState::Replacing => write!(f, "{version} Replacing"),
-            UpgradeState::Failed(why) => write!(f, "{version} Failed: {}", shorten(why)),
+            UpgradeState::Failed(why) => write!(f, "{version} Failed: {}", sanitize_message(why)),
         }
     }
 }
@@ -146,7 +150,7 @@ impl FromStr for KubeletUpgrade {
             "Replacing" => UpgradeState::Replacing,
             other => {
                 let why = other.strip_prefix("Failed: ").ok_or(KubeletUpgradeError)?;
-                UpgradeState::Failed(shorten(why))
+                UpgradeState::Failed(sanitize_message(why))
             }
         };
         let version = version.parse().map_err(|_| KubeletUpgradeError)?;
@@ -154,8 +158,8 @@ impl FromStr for KubeletUpgrade {
     }
 }
 
-/// It goes to terminals and into conditions.
-fn shorten(text: &str) -> String {
+/// Removes control characters and limits the length: the text is shown in terminals and conditions.
+fn sanitize_message(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect()
 }
 
@@ -164,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_to_drain_are_bounded() {
+    fn drain_timeouts_are_bounded() {
         for (text, seconds) in [
             ("0s", Some(0)),
             ("90s", Some(90)),
@@ -187,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_says_is_read_as_it_was_written() {
+    fn upgrade_state_survives_a_round_trip() {
         let version = "v1.35.5".parse().unwrap();
         for (state, text) in [
             (UpgradeState::Done, "v1.35.5 Done"),

@@ -1,10 +1,10 @@
-//! A null that the host API stores must be one that the operator can read: one object that it cannot read would end the
-//! watch of all.
+//! A null that the host API stores must be readable by the operator: one unreadable object would
+//! end the watch of all objects.
 
 use serde_json::{Value, json};
 use yoke_api::{Cluster, Tenant};
 
-/// The paths that may be null. Behind each is an `Option`.
+/// Paths that may be null. In Rust, each is an `Option`.
 const CLUSTER: [&str; 31] = [
     "spec.class",
     "spec.id",

@@ -1,54 +1,55 @@
-//! What verifiers are given to trust: certificates as PEM, each once, in a fixed order, so that the same set is the same bytes.
+//! Trust bundles: CA certificates as PEM, without duplicates and in a fixed order, so that the same
+//! set gives the same bytes.
 //!
-//! | bundle | members | given to |
+//! | bundle | members | used by |
 //! |---|---|---|
 //! | [`Trust::Client`] | I, of every generation | `--client-ca-file`, a kubelet's `clientCAFile`, the ingress (clients and upstream) |
 //! | [`Trust::Root`] | R | kubeconfigs, `--root-ca-file`, agents |
 //! | [`Trust::KubeletServing`] | K, of every generation | `--kubelet-certificate-authority` |
 //! | [`Trust::FrontProxy`] | FP, of every generation | `--requestheader-client-ca-file` |
 //!
-//! A verifier of client certificates uses the intermediates that the peer sends. Were R in its bundle, the chain of another
-//! cluster's administrator would lead to it. So a client bundle with a self-signed certificate is refused, and the others take
-//! nothing else.
+//! A verifier of client certificates uses the intermediates that the peer sends. If its bundle
+//! contained R, the chain of another cluster's administrator would verify. So a client bundle with
+//! a self-signed certificate is refused. The other bundles accept only self-signed certificates.
 
 use pem::{EncodeConfig, LineEnding, Pem};
 
 use crate::inspect::{InspectError, ParsedCertificate};
 
-/// What a bundle is trusted for.
+/// Purpose of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Trust {
-    /// Certificates of a cluster's own clients and of its API server, by its intermediates.
+    /// Verifies the cluster's own clients and its API server, by the cluster's intermediates.
     Client,
-    /// Serving certificates under the root.
+    /// Verifies serving certificates under the root.
     Root,
-    /// Serving certificates of a cluster's kubelets.
+    /// Verifies serving certificates of the cluster's kubelets.
     KubeletServing,
-    /// Client certificates shown to aggregated API servers.
+    /// Verifies client certificates that are presented to aggregated API servers.
     FrontProxy,
 }
 
-/// A bundle must not be made of these certificates.
+/// The certificates do not make a valid bundle.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
-    /// A member cannot be read.
-    #[error("reading a certificate for a bundle")]
+    /// A certificate cannot be parsed.
+    #[error("parsing a certificate of a trust bundle")]
     Read(#[source] InspectError),
-    /// There is no certificate: a verifier would trust nobody, or worse, its defaults.
-    #[error("a bundle needs a certificate")]
+    /// There is no certificate. A verifier would trust nothing or, worse, its defaults.
+    #[error("a trust bundle needs at least one certificate")]
     Empty,
-    /// A member is not a CA.
+    /// A certificate is not a CA.
     #[error("{0:?} is not a certificate authority")]
     NotAnAuthority(String),
-    /// A root in a bundle for clients: every cluster's clients would be trusted.
-    #[error("{0:?} is a root and must not be trusted for clients")]
+    /// A client bundle contains a root, which would trust the clients of all clusters.
+    #[error("{0:?} is a root CA, which a trust bundle for clients must not contain")]
     RootForClients(String),
-    /// An intermediate where a root belongs.
-    #[error("{0:?} is not a root")]
+    /// A bundle of roots contains an intermediate.
+    #[error("{0:?} is not a root CA")]
     NotARoot(String),
 }
 
-/// CA certificates that are trusted for one thing.
+/// CA certificates that are trusted for one purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
     trust: Trust,
@@ -56,7 +57,7 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// A bundle of all certificates in these PEM texts.
+    /// Builds a bundle of all certificates in these PEM texts.
     pub fn new<T: AsRef<str>>(trust: Trust, texts: impl IntoIterator<Item = T>) -> Result<Self, BundleError> {
         let mut certificates = Vec::new();
         for text in texts {
@@ -73,12 +74,12 @@ impl Bundle {
         Ok(Self { trust, certificates })
     }
 
-    /// What it is trusted for.
+    /// Purpose of the bundle.
     pub fn trust(&self) -> Trust {
         self.trust
     }
 
-    /// The members.
+    /// The certificates of the bundle.
     pub fn certificates(&self) -> &[ParsedCertificate] {
         &self.certificates
     }
@@ -89,7 +90,7 @@ impl Bundle {
     }
 }
 
-/// One block of PEM, lines ended by LF.
+/// Encodes one PEM block with LF line endings.
 pub(crate) fn to_pem(tag: &str, der: &[u8]) -> String {
     let block = Pem::new(tag, der);
     pem::encode_config(&block, EncodeConfig::new().set_line_ending(LineEnding::LF))

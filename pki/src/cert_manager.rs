@@ -1,20 +1,26 @@
-//! The part of cert-manager's API (`cert-manager.io/v1`, as of v1.21) that Yoke uses, typed for [`kube::Api`] and server-side
-//! apply.
+//! The part of cert-manager's API (`cert-manager.io/v1`, as of v1.21) that Yoke uses, typed for
+//! [`kube::Api`] and server-side apply.
 //!
-//! Fields that Yoke does not set are left out, so that an apply does not own them. In an object that is read they are
-//! dropped. The CRDs themselves come with cert-manager; no schema is made here.
+//! Fields that Yoke does not set are left out of the types. So an apply does not own them, and a
+//! read drops them. cert-manager brings its own CRDs; this module generates no schema.
 //!
 //! Facts about cert-manager that callers rely on, read in its source at v1.21.2:
-//! - `nameConstraints` is honoured without a feature flag; the CRD's description still calls it alpha.
-//! - A change of `nameConstraints` alone does **not** issue a Certificate again: only the key, names, subject, usages, `isCA`,
-//!   `duration` and `issuerRef` are compared with the last request. A new generation, or a forced renewal, is needed.
-//! - `rotationPolicy` is by default `Always`: renewal makes a new key. It is always written out here.
-//! - `tls.crt` is the certificate with its chain but without a self-signed root; `ca.crt` is the highest certificate of the
-//!   chain, which for a leaf of an intermediate is the intermediate.
-//! - Deleting a Certificate leaves its Secret behind.
-//! - An `issuerRef` without `group` means cert-manager's own, for every part of it. With one, the controller of self-signed
-//!   issuers looks for each change of a Secret at all CertificateRequests of its namespace, and what it writes down for its log
-//!   grows with each: work and memory by the square of their number (`selfsigned/checks.go`). Without, it passes over them.
+//!
+//! - `nameConstraints` works without a feature flag, though the CRD's description still calls it
+//!   alpha.
+//! - A change of `nameConstraints` alone does **not** reissue a Certificate. cert-manager compares
+//!   only the key, names, subject, usages, `isCA`, `duration` and `issuerRef` with the last
+//!   request. A new generation or a forced renewal is needed.
+//! - `rotationPolicy` defaults to `Always`: a renewal generates a new key. Yoke always sets the
+//!   field.
+//! - `tls.crt` is the certificate with its chain, without a self-signed root. `ca.crt` is the
+//!   highest certificate of the chain; for a certificate signed by an intermediate, that is the
+//!   intermediate.
+//! - The Secret of a deleted Certificate remains.
+//! - Every part of cert-manager treats an `issuerRef` without `group` as its own. With `group`, the
+//!   controller of self-signed issuers examines all CertificateRequests of the namespace for each
+//!   change of a Secret, and the log data that it collects grows with each. Work and memory then
+//!   grow with the square of their number (`selfsigned/checks.go`). Without `group`, it skips them.
 
 mod request;
 
@@ -26,10 +32,10 @@ use serde::{Deserialize, Serialize};
 
 pub use request::{CertificateRequest, CertificateRequestSpec, CertificateRequestStatus};
 
-/// Type of the condition which says that a certificate has been issued, or that an issuer can issue.
+/// Condition type: a certificate has been issued, or an issuer can issue.
 pub const READY: &str = "Ready";
 
-/// What certificate to issue, and into which Secret.
+/// The certificate to issue, and the Secret for it.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cert-manager.io",
@@ -43,7 +49,7 @@ pub const READY: &str = "Ready";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateSpec {
-    /// Secret that will hold `tls.crt`, `tls.key` and `ca.crt`.
+    /// Secret that cert-manager writes `tls.crt`, `tls.key` and `ca.crt` to.
     pub secret_name: String,
     /// Labels of that Secret.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,7 +60,7 @@ pub struct CertificateSpec {
     /// Common name of the subject.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub common_name: Option<String>,
-    /// The rest of the subject.
+    /// Other parts of the subject.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<Subject>,
     /// Alternative names of type DNS.
@@ -63,10 +69,10 @@ pub struct CertificateSpec {
     /// Lifetime, in Go's notation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration: Option<String>,
-    /// How long before its end the certificate is issued again, in Go's notation.
+    /// Time before expiry at which the certificate is reissued, in Go's notation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renew_before: Option<String>,
-    /// The private key.
+    /// Algorithm and rotation of the private key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private_key: Option<PrivateKey>,
     /// Key usages and extended key usages.
@@ -75,9 +81,9 @@ pub struct CertificateSpec {
     /// Names for which a CA may sign.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name_constraints: Option<NameConstraints>,
-    /// The issuer.
+    /// The issuer that signs.
     pub issuer_ref: IssuerRef,
-    /// How many CertificateRequests are kept.
+    /// Number of CertificateRequests that cert-manager retains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision_history_limit: Option<i32>,
 }
@@ -86,29 +92,29 @@ pub struct CertificateSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretTemplate {
-    /// Labels.
+    /// Labels of the Secret.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// The subject, beside the common name.
+/// Parts of the subject other than the common name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Subject {
-    /// Organizations; Kubernetes reads them as groups.
+    /// Organizations. Kubernetes reads them as groups.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub organizations: Vec<String>,
 }
 
-/// How the private key is made and kept.
+/// Algorithm and rotation of a private key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PrivateKey {
-    /// Algorithm.
+    /// Algorithm of the key.
     pub algorithm: KeyAlgorithm,
     /// Size in bits.
     pub size: i32,
-    /// What happens to the key when the certificate is issued again.
+    /// Whether a reissue generates a new key.
     pub rotation_policy: RotationPolicy,
 }
 
@@ -123,16 +129,16 @@ pub enum KeyAlgorithm {
     Ed25519,
 }
 
-/// What happens to the key when a certificate is issued again.
+/// Whether a reissue generates a new key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RotationPolicy {
-    /// The key stays.
+    /// The key stays the same.
     Never,
-    /// A new key is made.
+    /// Each reissue generates a new key.
     Always,
 }
 
-/// A key usage or extended key usage, of those that Yoke asks for.
+/// A key usage or extended key usage. Only those that Yoke requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Usage {
     /// Signatures other than on certificates.
@@ -159,13 +165,13 @@ pub enum Usage {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NameConstraints {
-    /// A verifier that does not understand the constraints must refuse the chain.
+    /// Whether a verifier that does not support the constraints must reject the chain.
     #[serde(default)]
     pub critical: bool,
-    /// Of each type that occurs here, only these names.
+    /// Allowed names. A type of name that does not occur here is not restricted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permitted: Option<NameConstraintItem>,
-    /// None of these names.
+    /// Forbidden names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excluded: Option<NameConstraintItem>,
 }
@@ -182,65 +188,66 @@ pub struct NameConstraintItem {
     pub ip_ranges: Vec<String>,
 }
 
-/// A reference to an issuer in the same namespace: one of cert-manager's own, without a group.
+/// Reference to an issuer of cert-manager in the same namespace, without a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IssuerRef {
-    /// Name.
+    /// Name of the issuer.
     pub name: String,
-    /// Kind; `Issuer` if not given.
+    /// Kind of the issuer. If absent, `Issuer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
 }
 
-/// What cert-manager reports of a Certificate.
+/// Observed state of a Certificate, written by cert-manager.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateStatus {
     /// Conditions; see [`READY`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Begin of the issued certificate's validity.
+    /// Start of the issued certificate's validity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Time>,
     /// End of the issued certificate's validity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_after: Option<Time>,
-    /// When it will be issued again.
+    /// Time at which the certificate will be reissued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renewal_time: Option<Time>,
-    /// How many times it has been issued.
+    /// Number of times the certificate has been issued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
-    /// How many attempts have failed since the last that succeeded.
+    /// Number of failed attempts since the last success.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed_issuance_attempts: Option<i64>,
 }
 
-/// A condition as cert-manager writes it: unlike Kubernetes' own type, times and generation may be absent.
+/// A condition as cert-manager writes it. Unlike in Kubernetes' own type, times and generation may
+/// be absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// Type.
+    /// Type of the condition.
     #[serde(rename = "type")]
     pub type_: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// Reason, one word.
+    /// Reason, in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Message for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Since when.
+    /// Time of the last change of the status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
-    /// The generation of the spec that it speaks of.
+    /// `metadata.generation` of the spec that the condition describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
 
-/// How an issuer signs: by a CA's key in a Secret, or by each certificate's own key.
+/// How an issuer signs: with the key of a CA in a Secret, or with each certificate's own key.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cert-manager.io",
@@ -254,15 +261,15 @@ pub struct Condition {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct IssuerSpec {
-    /// Signs by a CA.
+    /// Set for an issuer that signs with a CA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<CaIssuer>,
-    /// Signs each certificate by its own key.
+    /// Set for an issuer that signs each certificate with its own key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub self_signed: Option<SelfSignedIssuer>,
 }
 
-/// An issuer that signs by a CA.
+/// An issuer that signs with a CA.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CaIssuer {
@@ -270,11 +277,11 @@ pub struct CaIssuer {
     pub secret_name: String,
 }
 
-/// An issuer that signs each certificate by its own key.
+/// An issuer that signs each certificate with its own key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelfSignedIssuer {}
 
-/// What cert-manager reports of an Issuer.
+/// Observed state of an Issuer, written by cert-manager.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IssuerStatus {
@@ -284,7 +291,7 @@ pub struct IssuerStatus {
 }
 
 impl Certificate {
-    /// Whether the certificate of the present spec has been issued.
+    /// Whether the certificate of the current spec has been issued.
     pub fn is_ready(&self) -> bool {
         let conditions = self.status.as_ref().map(|status| status.conditions.as_slice());
         is_ready(conditions.unwrap_or_default(), self.metadata.generation)
@@ -292,7 +299,7 @@ impl Certificate {
 }
 
 impl Issuer {
-    /// Whether the issuer of the present spec can sign.
+    /// Whether the issuer of the current spec can sign.
     pub fn is_ready(&self) -> bool {
         let conditions = self.status.as_ref().map(|status| status.conditions.as_slice());
         is_ready(conditions.unwrap_or_default(), self.metadata.generation)

@@ -1,4 +1,4 @@
-//! A host that issues what a plan asks for, as cert-manager would: certificates by rcgen from a given `now`.
+//! A host that issues the Certificates of a plan like cert-manager: with rcgen, from a given `now`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(crate) fn now() -> Timestamp {
     "2026-11-21T00:00:00Z".parse().unwrap()
 }
 
-/// Cluster `demo` with this identity, of a tenant who owns [`TENANT_DOMAIN`].
+/// Cluster `demo` with this identity, of a tenant that owns [`TENANT_DOMAIN`].
 pub(crate) fn facts(id: &str) -> ClusterFacts {
     let id: ClusterId = id.parse().unwrap();
     ClusterFacts {
@@ -75,7 +75,7 @@ impl Host {
         host
     }
 
-    /// Issues everything in the plan of `facts`.
+    /// Issues all Certificates in the plan of `facts`.
     pub(crate) fn with(mut self, facts: &ClusterFacts) -> Self {
         for certificate in Plan::new(facts).unwrap().certificates {
             if !self.secrets.contains_key(&certificate.spec.secret_name) {
@@ -97,7 +97,7 @@ impl Host {
         &self.secrets[&role.object_name(&facts.id)]
     }
 
-    /// A leaf of the cluster's I for any alternative names, whatever the plan says.
+    /// A certificate of the cluster's I for any alternative names, regardless of the plan.
     pub(crate) fn rogue_leaf(&self, facts: &ClusterFacts, names: &[&str]) -> Issued {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).unwrap();
@@ -107,7 +107,8 @@ impl Host {
         self.sign(&params, &key, self.authority(facts, AuthorityRole::Cluster))
     }
 
-    /// Signs a request by `issuer` for whatever it asks, as a signer would that looks at nothing. Answers the chain.
+    /// Signs whatever a request contains with `issuer`, like a signer without checks. Returns the
+    /// chain.
     pub(crate) fn sign_request(&self, issuer: &Issued, request: &str) -> String {
         let mut request = CertificateSigningRequestParams::from_pem(request).unwrap();
         self.set_validity(&mut request.params, "720h");

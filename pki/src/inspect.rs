@@ -1,8 +1,10 @@
-//! What a certificate says, whether a key belongs to it, and whether a chain verifies as another process would verify it.
+//! Parses certificates, compares them with private keys, and verifies chains as another process
+//! would.
 //!
-//! In come PEM texts and `now`; out come facts or the reason why not. Used by the operator before it copies a leaf, for
-//! status, and by tests. Verification is rustls-webpki's, with one rule more: an anchor that is not valid at `now` is not
-//! used. webpki takes no notice of an anchor's validity, Go does, and kube-apiserver is Go.
+//! The input is PEM text and `now`; the output is facts, or why the text is invalid. The operator
+//! uses it before it copies a certificate and for the status; tests use it too. rustls-webpki
+//! verifies the chains, with one additional rule: an anchor that is not valid at `now` is not used.
+//! webpki ignores an anchor's validity, but Go checks it, and kube-apiserver is written in Go.
 
 use std::net::IpAddr;
 
@@ -17,25 +19,25 @@ use yoke_api::names::is_within;
 
 const CERTIFICATE_TAG: &str = "CERTIFICATE";
 
-/// A PEM text could not be read.
+/// A PEM text could not be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// The text is not PEM.
-    #[error("reading PEM")]
+    #[error("parsing PEM")]
     Pem(#[source] pem::PemError),
-    /// A block is not a certificate; a key, perhaps.
+    /// A PEM block is not a certificate but, for example, a key.
     #[error("PEM block {0:?} where a certificate is expected")]
     NotACertificate(String),
-    /// There is no certificate in the text.
+    /// The text contains no certificate.
     #[error("no certificate in the PEM text")]
     Empty,
-    /// A block is not a certificate as X.509 has it.
-    #[error("reading a certificate: {0}")]
+    /// A PEM block is not a valid X.509 certificate.
+    #[error("parsing a certificate: {0}")]
     Certificate(String),
     /// The text is not a private key.
-    #[error("reading a private key")]
+    #[error("parsing a private key")]
     Key(#[source] rustls_pki_types::pem::Error),
-    /// The private key is of no kind that is supported.
+    /// The type of the private key is not supported.
     #[error("loading a private key")]
     UnsupportedKey(#[source] rustls::Error),
 }
@@ -46,79 +48,80 @@ pub enum VerifyError {
     /// The chain has no certificate.
     #[error("the chain is empty")]
     EmptyChain,
-    /// No anchor is valid now.
+    /// No trust anchor is valid now.
     #[error("none of {given} trust anchors is valid now")]
     NoValidAnchor {
-        /// Number of anchors given.
+        /// Number of anchors passed.
         given: usize,
     },
-    /// An anchor cannot be used.
-    #[error("reading a trust anchor")]
+    /// A trust anchor cannot be parsed.
+    #[error("parsing a trust anchor")]
     Anchor(#[source] webpki::Error),
     /// The name to verify is not a DNS name or IP address.
     #[error("{0:?} is not a server name")]
     ServerName(String),
-    /// The leaf does not lead to an anchor.
+    /// The chain does not lead to a trust anchor.
     #[error("verifying the chain")]
     Chain(#[source] webpki::Error),
-    /// The leaf is good, but for other names.
+    /// The chain is valid, but the certificate is for other names.
     #[error("verifying the name {name:?}")]
     Name {
-        /// The name asked for.
+        /// The name to verify.
         name: String,
-        /// Why not.
+        /// Reason of the verifier.
         #[source]
         source: webpki::Error,
     },
 }
 
-/// What a peer does with its certificate.
+/// How a peer uses its certificate.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
-    /// It is a TLS server, reached by this name.
+    /// As a TLS server that is reached under this name.
     Server(&'a str),
-    /// It is a TLS client.
+    /// As a TLS client.
     Client,
 }
 
-/// Subject or issuer.
+/// Subject or issuer of a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Name {
-    /// The whole name, in the notation of RFC 4514.
+    /// The complete name, in the notation of RFC 4514.
     pub text: String,
-    /// Common name; Kubernetes reads it as the user.
+    /// Common name. Kubernetes reads it as the user.
     pub common_name: Option<String>,
-    /// Organizations; Kubernetes reads them as groups.
+    /// Organizations. Kubernetes reads them as groups.
     pub organizations: Vec<String>,
 }
 
-/// A certificate and what it says.
+/// A certificate and its parsed fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedCertificate {
     der: CertificateDer<'static>,
     public_key: Vec<u8>,
-    /// Subject.
+    /// Subject of the certificate.
     pub subject: Name,
-    /// Issuer.
+    /// Issuer of the certificate.
     pub issuer: Name,
-    /// Whether subject and issuer are the same.
+    /// Whether subject and issuer are equal.
     pub self_issued: bool,
-    /// Begin of its validity.
+    /// Start of the validity.
     pub not_before: Timestamp,
-    /// End of its validity, inclusive.
+    /// End of the validity, inclusive.
     pub not_after: Timestamp,
-    /// Whether it may sign certificates.
+    /// Whether the certificate may sign others.
     pub is_ca: bool,
     /// Alternative names of type DNS.
     pub dns_names: Vec<String>,
     /// Alternative names of type IP address.
     pub ip_addresses: Vec<IpAddr>,
-    /// DNS names that a CA may sign for, if it is limited to some.
+    /// DNS names for which a CA may sign. `None` if they are not restricted.
     pub permitted_dns: Option<Vec<String>>,
 }
 
 impl ParsedCertificate {
-    /// Reads all certificates of a PEM text, in order, at least one. Any other PEM block is an error.
+    /// Parses all certificates of a PEM text, in order. At least one is required; any other PEM
+    /// block is an error.
     pub fn from_pem(text: &str) -> Result<Vec<Self>, InspectError> {
         let blocks = pem::parse_many(text).map_err(InspectError::Pem)?;
         if blocks.is_empty() {
@@ -133,12 +136,12 @@ impl ParsedCertificate {
             .collect()
     }
 
-    /// Reads one certificate in DER.
+    /// Parses one certificate in DER.
     pub fn from_der(der: Vec<u8>) -> Result<Self, InspectError> {
         let (rest, parsed) =
             X509Certificate::from_der(&der).map_err(|error| InspectError::Certificate(error.to_string()))?;
         if !rest.is_empty() {
-            return Err(InspectError::Certificate("bytes after its end".into()));
+            return Err(InspectError::Certificate("trailing bytes after the certificate".into()));
         }
         let mut certificate = Self {
             public_key: parsed.public_key().raw.to_vec(),
@@ -165,24 +168,24 @@ impl ParsedCertificate {
         &self.der
     }
 
-    /// The certificate as PEM, lines ended by LF.
+    /// The certificate as PEM, with LF line endings.
     pub fn to_pem(&self) -> String {
         crate::bundle::to_pem(CERTIFICATE_TAG, &self.der)
     }
 
-    /// Whether `now` is within its validity.
+    /// Whether the certificate is valid at `now`.
     pub fn is_valid_at(&self, now: Timestamp) -> bool {
         self.not_before <= now && now <= self.not_after
     }
 
-    /// Whether its name constraints let it sign for the DNS name `name`.
+    /// Whether the name constraints permit the CA to sign for the DNS name `name`.
     pub fn permits_dns(&self, name: &str) -> bool {
         self.permitted_dns
             .as_ref()
             .is_none_or(|domains| domains.iter().any(|domain| is_within(name, domain)))
     }
 
-    /// Whether this private key (PEM: PKCS#8, PKCS#1 or SEC1) is the certificate's.
+    /// Whether this private key (PEM: PKCS#8, PKCS#1 or SEC1) belongs to the certificate.
     pub fn matches_key(&self, key_pem: &str) -> Result<bool, InspectError> {
         let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(InspectError::Key)?;
         let key = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key).map_err(InspectError::UnsupportedKey)?;
@@ -235,7 +238,8 @@ impl Name {
     }
 }
 
-/// Verifies `chain` (the leaf first, then intermediates) against `anchors` as a TLS peer would at `now`.
+/// Verifies `chain` (the peer's certificate first, then intermediates) against `anchors` as a TLS
+/// peer would at `now`.
 pub fn verify_chain(
     chain: &[ParsedCertificate],
     anchors: &[ParsedCertificate],

@@ -1,8 +1,8 @@
-//! Kubeconfigs (`v1` `Config`) with one cluster, one user and one context: made for tenants and for the parts of a control
-//! plane, and read back. The same input gives the same bytes.
+//! Writes and reads kubeconfigs (`v1` `Config`) with one cluster, one user and one context, for
+//! tenants and for control-plane components. Equal input gives equal bytes.
 //!
-//! Certificates are either in the file ([`Authority::Data`], [`Credential::Data`]) or named by path, which client-go reads
-//! again when they change.
+//! Certificates are either embedded ([`Authority::Data`], [`Credential::Data`]) or referenced by
+//! path. client-go reloads files when they change.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,79 +11,80 @@ use serde::{Deserialize, Serialize};
 /// A kubeconfig could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
-    /// It cannot be written.
+    /// The kubeconfig cannot be serialized.
     #[error("writing a kubeconfig")]
     Write(#[source] serde_saphyr::SerializeError),
-    /// It is not YAML of a kubeconfig's shape. The text of the error may quote the file, so it is not kept.
+    /// The text is not YAML in the form of a kubeconfig. The parser's error may quote the file, so
+    /// it is dropped.
     #[error("the text is not a kubeconfig")]
     Shape,
-    /// It is of another kind or version.
+    /// The text has another kind or version.
     #[error("kind {kind:?} of version {version:?} is not a kubeconfig")]
     Kind {
-        /// `kind`.
+        /// `kind` of the text.
         kind: String,
-        /// `apiVersion`.
+        /// `apiVersion` of the text.
         version: String,
     },
-    /// The current context, or what it names, is not there.
-    #[error("the current context is not complete")]
+    /// The current context is missing, or refers to a missing entry.
+    #[error("the current context is missing, or its cluster or user is")]
     Context,
-    /// A field is not base64 of text.
-    #[error("field {0} is not base64 of PEM")]
+    /// The field is not base64 of text.
+    #[error("field {0} is not text in base64")]
     Data(&'static str),
-    /// A field is missing, or fields exclude each other.
-    #[error("cannot tell the {0} from the fields")]
+    /// Fields are missing or exclude each other.
+    #[error("the fields of the {0} are incomplete or exclude each other")]
     Fields(&'static str),
 }
 
-/// One cluster, and one user in it.
+/// One cluster, and one user of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubeconfig {
-    /// Name of the context and the cluster.
+    /// Name of the context and of the cluster entry.
     pub context: String,
     /// Name of the user entry.
     pub user: String,
-    /// Namespace that clients use by default.
+    /// Default namespace of clients.
     pub namespace: Option<String>,
     /// URL of the API.
     pub server: String,
-    /// The name to verify the server by, and to send as SNI, where it is not that in the URL.
+    /// Server name to verify and to send as SNI, if it differs from the one in the URL.
     pub tls_server_name: Option<String>,
-    /// Who signs the server's certificate.
+    /// CA certificates that verify the server.
     pub authority: Authority,
-    /// How the user proves itself.
+    /// Credential of the user.
     pub credential: Credential,
 }
 
 /// CA certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authority {
-    /// PEM.
+    /// PEM text.
     Data(String),
     /// Path of a PEM file.
     File(String),
 }
 
-/// A user's credential.
+/// Credential of a user.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credential {
-    /// Certificate chain and key, PEM.
+    /// Certificate chain and key, as PEM text.
     Data {
         /// Certificate chain.
         certificate: String,
-        /// Key.
+        /// Private key.
         key: String,
     },
-    /// Paths of PEM files.
+    /// Certificate chain and key, as paths of PEM files.
     Files {
-        /// Certificate chain.
+        /// Path of the certificate chain.
         certificate: String,
-        /// Key.
+        /// Path of the private key.
         key: String,
     },
     /// A bearer token.
     Token(String),
-    /// Path of a file with one.
+    /// Path of a file with a bearer token.
     TokenFile(String),
 }
 
@@ -155,7 +156,7 @@ struct ContextFields {
 }
 
 impl Kubeconfig {
-    /// Writes it as YAML.
+    /// Serializes the kubeconfig as YAML.
     pub fn to_yaml(&self) -> Result<String, KubeconfigError> {
         let config = Config {
             api_version: "v1".into(),
@@ -178,12 +179,13 @@ impl Kubeconfig {
             }],
             current_context: self.context.clone(),
         };
-        // Base64 stays on its line: readers of kubeconfigs other than client-go know only plain scalars.
+        // Base64 stays on one line: readers of kubeconfigs other than client-go support only plain
+        // scalars.
         let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
         serde_saphyr::to_string_with_options(&config, options).map_err(KubeconfigError::Write)
     }
 
-    /// Reads the current context of a kubeconfig.
+    /// Parses the current context of a kubeconfig.
     pub fn from_yaml(text: &str) -> Result<Self, KubeconfigError> {
         let config: Config = serde_saphyr::from_str(text).map_err(|_| KubeconfigError::Shape)?;
         if config.kind != "Config" || config.api_version != "v1" {

@@ -1,15 +1,16 @@
-//! Which certificates a tenant cluster has, who signs them, who trusts whom, and how to read what was issued.
+//! Certificates of a tenant cluster: which ones it needs, which CA signs and which client trusts
+//! them, and how to read and verify issued ones.
 //!
 //! ```text
 //!  ClusterFacts ─plan─▶ Issuers, Certificates in yoke-pki ─(cert-manager)─▶ Secrets
 //!                         │                                        │
 //!                         └─ Leaf.destination ◀──── copied by the operator, checked by `inspect`
-//!  CA certificates ─bundle─▶ what verifiers trust ─┬─▶ files of the control plane, the ingress
-//!                                                  └─kubeconfig─▶ tenants, controllers
+//!  CA certificates ─bundle─▶ trust bundles ─┬─▶ files of the control plane, the ingress
+//!                                           └─kubeconfig─▶ tenants, controllers
 //! ```
 //!
-//! No input or output, and no clock: `now` comes in. The one source of randomness is [`service_account`], which makes a key.
-//! Called by the operator (everything), the ingress ([`inspect`]) and the tests of the whole system.
+//! No I/O and no clock: callers pass `now`. Only [`service_account`] uses randomness, to generate a
+//! key. Callers are the operator (all modules), the ingress ([`inspect`]) and the end-to-end tests.
 
 pub mod bundle;
 pub mod cert_manager;

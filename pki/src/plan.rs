@@ -1,28 +1,35 @@
-//! All Issuers and Certificates of one cluster, in [`PKI_NAMESPACE`], from facts about it.
+//! All Issuers and Certificates of one cluster, in [`PKI_NAMESPACE`], computed from facts about the
+//! cluster.
 //!
 //! ```text
 //!  yoke-root (R) ──▶ <id>-ca-g<N> (I) ──┬──▶ apiserver, apiserver-kubelet-client,
 //!                                       │    kube-controller-manager, kube-scheduler,
-//!                                       │    konnectivity-server if there is one,
-//!                                       │    sleeper if there are extra names          → hosted namespace
-//!                                       ├──▶ operator                                  → operator only
-//!                                       └──▶ admin                                     → tenant's kubeconfig
-//!  yoke-selfsigned ─┬▶ <id>-front-proxy-ca-g<N> (FP) ──▶ front-proxy-client            → hosted namespace
-//!                   └▶ <id>-kubelet-ca-g<N> (K)          signed for by the operator
+//!                                       │    konnectivity-server if enabled,
+//!                                       │    sleeper if there are extra names  → control-plane namespace
+//!                                       ├──▶ operator                          → operator only
+//!                                       └──▶ admin                             → tenant's kubeconfig
+//!  yoke-selfsigned ─┬▶ <id>-front-proxy-ca-g<N> (FP) ──▶ front-proxy-client    → control-plane namespace
+//!                   └▶ <id>-kubelet-ca-g<N> (K)          the operator signs with it
 //! ```
 //!
-//! K and FP are not under R: whoever trusts R must not accept a kubelet's or an aggregator's certificate. A generation never
-//! changes its key; all leaves move to a new one when [`Generations::signing`] does.
+//! K and FP are not under R: a client that trusts R must not accept a kubelet's or an aggregator's
+//! certificate. A generation never changes its key. When [`Generations::signing`] changes, the new
+//! generation reissues all certificates.
 //!
 //! # Name constraints
-//! I is limited to the cluster's own names and to no IP address at all. Go, OpenSSL and webpki agree on what is used here: a DNS
-//! constraint without a leading dot permits the name and everything under it; a leaf without a name of a type is not touched
-//! by constraints on that type, so client certificates without alternative names pass. OpenSSL also holds a common name that
-//! looks like a DNS name against the constraints; every common name under I has a colon in it, so none does.
+//! I is limited to the cluster's own names, and permits no IP address at all. Go, OpenSSL and
+//! webpki agree on the features used here:
 //!
-//! They are fixed when a generation is issued: cert-manager does not issue again for a change in them. So I permits the
-//! tenant's domains, not single extra names, and [`crate::ParsedCertificate::permits_dns`] tells whether an issued I is wide
-//! enough for a name before the leaf is asked for.
+//! - A DNS constraint without a leading dot permits the name and all names under it.
+//! - Constraints on a type of name do not apply to a certificate without names of that type. So
+//!   client certificates without alternative names pass.
+//! - OpenSSL also applies the constraints to a common name that looks like a DNS name. All common
+//!   names under I contain a colon, so none does.
+//!
+//! The constraints are fixed when a generation is issued: cert-manager does not reissue a
+//! certificate when they change. So I permits the tenant's domains instead of single extra names.
+//! [`crate::ParsedCertificate::permits_dns`] tells whether an issued I permits a name, before a
+//! certificate for the name is requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -39,68 +46,71 @@ use crate::request::Use;
 mod build;
 mod names;
 
-/// The Issuer, Certificate and Secret of the root R, made by the chart.
+/// Name of the Issuer, Certificate and Secret of the root R. The chart creates them.
 pub const ROOT: &str = "yoke-root";
-/// The Certificate and Secret that the ingress shows to workloads, made by the chart.
+/// Name of the Certificate and Secret of the certificate that the ingress presents to workloads.
+/// The chart creates them.
 ///
-/// Its CA, P, is under R and permits nothing but the base domain, what a pod calls its own API, and the first address of each
-/// range of Services. The key of P stays where it is; this leaf is all that the ingress may read.
+/// The CA that signs it, P, is under R. P permits only the base domain, the names that Pods use for
+/// their own API, and the first address of each Service range. The ingress can read this
+/// certificate's Secret, but not the key of P.
 pub const INGRESS_LEAF: &str = "yoke-ingress";
-/// Name of the Certificate and Secret of what answers for clusters that sleep, under their public names; in a hosted namespace
-/// of the copy of [`LeafRole::Sleeper`].
+/// Name of the Certificate and Secret for answering under the public names of sleeping clusters. In
+/// a control-plane namespace, name of the copy of [`LeafRole::Sleeper`].
 pub const SLEEPER_LEAF: &str = "yoke-sleeper";
-/// The Issuer that lets a CA sign itself, made by the chart.
+/// Name of the Issuer with which a CA signs itself. The chart creates it.
 pub const SELF_SIGNED_ISSUER: &str = "yoke-selfsigned";
 /// User of the operator in tenant clusters.
 pub const OPERATOR_USER: &str = "yoke:operator";
-/// User of the kubeconfig that a tenant is given.
+/// User of the kubeconfig that a tenant receives.
 pub const ADMIN_USER: &str = "yoke:admin";
-/// Group of that user, which the operator binds to cluster-admin.
+/// Group of [`ADMIN_USER`]. The operator binds it to cluster-admin.
 pub const ADMIN_GROUP: &str = "yoke:cluster-admins";
 /// User as which a kube-apiserver calls kubelets.
 pub const KUBELET_CLIENT_USER: &str = "yoke:apiserver";
-/// Group of that user, which the operator binds to the kubelet API.
+/// Group of [`KUBELET_CLIENT_USER`]. The operator binds it to the kubelet API.
 pub const KUBELET_CLIENT_GROUP: &str = "yoke:kubelet-api-admins";
 /// Common name that a kube-apiserver presents to aggregated API servers.
 pub const FRONT_PROXY_USER: &str = "front-proxy-client";
-/// Lifetime of the certificate in a tenant's kubeconfig, if the overlap is not shorter.
+/// Lifetime of the certificate in a tenant's kubeconfig, unless the overlap is shorter.
 pub const KUBECONFIG_LIFETIME: Duration = Duration::from_hours(90 * 24);
-/// User of the konnectivity-server, which asks the API server whose an agent's token is.
+/// User of the konnectivity-server, which has the API server review the tokens of agents.
 pub const KONNECTIVITY_USER: &str = "yoke:konnectivity-server";
-/// The shortest lifetime that cert-manager issues.
+/// Shortest lifetime that cert-manager issues.
 pub const SHORTEST_LIFETIME: Duration = Duration::from_hours(1);
-/// Longest lifetime of a CA, ten years. Go's durations end at 292 years, and of one Certificate with a longer one cert-manager reads
-/// no Certificates any more.
+/// Longest lifetime of a CA, ten years. Go's durations end at 292 years: a single Certificate with
+/// a longer one would prevent cert-manager from reading any Certificate.
 pub const LONGEST_LIFETIME: Duration = Duration::from_hours(87_600);
 
-/// What the plan of one cluster depends on.
+/// Input of the plan of one cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterFacts {
-    /// Identity.
+    /// Identity of the cluster.
     pub id: ClusterId,
-    /// The Tenant's name.
+    /// Name of the Tenant.
     pub tenant: String,
-    /// The Cluster's name.
+    /// Name of the Cluster.
     pub cluster: String,
-    /// The name under the base domain.
+    /// Public name of the cluster, under the base domain.
     pub public_name: PublicName,
-    /// Further names of the API server; each must lie under one of `allowed_domains`.
+    /// Additional names of the API server. Each must be under one of `allowed_domains`.
     pub extra_sans: Vec<String>,
-    /// The Tenant's own domains.
+    /// DNS domains of the Tenant.
     pub allowed_domains: Vec<String>,
-    /// Whether there is a konnectivity-server, which shows the API server's certificate by a name of its own.
+    /// Whether there is a konnectivity-server. It presents the API server's certificate under a
+    /// name of its own.
     pub konnectivity: bool,
-    /// Lifetimes.
+    /// Lifetimes of the certificates.
     pub lifetimes: Lifetimes,
     /// Generations of the cluster's CAs.
     pub generations: Generations,
 }
 
-/// Number of a generation of a cluster's CAs, from 1.
+/// Number of a generation of a cluster's CAs, starting at 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(u32);
 
-/// The generations that exist.
+/// The generations that exist, and the one that signs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generations {
     signing: Generation,
@@ -110,55 +120,56 @@ pub struct Generations {
 /// Lifetimes of certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// Of a CA generation.
+    /// Lifetime of a CA generation.
     pub ca: Duration,
-    /// How long two generations are both trusted. No leaf lives longer.
+    /// How long two generations are both trusted. No other certificate lives longer.
     pub overlap: Duration,
-    /// Of leaves.
+    /// Lifetime of certificates that are not CAs.
     pub leaf: Duration,
 }
 
-/// The facts do not make a plan.
+/// The facts do not make a valid plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// A duration is not a number of hours.
     #[error("lifetime {0:?} is not a number of hours such as 720h")]
     Duration(String),
-    /// Lifetimes do not fit together, or are too long.
+    /// The lifetimes do not fit together, or one is too long.
     #[error(
-        "lifetimes do not fit: overlap and leaves need at least 1h, the overlap less than the CA's, and that at most 87600h"
+        "lifetimes do not fit together: caOverlap and leafDuration must be at least 1h, caOverlap less than caDuration, \
+         and caDuration at most 87600h"
     )]
     Lifetimes,
-    /// A domain may not be the tenant's.
-    #[error("domain {0:?} is not one that a tenant can have")]
+    /// The Tenant may not have this domain.
+    #[error("a tenant may not have the domain {0:?}: use a domain outside the base domain and outside svc and local")]
     Domain(String),
-    /// A name is not under any of the tenant's domains, or is no host name.
+    /// The name is not a hostname, or is not under any of the Tenant's domains.
     #[error("name {0:?} is not a host name under one of the tenant's domains")]
     ExtraName(String),
     /// Generations are numbered from 1.
-    #[error("generation 0 does not exist")]
+    #[error("generation 0 is invalid: generations are numbered from 1")]
     Generation,
 }
 
-/// A certificate authority of a cluster.
+/// A CA of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AuthorityRole {
     /// I: signs serving and client certificates; under R.
     Cluster,
     /// K: signs the serving certificates of kubelets.
     KubeletServing,
-    /// FP: signs the client certificate shown to aggregated API servers.
+    /// FP: signs the client certificate that is presented to aggregated API servers.
     FrontProxy,
 }
 
-/// A leaf certificate of a cluster.
+/// A certificate of a cluster that is not a CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LeafRole {
     /// Serving certificate of the kube-apiserver.
     ApiServer,
-    /// Client certificate of the kube-apiserver towards kubelets.
+    /// Client certificate of the kube-apiserver for kubelets.
     ApiServerKubeletClient,
-    /// Client certificate of the kube-apiserver towards aggregated API servers.
+    /// Client certificate of the kube-apiserver for aggregated API servers.
     FrontProxyClient,
     /// Client certificate of the kube-controller-manager.
     ControllerManager,
@@ -166,7 +177,8 @@ pub enum LeafRole {
     Scheduler,
     /// Client certificate of the konnectivity-server.
     Konnectivity,
-    /// Serving certificate of the ingress by the cluster's extra names, while it sleeps.
+    /// Serving certificate with which the ingress answers for the cluster's extra names while the
+    /// cluster sleeps.
     Sleeper,
     /// Client certificate of the operator.
     Operator,
@@ -174,71 +186,72 @@ pub enum LeafRole {
     Admin,
 }
 
-/// Where a leaf's certificate and key are copied to.
+/// Where a certificate and its key are copied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Destination {
-    /// To the hosted namespace, for the control plane.
+    /// The control-plane namespace, for the control plane.
     Hosted,
-    /// Nowhere: the operator reads it in [`PKI_NAMESPACE`].
+    /// Not copied: the operator reads it in [`PKI_NAMESPACE`].
     Operator,
-    /// Into the kubeconfig in the tenant's namespace.
+    /// The kubeconfig in the tenant's namespace.
     TenantKubeconfig,
 }
 
-/// One CA of the plan. Its Certificate, Secret and Issuer share one name.
+/// One CA of the plan. Its Certificate, Secret and Issuer have the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// Which one.
+    /// Role of the CA.
     pub role: AuthorityRole,
-    /// Its generation.
+    /// Generation of the CA.
     pub generation: Generation,
     /// Name of the Certificate, Secret and Issuer in [`PKI_NAMESPACE`].
     pub name: String,
 }
 
-/// One leaf of the plan. Its Certificate and Secret share one name.
+/// One certificate of the plan that is not a CA. Its Certificate and Secret have the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// Which one.
+    /// Role of the certificate.
     pub role: LeafRole,
     /// Name of the Certificate and Secret in [`PKI_NAMESPACE`].
     pub name: String,
-    /// Where it goes.
+    /// Where the certificate and key are copied to.
     pub destination: Destination,
 }
 
-/// The plan of one cluster. Everything is in a fixed order: the same facts give the same bytes.
+/// The plan of one cluster. Everything has a fixed order: the same facts give the same bytes.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Issuers, one for each CA.
     pub issuers: Vec<Issuer>,
-    /// Certificates of the CAs, then of the leaves.
+    /// Certificates of the CAs, followed by all other Certificates.
     pub certificates: Vec<Certificate>,
-    /// What the CAs are for.
+    /// Roles of the CAs.
     pub authorities: Vec<Authority>,
-    /// What the leaves are for.
+    /// Roles and destinations of the other certificates.
     pub leaves: Vec<Leaf>,
 }
 
 impl Plan {
-    /// Checks the facts and plans.
+    /// Checks the facts and builds the plan.
     pub fn new(facts: &ClusterFacts) -> Result<Self, PlanError> {
         facts.lifetimes.check()?;
         names::check(facts)?;
         Ok(build::build_plan(facts))
     }
 
-    /// The CAs of `role`, oldest generation first: all are to be trusted.
+    /// The CAs of `role`, oldest generation first. Verifiers must trust all of them.
     pub fn trusted(&self, role: AuthorityRole) -> impl Iterator<Item = &Authority> {
         self.authorities.iter().filter(move |authority| authority.role == role)
     }
 
-    /// The leaves that go to `destination`.
+    /// The certificates that are copied to `destination`.
     pub fn leaves_for(&self, destination: Destination) -> impl Iterator<Item = &Leaf> {
         self.leaves.iter().filter(move |leaf| leaf.destination == destination)
     }
 
-    /// Names of all Secrets in [`PKI_NAMESPACE`], which outlive their Certificates and so are deleted by name.
+    /// Names of all Secrets in [`PKI_NAMESPACE`]. They outlive their Certificates, so they must be
+    /// deleted by name.
     pub fn secrets(&self) -> impl Iterator<Item = &str> {
         let authorities = self.authorities.iter().map(|authority| authority.name.as_str());
         authorities.chain(self.leaves.iter().map(|leaf| leaf.name.as_str()))
@@ -246,7 +259,7 @@ impl Plan {
 }
 
 impl ClusterFacts {
-    /// The labels of every object in the plan, and of the Secrets made from it.
+    /// Labels of all objects in the plan, and of the Secrets made from them.
     pub fn labels(&self) -> BTreeMap<String, String> {
         [
             (labels::ID, self.id.as_str()),
@@ -260,7 +273,7 @@ impl ClusterFacts {
         .collect()
     }
 
-    /// The name by which the ingress and the operator verify the API server.
+    /// Name in the API server's certificate that the ingress and the operator verify.
     pub fn upstream_name(&self) -> String {
         self.id.hosted_namespace().upstream_name(&self.cluster)
     }
@@ -270,7 +283,7 @@ impl Generation {
     /// The first generation.
     pub const FIRST: Self = Self(1);
 
-    /// The generation of this number.
+    /// The generation with this number.
     pub fn new(number: u32) -> Result<Self, PlanError> {
         if number == 0 {
             Err(PlanError::Generation)
@@ -279,7 +292,7 @@ impl Generation {
         }
     }
 
-    /// Its number.
+    /// Number of the generation.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -292,19 +305,20 @@ impl fmt::Display for Generation {
 }
 
 impl Generations {
-    /// `signing` signs leaves; `others` exist and are trusted: the one that signed before, or the next one before it signs.
+    /// `signing` signs certificates. `others` exist and are trusted: the previous generation, or
+    /// the next one before it signs.
     pub fn new(signing: Generation, others: impl IntoIterator<Item = Generation>) -> Self {
         let mut all: BTreeSet<_> = others.into_iter().collect();
         all.insert(signing);
         Self { signing, all }
     }
 
-    /// The first generation only.
+    /// Only the first generation.
     pub fn first() -> Self {
         Self::new(Generation::FIRST, [])
     }
 
-    /// The generation that signs leaves.
+    /// The generation that signs certificates.
     pub fn signing(&self) -> Generation {
         self.signing
     }
@@ -316,7 +330,7 @@ impl Generations {
 }
 
 impl Lifetimes {
-    /// The lifetimes that a Cluster asks for.
+    /// The lifetimes that a Cluster's spec requests.
     pub fn from_spec(spec: &PkiSpec) -> Result<Self, PlanError> {
         let hours = |text: &str| {
             text.strip_suffix('h')
@@ -331,7 +345,7 @@ impl Lifetimes {
         })
     }
 
-    /// How long a leaf of `role` lives.
+    /// Lifetime of a certificate of `role`.
     pub fn of(&self, role: LeafRole) -> Duration {
         let asked = match role {
             LeafRole::Admin => KUBECONFIG_LIFETIME,
@@ -340,8 +354,8 @@ impl Lifetimes {
         asked.min(self.overlap)
     }
 
-    /// How long a kubelet's certificate lives: its client certificate as long as a kubeconfig's, its serving certificate as the
-    /// leaves of the control plane.
+    /// Lifetime of a kubelet's certificate. A client certificate lives as long as the one in a
+    /// kubeconfig, a serving certificate as long as those of the control plane.
     pub fn of_kubelet(&self, purpose: Use) -> Duration {
         match purpose {
             Use::Client => KUBECONFIG_LIFETIME.min(self.overlap),
@@ -349,7 +363,7 @@ impl Lifetimes {
         }
     }
 
-    /// Whether they fit together.
+    /// Checks that the lifetimes fit together.
     pub fn check(&self) -> Result<(), PlanError> {
         let are_long = self.overlap >= SHORTEST_LIFETIME && self.leaf >= SHORTEST_LIFETIME;
         let fits = are_long && self.overlap < self.ca && self.ca <= LONGEST_LIFETIME;
@@ -373,7 +387,7 @@ impl AuthorityRole {
 }
 
 impl Leaf {
-    /// A cluster's leaf of this role.
+    /// The certificate of this role of the cluster `id`.
     pub fn new(role: LeafRole, id: &ClusterId) -> Self {
         Self {
             role,
@@ -397,7 +411,7 @@ impl LeafRole {
         Self::Admin,
     ];
 
-    /// The role in words that fit into an object's name; also the name of its copy.
+    /// Name of the role as part of an object's name; also the name of its copy.
     pub fn name(self) -> &'static str {
         match self {
             Self::ApiServer => "apiserver",
@@ -412,12 +426,12 @@ impl LeafRole {
         }
     }
 
-    /// Name of the Certificate and Secret of this leaf in [`PKI_NAMESPACE`].
+    /// Name of the Certificate and Secret of this role in [`PKI_NAMESPACE`].
     pub fn object_name(self, id: &ClusterId) -> String {
         format!("{id}-{}", self.name())
     }
 
-    /// Where the leaf goes.
+    /// Where the certificate and key are copied to.
     pub fn destination(self) -> Destination {
         match self {
             Self::ApiServer
@@ -432,7 +446,7 @@ impl LeafRole {
         }
     }
 
-    /// The CA that signs it.
+    /// The CA that signs the certificate.
     pub fn authority(self) -> AuthorityRole {
         match self {
             Self::FrontProxyClient => AuthorityRole::FrontProxy,

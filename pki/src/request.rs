@@ -1,7 +1,9 @@
-//! What a request for a certificate (PKCS#10) asks for, and whether a certificate is what was asked for.
+//! Parses certificate requests (PKCS#10), and checks that an issued certificate matches its
+//! request.
 //!
-//! A request comes from strangers, and is read again by the issuer's parser. So whatever nobody needs is an error here, and
-//! [`ParsedRequest::is_answered_by`] compares the issued certificate with what was read, in case the two parsers differ.
+//! Requests come from untrusted clients, and the issuer's parser reads them again. So everything
+//! that is not needed is an error here. [`ParsedRequest::is_answered_by`] compares the issued
+//! certificate with what was parsed, in case the two parsers differ.
 
 use std::net::IpAddr;
 
@@ -14,17 +16,17 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::inspect::{InspectError, Name, ParsedCertificate, to_address};
 
 const TAGS: [&str; 2] = ["CERTIFICATE REQUEST", "NEW CERTIFICATE REQUEST"];
-/// Bytes of the largest request that is read: one with an RSA key of 8192 bits and a page of names.
+/// Maximum size of a request, in bytes: enough for an RSA key of 8192 bits and a page of names.
 pub const SIZE_MAX: usize = 16 << 10;
-/// The most alternative names.
+/// Maximum number of alternative names.
 const NAMES_MAX: usize = 64;
 
-/// A request, and what it says.
+/// A parsed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedRequest {
-    /// Subject.
+    /// Subject of the request.
     pub subject: Name,
-    /// How many parts the subject has, of whatever kind.
+    /// Number of attributes in the subject, of any type.
     pub subject_parts: usize,
     /// Alternative names of type DNS.
     pub dns_names: Vec<String>,
@@ -34,17 +36,18 @@ pub struct ParsedRequest {
     public_key: Vec<u8>,
 }
 
-/// What a certificate is for.
+/// Purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Of a TLS client, and nothing else.
+    /// TLS client only.
     Client,
-    /// Of a TLS server, and nothing else.
+    /// TLS server only.
     Server,
 }
 
 impl ParsedRequest {
-    /// Reads one request in PEM. It may ask for alternative names of type DNS and IP address, and for no other extension.
+    /// Parses one request in PEM. It may request alternative names of type DNS and IP address, and
+    /// no other extension.
     pub fn from_pem(text: &[u8]) -> Result<Self, InspectError> {
         let wrong = |what: &str| InspectError::Certificate(what.to_owned());
         if text.len() > SIZE_MAX {
@@ -57,12 +60,12 @@ impl ParsedRequest {
             (Some(_), false) => return Err(wrong("more than one PEM block")),
         };
         if !TAGS.contains(&block.tag()) {
-            return Err(wrong("the PEM block is no certificate request"));
+            return Err(wrong("the PEM block is not a certificate request"));
         }
         let (rest, parsed) = X509CertificationRequest::from_der(block.contents())
-            .map_err(|_| wrong("the request is none as PKCS#10 has it"))?;
+            .map_err(|_| wrong("the request is not valid PKCS#10"))?;
         if !rest.is_empty() {
-            return Err(wrong("bytes after the request's end"));
+            return Err(wrong("trailing bytes after the request"));
         }
         let info = &parsed.certification_request_info;
         let mut request = Self {
@@ -84,12 +87,12 @@ impl ParsedRequest {
                         (Some(ParsedExtension::SubjectAlternativeName(names)), None) => {
                             request.read_names(&names.general_names)?;
                         }
-                        _ => return Err(wrong("an extension other than alternative names")),
+                        _ => return Err(wrong("the request has an extension other than alternative names")),
                     }
                 }
-                _ => return Err(wrong("an attribute other than extensions")),
+                _ => return Err(wrong("the request has an attribute other than extensions")),
             },
-            _ => return Err(wrong("more than one attribute")),
+            _ => return Err(wrong("the request has more than one attribute")),
         }
         Ok(request)
     }
@@ -97,7 +100,7 @@ impl ParsedRequest {
     fn read_names(&mut self, names: &[GeneralName<'_>]) -> Result<(), InspectError> {
         let wrong = |what: &str| InspectError::Certificate(what.to_owned());
         if names.len() > NAMES_MAX {
-            return Err(wrong("too many alternative names"));
+            return Err(wrong("the request has too many alternative names"));
         }
         for name in names {
             match name {
@@ -105,7 +108,7 @@ impl ParsedRequest {
                 GeneralName::IPAddress(bytes) => self.ip_addresses.push(to_address(bytes)?),
                 _ => {
                     return Err(wrong(
-                        "an alternative name that is neither a DNS name nor an IP address",
+                        "the request has an alternative name that is neither a DNS name nor an IP address",
                     ));
                 }
             }
@@ -113,8 +116,8 @@ impl ParsedRequest {
         Ok(())
     }
 
-    /// Whether a certificate says what was asked for and nothing more: its key, its subject, its names, this use, and an end
-    /// that is not after `latest`.
+    /// Whether a certificate contains exactly what was requested: the key, the subject, the names
+    /// and this use. It must not expire after `latest`.
     pub fn is_answered_by(&self, leaf: &ParsedCertificate, what_for: Use, latest: Timestamp) -> bool {
         let Ok((_, parsed)) = X509Certificate::from_der(leaf.der()) else {
             return false;
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_needs_is_an_error() {
+    fn unneeded_parts_are_refused() {
         let key = KeyPair::generate().unwrap();
         let good = request(&params(), &key);
         let changed = |change: &dyn Fn(&mut CertificateParams)| {
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for_answers() {
+    fn only_a_matching_certificate_is_accepted() {
         let (key, other, ca_key) = (
             KeyPair::generate().unwrap(),
             KeyPair::generate().unwrap(),

@@ -1,5 +1,6 @@
-//! The RSA key by which a control plane signs service-account tokens. It is made once by the operator and is never a
-//! Certificate: cert-manager would rotate it, and every token with it.
+//! The RSA key with which a control plane signs service-account tokens. The operator generates it
+//! once. It is not a cert-manager Certificate, because cert-manager would rotate it and so
+//! invalidate all tokens.
 
 use std::fmt;
 
@@ -13,24 +14,24 @@ const PKCS8_TAG: &str = "PRIVATE KEY";
 const PKCS1_TAG: &str = "RSA PRIVATE KEY";
 const PUBLIC_TAG: &str = "PUBLIC KEY";
 
-/// A key could not be made or read. No error carries anything of the key.
+/// A key could not be generated or parsed. No error contains any part of the key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The random generator or the library failed.
     #[error("generating a service-account key")]
     Generate,
     /// The text is not PEM.
-    #[error("reading a service-account key")]
+    #[error("parsing a service-account key")]
     Pem,
     /// The PEM block is not an RSA private key.
     #[error("PEM block {0:?} is not an RSA private key")]
     NotRsa(String),
-    /// The key cannot be written in DER.
+    /// The key cannot be encoded as DER.
     #[error("encoding a service-account key")]
     Encode,
 }
 
-/// A signing key for service-account tokens, with its public half.
+/// A signing key for service-account tokens, with its public key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServiceAccountKey {
     private_pem: String,
@@ -38,12 +39,12 @@ pub struct ServiceAccountKey {
 }
 
 impl ServiceAccountKey {
-    /// Makes a key: RSA, 2048 bits.
+    /// Generates an RSA key of 2048 bits.
     pub fn generate() -> Result<Self, KeyError> {
         Self::from_pair(&KeyPair::generate(KeySize::Rsa2048).map_err(|_| KeyError::Generate)?)
     }
 
-    /// Reads a private key in PEM, PKCS#8 or PKCS#1.
+    /// Parses a private key in PEM: PKCS#8 or PKCS#1.
     pub fn from_pem(text: &str) -> Result<Self, KeyError> {
         let block = pem::parse(text).map_err(|_| KeyError::Pem)?;
         let not_rsa = |_| KeyError::NotRsa(block.tag().to_owned());
@@ -55,12 +56,13 @@ impl ServiceAccountKey {
         Self::from_pair(&pair)
     }
 
-    /// The private key as PKCS#8 PEM, which kube-apiserver reads (`--service-account-signing-key-file`).
+    /// The private key as PKCS#8 PEM, for kube-apiserver (`--service-account-signing-key-file`).
     pub fn private_pem(&self) -> &str {
         &self.private_pem
     }
 
-    /// The public key as SubjectPublicKeyInfo PEM, which kube-apiserver reads (`--service-account-key-file`).
+    /// The public key as SubjectPublicKeyInfo PEM, for kube-apiserver
+    /// (`--service-account-key-file`).
     pub fn public_pem(&self) -> &str {
         &self.public_pem
     }

@@ -1,36 +1,37 @@
-//! How often somebody may do something: token buckets, one for each key. Pure: time comes in as an argument.
+//! Rate limits: one token bucket for each key. Pure: time is an argument.
 //!
-//! Called where strangers knock: the ingress's gate and the SSH server. What is kept has a fixed size, so that a spray of
-//! addresses grows nothing.
+//! The ingress and the SSH server call it for unauthenticated clients. The memory is bounded, so
+//! that requests from many addresses cannot grow it.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// Budgets of one kind that are kept at most.
+/// Maximum number of buckets of one [`Budgets`].
 pub const CAPACITY: usize = 65_536;
 
-/// How often something may happen.
+/// Rate and burst of a token bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    /// Lasting, in one second.
+    /// Sustained rate, per second.
     pub per_second: u32,
-    /// At once, after a rest.
+    /// Maximum burst after an idle period.
     pub burst: u32,
 }
 
-/// Token buckets by key, in two generations, so that forgetting costs nothing.
+/// Token buckets by key, in two generations, so that expiry is cheap.
 ///
-/// A bucket that was left alone for as long as it takes to fill is full, which is what a bucket is that was never seen. So
-/// the older generation is dropped after that time. It is also dropped when the younger one is full: then more than
-/// [`CAPACITY`] / 2 keys came within that time, and the older ones start anew.
+/// A bucket that was idle for the time it takes to fill is full, exactly like a new bucket. So the
+/// older generation can be dropped after that time. It is also dropped when the recent generation is
+/// full. In that case more than [`CAPACITY`] / 2 keys were used within that time, and older keys
+/// get a full bucket again.
 #[derive(Debug)]
 pub struct Budgets<K> {
     rate: Rate,
-    young: HashMap<K, Bucket>,
-    old: HashMap<K, Bucket>,
-    turned: Instant,
+    recent: HashMap<K, Bucket>,
+    older: HashMap<K, Bucket>,
+    rotated: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,38 +41,39 @@ struct Bucket {
 }
 
 impl<K: Eq + Hash> Budgets<K> {
-    /// Everybody's budget is full.
+    /// All buckets start full.
     pub fn new(rate: Rate, now: Instant) -> Self {
         Self {
             rate,
-            young: HashMap::new(),
-            old: HashMap::new(),
-            turned: now,
+            recent: HashMap::new(),
+            older: HashMap::new(),
+            rotated: now,
         }
     }
 
-    /// Spends one of the budget of `key`; false if there is none left.
+    /// Takes one token from the bucket of `key`. Returns false if it is empty.
     pub fn take(&mut self, key: K, now: Instant) -> bool {
         self.take_some(key, 1, 0, now)
     }
 
-    /// Spends `count` of the budget of `key`; false, and nothing is spent, if less than `rest` would be left.
-    pub fn take_some(&mut self, key: K, count: u32, rest: u32, now: Instant) -> bool {
-        self.turn(now);
-        let before = self.young.remove(&key).or_else(|| self.old.remove(&key));
+    /// Takes `count` tokens from the bucket of `key`. Returns false, and takes nothing, if fewer
+    /// than `reserve` tokens would remain.
+    pub fn take_some(&mut self, key: K, count: u32, reserve: u32, now: Instant) -> bool {
+        self.rotate(now);
+        let before = self.recent.remove(&key).or_else(|| self.older.remove(&key));
         let mut bucket = self.refill(before, now);
-        let allowed = bucket.tokens >= f64::from(count) + f64::from(rest);
+        let allowed = bucket.tokens >= f64::from(count) + f64::from(reserve);
         if allowed {
             bucket.tokens -= f64::from(count);
         }
-        self.young.insert(key, bucket);
+        self.recent.insert(key, bucket);
         allowed
     }
 
-    /// Whether [`Self::take_some`] would spend.
-    pub fn has(&self, key: &K, count: u32, rest: u32, now: Instant) -> bool {
-        let before = self.young.get(key).or_else(|| self.old.get(key)).copied();
-        self.refill(before, now).tokens >= f64::from(count) + f64::from(rest)
+    /// Whether [`Self::take_some`] would succeed.
+    pub fn has(&self, key: &K, count: u32, reserve: u32, now: Instant) -> bool {
+        let before = self.recent.get(key).or_else(|| self.older.get(key)).copied();
+        self.refill(before, now).tokens >= f64::from(count) + f64::from(reserve)
     }
 
     fn refill(&self, before: Option<Bucket>, now: Instant) -> Bucket {
@@ -83,21 +85,22 @@ impl<K: Eq + Hash> Budgets<K> {
         Bucket { tokens, at: now }
     }
 
-    /// Budgets that are kept: never more than [`CAPACITY`].
+    /// Number of buckets in memory. Never more than [`CAPACITY`].
     pub fn kept(&self) -> usize {
-        self.young.len() + self.old.len()
+        self.recent.len() + self.older.len()
     }
 
-    fn turn(&mut self, now: Instant) {
+    fn rotate(&mut self, now: Instant) {
         let fill = Duration::from_secs_f64(f64::from(self.rate.burst) / f64::from(self.rate.per_second.max(1)));
-        if self.young.len() >= CAPACITY / 2 || now.saturating_duration_since(self.turned) > fill {
-            self.old = std::mem::take(&mut self.young);
-            self.turned = now;
+        if self.recent.len() >= CAPACITY / 2 || now.saturating_duration_since(self.rotated) > fill {
+            self.older = std::mem::take(&mut self.recent);
+            self.rotated = now;
         }
     }
 }
 
-/// What stands for a source in [`Budgets`]: of IPv6 its /64, which one customer has; one for all that are not known.
+/// Key of a source address in [`Budgets`]. An IPv6 address counts as its /64, which is one
+/// customer's network. All unknown sources share one key.
 pub fn source_key(source: Option<IpAddr>) -> IpAddr {
     match source {
         None => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -143,14 +146,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_has_a_size() {
+    fn memory_is_bounded() {
         let start = Instant::now();
         let mut budgets = Budgets::new(RATE, start);
         for key in 0..200_000 {
             budgets.take(key, start);
         }
         assert!(budgets.kept() <= CAPACITY);
-        // One turn drops what nobody used since, and it needs two.
+        // Each rotation drops the keys that were not used since the previous one, so two are
+        // needed.
         for seconds in [10, 20] {
             budgets.take(0, start + Duration::from_secs(seconds));
         }

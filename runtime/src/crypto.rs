@@ -1,8 +1,8 @@
-//! The process-wide choice of TLS cryptography: aws-lc-rs, and no other provider beside it.
+//! The TLS crypto provider of the process: aws-lc-rs, and no other.
 
-/// Makes aws-lc-rs the default provider of rustls in this process. May be called again: later calls change nothing.
+/// Makes aws-lc-rs the default rustls provider of this process. Further calls have no effect.
 pub fn install_crypto() {
-    // An error means that a provider has been installed before, which is what is wanted.
+    // An error means that a provider is already installed, which is fine.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 

@@ -1,7 +1,7 @@
-//! The one signal by which a process tells its tasks to finish what they have and end.
+//! The signal that makes the tasks of a process finish their current work and end.
 //!
-//! It goes one way: once draining, always draining. A [`Drain`] whose [`DrainTrigger`] was dropped counts as draining, so
-//! that no task waits for a signal that nobody can send.
+//! A drain cannot be undone. A [`Drain`] whose [`DrainTrigger`] was dropped counts as draining,
+//! because the signal could never arrive.
 
 use tokio::sync::watch;
 
@@ -11,29 +11,29 @@ pub struct DrainTrigger {
     draining: watch::Sender<bool>,
 }
 
-/// Tells whether the process is draining. Clones share one signal.
+/// Reports whether the process is draining. Clones share one signal.
 #[derive(Clone, Debug)]
 pub struct Drain {
     draining: watch::Receiver<bool>,
 }
 
 impl DrainTrigger {
-    /// A trigger and the signal that it gives.
+    /// Creates a trigger and its signal.
     pub fn new() -> (Self, Drain) {
         let (sender, receiver) = watch::channel(false);
         (Self { draining: sender }, Drain { draining: receiver })
     }
 
-    /// Starts the drain; again is no change.
+    /// Starts the drain. Further calls have no effect.
     pub fn start(&self) {
         self.draining.send_replace(true);
     }
 }
 
 impl Drain {
-    /// Waits until the drain starts; returns at once if it has.
+    /// Waits until the drain starts. Returns immediately if it has started.
     pub async fn started(&self) {
-        // An error means that the trigger is gone, which counts as started.
+        // An error means that the trigger was dropped, which counts as started.
         let _ = self.draining.clone().wait_for(|draining| *draining).await;
     }
 

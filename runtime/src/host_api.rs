@@ -1,8 +1,9 @@
-//! The way to the host's API, for each process that watches it.
+//! Client of the host's API, for all processes that watch it.
 //!
-//! A watch only listens. When the other end is gone without a word, as a machine is that lost its power, or a connection that was
-//! given up while the network was cut, kube's own client listens on for up to 295 s, which is when a watch ends by itself: an ingress
-//! would lead to pods that are long gone. So the kernel asks the other end whether it is there.
+//! A watch only reads. If the peer disappears without closing the connection, after a power loss or
+//! a network partition, kube's own client keeps waiting for up to 295 s, until the watch ends.
+//! Meanwhile an ingress would route to Pods that no longer exist. So the kernel probes the peer
+//! with TCP keepalive.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,29 +18,32 @@ use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
 
-/// How long a connection may take, with TLS.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// A peer that says nothing for so long is asked by the kernel, and then again each [`PROBE`].
-const KEEPALIVE: Duration = Duration::from_secs(10);
-const PROBE: Duration = Duration::from_secs(5);
-/// A connection is given up when so long nothing has said that the peer is there: neither a probe nor what was sent arrived.
-const SILENCE: Duration = Duration::from_secs(25);
+/// Timeout for connecting, including TLS.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Idle time after which the kernel probes the peer. It repeats the probe every
+/// [`KEEPALIVE_INTERVAL`].
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Time without any acknowledgement of probes or sent data after which the kernel closes the
+/// connection (`TCP_USER_TIMEOUT`).
+const USER_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Why it is not known where the API is, and as whom it is asked.
+/// The configuration of the API client cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The process is in no pod, or without its token.
+    /// The process is not in a Pod, or its Pod has no service account token.
     #[error("reading the pod's service account")]
     ServiceAccount(#[from] InClusterError),
-    /// The kubeconfig is not there, or none.
-    #[error("reading and using the kubeconfig")]
+    /// The kubeconfig is missing or invalid.
+    #[error("loading the kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
 }
 
-/// Reads where the API is, and as whom it is asked: from a kubeconfig, or else as a pod has it.
+/// Reads the address of the API and the credentials: from a kubeconfig, or else from the Pod's
+/// service account.
 ///
 /// # Errors
-/// A file that is not there, or cannot be used.
+/// If a file is missing or invalid.
 pub async fn configure(kubeconfig: Option<&Path>) -> Result<Config, ConfigError> {
     let Some(path) = kubeconfig else {
         return Ok(Config::incluster()?);
@@ -48,20 +52,21 @@ pub async fn configure(kubeconfig: Option<&Path>) -> Result<Config, ConfigError>
     Ok(Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?)
 }
 
-/// A client as kube builds it, whose connections end when the peer is gone. It connects when it is first used. Its time for that is
-/// its own, and not the one of `config`.
+/// Builds a client like kube's own, whose connections close when the peer disappears. It connects
+/// at the first request. Its connect timeout is fixed; the one in `config` is ignored.
 ///
 /// # Errors
-/// A certificate or token that cannot be read; a proxy, since the host's API is never behind one.
+/// If a certificate or token cannot be read, or a proxy is configured: the host's API is never
+/// behind one.
 pub fn build_client(config: Config) -> Result<Client, kube::Error> {
     if let Some(proxy_url) = config.proxy_url {
         let proxy_url = Box::new(proxy_url);
         return Err(kube::Error::ProxyProtocolUnsupported { proxy_url });
     }
-    let tcp = build_tcp(KEEPALIVE, PROBE, SILENCE);
+    let tcp = build_tcp(KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, USER_TIMEOUT);
     let connector = ServiceBuilder::new()
         .map_future(Box::pin)
-        .timeout(CONNECT_LIMIT)
+        .timeout(CONNECT_TIMEOUT)
         .service(config.rustls_https_connector_with_connector(tcp)?);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
     let retry = config
@@ -78,8 +83,8 @@ pub fn build_client(config: Config) -> Result<Client, kube::Error> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Connections of which the kernel asks a peer that was silent for `idle` whether it is there, and again each `probe`. One ends when for
-/// `silence` nothing has said so: neither a probe nor what was sent has arrived.
+/// Builds a connector whose kernel sockets probe a peer after `idle` without data, and then every
+/// `probe`. A connection closes when neither probes nor sent data were acknowledged for `silence`.
 pub fn build_tcp(idle: Duration, probe: Duration, silence: Duration) -> HttpConnector {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -98,8 +103,9 @@ mod tests {
 
     use super::*;
 
-    /// In the kernel's table of sockets: the timer that runs, which is "keepalive" and in how many hundredths of a second, by
-    /// hexadecimal numbers (proc(5), `/proc/net/tcp`). After how many questions it gives up is not told.
+    /// Column of the kernel's socket table with the active timer: `02` for keepalive, and the
+    /// hundredths of a second until it fires, both hexadecimal (proc(5), `/proc/net/tcp`). The
+    /// table does not contain the number of probes before the kernel gives up.
     const TIMER: usize = 5;
     const KEEPALIVE_TIMER: &str = "02:";
 
@@ -112,14 +118,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_asks_a_silent_peer_whether_it_is_there() {
+    async fn the_kernel_probes_a_silent_peer() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let client = build_client(Config::new(format!("http://{address}").parse().unwrap())).unwrap();
         let asking = tokio::spawn(async move { client.apiserver_version().await });
         let (_silent, peer) = listener.accept().await.unwrap();
         let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
-        // Until the request has arrived another timer runs.
+        // A different timer is active until the request is acknowledged.
         let due = loop {
             let timer = find_timer(peer).unwrap_or_default();
             if let Some(due) = timer.strip_prefix(KEEPALIVE_TIMER) {
@@ -128,13 +134,13 @@ mod tests {
             assert!(tokio::time::Instant::now() < deadline, "{timer}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
-        assert!(due <= 100 * KEEPALIVE.as_secs(), "in {due} hundredths");
+        assert!(due <= 100 * KEEPALIVE_IDLE.as_secs(), "in {due} hundredths");
         assert!(!asking.is_finished());
     }
 
     #[tokio::test]
-    async fn a_kubeconfig_that_is_none_is_named() {
+    async fn a_missing_kubeconfig_is_reported() {
         let error = configure(Some(Path::new("/nowhere"))).await.unwrap_err();
-        assert_eq!(error.to_string(), "reading and using the kubeconfig");
+        assert_eq!(error.to_string(), "loading the kubeconfig");
     }
 }

@@ -1,15 +1,20 @@
-//! What every process of Yoke needs around its own work, and nothing of that work.
+//! Process plumbing that all Yoke processes share: logging, shutdown, metrics, probes, TLS.
 //!
 //! ```text
 //!  main ─▶ init_tracing, install_crypto
-//!       ─▶ Supervisor::new ──▶ spawn(task) …  each holds a Drain
+//!       ─▶ Supervisor::new ──▶ spawn(task) …  each task holds a Drain
 //!       │        └── SIGTERM, SIGINT or a dead task ─▶ Drain ─▶ tasks end ─▶ run() returns
 //!       └─▶ Endpoint::bind ─▶ /metrics /livez /readyz   (served until the last task has ended)
 //! ```
 //!
-//! Called by the `main` of each process. In come a name, an address and futures; out come log lines on standard error,
-//! an HTTP endpoint and one exit result. Beside them, [`tls`]: the listener's side of TLS, [`trust()`]: the
-//! other one, [`budget`]: limits on how often strangers may knock, [`clock`]: for leases, and `host_api`, by a feature: the way to the host's API.
+//! The `main` of each process calls this crate. The input is a name, an address and futures; the
+//! output is log lines on standard error, an HTTP endpoint and one exit result. Other modules:
+//!
+//! - [`tls`]: server side of TLS.
+//! - [`trust()`]: client side of TLS.
+//! - [`budget`]: rate limits for unauthenticated clients.
+//! - [`clock`]: time for leases.
+//! - `host_api` (a feature): client of the host's API.
 
 pub mod accept;
 pub mod budget;

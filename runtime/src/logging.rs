@@ -1,40 +1,45 @@
-//! Log lines on standard error: JSON for a collector, or text if a person watches.
+//! Log lines on standard error: JSON for log collectors, or text on a terminal.
 
 use std::io::IsTerminal as _;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
-/// The variable that chooses what is logged, in the syntax of [`EnvFilter`]; `RUST_LOG` is read if it is not set.
+/// Environment variable with the log filter, in the syntax of [`EnvFilter`]. If it is unset,
+/// `RUST_LOG` applies.
 pub const FILTER_VARIABLE: &str = "YOKE_LOG";
 
 const FALLBACK_VARIABLE: &str = "RUST_LOG";
 const DEFAULT_FILTER: &str = "info";
-/// What `info` leaves out: libraries that tell of the usual as if it were remarkable, each connection made, each answer that
-/// is no success, which a probe expects; those that let a stranger write lines, as many as he likes; and kube's client, which
-/// shows an answer that it cannot read as a whole, were it a Secret.
+/// Targets that `info` excludes:
+///
+/// - `async_nats` logs ordinary events at `info`, such as each connection.
+/// - `kube_client::client` logs each unsuccessful response, which probes expect. It logs a response
+///   that it cannot parse completely, even if it is a Secret.
+/// - `russh` and `russh_sftp` let unauthenticated clients write any number of log lines.
 const QUIET: &str = "async_nats=warn,kube_client::client=off,russh=off,russh_sftp=off";
 
 /// Logging could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
-    /// The filter in the environment is not valid.
+    /// The filter in the environment is invalid.
     #[error("reading the log filter {filter:?}")]
     Filter {
-        /// The filter as given.
+        /// The filter, as given.
         filter: String,
-        /// What is wrong with it.
+        /// Reason of the parser.
         #[source]
         source: ParseError,
     },
-    /// The process has a subscriber already.
+    /// The process already has a subscriber.
     #[error("setting up logging")]
     Subscriber(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// Starts logging to standard error for the process `name`.
 ///
-/// The filter comes from `YOKE_LOG`, else `RUST_LOG`, else it is `info`. Lines are JSON unless standard error is a terminal.
+/// The filter comes from `YOKE_LOG`, else from `RUST_LOG`, else it is `info`. Lines are JSON unless
+/// standard error is a terminal.
 pub fn init_tracing(name: &str) -> Result<(), LoggingError> {
     let filter = filter_of(|variable| std::env::var(variable).ok())?;
     let builder = tracing_subscriber::fmt()

@@ -1,10 +1,10 @@
-//! The process's metrics and its HTTP endpoint for collectors and probes.
+//! Metrics of the process, and its HTTP endpoint for metrics collectors and probes.
 //!
 //! | path | answer |
 //! |---|---|
 //! | `/metrics` | OpenMetrics text |
 //! | `/livez` | 200: the process answers |
-//! | `/readyz` | 200, or 503 with the failing checks, one a line; 503 while draining |
+//! | `/readyz` | 200, or 503 with the failing checks, one per line; 503 while draining |
 
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -23,22 +23,22 @@ use crate::readiness::Readiness;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The process's metrics. Clones share one registry.
+/// Metrics of the process. Clones share one registry.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    /// Written to at the start only: who reads it for long keeps nobody waiting.
+    /// Written only at startup, so a long read blocks no writer.
     registry: Arc<RwLock<Registry>>,
 }
 
-/// The endpoint could not be opened or kept.
+/// The endpoint could not be opened or served.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// The address cannot be listened on.
+    /// The endpoint cannot listen on the address.
     #[error("listening on {address} for metrics and probes")]
     Bind {
-        /// The address as given.
+        /// The address, as given.
         address: SocketAddr,
-        /// Why not.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
@@ -47,7 +47,7 @@ pub enum EndpointError {
     Serve(#[source] std::io::Error),
 }
 
-/// The listening HTTP endpoint; it answers once [`Endpoint::serve`] runs.
+/// The bound HTTP endpoint. It answers once [`Endpoint::serve`] runs.
 #[derive(Debug)]
 pub struct Endpoint {
     listener: TcpListener,
@@ -62,7 +62,8 @@ struct Shared {
 }
 
 impl Metrics {
-    /// An empty registry for `process`: every metric's name begins with `yoke_<process>_`.
+    /// Creates an empty registry for `process`. The name of every metric begins with
+    /// `yoke_<process>_`.
     pub fn new(process: &str) -> Self {
         let registry = Registry::with_prefix(format!("yoke_{process}"));
         Self {
@@ -70,7 +71,7 @@ impl Metrics {
         }
     }
 
-    /// Registers metrics: the registry is `register`'s for the time of the call.
+    /// Registers metrics. `register` has exclusive access to the registry during the call.
     pub fn register<T>(&self, register: impl FnOnce(&mut Registry) -> T) -> T {
         register(&mut self.registry.write().unwrap_or_else(PoisonError::into_inner))
     }
@@ -84,7 +85,7 @@ impl Metrics {
 }
 
 impl Endpoint {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Binds `address`. Port 0 selects a free port.
     pub async fn bind(address: SocketAddr) -> Result<Self, EndpointError> {
         let failed = |source| EndpointError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -92,13 +93,13 @@ impl Endpoint {
         Ok(Self { listener, local })
     }
 
-    /// The address that is listened on.
+    /// The bound address.
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// Serves for ever. It goes on during the drain, when `/readyz` fails, so run it by
-    /// [`crate::Supervisor::spawn_background`].
+    /// Serves until aborted. It must continue during the drain, while `/readyz` fails, so run it
+    /// with [`crate::Supervisor::spawn_background`].
     pub async fn serve(self, metrics: Metrics, readiness: Readiness, drain: Drain) -> Result<(), EndpointError> {
         let routes = Router::new()
             .route("/metrics", get(answer_metrics))
@@ -114,12 +115,12 @@ impl Endpoint {
 }
 
 async fn answer_metrics(State(shared): State<Shared>) -> Response {
-    // The series of thousands of clusters take a while.
+    // Encoding the series of thousands of clusters takes a while.
     let encoded = tokio::task::spawn_blocking(move || shared.metrics.to_text()).await;
     match encoded {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         failed => {
-            tracing::error!(?failed, "metrics cannot be encoded");
+            tracing::error!(?failed, "cannot encode metrics");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
@@ -133,7 +134,7 @@ async fn answer_ready(State(shared): State<Shared>) -> Response {
     }
     let mut text: String = failing.iter().map(|(name, why)| format!("{name}: {why}\n")).collect();
     if draining {
-        text.push_str("drain: the process is ending\n");
+        text.push_str("drain: the process is shutting down\n");
     }
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }

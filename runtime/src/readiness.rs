@@ -1,9 +1,9 @@
-//! Named reasons for which a process is not ready yet, set by whoever knows and shown on `/readyz`.
+//! Named readiness checks of a process, which its tasks set and `/readyz` reports.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The state of one check: `None` is ready, else why it is not.
+/// State of one check: `None` if ready, otherwise the reason why not.
 type State = Option<String>;
 
 /// All readiness checks of a process. Clones share them.
@@ -12,7 +12,7 @@ pub struct Readiness {
     checks: Arc<Mutex<BTreeMap<&'static str, State>>>,
 }
 
-/// One named check. Clones set the same one.
+/// One named check. Clones set the same check.
 #[derive(Clone, Debug)]
 pub struct Check {
     name: &'static str,
@@ -20,12 +20,13 @@ pub struct Check {
 }
 
 impl Readiness {
-    /// No checks: ready.
+    /// Without checks, a process is ready.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the check `name`, not ready until [`Check::set_ready`]. A name that exists is the same check, and is unset.
+    /// Adds the check `name`, which is not ready until [`Check::set_ready`]. If `name` exists, this
+    /// resets it and returns the same check.
     pub fn check(&self, name: &'static str) -> Check {
         let check = Check {
             name,
@@ -35,7 +36,7 @@ impl Readiness {
         check
     }
 
-    /// The checks that are not ready, by name, and why; empty if the process is ready.
+    /// The checks that are not ready, with their reasons. Empty if the process is ready.
     pub fn failing(&self) -> BTreeMap<&'static str, String> {
         self.lock()
             .iter()
@@ -44,18 +45,18 @@ impl Readiness {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, State>> {
-        // The map is whole after any panic: each change is one insert.
+        // The map is consistent after any panic: each change is one insert.
         self.checks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Check {
-    /// The check passes.
+    /// Marks the check as ready.
     pub fn set_ready(&self) {
         self.readiness.lock().insert(self.name, None);
     }
 
-    /// The check fails, because of `why`.
+    /// Marks the check as not ready, with the reason `why`.
     pub fn set_not_ready(&self, why: impl Into<String>) {
         self.readiness.lock().insert(self.name, Some(why.into()));
     }

@@ -1,14 +1,16 @@
-//! Joins every task of a process. A task that ends by itself ends the process, with an error that names it.
+//! Joins all tasks of a process. If a task exits by itself, the process exits with an error that
+//! names the task.
 //!
 //! ```text
 //!  run ── SIGTERM, SIGINT ───────┐
 //!      ── a task ends, panics ───┴─▶ drain ─▶ wait for tasks, at most `grace` ─▶ abort the rest
 //! ```
 //!
-//! Guarantees: after [`Supervisor::run`] no task runs. It returns `Ok` only if a signal began
-//! the drain and every task then ended well within the grace period.
+//! Guarantees: after [`Supervisor::run`] no task runs. It returns `Ok` only if a signal started the
+//! drain and every task then ended without an error within the grace period.
 //!
-//! Caveats: a second signal cuts the grace period short. A task that blocks its thread cannot be aborted.
+//! Caveats: a second signal ends the grace period early. A task that blocks its thread cannot be
+//! aborted.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -19,17 +21,17 @@ use tokio::task::{Id, JoinError, JoinSet};
 
 use crate::drain::{Drain, DrainTrigger};
 
-/// Why a task failed.
+/// Error of a task.
 pub type TaskError = Box<dyn Error + Send + Sync>;
 
-/// The process did not end as it should.
+/// The process did not exit normally.
 #[derive(Debug, thiserror::Error)]
 pub enum SuperviseError {
     /// The signal handlers cannot be installed.
     #[error("listening for SIGTERM and SIGINT")]
     Signals(#[source] std::io::Error),
-    /// A task that should run for ever ended without an error.
-    #[error("task {task} ended by itself")]
+    /// A task that must run until the drain ended earlier, without an error.
+    #[error("task {task} exited unexpectedly")]
     Ended {
         /// Name of the task.
         task: &'static str,
@@ -39,7 +41,7 @@ pub enum SuperviseError {
     Failed {
         /// Name of the task.
         task: &'static str,
-        /// Its error.
+        /// Error of the task.
         #[source]
         source: TaskError,
     },
@@ -52,7 +54,7 @@ pub enum SuperviseError {
         #[source]
         source: JoinError,
     },
-    /// Tasks had not ended when the grace period was over.
+    /// Some tasks had not ended when the grace period was over.
     #[error("tasks {} did not end within {grace:?}", tasks.join(", "))]
     Unfinished {
         /// Names of the tasks, sorted.
@@ -62,7 +64,7 @@ pub enum SuperviseError {
     },
 }
 
-/// Owner of a process's tasks.
+/// Owns all tasks of a process.
 #[derive(Debug)]
 pub struct Supervisor {
     tasks: JoinSet<Result<(), TaskError>>,
@@ -83,7 +85,8 @@ struct Signals {
     interrupt: Signal,
 }
 
-/// Waits for something without which there is no work yet; `None` if SIGTERM or SIGINT arrives first.
+/// Waits for `work`, which must finish before the process can start its tasks. `None` if SIGTERM or
+/// SIGINT arrives first.
 pub async fn until_signal<T>(work: impl Future<Output = T>) -> Result<Option<T>, SuperviseError> {
     let mut signals = Signals::listen().map_err(SuperviseError::Signals)?;
     Ok(tokio::select! {
@@ -93,7 +96,7 @@ pub async fn until_signal<T>(work: impl Future<Output = T>) -> Result<Option<T>,
 }
 
 impl Supervisor {
-    /// No tasks yet. After the drain has started, tasks have `grace` to end.
+    /// Creates a supervisor without tasks. After the drain has started, tasks have `grace` to end.
     pub fn new(grace: Duration) -> Self {
         let (trigger, drain) = DrainTrigger::new();
         Self {
@@ -105,12 +108,12 @@ impl Supervisor {
         }
     }
 
-    /// The signal that tasks must heed.
+    /// The drain signal that tasks must observe.
     pub fn drain(&self) -> Drain {
         self.drain.clone()
     }
 
-    /// Starts a task that runs until the drain starts, and ends soon after it.
+    /// Starts a task that runs until the drain starts and then ends within the grace period.
     pub fn spawn<F, E>(&mut self, name: &'static str, task: F)
     where
         F: Future<Output = Result<(), E>> + Send + 'static,
@@ -119,7 +122,8 @@ impl Supervisor {
         self.add(name, false, task);
     }
 
-    /// Starts a task that runs for ever: it is cut off once every task of [`Supervisor::spawn`] has ended.
+    /// Starts a task that never ends by itself. It is aborted when all tasks of
+    /// [`Supervisor::spawn`] have ended.
     pub fn spawn_background<F, E>(&mut self, name: &'static str, task: F)
     where
         F: Future<Output = Result<(), E>> + Send + 'static,
@@ -128,22 +132,22 @@ impl Supervisor {
         self.add(name, true, task);
     }
 
-    /// Runs until SIGTERM or SIGINT arrives or a task ends, drains, and joins all tasks. The first thing that went wrong is
-    /// the error; others are logged.
+    /// Runs until SIGTERM or SIGINT arrives or a task ends, then drains and joins all tasks. The
+    /// first failure is returned; later ones are logged.
     pub async fn run(self) -> Result<(), SuperviseError> {
         let mut signals = Signals::listen().map_err(SuperviseError::Signals)?;
         self.run_until(async move || signals.next().await).await
     }
 
-    /// As [`Supervisor::run`], with `stop` in place of the process's signals: its first end starts the drain, its second one
-    /// cuts the grace period short.
+    /// Like [`Supervisor::run`], with `stop` in place of the process's signals. The first
+    /// completion of `stop` starts the drain; the second one ends the grace period early.
     pub async fn run_until(mut self, mut stop: impl AsyncFnMut()) -> Result<(), SuperviseError> {
         let first = tokio::select! {
             () = stop() => None,
-            Some(ended) = self.tasks.join_next_with_id() => Some(self.judge_running(ended)),
+            Some(ended) = self.tasks.join_next_with_id() => Some(self.failure_while_running(ended)),
         };
         self.trigger.start();
-        tracing::info!("process drains");
+        tracing::info!("process is draining");
         let grace = self.grace;
         let unfinished = tokio::select! {
             failure = self.join_foreground() => failure,
@@ -172,14 +176,15 @@ impl Supervisor {
         self.running.insert(handle.id(), Running { name, background });
     }
 
-    /// Joins the tasks that end by themselves during a drain. Cancelling it loses nothing but a failure already logged.
+    /// Joins the tasks that end by themselves during a drain. Cancel-safe, except that a failure
+    /// that was already logged is lost.
     async fn join_foreground(&mut self) -> Option<SuperviseError> {
         let mut first = None;
         while self.running.values().any(|task| !task.background) {
             let Some(ended) = self.tasks.join_next_with_id().await else {
                 break;
             };
-            let Some(failure) = self.judge_draining(ended) else {
+            let Some(failure) = self.failure_while_draining(ended) else {
                 continue;
             };
             log_error(&failure);
@@ -188,16 +193,22 @@ impl Supervisor {
         first
     }
 
-    fn judge_running(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> SuperviseError {
-        let (task, failure) = self.take(ended);
+    fn failure_while_running(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> SuperviseError {
+        let (task, failure) = self.remove_ended(ended);
         failure.unwrap_or(SuperviseError::Ended { task: task.name })
     }
 
-    fn judge_draining(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> Option<SuperviseError> {
-        self.take(ended).1
+    fn failure_while_draining(
+        &mut self,
+        ended: Result<(Id, Result<(), TaskError>), JoinError>,
+    ) -> Option<SuperviseError> {
+        self.remove_ended(ended).1
     }
 
-    fn take(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> (Running, Option<SuperviseError>) {
+    fn remove_ended(
+        &mut self,
+        ended: Result<(Id, Result<(), TaskError>), JoinError>,
+    ) -> (Running, Option<SuperviseError>) {
         let id = match &ended {
             Ok((id, _)) => *id,
             Err(error) => error.id(),
@@ -252,7 +263,7 @@ impl Signals {
 }
 
 fn log_error(error: &SuperviseError) {
-    tracing::error!(error = error as &dyn Error, "task did not end well");
+    tracing::error!(error = error as &dyn Error, "task failed");
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! The certificates of a process's TLS listener, reread when their files change, and the connections that it admits.
+//! Certificates of a TLS listener, reloaded when their files change, and the connections that the
+//! listener admits.
 //!
-//! A change that cannot be used leaves the old certificates in use. Connections that are open keep what they were admitted
-//! with.
+//! If changed files are invalid, the previous certificates stay in use. Open connections keep the
+//! certificates of their handshake.
 //!
 //! ```text
 //! files ── Reload ──► TlsConfigs ──► accept: handshake, Admission ──► connections for the server
@@ -23,7 +24,7 @@ use tokio::sync::watch;
 
 pub use accept::{Admission, Connections, accept};
 
-/// The TLS configuration in use; [`Reload`] keeps it new.
+/// The TLS configuration in use, which [`Reload`] updates.
 pub type TlsConfigs = watch::Receiver<Arc<ServerConfig>>;
 
 /// The certificates cannot be used.
@@ -32,40 +33,40 @@ pub enum TlsError {
     /// A file cannot be read.
     #[error("reading {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A file is not what it should be.
+    /// A file is not valid PEM.
     #[error("parsing {}", path.display())]
     Parse {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the parser.
         #[source]
         source: pem::Error,
     },
-    /// Certificate and key do not make a pair.
+    /// The certificate and the key do not match.
     #[error("using the certificate and its key")]
     Pair(#[source] rustls::Error),
-    /// The CA's certificates cannot be trusted.
+    /// A certificate of the clients' CA cannot be a trust anchor.
     #[error("trusting the clients' CA")]
     ClientCa(#[source] rustls::Error),
-    /// There is no certificate of a CA.
+    /// The file of the clients' CA contains no usable certificate.
     #[error("verifying clients by their CA")]
     Verifier(#[source] VerifierBuilderError),
 }
 
-/// Where the certificates are.
+/// Paths of the certificate files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, and those between it and its CA.
+    /// Certificate of the server, followed by its intermediates.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of the server.
     pub key: PathBuf,
-    /// With it, a client needs a certificate of one of these CAs.
+    /// CAs for client certificates. If set, a client must present a certificate of one of them.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -76,7 +77,7 @@ struct Contents {
     client_ca: Option<Vec<u8>>,
 }
 
-/// What rereads the files, whenever its process looks.
+/// Reloads the files. The process calls [`Reload::look`] at its own interval.
 #[derive(Debug)]
 pub struct Reload {
     files: TlsFiles,
@@ -113,14 +114,14 @@ impl TlsFiles {
         let chain = certificates(&self.certificate, &contents.certificate)?;
         let key = PrivateKeyDer::from_pem_slice(&contents.key).map_err(parse(&self.key))?;
         let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Pair)?;
-        // Metrics and probes are asked for by HTTP/1.1, too.
+        // Metrics and probe requests may use HTTP/1.1.
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(config))
     }
 }
 
 impl Reload {
-    /// Reads the files, which must be usable at first.
+    /// Reads the files. They must be valid at the start.
     pub async fn load(files: TlsFiles) -> Result<(Self, TlsConfigs), TlsError> {
         let contents = files.read().await?;
         let (configs, receiver) = watch::channel(files.build(&contents)?);
@@ -132,8 +133,8 @@ impl Reload {
         Ok((reload, receiver))
     }
 
-    /// Takes over what changed; answers whether something did. Files that are replaced one after the other do not fit
-    /// each other for a moment: the next look finds them whole.
+    /// Reads the files again, and returns whether a change was applied. While files are being
+    /// replaced one after the other, they may not match; the next call then succeeds.
     pub async fn look(&mut self) -> Result<bool, TlsError> {
         let contents = self.files.read().await?;
         if contents == self.contents {

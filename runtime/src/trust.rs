@@ -1,24 +1,25 @@
-//! Clients of TLS that trust CAs of their own, in place of the system's.
+//! TLS client configuration that trusts given CAs instead of the system's.
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::{ClientConfig, RootCertStore};
 
-/// A text holds no CAs that can be trusted.
+/// The text contains no CA that can be trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// It is no PEM.
+    /// The text is not PEM.
     #[error(transparent)]
     Parse(#[from] pem::Error),
-    /// One of its certificates cannot be a CA's.
+    /// A certificate cannot be a CA.
     #[error(transparent)]
     Ca(#[from] rustls::Error),
-    /// Nobody would be trusted.
-    #[error("it holds no certificate")]
+    /// The text contains no certificate, so the client would trust no server.
+    #[error("the text contains no certificate")]
     Empty,
 }
 
-/// A client that trusts the CAs whose certificates a text has, as PEM, and shows no certificate.
+/// Builds a client configuration that trusts the CAs in a PEM text. The client presents no
+/// certificate.
 pub fn trust(text: &[u8]) -> Result<ClientConfig, TrustError> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text) {
@@ -37,10 +38,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_trusts_nobody_is_refused() {
+    fn text_without_a_usable_ca_is_refused() {
         crate::install_crypto();
         for (text, expected) in [
-            ("", "it holds no certificate"),
+            ("", "the text contains no certificate"),
             (
                 "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
                 "BadEncoding",

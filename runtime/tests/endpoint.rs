@@ -1,4 +1,4 @@
-//! The endpoint over a real socket.
+//! Tests of the endpoint over a real socket.
 
 #![allow(clippy::unwrap_used)]
 
@@ -57,7 +57,7 @@ async fn serves_metrics_and_probes() {
     trigger.start();
     let answer = get(address, "/readyz").await;
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-    assert!(answer.ends_with("drain: the process is ending\n"), "{answer}");
+    assert!(answer.ends_with("drain: the process is shutting down\n"), "{answer}");
     let answer = get(address, "/livez").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     server.abort();

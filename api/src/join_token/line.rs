@@ -1,7 +1,8 @@
-//! What a worker needs to join, as one word that is pasted: `yoke1.` and base64url of JSON. Pure.
+//! The join token that users paste: the data that a worker needs to join, as `yoke1.` and base64url
+//! of JSON. Pure.
 //!
-//! It carries the CA, so a worker sends the token to nobody else than the cluster. It comes from a person's clipboard: every
-//! part is checked when it is read, and none is longer than it can need to be.
+//! The text contains the CA, so a worker sends the bootstrap token only to the cluster itself. It comes
+//! from a user's clipboard, so every part is checked for syntax and length when it is read.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,59 +15,61 @@ use super::program::Program;
 use crate::names::is_domain;
 use crate::version::KubernetesVersion;
 
-/// What the word begins with: its form, should there be another one.
+/// Prefix of the text. It identifies the format, should there be another one.
 const PREFIX: &str = "yoke1.";
-/// Bytes of the longest word that is read.
-const WORD_MAX: usize = 64 << 10;
-/// Bytes of the longest bundle of certificates.
-const CA_MAX: usize = 32 << 10;
-/// What every PEM block of the bundle begins with.
-const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+/// Maximum length of the text, in bytes.
+const TOKEN_LENGTH_MAX: usize = 64 << 10;
+/// Maximum length of a bundle of certificates, in bytes.
+const BUNDLE_SIZE_MAX: usize = 32 << 10;
+/// First line of each PEM block of the bundle.
+const CERTIFICATE_HEADER: &str = "-----BEGIN CERTIFICATE-----";
 
-/// A word is none by which a worker could join.
+/// The text is not a usable join token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// Too long.
-    #[error("a join token has at most {WORD_MAX} characters")]
+    /// The text is too long.
+    #[error("the join token is longer than {TOKEN_LENGTH_MAX} characters")]
     Long,
-    /// Another form, or something else altogether.
-    #[error("a join token begins with {PREFIX}")]
+    /// The text has another format, or is something else.
+    #[error("this is not a join token, which begins with {PREFIX}")]
     Prefix,
-    /// Part of it is missing, or was changed.
-    #[error("the join token is not whole")]
+    /// A part of the text is missing or was changed.
+    #[error("the join token is incomplete; copy all of it again")]
     Encoding,
-    /// A part is not what it should be.
-    #[error("the join token has no usable {0}")]
+    /// A field is invalid.
+    #[error("the join token has no valid {0}")]
     Part(&'static str),
 }
 
-/// What a worker needs to join.
+/// Data that a worker needs to join.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct JoinLine {
     /// Name and port of the API server.
     pub server: String,
-    /// Where that is, for a machine that has no DNS record of the name.
+    /// Address of the API server, for a machine without a DNS record of the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
-    /// The certificates by which it is known, PEM.
+    /// CA certificates that verify the API server, PEM.
     pub ca: String,
-    /// The certificates by which the kubelet knows the API server when that calls it, PEM.
+    /// CA certificates that verify the API server as a client of the kubelet, PEM.
     pub client_ca: String,
-    /// The bootstrap token, `<id>.<secret>`.
+    /// Bootstrap token, `<id>.<secret>`.
     pub token: String,
-    /// Version of the cluster.
+    /// Kubernetes version of the cluster.
     pub version: String,
     /// Labels with which the worker registers its Node.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_labels: BTreeMap<String, String>,
-    /// Taints with which it does.
+    /// Taints with which the worker registers its Node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,
-    /// Whether the worker makes the network of its Pods. One that knows of no other refuses a word in which it does not.
+    /// Whether the worker sets up the Pod network. A worker that predates this field refuses a join
+    /// token with `false`.
     #[serde(default = "default_pod_network", skip_serializing_if = "Clone::clone")]
     pub pod_network: bool,
-    /// What the host says of `yoke-worker`. Not in the word, which is for that program.
+    /// The host's `yoke-worker` program. It is not part of the join token, which is input of that
+    /// program.
     #[serde(skip)]
     pub program: Program,
 }
@@ -80,31 +83,32 @@ impl std::fmt::Debug for JoinLine {
 }
 
 impl JoinLine {
-    /// The word to paste.
+    /// Encodes the join token that users paste.
     pub fn encode(&self) -> Result<String, LineError> {
         self.check()?;
         let json = serde_json::to_vec(self).map_err(|_| LineError::Encoding)?;
         let word = format!("{PREFIX}{}", BASE64URL_NOPAD.encode(&json));
-        if word.len() > WORD_MAX {
+        if word.len() > TOKEN_LENGTH_MAX {
             return Err(LineError::Long);
         }
         Ok(word)
     }
 
-    /// The line to paste on the machine that is to be a worker.
+    /// The command to paste on the machine that will be a worker.
     pub fn command(&self) -> Result<String, LineError> {
-        Ok(self.program.to_line(&self.encode()?))
+        Ok(self.program.to_command(&self.encode()?))
     }
 
-    /// By architecture, the line that sends `yoke-worker` to a machine that cannot fetch it, and has it join.
+    /// Commands by architecture that send `yoke-worker` to a machine that cannot download it, and
+    /// run the join there.
     pub fn pipelines(&self) -> Result<BTreeMap<String, String>, LineError> {
         Ok(self.program.to_pipelines(&self.encode()?))
     }
 
-    /// Reads a word that somebody pasted.
+    /// Parses a join token that a user pasted.
     pub fn parse(word: &str) -> Result<Self, LineError> {
         let word = word.trim();
-        if word.len() > WORD_MAX {
+        if word.len() > TOKEN_LENGTH_MAX {
             return Err(LineError::Long);
         }
         let body = word.strip_prefix(PREFIX).ok_or(LineError::Prefix)?;
@@ -116,7 +120,7 @@ impl JoinLine {
         Ok(line)
     }
 
-    /// The public part of the token.
+    /// Public part of the bootstrap token.
     pub fn token_id(&self) -> &str {
         self.token.split('.').next().unwrap_or_default()
     }
@@ -126,7 +130,7 @@ impl JoinLine {
             ("server", is_server(&self.server)),
             ("address", self.address.is_none_or(is_distant)),
             ("CA", is_bundle(&self.ca)),
-            ("CA of clients", is_bundle(&self.client_ca)),
+            ("client CA", is_bundle(&self.client_ca)),
             ("bootstrap token", is_bootstrap_token(&self.token)),
             ("version", self.version.parse::<KubernetesVersion>().is_ok()),
             ("labels", check_labels(&self.node_labels).is_ok()),
@@ -152,29 +156,30 @@ pub fn is_server(text: &str) -> bool {
     })
 }
 
-/// Whether an address may be that of another machine, and means the same on each.
+/// Whether an address can belong to another machine and means the same on every machine.
 pub fn is_distant(address: IpAddr) -> bool {
     let address = address.to_canonical();
     let is_special = match address {
         IpAddr::V4(v4) => v4.is_broadcast(),
-        // Without the interface nobody finds it.
+        // A link-local address is useless without the name of the interface.
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     };
     !(is_special || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
-/// Whether a text is PEM with certificates and nothing else, as far as can be told without reading one.
+/// Whether a text is PEM with certificates only. Checks the PEM headers and characters; does not
+/// parse the certificates.
 fn is_bundle(text: &str) -> bool {
     let plain = |byte: u8| byte == b'\n' || (b' '..=b'~').contains(&byte);
     let begins = text.matches("-----BEGIN ").count();
-    text.len() <= CA_MAX
+    text.len() <= BUNDLE_SIZE_MAX
         && begins > 0
-        && text.starts_with(CERTIFICATE)
-        && text.matches(CERTIFICATE).count() == begins
+        && text.starts_with(CERTIFICATE_HEADER)
+        && text.matches(CERTIFICATE_HEADER).count() == begins
         && text.bytes().all(plain)
 }
 
-/// Whether a text is a bootstrap token as Kubernetes has it.
+/// Whether a text is a Kubernetes bootstrap token.
 pub fn is_bootstrap_token(text: &str) -> bool {
     let good = |part: &str, length: usize| {
         part.len() == length
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_read_as_it_was_written() {
+    fn token_survives_a_round_trip() {
         let text = line().encode().unwrap();
         assert!(text.starts_with("yoke1.ey"), "{text}");
         assert!(
@@ -231,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_may_say_what_the_node_is() {
+    fn token_may_contain_labels_and_taints() {
         let plain_json = r#"{"server":"a-bcdfghjk.yoke.test:443","ca":"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n","clientCa":"-----BEGIN CERTIFICATE-----\nMAE=\n-----END CERTIFICATE-----\n","token":"abc123.0123456789abcdef","version":"v1.35.4"}"#;
         let plain = word(plain_json);
         assert_eq!(JoinLine::parse(&plain).unwrap(), line(), "one without");
@@ -252,10 +257,10 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn malformed_tokens_are_refused() {
         let text = line().encode().unwrap();
         let cut = &text[..text.len() - 3];
-        let long = format!("yoke1.{}", "A".repeat(WORD_MAX));
+        let long = format!("yoke1.{}", "A".repeat(TOKEN_LENGTH_MAX));
         for (rule, word, expected) in [
             ("nothing", String::new(), LineError::Prefix),
             ("another form", text.replace("yoke1.", "yoke2."), LineError::Prefix),
@@ -293,7 +298,7 @@ mod tests {
     fn every_part_is_checked() {
         let key = "-----BEGIN PRIVATE KEY-----\nMAA=\n-----END PRIVATE KEY-----\n";
         let with_key = format!("{}{key}", line().ca);
-        let far = format!("{}{}", line().ca, " ".repeat(CA_MAX));
+        let far = format!("{}{}", line().ca, " ".repeat(BUNDLE_SIZE_MAX));
         for (part, change) in [
             (
                 "server",
@@ -318,7 +323,7 @@ mod tests {
             ("CA", &|line| line.ca.clone_from(&with_key)),
             ("CA", &|line| line.ca.clone_from(&far)),
             ("CA", &|line| line.ca.push('\u{0}')),
-            ("CA of clients", &|line| line.client_ca = key.into()),
+            ("client CA", &|line| line.client_ca = key.into()),
             ("bootstrap token", &|line| line.token = "abc123".into()),
             ("bootstrap token", &|line| line.token = "abc123.0123456789ABCDEF".into()),
             ("bootstrap token", &|line| {

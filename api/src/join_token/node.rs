@@ -1,7 +1,8 @@
-//! What a worker says of its Node when it registers: labels and taints, as a JoinToken gives them. Pure.
+//! Labels and taints with which a worker registers its Node, as a JoinToken sets them. Pure.
 //!
-//! They come from people and out of words that are pasted, and go into arguments of a kubelet: what is not exactly as
-//! Kubernetes has it is refused. The CRD has the same rules, in CEL.
+//! Labels and taints come from users and from pasted join tokens, and become arguments of a kubelet. So
+//! everything that does not match Kubernetes' syntax exactly is refused. The CRD repeats these
+//! rules in CEL.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,17 +14,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::{is_label, is_within};
 
-/// The most labels.
+/// Maximum number of labels.
 pub const LABELS_MAX: usize = 32;
-/// The most taints.
+/// Maximum number of taints.
 pub const TAINTS_MAX: usize = 16;
-/// Characters of the longest prefix of a key.
+/// Maximum length of the prefix of a key, in characters.
 const PREFIX_MAX: usize = 253;
-/// Characters of the longest key without its prefix, and of the longest value.
+/// Maximum length of a key without its prefix, and of a value, in characters.
 const NAME_MAX: usize = 63;
-/// Labels in domains of Kubernetes' own that NodeRestriction lets a kubelet set, but for those that it finds out by itself (host
-/// name, operating system, architecture): <https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/>, as
-/// of 1.35.
+/// Labels in Kubernetes' own domains that NodeRestriction allows a kubelet to set, except those
+/// that the kubelet detects itself (host name, operating system, architecture):
+/// <https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/>, as of 1.35.
 const KUBELET_LABELS: [&str; 5] = [
     "topology.kubernetes.io/region",
     "topology.kubernetes.io/zone",
@@ -31,76 +32,85 @@ const KUBELET_LABELS: [&str; 5] = [
     "failure-domain.beta.kubernetes.io/zone",
     "beta.kubernetes.io/instance-type",
 ];
-/// Domains of labels that it lets it set, too, with what is under them.
+/// Domains in which NodeRestriction allows all labels, including those of subdomains.
 const KUBELET_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
-/// Domains of taints that Kubernetes' controllers set and take away by the Node's state.
+/// Domains of taints that Kubernetes' controllers add and remove according to the Node's state.
 const STATE_DOMAINS: [&str; 2] = ["node.kubernetes.io", "node.cloudprovider.kubernetes.io"];
 
-/// Of labels, for the CRD: what a key is.
+/// CEL rule for label keys: the syntax of a key.
 pub(super) const KEYS_RULE: &str = "self.all(key, key.indexOf('/') <= 253 && key.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))";
-/// Of labels, for the CRD: those that a worker may set.
+/// CEL rule for label keys: the keys that a worker may set.
 pub(super) const DOMAINS_RULE: &str = "self.all(key, !key.matches('^([^/]*[.])?(kubernetes|k8s)[.]io/') || key.matches('^([^/]*[.])?(kubelet|node)[.]kubernetes[.]io/') || key in ['topology.kubernetes.io/region', 'topology.kubernetes.io/zone', 'failure-domain.beta.kubernetes.io/region', 'failure-domain.beta.kubernetes.io/zone', 'beta.kubernetes.io/instance-type'])";
 
-/// Keeps Pods away from a Node that do not tolerate it.
+/// A taint: it keeps Pods that do not tolerate it off a Node.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Taint {
-    /// Its key, as Kubernetes has it: a name, or a domain, a slash and a name. Not one that Kubernetes sets by the Node's state.
+    /// Key of the taint: a name, optionally with a domain and a slash before it, such as
+    /// `example.org/gpu`. Keys that Kubernetes sets according to the Node's state are refused.
     #[schemars(length(min = 1, max = 317))]
     #[x_kube(validation = Rule::new(r"self.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && self.indexOf('/') <= 253")
-        .message("a taint's key is a name of at most 63 characters, with a domain and a slash before it if wanted"))]
+        .message("the key of a taint must be a name of at most 63 characters, optionally with a domain and a slash before it"))]
     #[x_kube(validation = Rule::new("!self.startsWith('node.kubernetes.io/') && !self.startsWith('node.cloudprovider.kubernetes.io/')")
-        .message("taints of node.kubernetes.io and node.cloudprovider.kubernetes.io are set by Kubernetes"))]
+        .message("Kubernetes itself sets taints under node.kubernetes.io and node.cloudprovider.kubernetes.io; use another key"))]
     pub key: String,
-    /// Its value, if it has one.
+    /// Value of the taint. Optional, at most 63 characters.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63), regex(pattern = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"))]
     pub value: String,
-    /// What becomes of Pods that do not tolerate it.
+    /// Effect on Pods that do not tolerate the taint.
+    ///
+    /// - `NoSchedule`: no Pods are scheduled to the Node.
+    /// - `PreferNoSchedule`: Pods are scheduled to other Nodes if possible.
+    /// - `NoExecute`: no Pods are scheduled to the Node, and running Pods are evicted.
     pub effect: TaintEffect,
 }
 
-/// What becomes of Pods that do not tolerate a taint.
+/// Effect of a taint on Pods that do not tolerate it.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TaintEffect {
-    /// None are placed on the Node.
+    /// No Pods are scheduled to the Node.
     NoSchedule,
-    /// They are placed on others, if that can be.
+    /// Pods are scheduled to other Nodes if possible.
     PreferNoSchedule,
-    /// None are placed on the Node, and those that are there end.
+    /// No Pods are scheduled to the Node, and running Pods are evicted.
     NoExecute,
 }
 
-/// A text is no label or taint that a JoinToken gives.
+/// The text is not a label or taint that a JoinToken may set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// Another form.
+    /// The text has a different form than expected.
     #[error("expected {0}")]
     Form(&'static str),
-    /// Not as Kubernetes has it.
-    #[error("{0:?} is no key: a name of at most 63 characters, with a domain and a slash before it if wanted")]
-    Key(String),
-    /// Not as Kubernetes has it.
-    #[error("{0:?} is no value: at most 63 letters, digits, '-', '_' and '.', the first and last a letter or digit")]
-    Value(String),
-    /// No kubelet may set it.
+    /// The key is malformed.
     #[error(
-        "a worker may not set the label {0:?} itself: of kubernetes.io and k8s.io those of kubelet.kubernetes.io and \
-         node.kubernetes.io, topology.kubernetes.io/zone and /region, and the older names of these"
+        "{0:?} is not a valid key: use a name of at most 63 characters, optionally with a domain and a slash before it"
+    )]
+    Key(String),
+    /// The value is malformed.
+    #[error(
+        "{0:?} is not a valid value: use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+    )]
+    Value(String),
+    /// NodeRestriction does not allow a kubelet to set this label.
+    #[error(
+        "a worker may not set the label {0:?} itself: under kubernetes.io and k8s.io, only kubelet.kubernetes.io/*, \
+         node.kubernetes.io/*, topology.kubernetes.io/zone and /region, and the older names of these are allowed"
     )]
     Forbidden(String),
-    /// Kubernetes sets it.
-    #[error("the taint {0:?} is set by Kubernetes")]
+    /// Kubernetes itself sets this taint.
+    #[error("Kubernetes itself sets the taint {0:?}; use another key")]
     State(String),
-    /// Too many.
-    #[error("at most {0} can be given")]
+    /// There are more than this number.
+    #[error("at most {0} are allowed")]
     Many(usize),
-    /// The same twice.
-    #[error("{0:?} is given twice")]
+    /// A key is given more than once.
+    #[error("{0:?} is given more than once")]
     Twice(String),
 }
 
 impl fmt::Display for Taint {
-    /// As kubectl has it: `key=value:effect`, or `key:effect`.
+    /// In kubectl's format: `key=value:effect`, or `key:effect`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let equals = if self.value.is_empty() { "" } else { "=" };
         write!(f, "{}{equals}{}:{:?}", self.key, self.value, self.effect)
@@ -112,7 +122,7 @@ impl FromStr for Taint {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let form = || {
-            NodeError::Form("key=value:effect, or key:effect; an effect is NoSchedule, PreferNoSchedule or NoExecute")
+            NodeError::Form("key=value:effect or key:effect, where effect is NoSchedule, PreferNoSchedule or NoExecute")
         };
         let (rest, effect) = text.rsplit_once(':').ok_or_else(form)?;
         let effect = match effect {
@@ -131,14 +141,14 @@ impl FromStr for Taint {
     }
 }
 
-/// Reads a label as people write it: `key=value`.
+/// Parses a label in the form `key=value`.
 pub fn parse_label(text: &str) -> Result<(String, String), NodeError> {
     let (key, value) = text.split_once('=').ok_or(NodeError::Form("key=value"))?;
     check_label(key, value)?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// The labels that people gave one after the other.
+/// Collects labels into a map, and checks them. A key that occurs twice is an error.
 pub fn collect_labels(labels: &[(String, String)]) -> Result<BTreeMap<String, String>, NodeError> {
     let mut all = BTreeMap::new();
     for (key, value) in labels {
@@ -149,7 +159,7 @@ pub fn collect_labels(labels: &[(String, String)]) -> Result<BTreeMap<String, St
     check_labels(&all).map(|()| all)
 }
 
-/// Whether a worker may be given these labels.
+/// Checks that a worker may set these labels.
 pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), NodeError> {
     if labels.len() > LABELS_MAX {
         return Err(NodeError::Many(LABELS_MAX));
@@ -157,7 +167,7 @@ pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), NodeError> 
     labels.iter().try_for_each(|(key, value)| check_label(key, value))
 }
 
-/// Whether a worker may be given these taints.
+/// Checks that a worker may set these taints.
 pub fn check_taints(taints: &[Taint]) -> Result<(), NodeError> {
     if taints.len() > TAINTS_MAX {
         return Err(NodeError::Many(TAINTS_MAX));
@@ -214,7 +224,8 @@ fn domain_of(key: &str) -> Option<&str> {
     key.split_once('/').map(|(domain, _)| domain)
 }
 
-/// Whether a text is empty, or a name of letters, digits, `-`, `_` and `.`, the first and last of which is a letter or digit.
+/// Whether a text is empty, or consists of letters, digits, `-`, `_` and `.`, with a letter or
+/// digit at both ends.
 fn is_name(text: &str) -> bool {
     let is_end = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);

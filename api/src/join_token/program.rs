@@ -1,7 +1,7 @@
-//! How a machine gets `yoke-worker`, and knows that it is the one that is meant: lines for a shell. Pure.
+//! Shell commands that install and verify `yoke-worker` on a machine. Pure.
 //!
-//! What is fetched runs as root, so it is compared with the digest that came with the token before anything of it runs. Whoever
-//! carries it, an SSH server or a person's machine, need not be trusted then.
+//! The program runs as root, so its digest is compared with the one in the join command before it
+//! runs. So the parties that transfer it, an SSH server or a user's computer, need not be trusted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,27 +11,29 @@ use k8s_openapi::api::core::v1::Secret;
 use super::{key, read_json};
 use crate::names::is_domain;
 
-/// What a worker does with the word of a token.
-const COMMAND: &str = "yoke-worker join";
-/// Where the program is put.
-const PLACE: &str = "/usr/local/bin/yoke-worker";
-/// Characters of a SHA-256.
-const DIGITS: usize = 64;
-/// More architectures than there are.
+/// Command of a worker that takes the join token as its argument.
+const JOIN_COMMAND: &str = "yoke-worker join";
+/// Path at which the program is installed.
+const INSTALL_PATH: &str = "/usr/local/bin/yoke-worker";
+/// Length of a SHA-256 digest in hexadecimal digits.
+const DIGEST_LENGTH: usize = 64;
+/// Maximum number of architectures; more than exist.
 const ARCHITECTURES_MAX: usize = 8;
 const ARCHITECTURE_MAX: usize = 16;
 
-/// What a host says of its `yoke-worker`.
+/// The `yoke-worker` program that a host offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// Its SHA-256 in hexadecimal digits, by architecture as Debian calls it. None at all if the host says nothing.
+    /// SHA-256 of the program in hexadecimal, by architecture in Debian's naming. Empty if the host
+    /// publishes none.
     pub digests: BTreeMap<String, String>,
-    /// Where its SSH server is: a name or an address, and the port if it is not 22.
+    /// Host of the SSH server: a name or an address, with the port unless it is 22.
     pub ssh: Option<String>,
 }
 
 impl Program {
-    /// What a host says, out of the Secret of a JoinToken. It ends up in a shell: nothing unless all of it is as it should be.
+    /// Reads the program's data from the Secret of a JoinToken. The data becomes part of a shell
+    /// command, so `None` unless all of it is valid.
     pub(super) fn from_secret(secret: &Secret) -> Option<Self> {
         let ssh = secret.data.as_ref()?.get(key::SSH);
         let program = Self {
@@ -45,21 +47,23 @@ impl Program {
         good.then_some(program)
     }
 
-    /// The line to paste on the machine that is to be a worker, as root. Where `yoke-worker` is not there, or is another one, it
-    /// is fetched: the machine has a key of the Tenant's, or is lent one by the agent of who is there. Where nobody says from where,
-    /// the line says what is missing.
-    pub(super) fn to_line(&self, word: &str) -> String {
+    /// The command to paste, as root, on the machine that will be a worker. If `yoke-worker` is
+    /// missing or has another digest, the command downloads it over SSH. For that, the machine has
+    /// a key of the Tenant, or the user forwards an SSH agent. If no SSH server is known, the
+    /// command prints what is missing.
+    pub(super) fn to_command(&self, word: &str) -> String {
         if self.digests.is_empty() {
-            return format!("{COMMAND} {word}");
+            return format!("{JOIN_COMMAND} {word}");
         }
         let fetch = self.ssh.as_ref();
         let fetch = fetch.map(|host| format!("ssh -n ssh://{host} worker-binary $(uname -m)"));
         let script = build_script(self.digests.values(), fetch.as_deref(), "$0");
-        // The token comes last, where it is easily found, and not within quotes.
+        // The token comes last and outside the quotes, so that it is easy to find.
         format!("sh -c '{script}' {word}")
     }
 
-    /// The line to type where the Tenant's key is, for each architecture: it sends the program to a machine that has no key.
+    /// Commands by architecture to run on a computer that has the Tenant's key. Each sends the
+    /// program to a machine that has no key.
     pub(super) fn to_pipelines(&self, word: &str) -> BTreeMap<String, String> {
         let host = self
             .ssh
@@ -74,8 +78,8 @@ impl Program {
     }
 }
 
-/// Looks whether the program is the one of these digests, fetches it if not and if that can be, looks again, and only then runs it.
-/// There is no single quote in it.
+/// Builds the script: check the program's digest; if it does not match, download the program if
+/// possible and check again; only then run it. The script contains no single quote.
 fn build_script<'a>(digests: impl Iterator<Item = &'a String>, fetch: Option<&str>, word: &str) -> String {
     let digests = digests.map(String::as_str).collect::<Vec<_>>().join("|");
     let (fetch, hint) = match fetch {
@@ -86,12 +90,12 @@ fn build_script<'a>(digests: impl Iterator<Item = &'a String>, fetch: Option<&st
         None => (String::new(), ": put it at $p first"),
     };
     format!(
-        "p={PLACE}; c() {{ sha256sum \"$1\" 2>/dev/null | grep -qE \"^({digests}) \"; }}; c $p || {fetch}\
-         {{ echo \"error: there is no yoke-worker with the digest of this line{hint}\" >&2; exit 1; }}; exec $p join {word}"
+        "p={INSTALL_PATH}; c() {{ sha256sum \"$1\" 2>/dev/null | grep -qE \"^({digests}) \"; }}; c $p || {fetch}\
+         {{ echo \"error: no yoke-worker found with the digest in this command{hint}\" >&2; exit 1; }}; exec $p join {word}"
     )
 }
 
-/// Whether these are digests by architecture.
+/// Whether all keys are architectures and all values are SHA-256 digests.
 pub fn are_digests(digests: &BTreeMap<String, String>) -> bool {
     let is_architecture = |text: &str| {
         let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -99,14 +103,14 @@ pub fn are_digests(digests: &BTreeMap<String, String>) -> bool {
     };
     let is_digest = |text: &str| {
         let good = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        text.len() == DIGITS && text.bytes().all(good)
+        text.len() == DIGEST_LENGTH && text.bytes().all(good)
     };
     let mut pairs = digests.iter();
     digests.len() <= ARCHITECTURES_MAX
         && pairs.all(|(architecture, digest)| is_architecture(architecture) && is_digest(digest))
 }
 
-/// Whether a text says where an SSH server is: a name or an address, and perhaps a port.
+/// Whether a text is the host of an SSH server: a name or an address, optionally with a port.
 pub fn is_ssh_host(text: &str) -> bool {
     let is_port = |port: &str| !port.starts_with(['0', '+']) && port.parse::<u16>().is_ok();
     let is_host = |host: &str| match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
@@ -127,7 +131,7 @@ mod tests {
 
     fn program(ssh: Option<&str>) -> Program {
         let digests = [("amd64", 'a'), ("arm64", 'b')];
-        let digests = digests.map(|(name, digit)| (name.to_owned(), digit.to_string().repeat(DIGITS)));
+        let digests = digests.map(|(name, digit)| (name.to_owned(), digit.to_string().repeat(DIGEST_LENGTH)));
         Program {
             digests: digests.into(),
             ssh: ssh.map(str::to_owned),
@@ -135,14 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_says_nothing_has_a_plain_line() {
-        assert_eq!(Program::default().to_line("yoke1.x"), "yoke-worker join yoke1.x");
+    fn host_without_digests_gives_a_plain_command() {
+        assert_eq!(Program::default().to_command("yoke1.x"), "yoke-worker join yoke1.x");
         assert!(Program::default().to_pipelines("yoke1.x").is_empty());
     }
 
     #[test]
-    fn lines_are_for_a_shell() {
-        let line = program(Some("ssh.example.org:2022")).to_line("yoke1.x");
+    fn commands_are_valid_shell() {
+        let line = program(Some("ssh.example.org:2022")).to_command("yoke1.x");
         let words = line.split_once('\'').unwrap();
         assert_eq!(words.0, "sh -c ");
         assert!(line.ends_with("' yoke1.x"), "{line}");
@@ -151,7 +155,7 @@ mod tests {
             line.contains("ssh -n ssh://ssh.example.org:2022 worker-binary $(uname -m) >"),
             "{line}"
         );
-        let line = program(None).to_line("yoke1.x");
+        let line = program(None).to_command("yoke1.x");
         assert!(
             line.contains(" c $p || { echo \"error: ") && line.ends_with(" exec $p join $0' yoke1.x"),
             "{line}"
@@ -164,13 +168,13 @@ mod tests {
         );
         assert!(line.ends_with(" join yoke1.x'"), "{line}");
         assert!(
-            line.contains(&"b".repeat(DIGITS)) && !line.contains(&"a".repeat(DIGITS)),
+            line.contains(&"b".repeat(DIGEST_LENGTH)) && !line.contains(&"a".repeat(DIGEST_LENGTH)),
             "{line}"
         );
     }
 
     #[test]
-    fn nothing_else_gets_into_a_shell() {
+    fn unsafe_shell_text_is_refused() {
         for (text, good) in [
             ("ssh.example.org", true),
             ("ssh.example.org:2022", true),
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_from_a_secret() {
+    fn program_is_read_from_a_secret() {
         let digests = program(None).digests;
         let json = serde_json::to_vec(&digests).unwrap();
         let read = |pairs: &[(&str, &[u8])]| {

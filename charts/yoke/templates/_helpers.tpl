@@ -1,4 +1,4 @@
-{{/* Labels of every object: {{ include "yoke.labels" (list . "yoke-operator") }} */}}
+{{/* Labels of all objects: {{ include "yoke.labels" (list . "yoke-operator") }} */}}
 {{- define "yoke.labels" -}}
 {{- $root := index . 0 -}}
 {{ include "yoke.selector" . }}
@@ -15,22 +15,22 @@ app.kubernetes.io/name: {{ index . 1 }}
 app.kubernetes.io/instance: {{ $root.Release.Name }}
 {{- end }}
 
-{{/* Namespace of every certificate authority: fixed, the operator's code names it. */}}
+{{/* Namespace of all certificate authorities. Fixed, because the operator's code contains it. */}}
 {{- define "yoke.pkiNamespace" -}}
 yoke-pki
 {{- end }}
 
-{{/* DNS name of ingress-xds, which its certificate carries and Envoy verifies. */}}
+{{/* DNS name of ingress-xds, which is in its certificate and which Envoy verifies. */}}
 {{- define "yoke.xdsName" -}}
 yoke-ingress-xds.{{ .Release.Namespace }}.svc
 {{- end }}
 
-{{/* Name in Envoy's client certificate, which ingress-xds demands. */}}
+{{/* Name in Envoy's client certificate, which ingress-xds requires. */}}
 {{- define "yoke.envoyName" -}}
 envoy.{{ .Release.Namespace }}.svc
 {{- end }}
 
-{{/* Scheduling and identity of a component's pod: (list . "operator"), the name being that in values.yaml. */}}
+{{/* Scheduling and user of a component's Pod: (list . "operator"), with the component's key in values.yaml. */}}
 {{- define "yoke.pod" -}}
 {{- $root := index . 0 -}}
 {{- $component := index $root.Values (index . 1) -}}
@@ -61,7 +61,7 @@ tolerations:
 {{- end }}
 {{- end }}
 
-{{/* Spreads replicas over nodes where there is a choice; those of another template, which are about to go, do not count. */}}
+{{/* Spreads replicas over nodes if possible. Pods of an older template do not count, because they are being replaced. */}}
 {{- define "yoke.spread" -}}
 topologySpreadConstraints:
   - maxSkew: 1
@@ -81,7 +81,7 @@ securityContext:
     drop: [ALL]
 {{- end }}
 
-{{/* Peers of a NetworkPolicy that stand for the host's API servers. */}}
+{{/* Egress rules of a NetworkPolicy to the host's API servers. */}}
 {{- define "yoke.hostApiEgress" -}}
 - ports:
     - {port: {{ .Values.hostAPI.port }}, protocol: TCP}
@@ -96,7 +96,7 @@ securityContext:
   {{- end }}
 {{- end }}
 
-{{/* To clusters as clients see them. The Service's address has become a pod's when policies look at it. */}}
+{{/* Egress rules to clusters through the ingress. Policies may see the Service's address or, after translation, a Pod's. */}}
 {{- define "yoke.ingressEgress" -}}
 - ports:
     - {port: 8443, protocol: TCP}
@@ -125,8 +125,8 @@ securityContext:
   {{- end }}
 {{- end }}
 
-{{/* Ports of the pods of all control planes: they are alone in the namespaces that carry an identity. */}}
-{{- define "yoke.hostedEgress" -}}
+{{/* Egress rules to the Pods of all control planes: namespaces with an identity label contain no other Pods. */}}
+{{- define "yoke.controlPlaneEgress" -}}
 - ports:
     {{- range . }}
     - {port: {{ . }}, protocol: TCP}
@@ -146,7 +146,7 @@ securityContext:
   {{- end }}
 {{- end }}
 
-{{/* What pods call the API of their own cluster in full, for each cluster domain, as JSON. */}}
+{{/* Full names of a Pod's own API, one for each cluster domain, as JSON. */}}
 {{- define "yoke.clusterNames" -}}
 {{- $names := list -}}
 {{- range .Values.clusterDomains -}}
@@ -155,7 +155,7 @@ securityContext:
 {{- $names | uniq | toJson -}}
 {{- end }}
 
-{{/* The first address of each range of Services, at which pods find the API of their own cluster, as JSON. */}}
+{{/* First address of each Service range, at which Pods reach the API of their own cluster, as JSON. */}}
 {{- define "yoke.apiAddresses" -}}
 {{- $addresses := list -}}
 {{- range .Values.serviceCIDRs -}}
@@ -173,7 +173,7 @@ securityContext:
 {{- $addresses | uniq | toJson -}}
 {{- end }}
 
-{{/* What the CA of the ingress may sign for, as JSON. */}}
+{{/* Name constraints of the ingress's CA, as JSON. */}}
 {{- define "yoke.publicConstraints" -}}
 {{- $names := concat (list .Values.baseDomain "kubernetes" "kubernetes.default" "kubernetes.default.svc") (include "yoke.clusterNames" . | fromJsonArray) -}}
 {{- $ranges := list -}}
@@ -183,12 +183,12 @@ securityContext:
 {{- dict "critical" true "permitted" (dict "dnsDomains" $names "ipRanges" $ranges) | toJson -}}
 {{- end }}
 
-{{/* Name of that CA: cert-manager does not issue again for other constraints, so others are another CA. */}}
+{{/* Name of that CA. It depends on the constraints, because cert-manager does not reissue a CA when they change. */}}
 {{- define "yoke.publicName" -}}
 yoke-public-{{ include "yoke.publicConstraints" . | sha256sum | trunc 8 }}
 {{- end }}
 
-{{/* Bytes of a quantity of memory such as 512Mi. */}}
+{{/* A memory quantity such as 512Mi in bytes. */}}
 {{- define "yoke.bytes" -}}
 {{- $number := regexFind "^[0-9]+" . | int64 -}}
 {{- $suffix := regexReplaceAll "^[0-9]+" . "" -}}
@@ -199,45 +199,45 @@ yoke-public-{{ include "yoke.publicConstraints" . | sha256sum | trunc 8 }}
 {{- mul $number (index $factors $suffix) -}}
 {{- end }}
 
-{{/* What cannot be said in values.schema.json. */}}
+{{/* Checks that values.schema.json cannot express. */}}
 {{- define "yoke.validate" -}}
 {{- if not (.Capabilities.APIVersions.Has "cert-manager.io/v1") -}}
-{{- fail "cert-manager is not installed in this cluster: its API cert-manager.io/v1 is missing. Yoke's certificate authorities are made by it. Install it first, see https://cert-manager.io/docs/installation/helm/, then run this again. (For `helm template`, add --api-versions cert-manager.io/v1.)" -}}
+{{- fail "cert-manager is not installed in this cluster: its API cert-manager.io/v1 is missing. Yoke uses it for its certificate authorities. Install it first (https://cert-manager.io/docs/installation/helm/), then run this command again. (For `helm template`, add --api-versions cert-manager.io/v1.)" -}}
 {{- end -}}
 {{- if not .Values.baseDomain -}}
-{{- fail "baseDomain is empty: set the domain under which clusters get their names, such as clusters.example.com" -}}
+{{- fail "baseDomain is empty: set the domain of the clusters' public names, such as clusters.example.com" -}}
 {{- end -}}
 {{- if not .Values.ingress.address -}}
 {{- fail "ingress.address is empty: set the address at which clients reach Envoy's Service; it is written into kubeconfigs" -}}
 {{- end -}}
 {{- if or (not .Values.nats.urls) (not .Values.nats.cidrs) -}}
-{{- fail "nats.urls and nats.cidrs are needed: the JetStream servers that keep the clusters' state, such as [tls://192.0.2.20:4222] and [192.0.2.20/32]" -}}
+{{- fail "nats.urls or nats.cidrs is empty: set both to the JetStream servers that hold the clusters' state, such as [tls://192.0.2.20:4222] and [192.0.2.20/32]" -}}
 {{- end -}}
 {{- $images := list "operator" "ingressXds" "kineNats" -}}
 {{- if .Values.ssh.enabled -}}{{- $images = append $images "sshUi" -}}{{- end -}}
 {{- range $images -}}
 {{- if not (index $.Values.images .) -}}
-{{- fail (printf "images.%s is empty: build Yoke's images with `make images`, put them into a registry that the cluster reads, and set where" .) -}}
+{{- fail (printf "images.%s is empty: build Yoke's images with `make images`, push them to a registry that the cluster can pull from, and set the reference" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.ssh.enabled .Values.ssh.api.enabled (not .Values.ssh.api.host) -}}
-{{- fail "ssh.api.host is empty: set the name at which programs reach the API beside SSH, such as api.example.com; tokens are signed for it" -}}
+{{- fail "ssh.api.host is empty: set the hostname of the HTTPS API, such as api.example.com; its certificate and tokens are issued for it" -}}
 {{- end -}}
 {{- if and (gt (len .Values.classes) 1) (not .Values.defaultClass) -}}
-{{- fail "defaultClass is empty: name the one of `classes` that Clusters get which name none" -}}
+{{- fail "defaultClass is empty: set the name of the class for Clusters without spec.class" -}}
 {{- end -}}
 {{- $defaults := 0 -}}
 {{- range .Values.versions -}}{{- if .default -}}{{- $defaults = add1 $defaults -}}{{- end -}}{{- end -}}
 {{- if gt (int $defaults) 1 -}}
-{{- fail "more than one of `versions` says default: true" -}}
+{{- fail "more than one entry of `versions` has default: true; set it in exactly one" -}}
 {{- end -}}
 {{- if and (eq (int $defaults) 0) (gt (len .Values.versions) 1) -}}
-{{- fail "none of `versions` says default: true" -}}
+{{- fail "no entry of `versions` has default: true; set it in exactly one" -}}
 {{- end -}}
 {{- if lt (int .Values.nats.replicas) 3 -}}
 {{- range .Values.classes -}}
 {{- if gt (int (default 1 .storeReplicas)) (int $.Values.nats.replicas) -}}
-{{- fail (printf "class %s keeps %d copies of the store, but nats.replicas is %d" .name (int .storeReplicas) (int $.Values.nats.replicas)) -}}
+{{- fail (printf "class %s has storeReplicas %d, but nats.replicas is only %d; lower storeReplicas, or set nats.replicas to the number of JetStream servers" .name (int .storeReplicas) (int $.Values.nats.replicas)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -177,7 +177,7 @@ async fn workers_are_told_what_their_nodes_are() {
             "a worker may not set the label \"kubernetes.io/os\" itself",
         ),
         ("join demo --taint a=b", 2, "expected key=value:effect"),
-        ("join demo --label a=b --label a=c", 1, "\"a\" is given twice"),
+        ("join demo --label a=b --label a=c", 1, "\"a\" is given more than once"),
     ] {
         let said = host.run(line).await;
         assert!(said.code == code && said.err.contains(part), "{line}: {said:?}");

@@ -209,14 +209,14 @@ async fn schema_refuses_what_no_operator_should_see() -> Result<()> {
         (cluster("a", "{version: latest}"), "spec.version"),
         (cluster("a", wildcard), "extraSANs"),
         (cluster("a", "{endpoint: {extraSANs: ['10.0.0.1']}}"), "extraSANs"),
-        (cluster("a", "{konnectivity: Disabled, addons: {metricsServer: {enabled: true}}}"), "needs konnectivity"),
+        (cluster("a", "{konnectivity: Disabled, addons: {metricsServer: {enabled: true}}}"), "requires konnectivity"),
         (cluster("a", "{pki: {caDuration: forever}}"), "caDuration"),
         (cluster("a", "{id: x}"), "spec.id"),
         ("apiVersion: yoke.drzzl.io/v1alpha1\nkind: Tenant\nmetadata: {name: kube-system}\nspec: {}\n".into(), "reserved"),
         ("apiVersion: yoke.drzzl.io/v1alpha1\nkind: Tenant\nmetadata: {name: yoke-pki}\nspec: {}\n".into(), "reserved"),
         (
             "apiVersion: yoke.drzzl.io/v1alpha1\nkind: Tenant\nmetadata: {name: e2e-x}\nspec: {subjects: [{kind: Group, name: 'system:masters'}]}\n".into(),
-            "belong to Kubernetes",
+            "reserved for Kubernetes",
         ),
     ] {
         let refusal = stack.apply(&manifest).await?.refused()?;
@@ -228,7 +228,7 @@ async fn schema_refuses_what_no_operator_should_see() -> Result<()> {
         .await?
         .ok()?;
     for (spec, says) in [
-        ("{version: v1.34.0, paused: true}", "never down a minor version"),
+        ("{version: v1.34.0, paused: true}", "never down to an older minor version"),
         ("{version: v1.37.0, paused: true}", "one minor version at a time"),
         (
             "{version: v1.35.4, paused: true, network: {serviceCIDR: 10.97.0.0/16}}",

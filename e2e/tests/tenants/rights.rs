@@ -166,7 +166,7 @@ async fn tenant_cannot_slip_a_cluster_from_the_operator_nor_choose_an_identity()
         "--as=bob@a.example",
     ];
     let refusal = stack.host_kubectl(&arguments).await?.refused()?;
-    ensure!(refusal.contains("removed by the operator"), "{refusal}");
+    ensure!(refusal.contains("only the operator removes the finalizer"), "{refusal}");
 
     let stolen = format!(
         "apiVersion: yoke.drzzl.io/v1alpha1\nkind: Cluster\nmetadata: {{name: b, namespace: {own}}}\nspec: {{id: {}}}\n",
@@ -179,7 +179,7 @@ async fn tenant_cannot_slip_a_cluster_from_the_operator_nor_choose_an_identity()
         .host_kubectl(&["create", "-f", path, "--as=bob@a.example"])
         .await?
         .refused()?;
-    ensure!(refusal.contains("set by the operator"), "{refusal}");
+    ensure!(refusal.contains("the operator sets spec.id"), "{refusal}");
 
     // What the Tenant may do goes on.
     let arguments = ["annotate", "cluster", "a", "-n", own, "note=x", "--as=bob@a.example"];

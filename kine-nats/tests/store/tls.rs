@@ -133,7 +133,7 @@ async fn a_client_needs_a_certificate_when_a_ca_is_given() {
         ),
     ] {
         files.refused(&url, client, &["put", "/r", "2"]);
-        let told = |line: &str| line.contains("A client was not admitted") && line.contains(why);
+        let told = |line: &str| line.contains("client was not admitted") && line.contains(why);
         eventually(why, || std::future::ready(kine.log().lines().any(told).then_some(()))).await;
     }
     let plain = etcdctl(&url.replace("https", "http"), &[SOON, "put", "/r", "2"]);

@@ -346,7 +346,7 @@ async fn times_that_make_no_sense_are_refused() {
         (json!({"ignoreUserAgents": [""]}), "ignoreUserAgents"),
         (
             json!({"schedules": [{"timeZone": "UTC"}]}),
-            "a schedule has sleep, wake, or both",
+            "a schedule must have sleep, wake, or both",
         ),
         (json!({"schedules": [{"wake": "0 8 * *"}]}), "wake"),
         (json!({"schedules": [{"wake": "0 8 * * * UTC"}]}), "wake"),

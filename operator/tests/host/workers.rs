@@ -439,6 +439,6 @@ async fn what_a_node_is_given_is_checked_alike_everywhere() {
     assert!(
         refused
             .unwrap_err()
-            .contains("of kubernetes.io and k8s.io a worker may set")
+            .contains("under kubernetes.io and k8s.io, a worker may set only")
     );
 }

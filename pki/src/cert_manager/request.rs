@@ -1,9 +1,12 @@
-//! `CertificateRequest`: one certificate, for a key that its holder keeps.
+//! `CertificateRequest`: a request for one certificate. The private key stays with its holder.
 //!
 //! Facts about cert-manager that callers rely on, read in its source at v1.21.2:
-//! - The subject and the alternative names are those of the request's PKCS#10; usages, lifetime and `isCA` are those of the spec.
-//! - Nobody changes the spec of a request. It is approved by cert-manager's own approver, unless the host has another one.
-//! - A certificate of a CA's issuer may outlive the CA: the lifetime is not clipped.
+//!
+//! - The subject and the alternative names come from the request's PKCS#10; usages, lifetime and
+//!   `isCA` come from the spec.
+//! - The spec of a request is immutable. cert-manager's own approver approves it, unless the host
+//!   has another one.
+//! - A certificate of a CA issuer may outlive the CA: the lifetime is not limited.
 
 use k8s_openapi::ByteString;
 use kube::CustomResource;
@@ -11,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Condition, IssuerRef, READY, Usage};
 
-/// Types of conditions by which a request has failed for good.
+/// Types of conditions with which a request has failed permanently.
 const FAILED: [&str; 2] = ["Denied", "InvalidRequest"];
 
-/// Which certificate to issue.
+/// The certificate to issue.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cert-manager.io",
@@ -40,15 +43,15 @@ pub struct CertificateRequestSpec {
     /// Key usages and extended key usages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub usages: Vec<Usage>,
-    /// The issuer.
+    /// The issuer that signs.
     pub issuer_ref: IssuerRef,
 }
 
-/// What cert-manager reports of a request.
+/// Observed state of a request, written by cert-manager.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateRequestStatus {
-    /// Conditions.
+    /// Conditions of the request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// The certificate with its chain, PEM.
@@ -57,13 +60,13 @@ pub struct CertificateRequestStatus {
 }
 
 impl CertificateRequest {
-    /// The certificate with its chain, PEM, if it is issued.
+    /// The certificate with its chain, PEM, if it has been issued.
     pub fn issued(&self) -> Option<&str> {
         let bytes = self.status.as_ref()?.certificate.as_ref()?;
         std::str::from_utf8(&bytes.0).ok().filter(|text| !text.is_empty())
     }
 
-    /// Why none will be issued; `None` as long as one may be.
+    /// Message of a permanent failure. `None` while a certificate may still be issued.
     pub fn failure(&self) -> Option<&str> {
         let conditions = self.status.as_ref().map(|status| status.conditions.as_slice());
         let failed = conditions.unwrap_or_default().iter().find(|condition| {
@@ -81,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_became_of_a_request_is_read() {
+    fn outcome_of_a_request_is_read() {
         let request = |conditions: serde_json::Value, certificate: Option<&str>| -> CertificateRequest {
             let value = serde_json::json!({"apiVersion": "cert-manager.io/v1", "kind": "CertificateRequest",
                 "metadata": {"name": "a"}, "spec": {"request": "YQ==", "issuerRef": {"name": "i"}},

@@ -96,7 +96,8 @@ fn key_in_the_form_of_cert_manager_is_read() {
     let facts = facts(A);
     let host = Host::new(now()).with(&facts);
     let leaf = host.leaf(&facts, LeafRole::ApiServer);
-    // SEC1 is what PKCS#8 of a P-256 key wraps, behind version, algorithm and the header of an octet string.
+    // PKCS#8 of a P-256 key wraps SEC1, after the version, the algorithm and the header of an octet
+    // string.
     let pkcs8 = pem::parse(&leaf.key).unwrap().into_contents();
     let sec1 = crate::bundle::to_pem("EC PRIVATE KEY", &pkcs8[29..]);
     assert!(parse(&leaf.chain)[0].matches_key(&sec1).unwrap());
@@ -212,7 +213,7 @@ fn administrator_of_another_cluster_is_a_stranger() {
         matches!(result, Err(VerifyError::Chain(Error::UnknownIssuer))),
         "{result:?}"
     );
-    // What a client bundle with the root would do, and why Bundle refuses one.
+    // Demonstrates why Bundle refuses a client bundle with the root.
     let result = verify_chain(&admin_of_b, &parse(&host.root().chain), Purpose::Client, now());
     assert!(result.is_ok(), "{result:?}");
 }

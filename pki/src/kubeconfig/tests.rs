@@ -56,7 +56,7 @@ fn what_is_written_is_read() {
     };
     let token = Kubeconfig {
         credential: Credential::Token("abcdef.0123456789abcdef".into()),
-        // Texts that YAML would take for something else.
+        // Strings that YAML would parse as another type.
         context: "true".into(),
         user: "123".into(),
         ..admin()

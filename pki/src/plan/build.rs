@@ -1,4 +1,4 @@
-//! The objects of a plan. Nothing here can fail: the facts have been checked.
+//! Builds the objects of a plan. It cannot fail: the facts have been checked.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,9 +15,10 @@ use crate::cert_manager::{
     NameConstraints, PrivateKey, RotationPolicy, SecretTemplate, Subject, Usage,
 };
 
-/// The least that cert-manager takes. A CA is renewed (with its own key) only if it was left to run out.
+/// The minimum that cert-manager accepts. A CA is renewed, with its own key, only if nothing
+/// replaced it before it expires.
 const CA_RENEW_BEFORE: Duration = Duration::from_mins(5);
-/// A leaf is issued again when two thirds of its life are over.
+/// A certificate is reissued when two thirds of its lifetime have passed.
 const LEAF_RENEWALS_PER_LIFE: u32 = 3;
 const CERTIFICATE_REQUESTS_KEPT: i32 = 1;
 
@@ -136,7 +137,8 @@ fn identity_of(facts: &ClusterFacts, role: LeafRole) -> Identity {
     }
 }
 
-/// The name inside the host, the public name, that of the konnectivity-server, then the extra names in order, each once.
+/// The name inside the host, the public name, the konnectivity-server's name, then the extra names
+/// sorted and without duplicates.
 fn serving_names(facts: &ClusterFacts) -> Vec<String> {
     let mut names = vec![facts.upstream_name(), facts.public_name.as_str().to_owned()];
     names.extend(facts.konnectivity.then(|| facts.public_name.konnectivity()));
@@ -174,7 +176,7 @@ fn build_certificate(facts: &ClusterFacts, name: &str, spec: CertificateSpec) ->
     }
 }
 
-/// What all Certificates of the plan have in common.
+/// The fields that all Certificates of the plan have in common.
 fn build_spec(facts: &ClusterFacts, name: &str, issuer: String) -> CertificateSpec {
     CertificateSpec {
         secret_name: name.to_owned(),
@@ -205,7 +207,8 @@ fn build_metadata(facts: &ClusterFacts, name: &str) -> ObjectMeta {
     }
 }
 
-/// A duration in Go's notation, in the largest unit that holds it exactly; parts of a second are dropped.
+/// A duration in Go's notation, in the largest unit that represents it exactly. Fractions of a
+/// second are dropped.
 fn to_go_duration(duration: Duration) -> String {
     match duration.as_secs() {
         seconds if seconds % 3600 == 0 => format!("{}h", seconds / 3600),

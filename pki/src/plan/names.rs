@@ -1,11 +1,11 @@
-//! Which names a tenant may have beside its public name. The name constraints of its CA are made of them, so a domain that is
-//! too wide would let one cluster speak for another.
+//! Checks the names that a tenant may have besides its public name. They become name constraints of
+//! its CA, so a domain that is too wide would let one cluster impersonate another.
 
 use yoke_api::names::{is_domain, is_within};
 
 use super::{ClusterFacts, PlanError};
 
-/// Domains that belong to clusters themselves.
+/// Domains that clusters use internally.
 const RESERVED: [&str; 2] = ["svc", "local"];
 
 /// Checks the tenant's domains and the extra names.

@@ -6,7 +6,7 @@ async fn never() {
     std::future::pending::<()>().await;
 }
 
-/// A stop signal that comes once, at once.
+/// A stop signal that completes once, immediately.
 fn once() -> impl AsyncFnMut() {
     let mut calls = 0;
     async move || {

@@ -1,4 +1,4 @@
-//! From TCP connections to connections whose TLS handshake is done and whose client may come in.
+//! Accepts TCP connections, runs the TLS handshakes, and admits clients.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -19,32 +19,35 @@ use tokio_rustls::server::TlsStream;
 use super::TlsConfigs;
 use crate::AcceptBackoff;
 
-/// Handshakes at a time, where nobody says otherwise. One that has had its time is given up for another client: strangers who
-/// say nothing keep nobody out for longer.
+/// Default maximum of concurrent handshakes.
 const HANDSHAKES: usize = 128;
-const TURN: Duration = Duration::from_millis(500);
-/// How long one may take.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// At the maximum of concurrent handshakes, a handshake that has had this time is given up for
+/// another client. So silent clients cannot block others for longer.
+const HANDSHAKE_TURN: Duration = Duration::from_millis(500);
+/// Timeout of one handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a server takes its connections from.
+/// Connections for the server.
 pub type Connections = mpsc::Receiver<io::Result<TlsStream<TcpStream>>>;
 type Accepted = mpsc::Sender<io::Result<TlsStream<TcpStream>>>;
 
-/// Who may come in beyond what TLS verifies, and who counts it. `()` lets everybody in and counts nothing.
+/// Admission check beyond TLS verification, with counters. `()` admits all clients and counts
+/// nothing.
 pub trait Admission: Clone + Send + Sync + 'static {
-    /// Decides by the client's certificates, its own first; the error is logged. TLS has verified them; there is none
-    /// where clients need none.
+    /// Decides by the client's certificates, the client's own first; the error is logged. TLS has
+    /// verified the certificates. The list is empty if clients need none.
     fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()>;
 
-    /// A client was admitted, or not.
+    /// Counts one client that was admitted or rejected.
     fn count(&self, admitted: bool);
 
-    /// Whether anybody may knock: then the log tells of those who are not admitted only at level debug.
+    /// Whether untrusted clients can reach the listener. If so, rejected clients are logged only at
+    /// level debug.
     fn is_public(&self) -> bool {
         false
     }
 
-    /// Handshakes at a time.
+    /// Maximum number of concurrent handshakes.
     fn handshakes(&self) -> usize {
         HANDSHAKES
     }
@@ -58,8 +61,8 @@ impl Admission for () {
     fn count(&self, _: bool) {}
 }
 
-/// Accepts until `stop` ends, or until nobody takes the connections. Handshakes run beside each other, so that a slow one
-/// holds up nobody.
+/// Accepts connections until `stop` completes or the receiver of the connections is dropped.
+/// Handshakes run concurrently, so a slow one does not delay others.
 pub fn accept(
     listener: TcpListener,
     configs: TlsConfigs,
@@ -77,18 +80,18 @@ async fn run(
     stop: impl Future,
     accepted: Accepted,
 ) {
-    let (most, mut handshakes) = (admission.handshakes(), JoinSet::new());
-    // The oldest first; who is dropped from here is given up.
-    let mut places: VecDeque<(oneshot::Sender<()>, Instant)> = VecDeque::new();
+    let (limit, mut handshakes) = (admission.handshakes(), JoinSet::new());
+    // Running handshakes, oldest first. Dropping a sender gives up its handshake.
+    let mut slots: VecDeque<(oneshot::Sender<()>, Instant)> = VecDeque::new();
     let mut stop = pin!(stop);
     let mut backoff = AcceptBackoff::default();
     loop {
-        places.retain(|(place, _)| !place.is_closed());
-        let turn = places.front().map(|(_, begun)| *begun + TURN);
+        slots.retain(|(slot, _)| !slot.is_closed());
+        let turn = slots.front().map(|(_, begun)| *begun + HANDSHAKE_TURN);
         let connection = tokio::select! {
-            connection = listener.accept(), if places.len() < most => connection,
-            () = sleep_until(turn.unwrap_or_else(Instant::now)), if places.len() == most => {
-                places.pop_front();
+            connection = listener.accept(), if slots.len() < limit => connection,
+            () = sleep_until(turn.unwrap_or_else(Instant::now)), if slots.len() == limit => {
+                slots.pop_front();
                 continue;
             }
             Some(_) = handshakes.join_next() => continue,
@@ -98,8 +101,8 @@ async fn run(
         match connection {
             Ok(connection) => {
                 let (configs, admission) = (configs.clone(), admission.clone());
-                let (place, given_up) = oneshot::channel();
-                places.push_back((place, Instant::now()));
+                let (slot, given_up) = oneshot::channel();
+                slots.push_back((slot, Instant::now()));
                 handshakes.spawn(admit(given_up, connection, configs, admission, accepted.clone()));
             }
             Err(error) => backoff.wait(&error).await,
@@ -122,17 +125,17 @@ async fn admit(
         Ok(stream)
     };
     let result: io::Result<_> = tokio::select! {
-        result = timeout(HANDSHAKE_LIMIT, handshake) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
-        _ = given_up => Err(io::Error::other("given up for another client")),
+        result = timeout(HANDSHAKE_TIMEOUT, handshake) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+        _ = given_up => Err(io::Error::other("handshake was given up for another client")),
     };
     admission.count(result.is_ok());
     let is_public = admission.is_public();
     match result {
         Ok(stream) => {
-            // Without a receiver the server is ending.
+            // An error means that the receiver is gone: the server is stopping.
             let _ = accepted.send(Ok(stream)).await;
         }
-        Err(error) if is_public => tracing::debug!(%peer, error = &error as &dyn Error, "A client was not admitted"),
-        Err(error) => tracing::warn!(%peer, error = &error as &dyn Error, "A client was not admitted"),
+        Err(error) if is_public => tracing::debug!(%peer, error = &error as &dyn Error, "client was not admitted"),
+        Err(error) => tracing::warn!(%peer, error = &error as &dyn Error, "client was not admitted"),
     }
 }

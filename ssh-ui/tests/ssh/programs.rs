@@ -108,7 +108,7 @@ pub(crate) async fn a_line_runs_no_other_program(world: &World) {
     let missing = machine.run(alone).await.failed(1);
     assert_eq!(
         missing,
-        "error: there is no yoke-worker with the digest of this line: put it at /usr/local/bin/yoke-worker first\n"
+        "error: no yoke-worker found with the digest in this command: put it at /usr/local/bin/yoke-worker first\n"
     );
     let program = world.workers().join("yoke-worker-amd64");
     let put = format!("install {} /usr/local/bin/yoke-worker; {alone}", program.display());
@@ -124,7 +124,7 @@ pub(crate) async fn a_line_runs_no_other_program(world: &World) {
     for line in [line, &pipeline] {
         let refused = machine.run(line).await.failed(1);
         assert!(
-            refused.contains("there is no yoke-worker with the digest of this line"),
+            refused.contains("no yoke-worker found with the digest in this command"),
             "{refused}"
         );
     }

@@ -80,7 +80,7 @@ pub(crate) async fn nothing_but_commands_is_served(world: &World) {
         .await
         .unwrap_err()
         .to_string();
-    assert!(refused.contains("ssh-keygen -t ed25519 makes one"), "{refused}");
+    assert!(refused.contains("ssh-keygen -t ed25519 creates a key"), "{refused}");
 }
 
 pub(crate) async fn one_key_cannot_flood(world: &World) {

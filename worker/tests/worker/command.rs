@@ -70,9 +70,9 @@ fn a_bad_token_is_refused_without_being_shown() {
     let good = token("demo.yoke.example:443", PEM, PEM, BOOTSTRAP);
     let other = token("demo.yoke.example", PEM, PEM, BOOTSTRAP);
     for (token, why) in [
-        (BOOTSTRAP, "a join token begins with yoke1."),
-        (&good[..good.len() - 4], "the join token is not whole"),
-        (other.as_str(), "the join token has no usable server"),
+        (BOOTSTRAP, "this is not a join token, which begins with yoke1."),
+        (&good[..good.len() - 4], "the join token is incomplete"),
+        (other.as_str(), "the join token has no valid server"),
     ] {
         for command in [["preflight", "--token"], ["run", "--rm"]] {
             let (code, out, err) = call(&[command[0], command[1], token]);
@@ -100,7 +100,7 @@ fn a_token_is_read_from_standard_input() {
     assert!(
         String::from_utf8(output.stderr)
             .unwrap()
-            .contains("the join token is not whole")
+            .contains("the join token is incomplete")
     );
 }
 
@@ -113,7 +113,7 @@ fn a_token_is_read_from_a_file() {
     for command in [["preflight", "--token-file"], ["run", "--token-file"]] {
         let (code, _, err) = call(&[command[0], command[1], path(&file)]);
         assert_eq!(code, Some(1));
-        assert!(err.contains("the join token is not whole"), "{err}");
+        assert!(err.contains("the join token is incomplete"), "{err}");
         let (code, _, err) = call(&[command[0], command[1], path(&nowhere)]);
         assert_eq!(code, Some(1));
         assert!(err.contains(&format!("cannot read {}", nowhere.display())), "{err}");

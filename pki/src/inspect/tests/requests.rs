@@ -1,5 +1,6 @@
-//! What a tenant could do with its own CA: whatever I signs of a request for other names, nobody who trusts the root
-//! believes. Two verifiers look at each, for which a chain means the same only as far as it is tried: webpki, and OpenSSL.
+//! Attacks by a tenant with its own CA: a client that trusts the root must reject everything that I
+//! signs for other names. Both webpki and OpenSSL verify each chain, because two verifiers may
+//! treat a chain differently.
 
 use std::path::Path;
 use std::process::Command;
@@ -27,7 +28,7 @@ fn request(common_name: Option<&str>, names: &[&str], change: impl FnOnce(&mut C
     (request.pem().unwrap(), key.serialize_pem())
 }
 
-/// What OpenSSL says of a chain as that of a server: nothing if it believes it.
+/// Verifies a server's chain with OpenSSL. The error is OpenSSL's output.
 fn openssl(chain: &str, root: &str, name: &str) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
@@ -116,7 +117,7 @@ fn what_a_cluster_is_asked_to_sign_for_others_is_nothing_under_the_root() {
             assert!(webpki.is_ok() && openssl.is_ok(), "{rule}: {webpki:?} {openssl:?}");
             continue;
         }
-        // A common name is a name for OpenSSL only.
+        // Only OpenSSL treats a common name as a name.
         let expected = if names.is_empty() {
             matches!(webpki, Err(VerifyError::Name { .. }))
         } else {
@@ -128,7 +129,8 @@ fn what_a_cluster_is_asked_to_sign_for_others_is_nothing_under_the_root() {
     }
 }
 
-/// I says nothing of how long a chain may be below it, and its constraints hold for all of it.
+/// I does not limit the length of a chain below it, and its constraints apply to the complete
+/// chain.
 #[test]
 fn a_ca_that_a_cluster_is_asked_for_can_do_no_more() {
     let a = facts(A);
