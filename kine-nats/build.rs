@@ -1,4 +1,4 @@
-//! Compiles the protocol files under `proto/` with protox, so that no protoc is needed.
+//! Compiles the protocol files under `proto/` with protox, so that the build needs no protoc.
 
 use std::error::Error;
 

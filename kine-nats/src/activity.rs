@@ -1,34 +1,38 @@
-//! When somebody last used the cluster, by what its API server tells of requests. Pure.
+//! When a client last used the cluster, as the audit events of its API server show it. This module
+//! is pure.
 //!
 //! ```text
-//!  kube-apiserver ──audit events──▶ audit.rs ──▶ Seen ──▶ Report ──▶ who decides whether the cluster sleeps
+//!  kube-apiserver ──audit events──▶ audit.rs ──▶ Seen ──▶ Report ──▶ the operator, which decides whether the cluster sleeps
 //! ```
 //!
-//! The API server tells of those who count only; its policy leaves out nodes and controllers. Of a request that stays open,
-//! as a watch, it tells twice: when the answer begins, and when it has ended.
+//! The audit policy of the API server leaves out nodes and controllers, so only requests that count
+//! arrive here. A request that stays open, such as a watch, produces two events: one when the
+//! response starts, and one when it has ended.
 
 use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Open requests that are known one by one. Of more it is enough to know that there are many.
+/// Largest number of open requests that are tracked one by one. Above it, the report only has to
+/// show that there are many.
 const OPEN_MAX: usize = 10_000;
-/// Ends that came before their beginnings: the API server sends several messages at once.
+/// Ends of requests that arrive before their starts: the API server sends several messages
+/// concurrently.
 const EARLY_MAX: usize = 1024;
-/// An open request whose end was never told, in seconds: it is forgotten.
+/// Age in seconds at which an open request is dropped whose end was never reported.
 const LOST: i64 = 24 * 60 * 60;
 
-/// A time by the clock of this machine, in seconds.
+/// Seconds since 1970 by the clock of this node.
 pub(crate) type Second = i64;
 
-/// What one message tells.
+/// The body of one webhook message: an audit `EventList`.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Events {
     items: Vec<Event>,
 }
 
-/// As far as something is wanted of it; see
+/// The fields of an audit event that are used here; see
 /// <https://kubernetes.io/docs/reference/config-api/apiserver-audit.v1/#audit-k8s-io-v1-Event>.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -51,7 +55,7 @@ struct ObjectRef {
 }
 
 impl Event {
-    /// Whether a request of its kind may stay open, as kube-apiserver has it
+    /// Whether requests of this kind may stay open, by the rule of kube-apiserver
     /// (`LongRunningFunc` in pkg/controlplane/apiserver/config.go, 1.35).
     fn is_long(&self) -> bool {
         const SUBRESOURCES: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
@@ -60,7 +64,8 @@ impl Event {
     }
 }
 
-/// Clients that do not count: a whole `User-Agent`, or the beginning of one with a `*` after it.
+/// Clients that do not count. Each pattern is a complete `User-Agent`, or a prefix of one followed
+/// by `*`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ignored(pub(crate) Vec<String>);
 
@@ -73,7 +78,7 @@ impl Ignored {
     }
 }
 
-/// What was seen.
+/// Requests observed so far.
 #[derive(Debug)]
 pub(crate) struct Seen {
     ignored: Ignored,
@@ -83,30 +88,31 @@ pub(crate) struct Seen {
     early: VecDeque<u128>,
 }
 
-/// A request that is open.
+/// A request that is still open.
 #[derive(Debug, Clone, Copy)]
 struct Open {
     begun: Second,
     is_watch: bool,
 }
 
-/// What is told of it. All times are by the clock of this machine.
+/// The response of `/activity`. All times are by the clock of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Report {
-    /// Now.
+    /// Current time.
     pub(crate) now: Second,
-    /// Since when it hears of all requests. Of what was open before it knows nothing.
+    /// Start of the observation. Requests that were already open then are unknown.
     pub(crate) since: Second,
-    /// When it last heard of one.
+    /// Time of the newest event.
     pub(crate) last: Second,
-    /// Requests that are open.
+    /// Number of open requests.
     pub(crate) open: usize,
-    /// When the last of them began.
+    /// Start of the newest open request.
     pub(crate) opened: Option<Second>,
 }
 
 impl Seen {
-    /// Begins now, which counts: nobody knows what was before.
+    /// Starts the observation now and counts that as activity, because earlier requests are
+    /// unknown.
     pub(crate) fn new(ignored: Ignored, now: Second) -> Self {
         Self {
             ignored,
@@ -117,7 +123,7 @@ impl Seen {
         }
     }
 
-    /// Takes what a message tells.
+    /// Records the events of one message.
     pub(crate) fn hear(&mut self, events: &Events, now: Second) {
         for event in &events.items {
             if !self.ignored.has(&event.user_agent) {
@@ -127,14 +133,15 @@ impl Seen {
         }
     }
 
-    /// Something was told that cannot be read: somebody did something, and what was open may have ended. Watches, which the API
-    /// server ends within the hour, are as after a start; a session in use for longer, such as a port-forward, counts on.
+    /// Records a message that cannot be decoded: it shows activity, and may have contained the end
+    /// of an open request. Watches are forgotten as after a start, because the API server ends each
+    /// within the hour. Other open requests, such as a port-forward, may last longer and stay.
     pub(crate) fn hear_noise(&mut self, now: Second) {
         (self.since, self.last) = (now, self.last.max(now));
         self.open.retain(|_, open| !open.is_watch);
     }
 
-    /// What to tell.
+    /// Returns the current report, after dropping open requests that are too old.
     pub(crate) fn report(&mut self, now: Second) -> Report {
         self.open.retain(|_, open| now - open.begun < LOST);
         Report {
@@ -147,7 +154,7 @@ impl Seen {
     }
 
     fn follow(&mut self, event: &Event, now: Second) {
-        // A client may choose it, of any length.
+        // The client may choose the audit id, so its length is unbounded; only a hash is stored.
         let id = xxh3_128(event.id.as_bytes());
         match event.stage.as_str() {
             "ResponseStarted" => {
@@ -186,7 +193,8 @@ mod tests {
         Seen::new(Ignored(ignored.iter().map(ToString::to_string).collect()), 100)
     }
 
-    /// When something was last heard, and what is open, of messages that come a second apart from second 101 on.
+    /// The time of the newest event and the number of open requests after messages that arrive one
+    /// second apart, from second 101 on.
     fn after(seen: &mut Seen, messages: &[Vec<Value>]) -> (Second, usize) {
         let mut now = 100;
         for message in messages {
@@ -270,7 +278,7 @@ mod tests {
         seen.hear(&events(&watch("b")[0]), 201);
         assert_eq!(seen.report(201).open, 1);
 
-        // A session may be in use for longer than an API server lets a watch be.
+        // A session may stay open for longer than an API server lets a watch run.
         let exec = json!({"subresource": "exec"});
         let session = json!({"auditID": "c", "stage": "ResponseStarted", "verb": "create", "objectRef": exec});
         seen.hear(&events(&[session]), 202);

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: flags, environment variables, addresses and stream names.
 
 use clap::Parser;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use yoke_runtime::tls::TlsFiles;
 
-/// An etcd v3 server for kube-apiserver that keeps everything in a NATS JetStream log.
+/// An etcd v3 server for kube-apiserver that stores everything in a NATS JetStream log.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "kine-nats",
@@ -16,7 +16,8 @@ use yoke_runtime::tls::TlsFiles;
     after_help = "kine-nats repair --help: how to go on with a store whose log has lost what was acknowledged"
 )]
 pub struct Args {
-    /// Where to serve the etcd API: unix:///path, http://host:port or https://host:port. May be given more than once.
+    /// Address to serve the etcd API on: unix:///path, http://host:port or https://host:port. May
+    /// be repeated.
     #[arg(
         long,
         value_name = "URL",
@@ -25,82 +26,89 @@ pub struct Args {
         value_delimiter = ','
     )]
     pub listen: Vec<Listen>,
-    /// Where clients find this process, as the member list says. May be given more than once. The default is what is
-    /// listened on; give it where that is an address like 0.0.0.0.
+    /// Address at which clients reach this process, as shown in the member list. May be repeated.
+    /// The default is the listen addresses; set it if those are wildcards such as 0.0.0.0.
     #[arg(long, value_name = "URL", env = "KINE_NATS_ADVERTISE", value_delimiter = ',')]
     pub advertise: Vec<Listen>,
-    /// File with the certificate of the https listeners, and those between it and its CA. This file and the next two are
-    /// reread when they change.
+    /// File with the certificate of the https listeners, followed by its intermediate certificates.
+    /// This file, the key and the client CA are reread when they change.
     #[arg(long, value_name = "FILE", requires = "tls_key", env = "KINE_NATS_TLS_CERT")]
     pub tls_cert: Option<PathBuf>,
-    /// File with the key of the certificate.
+    /// File with the private key of the certificate.
     #[arg(long, value_name = "FILE", requires = "tls_cert", env = "KINE_NATS_TLS_KEY")]
     pub tls_key: Option<PathBuf>,
-    /// File with the certificates of CAs. With it, clients of the https listeners need a certificate of one of them; any
-    /// will do. Without it, everybody who can connect reads and writes.
+    /// File with CA certificates. With it, clients of the https listeners must present a
+    /// certificate of one of these CAs; its subject is not checked. Without it, every client that
+    /// can connect may read and write.
     #[arg(long, value_name = "FILE", requires = "tls_cert", env = "KINE_NATS_TLS_CLIENT_CA")]
     pub tls_client_ca: Option<PathBuf>,
-    /// How to reach the store.
+    /// Connection to NATS and names of the streams.
     #[command(flatten)]
     pub nats: NatsArgs,
-    /// Make the streams when they do not exist. Without it they must.
+    /// Create the streams if they do not exist. Without it they must exist.
     #[arg(long, env = "KINE_NATS_CREATE")]
     pub create: bool,
-    /// With --create: on how many NATS servers the streams are kept. Of an even number as many may fail as of one less.
+    /// With --create: number of NATS servers that store each stream. An even number tolerates no
+    /// more failures than the odd number below it.
     #[arg(long, value_name = "N", default_value_t = 1, env = "KINE_NATS_REPLICAS")]
     pub replicas: usize,
-    /// With --create: most bytes of the log. The default is twice the quota and 64 MiB.
+    /// With --create: size limit of the log in bytes. The default is twice the quota plus 64 MiB.
     #[arg(long, value_name = "BYTES", env = "KINE_NATS_MAX_BYTES")]
     pub max_bytes: Option<u64>,
-    /// Bytes of keys and history from which on puts are refused with NOSPACE. The default follows from the log's
-    /// limit: half of what it has above 64 MiB; 512 MiB for streams made here.
+    /// Bytes of keys and history above which puts are refused with NOSPACE. The default is half of
+    /// what the log's limit exceeds 64 MiB by; 512 MiB for streams that this process creates.
     #[arg(long, value_name = "BYTES", env = "KINE_NATS_QUOTA")]
     pub quota: Option<u64>,
-    /// Generation of this process. One with a lower generation than the log's last writer ends for good.
+    /// Generation of this process. A process whose generation is lower than that of the log's last
+    /// writer exits for good.
     #[arg(long, value_name = "N", default_value_t = 0, env = "KINE_NATS_INCARNATION")]
     pub incarnation: u64,
-    /// Serve while another process writes, too: watches and serializable reads from what this process has read of the log,
-    /// everything else by asking the writer. When the writer goes, one of the others takes over. A process that was
-    /// replaced follows, where it ends without this. Give it to all processes of a stream, or to none.
+    /// Serve also while another process writes: watches and serializable reads from what this
+    /// process has read of the log, everything else through the writer. When the writer is gone,
+    /// one of the followers takes over. A replaced writer follows; without this flag it exits. Set
+    /// it on all processes of a stream, or on none.
     #[arg(long, env = "KINE_NATS_FOLLOW")]
     pub follow: bool,
-    /// With --follow: a process that was replaced ends, as it does without, and does not follow who replaced it. For what runs
-    /// beside the writer and may run once only, which finds out by /writer, where the metrics are.
+    /// With --follow: exit when another process becomes the writer, as without --follow, instead of
+    /// following it. Use it if a program beside the writer may run only once; such a program
+    /// watches /writer on the metrics listener.
     #[arg(long, requires = "follow", env = "KINE_NATS_END_WHEN_REPLACED")]
     pub end_when_replaced: bool,
-    /// Answer a read that must be the newest only when the log has stored something that was sent to it after the read came,
-    /// whatever a clock says: also a virtual machine that was stopped with all its clocks answers nothing stale. Reads that
-    /// come together share a record; each waits as long as a write. Give it to all processes of a stream, or to none.
+    /// Answer a linearizable read only after the log has stored a record that was sent after the
+    /// read arrived. The answer then does not depend on clocks: even a virtual machine that was
+    /// suspended with all its clocks returns nothing stale. Reads that arrive together share a
+    /// record; each waits as long as a write. Set it on all processes of a stream, or on none.
     #[arg(long, env = "KINE_NATS_STRICT_READS")]
     pub strict_reads: bool,
-    /// Where to serve /metrics, /livez and /readyz over HTTP.
+    /// Address to serve /metrics, /livez and /readyz on, over HTTP.
     #[arg(long, value_name = "ADDR", env = "KINE_NATS_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Where to hear of requests from the kube-apiserver beside this process, an address of loopback: it sends its audit events
-    /// there, to the path /audit. When somebody last used it, and how many requests are open, is then told under /activity,
-    /// where the metrics are.
+    /// Loopback address on which to receive the audit events of the kube-apiserver beside this
+    /// process, at the path /audit. The time of the last use and the number of open requests are
+    /// then served at /activity on the metrics listener.
     #[arg(long, value_name = "ADDR", requires = "metrics", value_parser = loopback, env = "KINE_NATS_AUDIT")]
     pub audit: Option<SocketAddr>,
-    /// With --audit: a client that does not count, by its User-Agent, or by how that begins, with a * after it. May be given
-    /// more than once.
+    /// With --audit: client that does not count as activity, by its User-Agent or by a prefix of it
+    /// followed by *. May be repeated.
     #[arg(long, value_name = "AGENT", requires = "audit", env = "KINE_NATS_IGNORE_USER_AGENT")]
     pub ignore_user_agent: Vec<String>,
-    /// How often a quiet watch that asked for it is told how far it is.
+    /// Interval of progress notifications on idle watches that requested them.
     #[arg(long, value_name = "DUR", default_value = "1m", value_parser = duration, env = "KINE_NATS_PROGRESS_INTERVAL")]
     pub progress_interval: Duration,
-    /// Log bytes after which a snapshot is stored. The default is a quarter of the log's limit, at most 64 MiB.
+    /// Bytes of log after which a snapshot is stored. The default is a quarter of the log's limit,
+    /// at most 64 MiB.
     #[arg(long, value_name = "BYTES", env = "KINE_NATS_SNAPSHOT_BYTES")]
     pub snapshot_bytes: Option<u64>,
-    /// Form of the log lines on the error output: text or json.
+    /// Format of the log lines on standard error: text or json.
     #[arg(long, value_name = "FORM", default_value = "text", env = "KINE_NATS_LOG_FORMAT")]
     pub log_format: LogFormat,
 }
 
-/// Where the streams of a store are.
+/// Connection to NATS, and the streams of one store.
 #[derive(Debug, Clone, clap::Args)]
 pub struct NatsArgs {
-    /// NATS servers: nats://host:port, or tls://host:port where the connection has to be encrypted.
-    /// May be given more than once, or as a list with commas.
+    /// NATS servers: nats://host:port, or tls://host:port to require encryption. May be repeated,
+    /// or given as a comma-separated list.
     #[arg(
         long,
         value_name = "URL",
@@ -109,52 +117,56 @@ pub struct NatsArgs {
         value_delimiter = ','
     )]
     pub nats: Vec<String>,
-    /// File with the NATS user's JWT and seed.
+    /// File with the JWT and the seed of the NATS user.
     #[arg(long, value_name = "FILE", env = "KINE_NATS_CREDS")]
     pub creds: Option<PathBuf>,
-    /// File with the certificates that NATS servers are verified against, in place of the system's.
+    /// File with the CA certificates that NATS servers are verified against, instead of the
+    /// system's.
     #[arg(long, value_name = "FILE", env = "KINE_NATS_CA")]
     pub nats_ca: Option<PathBuf>,
-    /// Stream that holds the log: KINE_<id>. Snapshots are in KINE_SNAP_<id>.
+    /// Stream that holds the log: KINE_<id>. Its snapshots are in KINE_SNAP_<id>.
     #[arg(long, value_name = "NAME", env = "KINE_NATS_STREAM")]
     pub stream: StreamName,
-    /// Keep every other snapshot in another stream, KINE_SPARE_<id>: of a store on one server one damaged file then never
-    /// holds both. Give it to all processes of a stream and to a repair, or to none.
+    /// Store every other snapshot in a second stream, KINE_SPARE_<id>. With one NATS server, a
+    /// single corrupt file then never affects both snapshots. Set it on all processes of a stream
+    /// and on the repair command, or on none.
     #[arg(long, env = "KINE_NATS_SPARE")]
     pub spare: bool,
 }
 
-/// Goes on with a store whose log has lost what was acknowledged, or cannot be followed any more: with what can be read,
-/// at a revision far above any that was told, and without history. Stop all processes of the stream first. Clients list
-/// anew. Without --accept-loss nothing is changed, and what is lost is said.
+/// Continues a store whose log has lost acknowledged records or can no longer be followed. The
+/// store keeps what can be read, continues at a revision far above every earlier one, and has no
+/// history; clients list again. Stop all processes of the stream first. Without --accept-loss
+/// nothing is changed and the loss is reported.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "kine-nats repair", version, max_term_width = 110)]
 pub struct RepairArgs {
-    /// Where the store is.
+    /// Connection to NATS and names of the streams.
     #[command(flatten)]
     pub nats: NatsArgs,
-    /// How far above the newest revision that can be read the store goes on: more than was ever lost.
+    /// Distance between the newest revision that can be read and the revision at which the store
+    /// continues. It must exceed the number of lost revisions.
     #[arg(long, value_name = "N", default_value_t = 1_000_000_000, value_parser = clap::value_parser!(i64).range(1..=1 << 40))]
     pub bump: i64,
-    /// Go on with what can be read.
+    /// Continue with what can be read. Without it, nothing is changed.
     #[arg(long)]
     pub accept_loss: bool,
-    /// Form of the log lines on the error output: text or json.
+    /// Format of the log lines on standard error: text or json.
     #[arg(long, value_name = "FORM", default_value = "text", env = "KINE_NATS_LOG_FORMAT")]
     pub log_format: LogFormat,
 }
 
-/// What the process was started for.
+/// The command that the process was started with.
 #[derive(Debug)]
 pub enum Cli {
-    /// To serve.
+    /// Serves a store.
     Serve(Box<Args>),
-    /// To repair a store.
+    /// Repairs a store.
     Repair(Box<RepairArgs>),
 }
 
 impl Cli {
-    /// Reads the command line, or ends the process and says what is wrong with it.
+    /// Parses the command line. On an error, prints it and exits the process.
     pub fn parse() -> Self {
         let mut words: Vec<_> = std::env::args_os().collect();
         if words.get(1).is_some_and(|word| word == "repair") {
@@ -166,19 +178,19 @@ impl Cli {
     }
 }
 
-/// Listeners and certificates do not go together.
+/// The listeners do not match the certificate flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TlsMismatch {
-    /// A listener of TLS has no certificate.
+    /// An https listener without a certificate.
     #[error("an https listener needs --tls-cert and --tls-key")]
     NoCertificate,
-    /// Certificates that would protect nothing.
+    /// A certificate without an https listener: it would protect nothing.
     #[error("--tls-cert and --tls-client-ca are for https listeners, and none is given")]
     NoListener,
 }
 
 impl Args {
-    /// What the member list says of where to connect.
+    /// The client URLs of this process in the member list.
     pub(crate) fn client_urls(&self) -> Vec<String> {
         let urls = match self.advertise.as_slice() {
             [] => self.listen.as_slice(),
@@ -187,7 +199,7 @@ impl Args {
         urls.iter().map(Listen::url).collect()
     }
 
-    /// The files of the https listeners, if there are such listeners.
+    /// The files of the https listeners; `None` without such a listener.
     pub(crate) fn tls_files(&self) -> Result<Option<TlsFiles>, TlsMismatch> {
         let secure = self.listen.iter().any(|listen| matches!(listen, Listen::Tls(_)));
         match (&self.tls_cert, &self.tls_key) {
@@ -203,28 +215,28 @@ impl Args {
     }
 }
 
-/// Form of the log lines.
+/// Format of the log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// For people.
     Text,
-    /// For machines.
+    /// One JSON object a line.
     Json,
 }
 
-/// Where the etcd API is served, or found.
+/// An address of the etcd API, to listen on or to advertise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
     /// A unix socket.
     Unix(PathBuf),
-    /// A host and a port, without TLS.
+    /// Host and port, without TLS.
     Tcp(String),
-    /// A host and a port, with TLS.
+    /// Host and port, with TLS.
     Tls(String),
 }
 
 impl Listen {
-    /// The address as a client writes it.
+    /// The address as a URL.
     pub fn url(&self) -> String {
         match self {
             Self::Unix(path) => format!("unix://{}", path.display()),
@@ -254,49 +266,50 @@ impl FromStr for Listen {
     }
 }
 
-/// Name of the log's stream, `KINE_<id>`.
+/// Name of the stream that holds the log, `KINE_<id>`. The names of all other streams and subjects
+/// derive from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamName {
     id: String,
 }
 
 impl StreamName {
-    /// The log's stream.
+    /// Name of the log's stream.
     pub fn log(&self) -> String {
         format!("KINE_{}", self.id)
     }
 
-    /// The log's one subject.
+    /// The only subject of the log.
     pub fn log_subject(&self) -> String {
         format!("kine.{}.log", self.id)
     }
 
-    /// The snapshots' stream.
+    /// Name of the stream for snapshots.
     pub fn snapshots(&self) -> String {
         format!("KINE_SNAP_{}", self.id)
     }
 
-    /// What the snapshots' subjects begin with.
+    /// Prefix of the subjects in the stream for snapshots.
     pub fn snapshot_subject(&self) -> String {
         format!("kine.{}.snap", self.id)
     }
 
-    /// The stream for every other snapshot.
+    /// Name of the stream for every other snapshot.
     pub fn spare(&self) -> String {
         format!("KINE_SPARE_{}", self.id)
     }
 
-    /// What the subjects begin with of the snapshots there.
+    /// Prefix of the subjects in the stream for every other snapshot.
     pub fn spare_subject(&self) -> String {
         format!("kine.{}.spare", self.id)
     }
 
-    /// What the subjects begin with on which the processes of the store speak to each other.
+    /// Prefix of the subjects on which the processes of the store talk to each other.
     pub fn peers_subject(&self) -> String {
         format!("kine.{}.rpc", self.id)
     }
 
-    /// What inboxes begin with.
+    /// Prefix of the inboxes for replies.
     pub fn inbox(&self) -> String {
         format!("_INBOX_{}", self.id)
     }
@@ -317,14 +330,14 @@ impl FromStr for StreamName {
     }
 }
 
-/// An address that nobody reaches from elsewhere.
+/// Parses an address that only this node can reach.
 fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address: Option<SocketAddr> = text.parse().ok();
     let address = address.filter(|address| address.ip().is_loopback());
     address.ok_or_else(|| "give an address of loopback and a port, like 127.0.0.1:2382".to_owned())
 }
 
-/// A duration as Go writes it: 100ms, 5s, 1m30s, 10m0s. At least 100 ms.
+/// Parses a duration in Go's syntax: 100ms, 5s, 1m30s, 10m0s. At least 100 ms.
 fn duration(text: &str) -> Result<Duration, String> {
     let error = || "give a duration of at least 100ms, like 500ms, 5s or 1m30s".to_owned();
     let (mut rest, mut total) = (text, Duration::ZERO);

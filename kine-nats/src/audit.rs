@@ -1,7 +1,8 @@
-//! Where a kube-apiserver beside this process sends its audit events, on loopback, and where it is told what follows from them.
+//! HTTP endpoints for audit events: a kube-apiserver beside this process posts them over loopback,
+//! and `/activity` serves the report.
 //!
-//! Whatever comes is answered with 200, at once: the API server would send again what was refused, and nothing here is worth
-//! that.
+//! Every message is answered with 200 at once. The API server would resend a rejected message, and
+//! no event here is worth that.
 
 use crate::activity::{Events, Ignored, Report, Second, Seen};
 use axum::extract::rejection::BytesRejection;
@@ -19,15 +20,16 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use yoke_runtime::AcceptBackoff;
 
-/// Bytes of one message: a hundred events, of usually 1 KiB. One alone may have more, with a URI of 1 MiB, which JSON makes six
-/// times as long; so no limit that memory bears takes all of them.
+/// Size limit of one message in bytes. A message holds about a hundred events of usually 1 KiB. A
+/// single event may be larger: its URI may have 1 MiB, and JSON escapes make that six times as
+/// long. No limit that memory can bear accepts all of them.
 const MESSAGE_MAX: usize = 1 << 20;
-/// Messages that are read at once; others wait to be accepted.
+/// Messages that are read concurrently; further connections wait to be accepted.
 const CONNECTIONS: usize = 8;
-/// How long one may take to be sent.
+/// Timeout for receiving one message.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What was seen, for both listeners.
+/// Requests observed so far, shared by the audit listener and the metrics listener.
 #[derive(Debug, Clone)]
 pub(crate) struct Activity {
     seen: Arc<Mutex<Seen>>,
@@ -41,7 +43,7 @@ impl Activity {
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Seen) -> T) -> T {
-        // What was seen is whole after any panic: a time, and sets.
+        // `Seen` is a time and sets, so it is consistent after any panic.
         work(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -51,13 +53,13 @@ fn now() -> Second {
     time.as_secs().cast_signed()
 }
 
-/// What is told to who asks, on the listener for metrics.
+/// The `/activity` route of the metrics listener.
 pub(crate) fn routes(activity: Activity) -> Router {
     Router::new().route("/activity", get(answer)).with_state(activity)
 }
 
-/// Takes events until the process ends. A connection is for one message: the API server sends nothing again that met one which
-/// was about to be closed.
+/// Receives events until the process exits. Each connection carries one message: the API server
+/// does not resend a message that hits a connection about to be closed.
 pub(crate) async fn serve(listener: TcpListener, activity: Activity) {
     let routes = Router::new()
         .route("/audit", post(hear))

@@ -1,12 +1,16 @@
-//! A store as the database file of an etcd 3.6, for `etcdctl snapshot save`: what etcd's own tools check and restore, and
-//! an etcd serves with the same keys, revisions and leases.
+//! Exports a store as the database file of an etcd 3.6, for `etcdctl snapshot save`. etcd's own
+//! tools verify and restore it, and an etcd serves it with the same keys, revisions and leases.
 //!
 //! ```text
 //! store ─► collect (keys at a revision, leases) ─► buckets (etcd's schema) ─► bolt (pages) ─► grpc: pieces, SHA-256
 //! ```
 //!
-//! Not in it: alarms, which follow from the state here and would stay until they are disarmed there; users and roles,
-//! which there are none of. `etcdutl snapshot restore` puts other members in the place of those that are named.
+//! The file leaves out:
+//! - alarms: here they follow from the state, and in an etcd they would stay until they are
+//!   disarmed;
+//! - users and roles: a store has none.
+//!
+//! `etcdutl snapshot restore` replaces the members in the file by others.
 //!
 //! The schema is that of <https://github.com/etcd-io/etcd/tree/v3.6.8/server/storage/schema>.
 
@@ -21,10 +25,10 @@ pub(crate) use collect::collect;
 use prost::Message;
 use serde::Serialize;
 
-/// What the file says that it is.
+/// The storage version that the file claims.
 pub(crate) const STORAGE_VERSION: &str = "3.6.0";
 
-/// A version of a key, as etcd stores it.
+/// One version of a key, as etcd stores it.
 #[derive(Debug)]
 pub(crate) struct Version {
     pub(crate) revision: i64,
@@ -33,16 +37,16 @@ pub(crate) struct Version {
     pub(crate) kv: Bytes,
 }
 
-/// What goes into a file.
+/// The input of a backup file.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
-    /// The version of each key that is read at the compact revision and older than it, in any order.
+    /// For each key, the newest version older than the compact revision, in any order.
     pub(crate) base: Vec<Version>,
     /// The changes from the compact revision on, in order.
     pub(crate) history: Vec<Version>,
     pub(crate) revision: i64,
     pub(crate) compacted: i64,
-    /// Number and seconds of each.
+    /// Number and seconds of each lease.
     pub(crate) leases: Vec<(i64, i64)>,
     pub(crate) sequence: u64,
     pub(crate) epoch: u64,
@@ -73,7 +77,7 @@ struct ConfState {
     auto_leave: bool,
 }
 
-/// All buckets that an etcd 3.6 has.
+/// Builds all buckets that an etcd 3.6 has.
 pub(crate) fn buckets(parts: Parts) -> Vec<Bucket> {
     let meta = meta(&parts);
     let leases = parts.leases.into_iter().map(|(id, ttl)| Entry {
@@ -108,7 +112,7 @@ fn meta(parts: &Parts) -> Vec<Entry> {
         entry(b"storageVersion", STORAGE_VERSION),
         entry(b"term", parts.epoch.to_be_bytes().to_vec()),
     ];
-    // etcd's is -1 before any compaction, and may be compacted at 0.
+    // etcd's compact revision is -1 before any compaction, and a compaction at 0 is possible.
     if parts.compacted >= 0 {
         let revision = revision_bytes(parts.compacted, 0).to_vec();
         meta.push(entry(b"finishedCompactRev", revision.clone()));
@@ -117,7 +121,7 @@ fn meta(parts: &Parts) -> Vec<Entry> {
     meta
 }
 
-/// The versions under etcd's keys: the revision, and a number within it.
+/// Sorts the versions under etcd's keys: the revision, and a number within the revision.
 fn to_entries(mut base: Vec<Version>, history: Vec<Version>) -> Vec<Entry> {
     base.sort_unstable_by_key(|version| version.revision);
     let (mut last, mut sub) = (0, 0);
@@ -136,7 +140,7 @@ fn to_entry(version: Version, sub: i64) -> Entry {
         let mut marked = [0; 18];
         marked[..17].copy_from_slice(&place);
         marked[17] = b't';
-        // Of what is gone etcd stores the key alone.
+        // etcd stores only the key of a deleted version.
         let value = Item::tombstone(crate::mvcc::key_of(&kv), 0).kv;
         let key = Key::new(&marked);
         Entry { key, value }

@@ -1,4 +1,5 @@
-//! From a log to a copy of the store: the newest whole snapshot, and replay of what the log holds behind it.
+//! Recovers a copy of the store from the log: loads the newest complete snapshot, and replays the
+//! records behind it.
 
 use crate::clock;
 use crate::codec::{self, CodecError, Operation};
@@ -13,14 +14,15 @@ use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// How long to wait for records that are known to be there: at first, and at most.
+/// Poll interval for records that are known to exist: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
-/// How long to wait for them before the stream's leader is asked whether they are there.
+/// How long to poll for such records before asking the stream's leader whether they exist.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the stream's leader may say that the log ends before them.
+/// How long the stream's leader may report that the log ends before them.
 const LEADERLESS: Duration = Duration::from_secs(4);
-/// How often a log and snapshots that do not meet are read, and how long to wait in between: longer than a writer needs
-/// to notice that its log is shorter, and to repair it.
+/// Attempts to read a log and snapshots that do not fit together, and the delay between them.
+/// Together they are longer than a writer needs to notice that its log was truncated, and to repair
+/// it.
 pub(crate) const TRIES: u32 = 12;
 pub(crate) const AGAIN: Duration = Duration::from_millis(300);
 
@@ -33,55 +35,55 @@ pub(crate) enum BootError {
     /// A message is not a record.
     #[error("open the store: the record at sequence {sequence} is damaged")]
     Codec {
-        /// Where.
+        /// Sequence of the message.
         sequence: u64,
-        /// What is wrong with it.
+        /// Why the record cannot be decoded.
         #[source]
         source: CodecError,
     },
-    /// The records do not follow each other.
+    /// The records do not form a chain.
     #[error("open the store: follow the log")]
     Session(#[from] SessionError),
     /// A record does not fit the state.
     #[error("open the store: apply the record at sequence {sequence}")]
     Apply {
-        /// Where.
+        /// Sequence of the record.
         sequence: u64,
-        /// What does not fit.
+        /// The mismatch.
         #[source]
         source: ApplyError,
     },
-    /// The log begins behind what snapshots hold.
+    /// The log starts behind the end of every snapshot.
     #[error("open the store: the log begins at sequence {first} and no whole snapshot reaches it")]
     NoSnapshot {
-        /// Where the log begins.
+        /// First sequence of the log.
         first: u64,
     },
-    /// The log ends before what is known of it.
+    /// The log ends before a sequence that is known to be acknowledged.
     #[error(
         "open the store: the log has lost what is behind sequence {last}: the snapshots' stream or this process knows it \
          up to {known}, with revision {revision}; if it cannot be brought back, `kine-nats repair` goes on without it"
     )]
     Behind {
-        /// Where the log ends.
+        /// Last sequence of the log.
         last: u64,
-        /// Where it ended before.
+        /// Last sequence that is known.
         known: u64,
-        /// The revision there.
+        /// Revision at that sequence.
         revision: i64,
     },
-    /// The log ends before where it ended while it was read.
+    /// The log ends before the sequence at which it ended earlier in the same read.
     #[error(
         "open the store: the log ended at sequence {known} while it was read, and ends at {last} now: if what is behind \
          that was acknowledged, it is lost; `kine-nats repair` says what can be read without it"
     )]
     Shrunk {
-        /// Where the log ends.
+        /// Last sequence of the log.
         last: u64,
-        /// Where it ended before.
+        /// Last sequence that the log had before.
         known: u64,
     },
-    /// The log's server dropped its end, as far as anybody can tell.
+    /// The NATS server reports that it dropped the end of the log.
     #[error(
         "open the store: the NATS server found the log damaged and dropped {bytes} bytes of it: what was acknowledged \
          behind sequence {last} may be lost; if it cannot be brought back, `kine-nats repair` goes on without it"
@@ -89,30 +91,30 @@ pub(crate) enum BootError {
     Dropped {
         /// Bytes that were dropped.
         bytes: u64,
-        /// Where the log ends.
+        /// Last sequence of the log.
         last: u64,
     },
-    /// The log has a hole.
+    /// The log has a gap.
     #[error(
         "open the store: the log has lost the record at sequence {sequence} and holds what is behind it; \
          `kine-nats repair` says what can be read without it"
     )]
     Missing {
-        /// Where.
+        /// Sequence of the missing record.
         sequence: u64,
     },
     /// Snapshots cannot be read.
     #[error("open the store: read snapshots")]
     Snapshot(#[from] SnapshotError),
-    /// A newer process was given the store.
+    /// A process of a newer incarnation owns the store.
     #[error("open the store: incarnation {theirs} has it, and this is incarnation {ours}")]
     Superseded {
-        /// Of the newest writer.
+        /// Incarnation of the newest writer.
         theirs: u64,
-        /// Of this process.
+        /// Incarnation of this process.
         ours: u64,
     },
-    /// A task of the log ended.
+    /// The task that receives acknowledgements of the log ended.
     #[error("open the store: the log's acknowledgements ended")]
     AcksEnded,
 }
@@ -126,23 +128,24 @@ impl Passing for BootError {
     }
 }
 
-/// What of the log a process has read.
+/// How far a process has read the log.
 #[derive(Debug)]
 pub(crate) struct Tail {
     pub(crate) session: Session,
-    /// What was replayed behind the snapshot.
+    /// The records that were replayed behind the snapshot.
     pub(crate) replayed: Unsaved,
-    /// The log when it was last asked.
+    /// The log when its info was last requested.
     pub(crate) info: LogInfo,
-    /// How far it is known to reach.
+    /// Low watermark: the sequence that the log is known to reach.
     pub(crate) floor: Floor,
-    /// Of the two snapshots that a shortened log stands on one is gone, or cannot be read.
+    /// A truncated log relies on two snapshots, and one of them is missing or unreadable.
     pub(crate) thin: bool,
-    /// The end of the log.
+    /// The newest records of the log.
     pub(crate) recent: Recent,
-    /// What was compacted is kept for a while; not at all as long as nobody can watch.
+    /// Delays the trim of compacted history. `None` as long as no client can watch.
     grace: Option<Grace>,
-    /// When the newest record was known to be the newest; the lease of its writer ends a lease later at the latest.
+    /// Time at which the newest record was known to be the newest. The lease of its writer expires
+    /// one lease duration later at the latest.
     pub(crate) observed: Duration,
 }
 
@@ -153,19 +156,20 @@ pub(crate) struct Replica {
     pub(crate) state: State,
 }
 
-/// What can be read of a store, and why not more.
+/// The readable part of a store, and the reason why it is not complete.
 #[derive(Debug)]
 pub(crate) struct Salvage {
     pub(crate) replica: Replica,
     pub(crate) problem: Option<BootError>,
 }
 
-/// What follows a record that counts: the session behind it, and the revision that was visible before it.
+/// Callback after each valid record: the session behind it, and the revision that was visible
+/// before it.
 pub(crate) type Seen<'a> = &'a (dyn Fn(&Session, i64) + Sync);
 
 impl Replica {
-    /// Reads the newest whole snapshot and what the log holds behind it. A living writer may shorten the log meanwhile:
-    /// then there is a newer snapshot.
+    /// Reads the newest complete snapshot and the records behind it. A live writer may truncate the
+    /// log meanwhile; then a newer snapshot exists, and the read is repeated.
     pub(crate) async fn load<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
         let mut tries = 1;
         loop {
@@ -180,7 +184,7 @@ impl Replica {
                     tries += 1;
                     sleep(AGAIN).await;
                 }
-                // No snapshot takes the place of what is missing.
+                // No snapshot replaces the missing record.
                 Err(BootError::Log(LogError::Gap(sequence))) => return Err(BootError::Missing { sequence }),
                 result => return result,
             }
@@ -197,7 +201,7 @@ impl Replica {
         Ok(Self { tail, state })
     }
 
-    /// Reads as much as there is.
+    /// Reads as much as possible.
     pub(crate) async fn salvage<L: Log, M: Messages>(
         log: &L,
         snapshots: &Snapshots<M, L>,
@@ -220,7 +224,8 @@ impl Replica {
     }
 
     async fn begin<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<(Tail, State), BootError> {
-        // In this order: the log never ends before a snapshot or a floor that was there already.
+        // The order matters: the log never ends before a snapshot or a low watermark that already
+        // existed.
         let newest = snapshots.newest().await?;
         let floor = snapshots.floor().await?;
         let most = newest.as_ref().map_or(0, |snapshot| snapshot.session.sequence);
@@ -245,13 +250,13 @@ impl Replica {
 }
 
 impl Tail {
-    /// Keeps for a while what is compacted from here on: somebody may watch.
+    /// Delays the trim of what is compacted from here on, because clients may watch.
     pub(crate) fn graced(self) -> Self {
         let grace = Some(Grace::default());
         Self { grace, ..self }
     }
 
-    /// Whether the log goes on where the snapshot ends.
+    /// Checks that the log continues where the snapshot ends.
     fn check(&self, state: &State) -> Result<(), BootError> {
         let (known, LogInfo { first, last, .. }) = (self.session.sequence, self.info);
         if known > last {
@@ -264,7 +269,8 @@ impl Tail {
         }
     }
 
-    /// Whether the log reaches as far as it was acknowledged, and its server has dropped nothing that nobody made up for.
+    /// Checks that the log reaches its low watermark, and that its server has dropped nothing that
+    /// was not restored.
     pub(crate) fn check_end(&self) -> Result<(), BootError> {
         let (LogInfo { last, lost, .. }, Floor { sequence, revision, .. }) = (self.info, self.floor);
         if last < sequence {
@@ -278,8 +284,8 @@ impl Tail {
         }
     }
 
-    /// Reads on until the log's last end is reached, which it had before the time `known`. Answers whether there was
-    /// anything new.
+    /// Reads up to the last known end of the log, which it had before the time `known`. Returns
+    /// whether there were new records.
     pub(crate) async fn catch_up(
         &mut self,
         log: &impl Log,
@@ -294,7 +300,7 @@ impl Tail {
             if self.read_on(log, state, seen).await? {
                 (pause, waited) = (PAUSE.0, Duration::ZERO);
             } else {
-                // A replica that is behind, or a log that ends in what was dropped.
+                // Either a replica lags behind, or the log ends in records that were dropped.
                 let next = self.session.sequence + 1;
                 let stored = if waited < PATIENCE {
                     None
@@ -305,7 +311,7 @@ impl Tail {
                 if info.first > next {
                     return Err(LogError::Gap(next).into());
                 }
-                // A leader that was elected just now may not know its own end yet.
+                // A leader that was just elected may not know its own end yet.
                 if info.last >= next && stored == Some(None) {
                     return Err(BootError::Missing { sequence: next });
                 }
@@ -327,7 +333,7 @@ impl Tail {
         Ok(self.session.sequence > begin)
     }
 
-    /// Reads what one answer of the log holds. Answers whether there was anything.
+    /// Applies the records of one response of the log. Returns whether there were any.
     pub(crate) async fn read_on(
         &mut self,
         log: &impl Log,
@@ -338,7 +344,7 @@ impl Tail {
         let (any, now) = (!records.is_empty(), clock::now());
         for (sequence, record) in records {
             if self.apply(sequence, &record, state, seen)? {
-                // What does not count shows nobody to be alive.
+                // A void record does not show that the writer is alive.
                 self.observed = now;
             }
             self.recent.push(sequence, record);
@@ -349,7 +355,8 @@ impl Tail {
         Ok(any)
     }
 
-    /// Drops what was compacted, once who watches and is up to date can have heard of it. Readers may come in between.
+    /// Trims compacted history, after up-to-date watches had time to receive it. Readers may run in
+    /// between.
     pub(crate) async fn trim(&self, state: &RwLock<State>) {
         let may_trim = || state.read().unwrap_or_else(PoisonError::into_inner).mvcc.may_trim();
         if self.grace.is_some_and(|grace| !grace.is_over()) || !may_trim() {
@@ -360,7 +367,7 @@ impl Tail {
         }
     }
 
-    /// Takes a record over. Answers whether it counts.
+    /// Applies one record. Returns whether it is valid.
     fn apply(&mut self, sequence: u64, bytes: &[u8], state: &RwLock<State>, seen: Seen<'_>) -> Result<bool, BootError> {
         if self.session.passes_over(sequence, bytes) {
             return Ok(false);

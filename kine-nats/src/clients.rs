@@ -1,4 +1,5 @@
-//! Who is connected to the etcd API: a store that is to end after its clients waits for them.
+//! Counts the connections of the etcd API. A store that must exit after its clients waits for the
+//! count to reach zero.
 
 use futures::{Stream, StreamExt as _};
 use std::io::{IoSlice, Result};
@@ -9,12 +10,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tonic::transport::server::Connected;
 
-/// Counts connections of all listeners.
+/// The number of connections on all listeners.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Clients(Arc<watch::Sender<usize>>);
 
 impl Clients {
-    /// Counts connections until they are dropped.
+    /// Counts each connection until it is dropped.
     pub(crate) fn count<C>(self, incoming: impl Stream<Item = Result<C>>) -> impl Stream<Item = Result<Counted<C>>> {
         incoming.map(move |connection| {
             let connection = connection?;
@@ -26,14 +27,14 @@ impl Clients {
         })
     }
 
-    /// Waits until nobody is connected.
+    /// Waits until no client is connected.
     pub(crate) async fn gone(&self) {
-        // The sender lives as long as this does.
+        // `self` holds the sender, so this wait cannot fail.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
-/// A connection that counts.
+/// A connection that is counted.
 #[derive(Debug)]
 pub(crate) struct Counted<C> {
     connection: C,

@@ -1,6 +1,6 @@
-//! A process that does not write: it follows the log, shows what it reads, and becomes the writer when nobody else is any
-//! more. Its epoch record is placed exactly behind the last record that was read, and not before the last writer's lease
-//! is over.
+//! A process that does not write. It follows the log, serves what it has read, and becomes the
+//! writer when the log has none. It places its epoch record exactly behind the last record that it
+//! read, and not before the last writer's lease has expired.
 
 use crate::boot::{AGAIN, BootError, Replica, TRIES, Tail};
 use crate::clock;
@@ -15,16 +15,16 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-/// How often the log is looked at when nobody says that it is longer.
+/// Poll interval of the log if no peer announces its growth.
 const POLL: Duration = Duration::from_millis(100);
-/// The same where the writer says so.
+/// Poll interval of the log if the writer announces its growth.
 const POLL_TOLD: Duration = Duration::from_millis(500);
 const EPOCH_LIMIT: Duration = Duration::from_secs(2);
 
-/// Who wants to write.
+/// A process that wants to become the writer.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
-    /// Another one in each life of a process.
+    /// Random; differs in each cycle of a process.
     pub(crate) writer: u64,
     pub(crate) incarnation: u64,
     pub(crate) name: String,
@@ -39,7 +39,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Begins behind what was loaded into the store.
+    /// Starts behind the records that were loaded into the store.
     pub(crate) fn new(tail: Tail, store: Arc<Store>) -> Self {
         let tail = tail.graced();
         store.quota.follow(tail.info.limit);
@@ -52,7 +52,8 @@ impl Follower {
         }
     }
 
-    /// Becomes the writer. Follows as long as another one lives. Answers from when the lease counts.
+    /// Becomes the writer, and follows the log as long as another writer is alive. Returns the time
+    /// from which the lease counts.
     pub(crate) async fn take_over<L: Log, M: Messages>(
         &mut self,
         log: &L,
@@ -61,7 +62,8 @@ impl Follower {
         identity: &Identity,
     ) -> Result<Duration, BootError> {
         let mut token = u64::MAX / 2;
-        // The first try on each end of the log: any of them may be the one that is stored.
+        // Time of the first attempt at the current end of the log. Any of the attempts may be the
+        // one that is stored.
         let (mut sent, mut tried) = (Duration::ZERO, None);
         let (mut standby, mut behind, mut said) = (false, 0, false);
         loop {
@@ -112,7 +114,8 @@ impl Follower {
                     sleep(AGAIN).await;
                 }
                 Err(error @ BootError::Behind { last, .. }) => {
-                    // Nobody who wrote it brings it back. What this process saw was stored, and may have been acknowledged.
+                    // No writer will restore the records. This process has read them, so they were
+                    // stored and may have been acknowledged.
                     let memory = (&self.tail.recent, &self.tail.session);
                     match append_again(log, (&mut *acks, &mut token), memory, self.tail.info).await {
                         Ok(Repair::Done) => {
@@ -141,11 +144,11 @@ impl Follower {
     /// Waits until there may be something to do.
     async fn wait(&self, left: Duration) {
         let poll = if self.store.peers().is_some() { POLL_TOLD } else { POLL };
-        // A word that came before this call is not lost.
+        // A notification that arrived before this call is not lost.
         let _ = timeout(left.min(poll) + Duration::from_millis(1), self.store.nudged()).await;
     }
 
-    /// Reads what is new, from a snapshot when the log does not begin early enough any more.
+    /// Reads new records. If the log no longer starts early enough, reloads from a snapshot.
     async fn follow<L: Log, M: Messages>(&mut self, log: &L, snapshots: &Snapshots<M, L>) -> Result<bool, BootError> {
         match self.read(log).await {
             Err(BootError::Log(LogError::Gap(sequence))) => {
@@ -188,8 +191,9 @@ impl Follower {
         self.tail.catch_up(log, store.state(), clock::now(), &seen).await
     }
 
-    /// Whether the log that this process read may be gone on with. Not when its server dropped something since that this
-    /// process did not store again, and no writer either, whose floor would say so. Answers `false` when nobody can tell.
+    /// Whether this process may continue the log that it has read. It may not if the server dropped
+    /// records that neither this process nor a writer stored again; the low watermark of a writer
+    /// would show that. Returns `false` while that cannot be determined.
     async fn is_whole<L: Log, M: Messages>(&mut self, log: &L, snapshots: &Snapshots<M, L>) -> Result<bool, BootError> {
         if self.tail.check_end().is_ok() {
             return Ok(true);
@@ -204,13 +208,13 @@ impl Follower {
             Err(error) => return Err(error),
         }
         match self.tail.check_end() {
-            // What this process knows of it is stored again first.
+            // This process first stores its own records again.
             Err(_) if self.tail.info.last < self.tail.session.sequence => Ok(false),
             ended => ended.map(|()| true),
         }
     }
 
-    /// Shortens a log that is full, so that a writer can begin.
+    /// Truncates a full log, so that a writer can start.
     async fn make_room<L: Log, M: Messages>(&mut self, snapshots: &Snapshots<M, L>) {
         if !self.pace.allows() {
             return sleep(POLL * 5).await;
@@ -258,7 +262,7 @@ impl Follower {
     }
 }
 
-/// Puts what was read anew in the place of what a store held.
+/// Replaces the state of a store by one that was reread from the log.
 pub(crate) fn adopt(store: &Store, replica: Replica) -> Result<Tail, BootError> {
     let Replica { tail, state } = replica;
     if state.mvcc.visible() < store.revision() {
@@ -272,19 +276,19 @@ pub(crate) fn adopt(store: &Store, replica: Replica) -> Result<Tail, BootError> 
     Ok(tail)
 }
 
-/// How long the writer's lease is, as its challengers count it.
+/// The lease of the writer, as its challengers count it.
 fn lease(session: &Session) -> Duration {
     LEASE.max(Duration::from_millis(session.lease_ms.into()))
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// What became of the record is read from the log.
+    /// The log shows whether the record was stored.
     Look,
     Full,
 }
 
-/// Waits for the ack of an epoch record.
+/// Waits for the acknowledgement of an epoch record.
 async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<Outcome, BootError> {
     while let Ok(ack) = timeout(EPOCH_LIMIT, acks.recv()).await {
         let ack = ack.ok_or(BootError::AcksEnded)?;

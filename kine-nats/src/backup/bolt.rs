@@ -1,45 +1,48 @@
-//! Files of bbolt, etcd's database, written from front to back.
+//! Writes files of bbolt, etcd's database, from front to back.
 //!
-//! What comes in: buckets with their entries. What goes out: the pages of a file, in order, while nothing but the entries
-//! and a plan of the pages is held. Every page is in use, so that the list of free ones is empty.
+//! Buckets with their entries come in, and the pages of a file go out in order. Only the entries
+//! and a plan of the pages are in memory. Every page is in use, so the list of free pages is empty.
 //!
 //! ```text
-//! page 0, 1   meta: the page of the root bucket, how many pages there are, a checksum
+//! page 0, 1   meta: the page of the root bucket, the number of pages, a checksum
 //! page 2      list of free pages: empty
-//! page 3      root bucket: a leaf that says where each bucket is
-//! page 4 …    for each bucket: its leaves, the branches above them, the topmost last
+//! page 3      root bucket: a leaf with the first page of each bucket
+//! page 4 …    for each bucket: its leaves, then the branches above them, the root last
 //! ```
 //!
 //! The format is that of bbolt 1.4 on a little-endian machine
-//! (<https://github.com/etcd-io/bbolt/tree/v1.4.3/internal/common>: `page.go`, `meta.go`, `bucket.go`, `inode.go`). The crate
-//! `bbolt-rs` 1.3.10 is not used: it builds a database in place, in a mapped file or in memory, where this is a stream.
+//! (<https://github.com/etcd-io/bbolt/tree/v1.4.3/internal/common>: `page.go`, `meta.go`,
+//! `bucket.go`, `inode.go`). The crate `bbolt-rs` 1.3.10 is not used: it builds a database in
+//! place, in a mapped file or in memory, and this is a stream.
 
 use bytes::Bytes;
 
 const PAGE: usize = 4096;
 const PAGE_HEADER: usize = 16;
-/// What stands in a page for each entry before the keys and values: of a leaf as of a branch.
+/// Header bytes of each entry, before the keys and values; the same in leaves and branches.
 const ELEMENT: usize = 16;
 const META_BYTES: usize = 64;
 const BRANCH: u16 = 0x01;
 const LEAF: u16 = 0x02;
 const META: u16 = 0x04;
 const FREE_LIST: u16 = 0x10;
-/// The value of an entry is where a bucket is.
+/// Flag of an entry whose value is the location of a bucket.
 const IS_BUCKET: u32 = 0x01;
 const MAGIC: u32 = 0xED0C_DAED;
 const VERSION: u32 = 2;
 const FREE_LIST_PAGE: u64 = 2;
 const ROOT_PAGE: u64 = 3;
 const FIRST_PAGE: u64 = 4;
-/// Bytes of a leaf of several entries. More than a page, so that less is lost at the ends.
+/// Target bytes of a page that holds several entries. It is more than one page, so that less space
+/// is lost at the ends.
 const LEAF_BYTES: usize = 4 * PAGE;
 const KEY_BYTES: usize = 23;
 
 /// A key of at most 23 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
-    // In this order: what is shorter comes first when all else is the same.
+    // The derived order needs this field order: of two keys with the same padded bytes, the shorter
+    // sorts first.
     bytes: [u8; KEY_BYTES],
     length: u8,
 }
@@ -71,7 +74,7 @@ impl Entry {
     }
 }
 
-/// A bucket without buckets in it.
+/// A bucket without nested buckets.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     name: &'static str,
@@ -79,7 +82,7 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// The entries may come in any order, each key once.
+    /// Takes entries in any order; each key must be unique.
     pub(crate) fn new(name: &'static str, mut entries: Vec<Entry>) -> Self {
         entries.sort_unstable_by_key(|entry| entry.key);
         Self { name, entries }
@@ -96,12 +99,12 @@ impl Bucket {
     }
 }
 
-/// A page, with those that it overflows into.
+/// A page together with its overflow pages.
 #[derive(Debug, Clone, Copy)]
 struct Node {
     page: u64,
     pages: u32,
-    /// The first of its entries, or of its pages in the level below.
+    /// Index of its first entry, or of its first child in the level below.
     first: usize,
     count: u16,
 }
@@ -129,12 +132,12 @@ impl File {
         Self { trees, pages }
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.pages * PAGE as u64
     }
 
-    /// The file, a few pages at a time.
+    /// Returns the content of the file, a few pages at a time.
     pub(crate) fn into_pieces(self) -> impl Iterator<Item = Bytes> + Send {
         let head = Bytes::from(self.head());
         let tree = self.trees.into_iter().flat_map(Tree::into_pieces);
@@ -154,7 +157,8 @@ impl File {
         out
     }
 
-    /// The page that is written by the transactions of an even, or odd, number. The higher number counts.
+    /// Builds a meta page. bbolt writes the two of them by turns, and the one with the higher
+    /// transaction number counts.
     fn meta(&self, transaction: u64) -> Vec<u8> {
         let mut meta = Vec::with_capacity(META_BYTES);
         for number in [MAGIC, VERSION, PAGE as u32, 0] {
@@ -172,7 +176,7 @@ impl File {
 }
 
 impl Tree {
-    /// Plans the pages of a bucket behind those that there are.
+    /// Plans the pages of a bucket behind the pages planned so far.
     fn new(bucket: Bucket, pages: &mut u64) -> Self {
         let sizes = bucket.entries.iter().map(Entry::size);
         let mut levels = vec![plan(sizes, LEAF_BYTES, pages)];
@@ -186,7 +190,8 @@ impl Tree {
         Self { bucket, levels }
     }
 
-    /// What the root bucket says of it: its topmost page, and a counter that etcd does not use.
+    /// The value of the bucket in the root bucket: its root page, and a counter that etcd does not
+    /// use.
     fn place(&self) -> Vec<u8> {
         let top = self.levels.last().and_then(|level| level.first());
         let page = top.map_or(0, |node| node.page);
@@ -227,7 +232,8 @@ impl Tree {
     }
 }
 
-/// Cuts a level into pages of at most `limit` bytes, or of one element. A level without elements is an empty page.
+/// Cuts a level into pages of at most `limit` bytes, or of one element. A level without elements is
+/// an empty page.
 fn plan(sizes: impl Iterator<Item = usize>, limit: usize, pages: &mut u64) -> Vec<Node> {
     let mut nodes = Vec::new();
     let (mut first, mut count, mut bytes) = (0, 0, PAGE_HEADER);
@@ -254,7 +260,7 @@ fn plan(sizes: impl Iterator<Item = usize>, limit: usize, pages: &mut u64) -> Ve
     nodes
 }
 
-/// An empty page with its header.
+/// Builds an empty page with its header.
 fn page(number: u64, kind: u16, count: usize, pages: u32) -> Vec<u8> {
     let mut out = Vec::with_capacity(pages as usize * PAGE);
     out.extend_from_slice(&number.to_le_bytes());

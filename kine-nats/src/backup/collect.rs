@@ -1,5 +1,5 @@
-//! What a backup holds, taken out of a store in pieces. The versions are shared with the store and not copied; what is
-//! dropped there meanwhile stays in memory until the backup is sent.
+//! Reads the content of a backup from a store, in pieces. The versions are shared with the store
+//! and not copied. Versions that the store drops meanwhile stay in memory until the backup is sent.
 
 use super::{Parts, Version};
 use crate::mvcc::Hold;
@@ -10,13 +10,13 @@ use bytes::Bytes;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-/// Keys and changes that are looked at while the store is locked.
+/// Keys and changes that are visited while the store is locked.
 const PAGE: usize = 2048;
 
-/// Collects what is there now, once it is stored. Nothing is trimmed meanwhile.
+/// Collects the current content, as soon as it is stored. The history is not trimmed meanwhile.
 pub(crate) async fn collect(store: &Store) -> Result<Parts, Refusal> {
     let pin = Pin::new(&store.read());
-    // The leases have no history: these belong to the head, which a record that is under way may have made.
+    // Leases have no history. They belong to the head, which a record in flight may have made.
     pin.wait_until_stored(store).await?;
     let base = pin.collect_base(store).await?;
     let history = pin.collect_history(store).await?;
@@ -64,7 +64,8 @@ impl Pin {
         }
     }
 
-    /// Reads the state that this pin is of. Another one is in its place when this process had to read the log anew.
+    /// Reads the state that this pin belongs to. It fails if the state was replaced, which happens
+    /// when this process rereads the log.
     fn look<T>(&self, store: &Store, read: impl FnOnce(&State) -> T) -> Result<T, Refusal> {
         let state = store.read();
         if state.mvcc.is_held_by(&self.hold) {
@@ -91,10 +92,11 @@ impl Pin {
         Ok(versions)
     }
 
-    /// The changes from the compact revision on. etcd, too, keeps a delete of that revision for its watches.
+    /// Collects the changes from the compact revision on. Like etcd, it includes a delete at that
+    /// revision, for watches.
     async fn collect_history(&self, store: &Store) -> Result<Vec<Version>, Refusal> {
         let mut versions: Vec<Version> = Vec::new();
-        // Where to go on: a revision, and how many of its changes are there already.
+        // Position of the next read: a revision, and how many of its changes are collected.
         let (mut revision, mut done) = (self.compacted, 0);
         loop {
             let before = versions.len();
