@@ -1,4 +1,5 @@
-//! The etcd API: each service checks, asks the store or its writer, and stamps the header on the answer.
+//! The etcd API. Each service validates a request, forwards it to the store or its writer, and
+//! completes the header of the response.
 
 mod backup;
 mod cluster;
@@ -34,20 +35,21 @@ use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
-/// What etcd takes of a message: `grpcOverheadBytes` more than of a request, whose limit has an error of its own.
+/// Largest message that the server accepts. Like etcd it is `grpcOverheadBytes` more than the
+/// largest request, whose limit has an error of its own.
 const MAX_MESSAGE: usize = MAX_REQUEST + 512 * 1024;
-/// What clients take the server for. From 3.5.13 on they ask for progress.
+/// etcd version reported to clients; ≥ 3.5.13 makes them request progress notifications.
 pub(crate) const VERSION: &str = "3.6.8";
 
-/// What every service holds.
+/// State that all services share.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     store: channel::Receiver<Option<Arc<Store>>>,
     progress_interval: Duration,
     client_urls: Arc<[String]>,
-    /// Backups that may be sent at a time.
+    /// Permits for concurrent backups.
     backups: Arc<Semaphore>,
-    /// Whose turn it is to hash the store.
+    /// Held by the call that hashes the store.
     hashes: Arc<Mutex<()>>,
 }
 
@@ -66,9 +68,9 @@ impl Node {
         }
     }
 
-    /// The store, once this process serves it. Callers that need a leader wait for one as long as a request may. Etcd turns them
-    /// away at once, upon which the watch caches of kube-apiserver (1.35) try again without a pause, for half a minute, and use
-    /// a whole core.
+    /// The store, once this process serves it. A caller that requires a leader waits for one until
+    /// the request limit. etcd rejects such a call at once. The watch caches of kube-apiserver
+    /// (1.35) then retry without a delay for half a minute, and use a whole core.
     async fn store(&self, metadata: &MetadataMap) -> Result<Arc<Store>, Status> {
         let limit = Instant::now() + REQUEST_LIMIT;
         let known = self.store.borrow().clone();
@@ -78,7 +80,7 @@ impl Node {
         };
         let needs_leader = needs_leader(metadata);
         if needs_leader {
-            // Whether there is one is asked below.
+            // The result does not matter: the check below covers it.
             let _ = timeout_at(limit, store.led()).await;
         }
         find_refusal(&store, needs_leader).map_or(Ok(store), |refusal| Err(refusal.into()))
@@ -93,7 +95,7 @@ impl Node {
     }
 }
 
-/// All services, whose calls are counted.
+/// Builds all services, with their calls counted.
 pub(crate) fn routes(node: &Node, calls: &Arc<Calls>) -> Routes {
     let mut routes = Routes::builder();
     let kv = KvServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
@@ -111,12 +113,12 @@ pub(crate) fn routes(node: &Node, calls: &Arc<Calls>) -> Routes {
     routes.routes()
 }
 
-/// Whether a caller wants no answer of a process that knows no leader.
+/// Whether the caller requires that this process knows a leader.
 fn needs_leader(metadata: &MetadataMap) -> bool {
     metadata.get("hasleader").is_some_and(|value| value == "true")
 }
 
-/// Why a call is not answered, or a stream ends, that nothing is wrong with.
+/// Why the store cannot serve a valid call now, or why a stream must end.
 fn find_refusal(store: &Store, needs_leader: bool) -> Option<Refusal> {
     if store.is_stopping() {
         Some(Refusal::Stopped)
@@ -127,7 +129,7 @@ fn find_refusal(store: &Store, needs_leader: bool) -> Option<Refusal> {
     }
 }
 
-/// A call of etcd's that there is nothing behind here, and why.
+/// The status of a call of etcd's API that has no meaning here, with the reason.
 fn unsupported(why: &str) -> Status {
     Status::unimplemented(format!("kine-nats: {why}"))
 }

@@ -1,6 +1,9 @@
-//! What is asked over plain HTTP, of the listener for metrics and of those of the etcd API: metrics and probes. `/health`,
-//! `/version`, `/livez` and `/readyz` are etcd's; `/writer` is for what may run beside one process of a store only, `/release` and
-//! `/released` are for what ends with it, and `/unused` for itself, which ends last.
+//! Plain HTTP endpoints, on the metrics listener and on the listeners of the etcd API: metrics and
+//! probes. `/health`, `/version`, `/livez` and `/readyz` are etcd's. The others serve the programs
+//! in the same pod:
+//! - `/writer` is for a program that may run only beside the writer;
+//! - `/release` and `/released` are for programs that stop together with this process;
+//! - `/unused` is for this process itself, which stops last.
 
 use crate::backup::STORAGE_VERSION;
 use crate::clients::Clients;
@@ -29,13 +32,13 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use yoke_runtime::AcceptBackoff;
 
-/// Prometheus does not read what says nothing of its form.
+/// Content type of the metrics; Prometheus rejects a response without one.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const JSON: &str = "application/json";
-/// Seconds that somebody may wait who is told to end.
+/// Longest wait in seconds that a preStop hook may request.
 const LONGEST_WAIT: u64 = 60;
 
-/// What is asked for behind a path.
+/// Query parameters of a request.
 type Wishes = Vec<(String, String)>;
 
 #[derive(Debug, Clone)]
@@ -46,7 +49,7 @@ struct Shared {
     clients: Clients,
 }
 
-/// All that is answered.
+/// All routes.
 pub(crate) fn routes(store: watch::Receiver<Option<Arc<Store>>>, metrics: Metrics, clients: Clients) -> Router {
     Router::new()
         .route("/metrics", get(answer_metrics))
@@ -66,7 +69,7 @@ pub(crate) fn routes(store: watch::Receiver<Option<Arc<Store>>>, metrics: Metric
         })
 }
 
-/// Answers until the process ends.
+/// Serves until the process exits.
 pub(crate) async fn serve(listener: TcpListener, routes: Router) {
     let mut backoff = AcceptBackoff::default();
     loop {
@@ -82,7 +85,7 @@ pub(crate) async fn serve(listener: TcpListener, routes: Router) {
             .header_read_timeout(Duration::from_secs(10))
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
         tokio::spawn(async move {
-            // A probe that hangs up early is no event.
+            // A probe that disconnects early is not an error.
             let _ = connection.await;
         });
     }
@@ -103,7 +106,8 @@ async fn answer_ready(State(shared): State<Shared>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
 }
 
-/// As etcd's: `serializable=true` asks for this process alone, `exclude=NOSPACE` for no word on its space.
+/// Answers like etcd: `serializable=true` checks this process alone, and `exclude=NOSPACE` ignores
+/// that alarm.
 async fn answer_health(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
     let wished = |name: &str, value: &str| wishes.iter().any(|(n, v)| n == name && v == value);
     let reason = match shared.store.borrow().as_deref() {
@@ -125,7 +129,8 @@ async fn answer_version() -> Response {
     )
 }
 
-/// Answers as soon as this process writes, and ends the answer when it does not any more: who waits costs nothing.
+/// Responds as soon as this process is the writer, and ends the response when it no longer is.
+/// Waiting costs nothing.
 async fn answer_writer(State(mut shared): State<Shared>) -> Response {
     let Ok(Some(store)) = shared.store.wait_for(Option::is_some).await.map(|store| store.clone()) else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
@@ -138,14 +143,15 @@ async fn answer_writer(State(mut shared): State<Shared>) -> Response {
     }
     let word = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"writer\n")) });
     let end = stream::once(async move {
-        // A store that has gone writes nothing either.
+        // A store that was dropped does not write either.
         let _ = roles.wait_for(|role| !writes(role)).await;
         Ok(Bytes::new())
     });
     Body::from_stream(word.chain(end)).into_response()
 }
 
-/// Lets those go who wait until they may end. Nothing else comes of it: this process, and whoever is not told to end, go on.
+/// Releases the programs that wait at `/released`, so that they may stop. It has no other effect:
+/// this process continues, and so does any program that is not being stopped.
 async fn answer_release(State(shared): State<Shared>) -> &'static str {
     if !shared.released.send_replace(true) {
         tracing::info!("Released: nobody waits for a process that takes over");
@@ -153,7 +159,8 @@ async fn answer_release(State(shared): State<Shared>) -> &'static str {
     "released\n"
 }
 
-/// Answers when this process is released, or after `seconds`: what runs beside it, and is told to end, serves on so long.
+/// Responds when this process is released, or after `seconds`. A program beside it that is being
+/// stopped continues to serve until then.
 async fn answer_released(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
     let mut released = shared.released.subscribe();
     let wait = async {
@@ -162,14 +169,15 @@ async fn answer_released(State(shared): State<Shared>, Query(wishes): Query<Wish
     answer_after(wait, &wishes, ("released\n", "nobody has released it in time\n")).await
 }
 
-/// Answers when no client of the etcd API is connected, or after `seconds`: so long this process has to serve that is told to
-/// end together with them.
+/// Responds when no client of the etcd API is connected, or after `seconds`. A process that is
+/// stopped together with its clients serves until then.
 async fn answer_unused(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
     let (gone, stay) = ("unused\n", "clients have stayed connected\n");
     answer_after(shared.clients.gone(), &wishes, (gone, stay)).await
 }
 
-/// Waits as long as `seconds` allow: what is said when it was long enough, and when it was not.
+/// Waits for at most the requested `seconds`. `says` holds the text of a completed wait, and of one
+/// that timed out.
 async fn answer_after(wait: impl Future<Output = ()>, wishes: &Wishes, says: (&'static str, &'static str)) -> Response {
     let wished = wishes.iter().find(|(name, _)| name == "seconds");
     let seconds = wished.and_then(|(_, value)| value.parse().ok());

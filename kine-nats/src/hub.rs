@@ -1,8 +1,9 @@
-//! Who has to hear of a change. Every watch leaves a mark here; a commit sets the marks that match, and each stream then
-//! reads the history from its mark on. Nothing is queued per watch: a slow stream has one mark, however far it is behind.
+//! Notifies watches of changes. Every watch registers a cursor here. A commit sets the cursors of
+//! the watches that match, and each stream then reads the history from its cursor on. No event is
+//! queued per watch: a slow stream has one cursor, however far it lags behind.
 //!
 //! ```text
-//! writer: stored ──► visible ──► Hub::commit ──► Mark::set ──► stream wakes ──► reads history from the mark on
+//! writer: stored ──► visible ──► Hub::commit ──► Mark::set ──► stream wakes ──► reads history from the cursor on
 //! ```
 
 use crate::mvcc::{Change, contains};
@@ -13,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-/// Where a watch has to read from.
+/// The revision from which a watch has to read.
 #[derive(Debug)]
 pub(crate) struct Mark {
     from: AtomicI64,
@@ -28,7 +29,7 @@ impl Mark {
         }
     }
 
-    /// Sets the mark unless an older one is set, and wakes the stream.
+    /// Sets the cursor and wakes the stream, unless an older revision is set.
     pub(crate) fn set(&self, revision: i64) {
         if self
             .from
@@ -39,13 +40,14 @@ impl Mark {
         }
     }
 
-    /// Sets the mark to a revision that is older than any commit could have set, and wakes the stream.
+    /// Sets the cursor to a revision that is older than any commit could have set, and wakes the
+    /// stream.
     pub(crate) fn rewind(&self, revision: i64) {
         self.from.store(revision, Ordering::Release);
         self.stream.notify_one();
     }
 
-    /// Takes the mark; 0 when there is none.
+    /// Takes the revision and clears the cursor; 0 means that nothing is to be read.
     pub(crate) fn take(&self) -> i64 {
         self.from.swap(0, Ordering::AcqRel)
     }
@@ -58,11 +60,12 @@ impl Mark {
 
 type Marks = Vec<(u64, Arc<Mark>)>;
 
-/// Marks by what they wait for.
+/// Cursors by the range that they watch.
 #[derive(Debug, Default)]
 struct Index {
     keys: HashMap<Bytes, Marks>,
-    /// Ranges that are a prefix, by its length: a change is looked up once a length, not once a watch.
+    /// Ranges that are a prefix, by its length: a change costs one lookup per length, not one per
+    /// watch.
     prefixes: BTreeMap<usize, HashMap<Bytes, Marks>>,
     ranges: Vec<(Bytes, Bytes, u64, Arc<Mark>)>,
 }
@@ -71,13 +74,13 @@ struct Index {
 #[derive(Debug)]
 pub(crate) struct Hub {
     index: Mutex<Index>,
-    /// All changes up to here are marked.
+    /// All changes up to this revision have set their cursors.
     marked: AtomicI64,
     next: AtomicU64,
     everyone: Notify,
 }
 
-/// A watch's place in the hub.
+/// The registration of one watch.
 #[derive(Debug)]
 pub(crate) struct Registration {
     id: u64,
@@ -95,12 +98,12 @@ impl Hub {
         }
     }
 
-    /// The revision up to which a watch without a mark has seen everything.
+    /// The revision up to which a watch with a clear cursor has read everything.
     pub(crate) fn marked(&self) -> i64 {
         self.marked.load(Ordering::Acquire)
     }
 
-    /// Adds a watch; every change that is committed after the call sets its mark.
+    /// Adds a watch; every change that is committed after the call sets its cursor.
     pub(crate) fn register(&self, start: Bytes, end: Bytes, mark: Arc<Mark>) -> Registration {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut index = self.lock();
@@ -147,7 +150,7 @@ impl Hub {
         }
     }
 
-    /// Marks the watches that a change concerns. The change is visible already.
+    /// Sets the cursors of the watches that match a change. The change is visible already.
     pub(crate) fn commit<'a>(&self, changes: impl Iterator<Item = &'a Change>, revision: i64) {
         let index = self.lock();
         for change in changes {
@@ -156,7 +159,7 @@ impl Hub {
         self.marked.fetch_max(revision, Ordering::AcqRel);
     }
 
-    /// Has every watch read from a revision on, whether or not something that concerns it is known.
+    /// Makes every watch read from a revision on, whether or not a matching change is known.
     pub(crate) fn rewind_all(&self, revision: i64) {
         let index = self.lock();
         let set = |marks: &Marks| marks.iter().for_each(|(_, mark)| mark.set(revision));
@@ -165,7 +168,7 @@ impl Hub {
         index.ranges.iter().for_each(|(_, _, _, mark)| mark.set(revision));
     }
 
-    /// How many watches there are, and how many of them have something to read.
+    /// Number of watches, and how many of them have something to read.
     pub(crate) fn watches(&self) -> (usize, usize) {
         let index = self.lock();
         let prefixes = index.prefixes.values().flat_map(HashMap::values);
@@ -176,7 +179,7 @@ impl Hub {
         })
     }
 
-    /// Has every stream look around.
+    /// Makes every stream check the state of the store.
     pub(crate) fn wake_all(&self) {
         self.everyone.notify_waiters();
     }
@@ -210,7 +213,7 @@ impl Index {
     }
 }
 
-/// Whether a range holds exactly the keys that begin with `start`.
+/// Whether a range holds exactly the keys with the prefix `start`.
 fn is_prefix_range(start: &[u8], end: &[u8]) -> bool {
     let mut prefix_end = start.to_vec();
     match prefix_end.last_mut() {

@@ -1,5 +1,6 @@
-//! The lives of a process: in each it reads the log, follows it until nobody else writes, and writes until it is told to
-//! stop or another process began. Then its memory may hold what the log does not, and the next life reads anew.
+//! The cycles of a process. In each cycle it recovers the store from the log, follows the log until
+//! no other process writes, and writes until it is stopped or replaced. After a replacement its
+//! memory may differ from the log, so the next cycle recovers again.
 
 use crate::boot::{BootError, Replica};
 use crate::clock;
@@ -20,48 +21,48 @@ use tokio::time::sleep;
 const QUEUE: usize = 4096;
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The store, for the services; there is none before they may use it.
+/// Publishes the store to the services; `None` until they may use it.
 pub(crate) type StoreSender = watch::Sender<Option<Arc<Store>>>;
 
-/// What a process is started with.
+/// Configuration of a process.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// This process; its lives have numbers that follow.
+    /// Number of this process. The writer number of each cycle derives from it.
     pub(crate) member: u64,
     pub(crate) incarnation: u64,
     pub(crate) name: String,
     pub(crate) quota: Option<u64>,
     pub(crate) pacing: Pacing,
-    /// Whether reads trust no lease.
+    /// Whether linearizable reads ignore the lease.
     pub(crate) strict_reads: bool,
     pub(crate) metrics: Metrics,
-    /// The way to the others, where the process serves as a follower, too.
+    /// Connection to the other processes. `None` if this process serves only as the writer.
     pub(crate) peers: Option<Arc<dyn Peers>>,
-    /// Whether a process that was replaced ends, though it serves as a follower.
+    /// Whether a replaced writer exits, although it could follow.
     pub(crate) end_when_replaced: bool,
 }
 
-/// How a life ended.
+/// How a cycle ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// As it was told to.
+    /// The process was stopped.
     Stopped,
     /// Another process writes, and this one may follow it.
     Replaced,
 }
 
-/// Why a process cannot go on.
+/// Why a process cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LifeError {
     /// The log cannot be followed.
     #[error("keep the store: read and follow its log")]
     Follow(#[from] BootError),
-    /// It cannot be written, or not by this process.
+    /// The log cannot be written, or not by this process.
     #[error("keep the store: write its log")]
     Write(#[from] WriterError),
 }
 
-/// One life.
+/// Runs one cycle: recover, follow, write, until stopped or replaced.
 pub(crate) async fn live<L: Log, M: Messages>(
     (log, mut acks): (Arc<L>, mpsc::Receiver<Ack>),
     snapshots: Snapshots<M, L>,
@@ -139,7 +140,7 @@ pub(crate) async fn live<L: Log, M: Messages>(
     }
 }
 
-/// Makes a follower whose epoch record is stored the writer.
+/// Turns a follower whose epoch record is stored into the writer.
 pub(crate) fn promote<L: Log, M: Messages>(
     follower: Follower,
     (log, acks): (Arc<L>, mpsc::Receiver<Ack>),
@@ -176,7 +177,7 @@ pub(crate) fn promote<L: Log, M: Messages>(
     })
 }
 
-/// Does something until it succeeds, or fails for good.
+/// Repeats an operation until it succeeds, or fails with a permanent error.
 pub(crate) async fn retry<T, E, F>(mut work: impl FnMut() -> F) -> Result<T, E>
 where
     E: Passing,

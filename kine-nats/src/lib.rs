@@ -1,13 +1,14 @@
 //! kine-nats: the etcd v3 API for kube-apiserver, on a log in NATS JetStream.
 //!
-//! What comes in: etcd's gRPC requests on unix and TCP sockets. What goes out: records to one stream, one message a batch
-//! of transactions, and snapshots to another. One process writes at a time; its state is in memory.
+//! etcd's gRPC requests come in, on unix and TCP sockets. Records go out to one stream, one message
+//! for each batch of transactions, and snapshots go to another. One process writes at a time; its
+//! state is in memory.
 //!
 //! ```text
 //! grpc ── validate ──► store::submit ──► writer ──► txn (decides) ──► codec ──► log ──► JetStream
 //!   ▲                                       │ stored
 //!   ├── range ◄── mvcc ◄────────────────────┤
-//!   └── watch ◄── hub (who has to hear) ◄───┘          boot: snapshot + log ──► session (who may write) ──► state
+//!   └── watch ◄── hub (notifies watches) ◄──┘          boot: snapshot + log ──► session (who may write) ──► state
 //! ```
 
 mod activity;

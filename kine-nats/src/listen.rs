@@ -17,10 +17,10 @@ use tonic::transport::server::TcpIncoming;
 use yoke_runtime::AcceptBackoff;
 use yoke_runtime::tls::{self, TlsConfigs};
 
-/// A client that is silent for so long is asked whether it is still there, and has hyper's 20 s to answer.
+/// Idle time after which a client is pinged. It then has hyper's 20 s to answer.
 const PING: Duration = Duration::from_secs(60);
 
-/// A socket that is open, but not served yet.
+/// A bound socket that is not served yet.
 #[derive(Debug)]
 pub(crate) enum Bound {
     Unix(UnixListener, Socket),
@@ -28,11 +28,11 @@ pub(crate) enum Bound {
     Tls(TcpListener, TlsConfigs),
 }
 
-/// The file of a unix socket that this process made; it is removed with this.
+/// The file of a unix socket that this process bound; dropping this removes the file.
 #[derive(Debug)]
 pub(crate) struct Socket {
     path: PathBuf,
-    /// Another process may have put its own in the same place.
+    /// Identity of the file: another process may have bound its own socket at the same path.
     file: FileId,
 }
 
@@ -52,7 +52,8 @@ impl Drop for Socket {
     }
 }
 
-/// Device and number of a file, and since when it is what it is: the number of one that is gone is given to the next.
+/// Device, inode and change time of a file. The change time is needed because a filesystem reuses
+/// the inode of a deleted file.
 type FileId = (u64, u64, i64, i64);
 
 fn identify(path: &Path) -> io::Result<FileId> {
@@ -60,7 +61,8 @@ fn identify(path: &Path) -> io::Result<FileId> {
     Ok((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
-/// Opens a socket. A unix socket that a dead process left behind is replaced; a living one's and other files are not.
+/// Binds a socket. It replaces a unix socket that a dead process left behind. It replaces neither a
+/// live socket nor another kind of file.
 pub(crate) async fn bind(listen: &Listen, tls: Option<&TlsConfigs>) -> io::Result<Bound> {
     match listen {
         Listen::Tcp(address) => TcpListener::bind(address.as_str()).await.map(Bound::Tcp),
@@ -76,7 +78,7 @@ pub(crate) async fn bind(listen: &Listen, tls: Option<&TlsConfigs>) -> io::Resul
     }
 }
 
-/// Removes a socket that nobody serves.
+/// Removes a socket that no process serves.
 async fn make_room(path: &Path) -> io::Result<()> {
     let taken = |why| Err(io::Error::new(io::ErrorKind::AddrInUse, why));
     match std::fs::symlink_metadata(path) {
@@ -87,28 +89,28 @@ async fn make_room(path: &Path) -> io::Result<()> {
     }
     let unserved = match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-        // Who has more clients waiting than it may have lives, too.
+        // A full accept queue shows that a live process serves the socket.
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
         Ok(_) | Err(_) => return taken("another process serves this socket"),
     };
     match unserved {
-        // Its process was about to end.
+        // The process behind the socket was about to exit and removed it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         unserved => unserved,
     }
 }
 
-/// Serves until told to stop, and until the open requests are answered.
+/// Serves until stopped, and until the open requests are answered.
 pub(crate) async fn serve(
     bound: Bound,
     routes: Routes,
     clients: Clients,
     stop: watch::Receiver<bool>,
 ) -> Result<(), tonic::transport::Error> {
-    // Who reaches this by a network may go without a word; a process at the other end of a unix socket cannot.
+    // A network client may disappear silently; a process at the other end of a unix socket cannot.
     let ping = (!matches!(bound, Bound::Unix(..))).then_some(PING);
     let mut server = Server::builder()
-        // Metrics and probes; etcd answers them here, too.
+        // Metrics and probes; etcd serves them on this port, too.
         .accept_http1(true)
         .http2_keepalive_interval(ping)
         .initial_stream_window_size(1 << 20)
@@ -117,7 +119,7 @@ pub(crate) async fn serve(
         .tcp_nodelay(true);
     let router = server.add_routes(routes);
     let stopped = |mut stop: watch::Receiver<bool>| async move {
-        // The sender lives as long as the process does.
+        // The sender lives as long as the process.
         let _ = stop.wait_for(|stop| *stop).await;
     };
     match bound {
@@ -140,7 +142,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Passes connections on, and waits for those that cannot be accepted.
+/// Passes connections on, and backs off after a connection that cannot be accepted.
 fn patient<C>(incoming: impl Stream<Item = io::Result<C>> + Unpin) -> impl Stream<Item = io::Result<C>> {
     unfold(
         (incoming, AcceptBackoff::default()),
@@ -172,9 +174,9 @@ mod tests {
         };
         let living = open(&path).await.unwrap_err();
         assert_eq!(living.kind(), io::ErrorKind::AddrInUse);
-        // As a process that drains its connections, which removes its file last.
+        // Like a process that drains its connections and removes its file last.
         drop(listener);
-        // The next file may get the same number, and some kernels write times of files by the tick.
+        // The next file may get the same inode, and some kernels update file times only every tick.
         let probe = dir.path().join("probe");
         let touch = || {
             std::fs::write(&probe, "").unwrap();

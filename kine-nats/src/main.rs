@@ -7,8 +7,8 @@ use yoke_kine_nats::args::Cli;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // mimalloc asks for pages of 2 MiB, of which a small store fills little: 21 MiB in place of 9 beside an idle API server.
-    // Where the kernel refuses, memory is all that it costs.
+    // mimalloc requests pages of 2 MiB, and a small store uses little of each: 21 MiB instead of 9
+    // beside an idle API server. If the kernel refuses this call, the only cost is memory.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     run()
 }

@@ -1,5 +1,5 @@
-//! What is counted: in etcd's names where it means the same here, so that etcd's dashboards and alerts work, and in our own.
-//! `docs/monitoring.md` lists both.
+//! Metrics. A metric with the same meaning as in etcd has etcd's name, so that its dashboards and
+//! alerts work; the others have our own. `docs/monitoring.md` lists both.
 
 mod calls;
 mod process;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 type Label = [(&'static str, String); 1];
 
-/// Counters that the tasks hold.
+/// All metrics; clones share the same counters.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
     registry: Arc<Registry>,
@@ -46,7 +46,7 @@ pub(crate) struct Metrics {
     read: ReadGauges,
 }
 
-/// What is looked up when it is asked for.
+/// Gauges that are set when the metrics are read.
 #[derive(Debug, Clone)]
 struct ReadGauges {
     revision: Gauge,
@@ -67,7 +67,7 @@ struct ReadGauges {
     member: Family<Label, Gauge>,
 }
 
-/// Makes metrics, and registers them at once.
+/// Creates metrics and registers each at once.
 #[derive(Debug, Default)]
 struct Maker(Registry);
 
@@ -84,14 +84,14 @@ impl Maker {
         gauge
     }
 
-    /// One whose buckets double `count` times, from `first` seconds on.
+    /// Creates a histogram with `count` buckets that double, from `first` seconds on.
     fn histogram(&mut self, name: &str, help: &str, first: f64, count: u16) -> Histogram {
         let histogram = Histogram::new(exponential_buckets(first, 2.0, count));
         self.0.register(name, help, histogram.clone());
         histogram
     }
 
-    /// What is always 1 and says something by its label.
+    /// Creates a metric that is always 1 and carries its information in a label.
     fn label(&mut self, name: &str, help: &str) -> Family<Label, Gauge> {
         let family = Family::default();
         self.0.register(name, help, family.clone());
@@ -99,7 +99,8 @@ impl Maker {
     }
 }
 
-/// A write on its way to the writer. It has failed unless it was answered when this is dropped.
+/// A write that is being submitted to the writer. If it is dropped without an answer, it counts as
+/// failed.
 #[derive(Debug)]
 pub(crate) struct Proposal<'a> {
     metrics: &'a Metrics,
@@ -107,7 +108,7 @@ pub(crate) struct Proposal<'a> {
 }
 
 impl Proposal<'_> {
-    /// Notes that it was done, or refused for what it asks.
+    /// Records that the writer answered, with a result or with an error of the request itself.
     pub(crate) fn answered(mut self) {
         self.answered = true;
     }
@@ -181,13 +182,13 @@ impl Metrics {
         }
     }
 
-    /// Notes how long a record took to be stored.
+    /// Records how long it took to store a record.
     pub(crate) fn committed(&self, took: Duration) {
         self.commit.observe(took.as_secs_f64());
         self.fsync.observe(took.as_secs_f64());
     }
 
-    /// Notes a write that begins.
+    /// Records the start of a write.
     pub(crate) fn propose(&self) -> Proposal<'_> {
         self.pending.inc();
         Proposal {
@@ -196,7 +197,7 @@ impl Metrics {
         }
     }
 
-    /// All of it as text.
+    /// All metrics as text.
     pub(crate) fn text(&self, store: Option<&Store>) -> String {
         self.read.watch_streams.set(self.calls.watch_streams().cast_signed());
         if let Some(store) = store {
@@ -298,7 +299,7 @@ impl ReadGauges {
         ] {
             gauge.set(value);
         }
-        // It is another one once the name of the store is known.
+        // The member id changes once the id of the store is known.
         self.member.clear();
         let member = format!("{:x}", store.member());
         self.member.get_or_create(&[("server_id", member)]).set(1);

@@ -1,4 +1,5 @@
-//! `etcdctl snapshot save`: the store as etcd's database file, in pieces, with its SHA-256 behind it.
+//! `etcdctl snapshot save`: sends the store as etcd's database file, in pieces, followed by its
+//! SHA-256.
 
 use super::{Node, find_refusal};
 use crate::backup::bolt::File;
@@ -16,22 +17,22 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::Status;
 
-/// Backups that are sent at a time: each keeps what it holds in memory until it is sent.
+/// Backups that may be sent concurrently: each keeps its content in memory until it is sent.
 pub(super) const AT_A_TIME: usize = 2;
-/// Bytes of an answer.
+/// Bytes of one response.
 const PIECE: usize = 64 * 1024;
-/// A client that takes nothing for this long gets nothing more.
+/// A client that accepts nothing for this long is given up.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long a backup may take.
+/// Longest duration of a backup.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 type Answer = Result<pb::SnapshotResponse, Status>;
 
-/// The answers of one backup.
+/// The responses of one backup.
 pub(super) type Pieces = BoxStream<'static, Answer>;
 
 impl Node {
-    /// Begins a backup of what a store holds now.
+    /// Starts a backup of the current content of a store.
     pub(super) async fn back_up(&self, store: Arc<Store>, needs_leader: bool) -> Result<Pieces, Status> {
         let permit = Arc::clone(&self.backups).try_acquire_owned();
         let permit = permit.map_err(|_| Refusal::TooManyRequests)?;
@@ -55,11 +56,11 @@ impl Node {
     }
 }
 
-/// A backup on its way.
+/// A backup that is being sent.
 struct Sending {
     left: u64,
     sent: u64,
-    /// Stands in the first answer.
+    /// Part of the first response only.
     header: Option<pb::ResponseHeader>,
     hash: Sha256,
     answers: mpsc::Sender<Answer>,
@@ -135,7 +136,8 @@ impl Sending {
     }
 }
 
-/// The answers, and an error behind them when the last one is not there: a part is not to be taken for the whole.
+/// The responses, followed by an error if the last response is missing: the client must not take a
+/// part for the complete backup.
 fn whole(receiver: mpsc::Receiver<Answer>) -> Pieces {
     let next = |(mut receiver, done): (mpsc::Receiver<Answer>, bool)| async move {
         if done {

@@ -1,4 +1,4 @@
-//! Who serves the store, in etcd's terms: one member, or with followers each process that was heard of lately.
+//! The member list: one member, or with followers each process that announced itself lately.
 
 use super::{Node, unsupported};
 use crate::peer::{Member, Peers};
@@ -77,7 +77,8 @@ fn to_member(member: Member) -> pb::Member {
     pb::Member {
         id,
         name,
-        // There are no such URLs; but every member of etcd has one, and tools take the first without looking.
+        // These processes have no peer URLs. Every member of etcd has one, and tools use the first
+        // without a check.
         peer_ur_ls: client_urls.clone(),
         client_ur_ls: client_urls,
         ..pb::Member::default()

@@ -1,5 +1,5 @@
-//! Counts the calls of a service: one that is answered at once when the answer is there, one that is answered by a stream when
-//! its last frame is sent or the client goes.
+//! Counts the calls of a service. A unary call ends with its response. A streaming call ends with
+//! its last frame, or when the client disconnects.
 
 use crate::metrics::{Call, Calls};
 use http::{HeaderMap, Request, Response};
@@ -50,7 +50,7 @@ where
     }
 }
 
-/// The answer to come.
+/// The pending response.
 pub(super) struct Answer<F> {
     answer: F,
     call: Option<Call>,
@@ -64,7 +64,7 @@ impl<F: Future<Output = Result<Response<Body>, Infallible>> + Unpin> Future for 
         let Some(mut call) = self.call.take() else {
             return Poll::Ready(Ok(answer));
         };
-        // A refusal is in the headers.
+        // An error is in the headers.
         match code(answer.headers()) {
             Some(code) => call.ends_with(code),
             None if call.is_unary() => call.ends_with(Code::Ok),
@@ -74,7 +74,7 @@ impl<F: Future<Output = Result<Response<Body>, Infallible>> + Unpin> Future for 
     }
 }
 
-/// The answers of a stream.
+/// The responses of a stream.
 struct Stream {
     body: Body,
     call: Call,
@@ -115,7 +115,7 @@ mod tests {
     use hyper::body::Body as _;
     use std::future::{Ready, poll_fn, ready};
 
-    /// Answers everything with headers, and with trailers if there are any.
+    /// Answers everything with these headers, and with trailers if there are any.
     #[derive(Clone)]
     struct Fixed(HeaderMap, Option<HeaderMap>);
 

@@ -1,4 +1,5 @@
-//! `grpc.health.v1`: whether requests are served now. There is one service, the whole server, with the empty name.
+//! `grpc.health.v1`: whether the server serves requests now. The only service is the whole server,
+//! with the empty name.
 
 use super::Node;
 use std::time::Duration;
@@ -9,13 +10,13 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-/// How often a watch looks: a lease ends by time passing, which nobody announces.
+/// Poll interval of a watch: a lease expires silently, so no event announces it.
 const LOOK: Duration = Duration::from_millis(500);
 
 type Answer = Result<HealthCheckResponse, Status>;
 
 impl Node {
-    /// Whether the writer, here or in another process, is alive.
+    /// The status to report: serving while a writer is alive, in this process or in another.
     fn serving(&self) -> ServingStatus {
         match &*self.store.borrow() {
             Some(store) if !store.is_stopping() && store.has_leader() => ServingStatus::Serving,
@@ -48,7 +49,7 @@ impl Health for Node {
     }
 }
 
-/// Tells each change until the client goes or the server stops.
+/// Sends each change of the status until the client disconnects or the server stops.
 async fn tell(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
     let mut told = None;
     let mut looks = tokio::time::interval(LOOK);

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Renewals of one stream that wait at a time.
+/// Largest number of pending renewals on one stream.
 const RENEWALS: usize = 256;
 
 #[tonic::async_trait]
@@ -75,8 +75,9 @@ impl Lease for Node {
     }
 }
 
-/// Renews leases until the client has asked for the last one. A client renews all its leases by one stream, and a renewal may
-/// have to wait for the record in flight: they wait together.
+/// Renews leases until the client has closed its half of the stream. A client renews all its leases
+/// on one stream, and a renewal may wait for the record in flight. The renewals therefore wait
+/// concurrently.
 async fn keep_alive(
     store: Arc<Store>,
     needs_leader: bool,

@@ -1,4 +1,4 @@
-//! What tools and monitors ask for.
+//! The maintenance service, for etcd's tools and monitoring.
 
 use super::{Node, VERSION, backup, needs_leader, unsupported};
 use crate::backup::STORAGE_VERSION;
@@ -16,9 +16,10 @@ use tokio::time::{sleep, timeout};
 use tonic::{Request, Response, Status};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Keys that are hashed before others may use the store.
+/// Keys that are hashed before the lock on the store is released.
 const HASH_PAGE: usize = 2000;
-/// Between two hashes: a writer looks for something to drop twice in it, a follower at least once.
+/// Delay between two hashes. Within it a writer checks twice for history to trim, and a follower at
+/// least once.
 const HASH_PAUSE: Duration = Duration::from_millis(600);
 
 #[tonic::async_trait]
@@ -40,14 +41,14 @@ impl Maintenance for Node {
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        // etcd's file is never empty, and etcdctl 3.6 divides by its size.
+        // An etcd file is never empty, and etcdctl 3.6 divides by its size.
         let bytes = store.read().bytes().max(1).cast_signed();
         let leader = store.has_leader();
         let mut errors = Vec::new();
         if !leader {
             errors.push(Refusal::NoLeader.to_string());
         }
-        // etcd writes alarms so, with the space at the end.
+        // etcd formats alarms this way, with the trailing space.
         errors.extend(alarms(&store).map(|alarm| format!("memberID:{} alarm:NOSPACE ", alarm.member_id)));
         Ok(Response::new(pb::StatusResponse {
             header: Some(store.header(store.revision())),
@@ -126,18 +127,18 @@ impl Maintenance for Node {
     }
 }
 
-/// What was hashed.
+/// Result of a hash.
 struct Hashed {
     hash: u32,
     revision: i64,
-    /// Newest and compact revision when it began.
+    /// Newest and compact revision when the hash started.
     visible: i64,
     compacted: i64,
 }
 
 impl Node {
-    /// Hashes the keys at a revision, 0 for the newest, when nobody else does. A pause follows, also when the caller goes:
-    /// what is compacted is dropped only while nobody hashes.
+    /// Hashes the keys at a revision (0 means the newest), one call at a time. A delay follows,
+    /// even if the caller disconnects: compacted history is trimmed only while no hash runs.
     async fn hash_in_turn(&self, store: &Arc<Store>, asked: i64) -> Result<Hashed, Refusal> {
         let turn = timeout(REQUEST_LIMIT, Arc::clone(&self.hashes).lock_owned()).await;
         let turn = turn.map_err(|_| Refusal::TooManyRequests)?;
@@ -167,13 +168,13 @@ async fn hash(store: &Store, asked: i64) -> Result<Hashed, Refusal> {
     })
 }
 
-/// Whether nothing more is put. Every process says the same as the writer.
+/// Whether puts are rejected. Every process reports the same as the writer.
 pub(crate) fn is_full(store: &Store) -> bool {
     let told = |peers: &dyn Peers| peers.members().iter().any(|member| member.full);
     store.is_full() || store.read().bytes() >= store.quota.bytes() || store.peers().is_some_and(told)
 }
 
-/// What is wrong with the store.
+/// The active alarms of the store.
 fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
     let writer = Some(store.leader()).filter(|member| *member != 0);
     let alarm = pb::AlarmMember {
@@ -183,7 +184,8 @@ fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
     is_full(store).then_some(alarm).into_iter()
 }
 
-/// Two stores with the same keys at a revision have the same hash. It is not etcd's number: etcd hashes its pages.
+/// Hashes the keys at a revision. Two stores with the same keys at that revision have the same
+/// hash. The number differs from etcd's, which hashes its pages.
 async fn hash_at(store: &Store, revision: i64) -> Result<u32, Refusal> {
     let mut hash = Xxh3::new();
     let mut start = vec![0];
@@ -198,7 +200,8 @@ async fn hash_at(store: &Store, revision: i64) -> Result<u32, Refusal> {
         let mut next = None;
         {
             let state = store.read();
-            // What is compacted meanwhile is still there, unless all was read anew from the log.
+            // The pin keeps history that is compacted meanwhile, unless the state was reread from
+            // the log.
             if !state.mvcc.is_held_by(&hold) && revision < state.mvcc.compacted() {
                 return Err(Refusal::Compacted);
             }
@@ -264,7 +267,7 @@ mod tests {
             state.mvcc.compact(head);
             while state.mvcc.trim(1000) {}
         };
-        // The first page is hashed before.
+        // The first page is hashed before the compaction.
         let (hash, ()) = tokio::join!(biased; hash_at(&one, last), compact);
         assert_eq!(hash, Ok(all));
         assert_eq!(hash_at(&one, last).await, Err(Refusal::Compacted));

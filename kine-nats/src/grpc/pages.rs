@@ -1,12 +1,15 @@
 //! Ranges that take a while.
 //!
-//! Range: what is read in pieces is one answer at one revision, which is held: what is written or compacted meanwhile
-//! changes nothing, as an etcd that has begun to read finishes. Compactions wait for those that began before.
+//! Range: a range that is read in pieces is one response at one revision, which is pinned. Writes
+//! and compactions meanwhile do not change it, just as an etcd finishes a read that it has started.
+//! Compactions wait for the reads that started before them.
 //!
-//! RangeStream: a range in pages. A page is read when HTTP/2 has room for it, that is when the client took what came
-//! before; nothing runs in between, and a client that goes leaves nothing behind.
+//! RangeStream: a range in pages. A page is read when HTTP/2 has room for it, that is, after the
+//! client consumed the one before. No task runs in between, and a client that disconnects leaves
+//! nothing behind.
 //!
-//! kube-apiserver 1.37 lists by it unless the answer to the first try is Unimplemented, whatever version `Status` says.
+//! kube-apiserver 1.37 lists with RangeStream unless its first attempt returns Unimplemented,
+//! whatever version `Status` reports.
 
 use super::find_refusal;
 use crate::mvcc::Hold;
@@ -23,10 +26,10 @@ use std::sync::Arc;
 use tokio::task::yield_now;
 use tonic::Status;
 
-/// The answers to one request.
+/// The responses to one request.
 pub(super) type Pages = BoxStream<'static, Result<pb::RangeStreamResponse, Status>>;
 
-/// Reads the first page, which says what all of them are read at.
+/// Reads the first page, which fixes the revision of all pages.
 pub(super) async fn begin(store: Arc<Store>, request: &pb::RangeRequest, needs_leader: bool) -> Result<Pages, Refusal> {
     validate::check_range_stream(request)?;
     let read = |state: &State| Walk::begin(&state.mvcc, request);
@@ -53,7 +56,7 @@ pub(super) async fn begin(store: Arc<Store>, request: &pb::RangeRequest, needs_l
     Ok(unfold(Some(sending), next).boxed())
 }
 
-/// Reads a range as one answer, without keeping writers waiting for all of it.
+/// Reads a range as one response, without blocking writers for the whole read.
 pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<pb::RangeResponse, Refusal> {
     let begin = |State { mvcc, .. }: &State| {
         let visible = mvcc.visible();
@@ -80,7 +83,8 @@ pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<p
 
 fn step(store: &Store, gathering: &mut Gathering<'_>, hold: &Hold) -> Result<bool, Refusal> {
     let mvcc = &store.read().mvcc;
-    // What was read anew from the log is held by nobody; it shows the same as long as it shows the revision at all.
+    // A state that was reread from the log has no pins. It returns the same data as long as it can
+    // read the revision at all.
     let shown = mvcc.compacted()..=mvcc.visible();
     if !mvcc.is_held_by(hold) && !shown.contains(&gathering.revision()) {
         return Err(Refusal::LeaderChanged);
@@ -98,7 +102,7 @@ fn part(answer: pb::RangeResponse) -> pb::RangeStreamResponse {
 struct Sending {
     store: Arc<Store>,
     walk: Walk,
-    /// What was read before the answers began.
+    /// The step that was read before the responses started.
     first: Option<Step>,
     needs_leader: bool,
 }

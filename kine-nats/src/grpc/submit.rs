@@ -5,9 +5,9 @@ use crate::store::Store;
 use crate::txn::{Answer, Command};
 use tonic::Status;
 
-/// The answer that a call wants of the writer.
+/// A response type that a call expects from the writer.
 pub(super) trait Wanted: Sized {
-    /// Takes it if it is of this kind.
+    /// Unwraps the answer if it is of this type.
     fn take(answer: Answer) -> Option<Self>;
     fn header(&mut self) -> &mut Option<pb::ResponseHeader>;
 }
@@ -43,7 +43,8 @@ wanted!(
     Leases: LeaseLeasesResponse
 );
 
-/// Has the writer do a request, and completes the header of its answer, which has the revision only.
+/// Submits a request to the writer, and completes the header of the answer, which holds only the
+/// revision.
 pub(super) async fn submit<A: Wanted>(store: &Store, command: Command) -> Result<A, Status> {
     let answer = store.submit(command).await?;
     let mut answer = A::take(answer).ok_or_else(|| Status::internal("the writer answered another request"))?;

@@ -1,5 +1,6 @@
-//! Watch streams: one task a stream, which holds all its watches and reads their events from the history when the client
-//! takes them. Nothing is buffered beyond the answer that is being sent.
+//! Watch streams: one task a stream. It holds all watches of the stream, and reads their events
+//! from the history when the client is ready for them. Nothing is buffered beyond the response that
+//! is being sent.
 
 use super::{Node, find_refusal, needs_leader};
 use crate::hub::{Mark, Registration};
@@ -17,13 +18,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// An answer takes no more events from this size on; a revision is never split by it.
+/// A response that has reached this size takes no further events. It never splits a revision.
 const ANSWER: usize = 1 << 20;
-/// Changes that are looked at while the store is locked.
+/// Changes that are visited while the store is locked.
 const PAGE: usize = 4096;
-/// Name of answers that concern a whole stream, or no watch.
+/// Watch id of responses that concern a whole stream, or no watch.
 const NO_WATCH: i64 = -1;
-/// A client that gets no answer to its progress request asks again.
+/// Attempts to answer a progress request; a client without an answer requests progress again.
 const PROGRESS_TRIES: u32 = 64;
 
 type Answers = mpsc::Sender<Result<pb::WatchResponse, Status>>;
@@ -53,7 +54,7 @@ impl Watch for Node {
     }
 }
 
-/// The client or the stream is gone.
+/// The client has disconnected, or the stream has ended.
 struct Gone;
 
 impl<T> From<mpsc::error::SendError<T>> for Gone {
@@ -67,9 +68,10 @@ struct OpenWatch {
     end: Bytes,
     mark: Arc<Mark>,
     registration: Registration,
-    /// First revision that it asked for.
+    /// First revision that the client requested.
     begin: i64,
-    /// Compact revision when it began: what was there before a change of that revision could not be read any more.
+    /// Compact revision at the start of the watch. The version before a change at or below it could
+    /// no longer be read.
     compacted: i64,
     /// First revision that was not sent.
     next: i64,
@@ -78,7 +80,7 @@ struct OpenWatch {
     no_delete: bool,
     progress: bool,
     fragment: bool,
-    /// Something was sent since the last progress tick.
+    /// Events were sent since the last progress tick.
     active: bool,
 }
 
@@ -87,7 +89,7 @@ struct Stream {
     answers: Answers,
     notify: Arc<Notify>,
     watches: BTreeMap<i64, OpenWatch>,
-    /// Watches that ended by themselves, whose numbers the client has not given back.
+    /// Watches that the server ended, whose ids the client has not canceled yet.
     ended: BTreeSet<i64>,
     next_id: i64,
     needs_leader: bool,
@@ -101,12 +103,12 @@ impl Drop for Stream {
     }
 }
 
-/// What one look at the history found for a watch.
+/// Events that one pass over the history found for a watch.
 struct Found {
     events: Vec<Bytes>,
-    /// Everything up to here was looked at.
+    /// Last revision that was visited.
     through: i64,
-    /// There is more to look at.
+    /// More revisions remain.
     more: bool,
 }
 
@@ -128,7 +130,7 @@ impl Stream {
             let done = tokio::select! {
                 request = requests.message(), if open => match request {
                     Ok(Some(request)) => self.on_request(request).await,
-                    // The client may close its half and go on listening.
+                    // The client may close its half of the stream and continue to receive.
                     Ok(None) => { open = false; Ok(()) }
                     Err(_) => Err(Gone),
                 },
@@ -176,7 +178,8 @@ impl Stream {
             id => id,
         };
         let mark = Arc::new(Mark::new(Arc::clone(&self.notify)));
-        // Registered first, read afterwards: what is committed in between is marked, and what is marked twice is read once.
+        // Register before reading: a commit in between sets the cursor. A commit that is both read
+        // and marked is sent once.
         let registration = self.store.hub.register(start.clone(), end.clone(), Arc::clone(&mark));
         let (visible, compacted) = {
             let state = self.store.read();
@@ -206,7 +209,8 @@ impl Stream {
         if next <= visible {
             watch.mark.rewind(next);
         }
-        // Held by the stream before anything is awaited: a client that goes takes its registration with it.
+        // Insert before the first await: if the client disconnects, dropping the stream removes the
+        // registration.
         self.watches.insert(id, watch);
         let header = Some(self.store.header(visible));
         self.answers
@@ -238,8 +242,8 @@ impl Stream {
         Ok(self.answers.send(Ok(answer)).await?)
     }
 
-    /// Ends a watch that asks for what is gone. As etcd does, it gives no reason besides the revision, and remembers the
-    /// watch until the client cancels it too.
+    /// Ends a watch whose start revision is compacted. Like etcd, it sends no reason besides the
+    /// revision, and keeps the id reserved until the client cancels it too.
     async fn send_compacted(&mut self, id: i64, compacted: i64) -> Result<(), Gone> {
         self.ended.insert(id);
         let answer = pb::WatchResponse {
@@ -283,8 +287,8 @@ impl Stream {
             .await?)
     }
 
-    /// Sends every marked watch a page of what it has to hear: one with much to hear keeps neither the others nor the
-    /// client's requests waiting.
+    /// Sends each marked watch one page of its pending events. A watch with many events then delays
+    /// neither the others nor the client's requests.
     async fn send_events(&mut self) -> Result<(), Gone> {
         let ids: Vec<i64> = self
             .watches
@@ -298,7 +302,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends a watch the next page, and marks it again if there is more.
+    /// Sends a watch its next page, and marks it again if more remains.
     async fn send_page(&mut self, id: i64) -> Result<(), Gone> {
         let Some(watch) = self.watches.get_mut(&id) else {
             return Ok(());
@@ -313,7 +317,8 @@ impl Stream {
                 state.mvcc.compacted(),
             )
         };
-        // A watch that is about to hear of a change is not ended because that was compacted a moment ago.
+        // A watch that is about to receive a change is not ended because that change was compacted
+        // a moment ago.
         if !remembered {
             self.store.hub.unregister(&watch.registration);
             self.watches.remove(&id);
@@ -332,7 +337,7 @@ impl Stream {
         send_answer(&self.answers, id, header, found.events, watch.fragment).await
     }
 
-    /// Says how far the quiet watches are.
+    /// Sends progress notifications to idle watches.
     async fn send_progress(&mut self) -> Result<(), Gone> {
         let marked = self.store.hub.marked();
         for (id, watch) in &mut self.watches {
@@ -353,7 +358,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Says how far the whole stream is, after sending what is due. A watch that begins in the future has no progress.
+    /// Sends the progress of the whole stream, after all due events. A watch that starts at a
+    /// future revision has no progress.
     async fn answer_progress(&mut self) -> Result<(), Gone> {
         for _ in 0..PROGRESS_TRIES {
             self.send_events().await?;
@@ -361,7 +367,8 @@ impl Stream {
             if self.watches.values().any(|watch| watch.begin > marked + 1) {
                 return Ok(());
             }
-            // A watch may have read further than the marks go; a lower revision would make the client hear it twice.
+            // A watch may have read beyond the marked revision. Reporting a lower revision would
+            // make the client receive events twice.
             if self
                 .watches
                 .values()
@@ -382,7 +389,7 @@ impl Stream {
 }
 
 impl OpenWatch {
-    /// Looks through a page of changes. Only whole revisions are answered.
+    /// Visits a page of changes. Only complete revisions are returned.
     fn find<'a>(&self, changes: impl Iterator<Item = &'a Change>, from: i64, visible: i64) -> Found {
         let mut found = Found {
             events: Vec::new(),
@@ -405,7 +412,8 @@ impl OpenWatch {
                 puts.clear();
             }
             looked += 1;
-            // What was there before the revision, also for a key that it wrote and removed again.
+            // The previous version is the one before the revision, even for a key that the revision
+            // put and then deleted.
             let put = puts.get(change.key());
             let previous = put.map_or(&change.previous, |put| &put.previous);
             if self.previous && !change.delete {
@@ -459,7 +467,7 @@ async fn send_answer(
     Ok(answers.send(Ok(answer)).await?)
 }
 
-/// Cuts events in pieces of about the size of an answer.
+/// Cuts events into pieces of about the size of a response.
 fn split(events: Vec<Bytes>) -> Vec<Vec<Bytes>> {
     let (mut pieces, mut size) = (vec![Vec::new()], 0);
     for event in events {

@@ -1,4 +1,4 @@
-//! Protocol buffers on the wire, and how many bytes of them: the codec of the generated services.
+//! The codec of the generated services: protobuf, with a count of the bytes in each direction.
 
 use crate::metrics::BYTES;
 use bytes::{Buf, BufMut};
@@ -9,7 +9,7 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-/// A codec that counts.
+/// A codec that counts bytes.
 #[derive(Debug)]
 pub(crate) struct Wire<T, U>(PhantomData<(T, U)>);
 
@@ -34,7 +34,7 @@ impl<T: Message + Send + 'static, U: Message + Default + Send + 'static> Codec f
     }
 }
 
-/// One direction.
+/// The encoder or the decoder.
 #[derive(Debug)]
 pub(crate) struct Counting<C>(C);
 
