@@ -8,10 +8,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-/// A record holds a request of 1.5 MiB and what shares its batch.
+/// Smallest usable payload limit: a record holds a request of 1.5 MiB and the others of its batch.
 const MIN_PAYLOAD: usize = 2 << 20;
 
-/// Quick at first, so that a restarted server is found at once; slow when it lasts, so that refusals do not fill logs.
+/// Reconnect delay. It is short at first, so that a restarted server is found at once, and long
+/// later, so that failures do not fill the logs.
 fn reconnect_delay(attempts: usize) -> Duration {
     match attempts {
         0..100 => Duration::from_millis((attempts as u64 * 20).min(300)),
@@ -19,7 +20,8 @@ fn reconnect_delay(attempts: usize) -> Duration {
     }
 }
 
-/// Connects, and waits for the first answer for as long as it takes. The second says that the connection was made again.
+/// Connects, and waits without a timeout for the first response. The returned `Notify` signals each
+/// new connection.
 pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<(Client, Arc<Notify>)> {
     let made = Arc::new(Notify::new());
     let say = Arc::clone(&made);
@@ -60,11 +62,11 @@ pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<(Client, Arc<Noti
     Ok((client, made))
 }
 
-/// Ends when a server that the connection was made to later is none to use.
+/// Returns an error when a server of a later connection does not fit the requirements.
 pub(crate) async fn until_unfit(client: &Client, made: &Notify) -> anyhow::Error {
     loop {
         made.notified().await;
-        // Who is connected enough for this knows what the server said of itself.
+        // A flush completes only after the server has sent its info.
         let _ = client.flush().await;
         if let Err(error) = check(client) {
             return error;

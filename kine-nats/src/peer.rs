@@ -1,11 +1,12 @@
-//! The processes of one store among themselves: a follower has the writer do what only the writer can, and hears at once
-//! when the log is longer. The log alone says who writes and what is stored; what is said here only saves time, apart
-//! from the answers of the writer, which count as they do for its own clients.
+//! Communication between the processes of one store. A follower forwards what only the writer can
+//! do, and learns at once that the log has grown. Only the log decides who writes and what is
+//! stored; these messages just save time. The exception is an answer of the writer, which counts as
+//! it does for the writer's own clients.
 //!
 //! ```text
 //! follower ── Ask{epoch, command} ──► kine.<id>.rpc.<member> ──► writer: Store::submit_here ──► answer, in parts
-//! writer ──── how far the log is ───► kine.<id>.rpc.all ───────► followers read on
-//! everyone ── who is there ─────────► kine.<id>.rpc.all ───────► member list
+//! writer ──── end of the log ───────► kine.<id>.rpc.all ───────► followers read on
+//! everyone ── own existence ────────► kine.<id>.rpc.all ───────► member list
 //! ```
 
 pub(crate) mod message;
@@ -24,11 +25,12 @@ pub(crate) use roster::Member;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// How long an answer may still come when the log shows that the writer is another one by now.
+/// How long an answer may still arrive after the log shows another writer.
 const GRACE: Duration = Duration::from_millis(250);
-/// The same for a writer that resigned: it sends its last answers before it ends, however busy its machine is.
+/// How long an answer may still arrive after the writer resigned: it sends its last answers before
+/// it exits, however busy its node is.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long to wait for the answer to what can be asked again.
+/// How long to wait for the answer to a repeatable request.
 const REPEAT: Duration = Duration::from_millis(1500);
 
 /// Why there is no answer.
@@ -36,29 +38,29 @@ const REPEAT: Duration = Duration::from_millis(1500);
 pub(crate) enum Unanswered {
     /// The process was not reached, and will not be.
     NotDelivered,
-    /// It may have been.
+    /// The process may have been reached.
     Unknown,
 }
 
-/// A way to the other processes.
+/// Connection to the other processes of the store.
 ///
-/// # Guarantees
-/// An answer is the one to this request. [`Unanswered::NotDelivered`] is said only when nobody will ever do the request.
+/// # Guarantees An answer belongs to its request. [`Unanswered::NotDelivered`] is returned only if
+/// no process will ever execute the request.
 ///
-/// # Caveats
-/// An answer may never come; the caller limits the time.
+/// # Caveats An answer may never arrive; the caller sets a timeout.
 pub(crate) trait Peers: std::fmt::Debug + Send + Sync {
-    /// This process.
+    /// The member id of this process.
     fn member(&self) -> u64;
-    /// Asks a process.
+    /// Sends a request to a process and waits for its answer.
     fn ask(&self, member: u64, request: Bytes) -> BoxFuture<'_, Result<Bytes, Unanswered>>;
-    /// Tells all which process is to write when this one resigns, before what it sends to the log from here on is there.
+    /// Announces to all processes which of them is to become the writer after this one resigns. The
+    /// announcement arrives before any record that this process sends to the log afterwards.
     fn name_successor(&self, member: u64) -> BoxFuture<'_, ()>;
-    /// The processes that were heard of lately, this one included.
+    /// The processes that announced themselves lately, including this one.
     fn members(&self) -> Vec<Member>;
 }
 
-/// Has the writer in another process do a request.
+/// Forwards a request to the writer in another process.
 pub(crate) async fn forward(peers: &dyn Peers, store: &Store, leader: Leader, command: Command) -> Outcome {
     let request = message::encode_ask(leader.epoch, &command);
     let asked = tokio::select! {
@@ -75,7 +77,7 @@ pub(crate) async fn forward(peers: &dyn Peers, store: &Store, leader: Leader, co
     }
 }
 
-/// Waits until the log shows that a writer is none any more, and a little longer.
+/// Waits until the log shows that a writer was replaced, and a little longer.
 async fn replaced(store: &Store, leader: Leader) {
     let other = |role: &Role| !matches!(role, Role::Follower(Some(known)) if *known == leader);
     if store.roles().wait_for(other).await.is_ok() {
@@ -88,14 +90,15 @@ async fn replaced(store: &Store, leader: Leader) {
     }
 }
 
-/// Does what another process asks for.
+/// Executes the request of another process.
 pub(crate) async fn serve(store: &Store, request: &Bytes) -> Bytes {
     let told = match message::decode_ask(request) {
         Ok((epoch, command)) => match store.submit_here(epoch, command).await {
             Outcome::Done(result) => Told::Done(result),
             Outcome::Returned(_) => Told::NotBegun,
         },
-        // Of a version that knows more: it finds out that this one does not.
+        // A later version may send requests that this one cannot decode; the sender gets an answer
+        // that says so.
         Err(error) => {
             tracing::warn!(error = %error, "Another process asks for something that is not known");
             Told::NotBegun

@@ -1,17 +1,19 @@
-//! Reads that break off before one message, whatever connection they are made on: what the server sends of it is nothing
-//! that a client can read. A connection that is lost for another reason is not lost there again and again.
+//! Counts reads that fail at the same message on one connection after another. In that case the
+//! server sends the message in a form that no client can read. A connection that fails for another
+//! reason does not fail at the same message repeatedly.
 
 use std::collections::BTreeMap;
 
-/// On so many connections in a row a message could not be read.
+/// Number of consecutive connections after which a message counts as unreadable.
 pub(super) const BEYOND: u32 = 5;
 
-/// Where reads break off: on how many connections, and the newest of them.
+/// For each message at which reads failed: the number of connections, and the newest of them.
 #[derive(Debug, Default)]
 pub(super) struct Breaks(BTreeMap<u64, (u32, u64)>);
 
 impl Breaks {
-    /// A read broke off before a message. Answers on how many connections in a row it did.
+    /// Records that a read failed before a message. Returns on how many consecutive connections it
+    /// did.
     pub(super) fn note(&mut self, sequence: u64, connection: u64) -> u32 {
         let (count, newest) = self.0.entry(sequence).or_default();
         if *count == 0 || *newest != connection {
@@ -20,7 +22,7 @@ impl Breaks {
         *count
     }
 
-    /// A message was read.
+    /// Records that a message was read.
     pub(super) fn pass(&mut self, sequence: u64) {
         self.0.remove(&sequence);
     }
@@ -43,7 +45,7 @@ mod tests {
         for connection in 1..4 {
             breaks.note(7, connection);
         }
-        // What is read elsewhere says nothing.
+        // A successful read of another message resets nothing.
         breaks.pass(6);
         assert_eq!((breaks.note(7, 4), breaks.note(9, 4)), (4, 1));
         breaks.pass(7);

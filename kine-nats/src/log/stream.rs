@@ -1,4 +1,4 @@
-//! A JetStream stream, spoken to with plain requests.
+//! A JetStream stream, used through plain NATS requests.
 
 use super::breaks::{BEYOND, Breaks};
 use super::{LogError, LogInfo, Lost};
@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// How long a request to the server may take.
+/// Timeout of a request to the server.
 const REQUEST: Duration = Duration::from_secs(5);
-/// How often it is looked whether a connection is still the one that was asked on.
+/// Interval at which a pending read checks that its connection still exists.
 const LOOK: Duration = Duration::from_millis(100);
-/// Bytes and messages of one batched read.
+/// Limits of one batched read: bytes and messages.
 const READ_BYTES: usize = 4 << 20;
 const READ_MESSAGES: usize = 2000;
 
@@ -31,7 +31,7 @@ pub(crate) struct Stream {
     breaks: Arc<Mutex<Breaks>>,
 }
 
-/// What a stream is made with.
+/// Settings of a new stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamLimits {
     pub(crate) replicas: usize,
@@ -114,7 +114,7 @@ impl Stream {
         Self { client, name, breaks }
     }
 
-    /// Makes the stream unless it is there.
+    /// Creates the stream unless it exists.
     pub(crate) async fn create(&self, subjects: &str, limits: StreamLimits) -> Result<(), LogError> {
         let config = json!({
             "name": self.name,
@@ -135,16 +135,16 @@ impl Stream {
         });
         match self.api(&format!("$JS.API.STREAM.CREATE.{}", self.name), &config).await {
             Ok(_) => Ok(()),
-            // In use with another configuration: the one that is there counts.
+            // The stream exists with another configuration, which stays in force.
             Err(LogError::Refused { code: 10058, .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Where the stream begins and ends.
+    /// Reads the state of the stream.
     pub(crate) async fn info(&self) -> Result<LogInfo, LogError> {
-        // What was lost is among the details only. Of several replicas the one that leads tells what it alone had lost, also
-        // when it has it again from the others.
+        // Losses are reported only with the details. With several replicas, the leader reports what
+        // it alone had lost, even after it recovered that from the others.
         let info = self.stream_info(&json!({ "deleted_details": true })).await?;
         Ok(LogInfo {
             first: info.state.first_seq,
@@ -161,8 +161,8 @@ impl Stream {
         })
     }
 
-    /// Reads messages from a sequence on, only those of a subject when one is given. After an error those are there that
-    /// came before.
+    /// Reads messages from a sequence on, optionally of one subject only. After an error,
+    /// `messages` holds those that arrived before it.
     pub(super) async fn read(
         &self,
         from: u64,
@@ -175,7 +175,7 @@ impl Stream {
         let mut breaks = self.breaks();
         messages.iter().for_each(|(sequence, _)| breaks.pass(*sequence));
         if read.is_ok() {
-            // It may be of another subject, or not there.
+            // The message at `from` may have another subject, or may not exist.
             breaks.pass(from);
         }
         if let Err(LogError::Disconnected | LogError::Timeout) = read {
@@ -223,7 +223,7 @@ impl Stream {
         }
     }
 
-    /// The next answer; none comes any more when the connection that was asked on is gone.
+    /// Waits for the next response. None arrives after the connection of the request is gone.
     async fn next(&self, answers: &mut Subscriber, connection: u64) -> Result<Message, LogError> {
         let deadline = Instant::now() + REQUEST;
         loop {
@@ -239,7 +239,7 @@ impl Stream {
         }
     }
 
-    /// The number of the connection.
+    /// The number of the current connection.
     fn connection(&self) -> u64 {
         self.client.statistics().connects.load(Ordering::Relaxed)
     }
@@ -313,7 +313,7 @@ impl Stream {
         self.api(&subject, query).await.map(|_| ())
     }
 
-    /// Drops what lies below a sequence.
+    /// Drops all messages below a sequence.
     pub(crate) async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
         self.purge(&json!({ "seq": sequence })).await
     }
@@ -357,8 +357,8 @@ impl Messages for Stream {
     }
 }
 
-/// One answer of a batched read; `None` is its end. A message that is stored with a status keeps it, and one with headers
-/// in the server's names keeps them, too: the server appends its own.
+/// Parses one response of a batched read; `None` marks the end. A message keeps a status that it
+/// was stored with, and also headers with the server's names: the server appends its own.
 fn to_part(answer: Message) -> Result<Option<(u64, Bytes)>, LogError> {
     let header = answer.headers.as_ref().and_then(|it| it.get_last("Nats-Sequence"));
     match (header, answer.status.map(|status| status.as_u16())) {

@@ -1,9 +1,10 @@
-//! Revisions that somebody reads from piece by piece: what they show stays, although they may be compacted meanwhile.
+//! Pins of revisions that are read piece by piece: a pinned revision stays readable even if it is
+//! compacted meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How many hold each revision.
+/// Number of pins of each revision.
 #[derive(Debug, Default)]
 pub(super) struct Holds(Mutex<BTreeMap<i64, usize>>);
 
@@ -12,13 +13,13 @@ impl Holds {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lowest revision that is held.
+    /// The lowest pinned revision.
     pub(super) fn lowest(&self) -> Option<i64> {
         self.lock().keys().next().copied()
     }
 }
 
-/// As long as it is there, its revision can be read.
+/// A pin: its revision stays readable until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Hold {
     holds: Arc<Holds>,

@@ -1,4 +1,4 @@
-//! What processes say to each other, as protocol buffers.
+//! Messages between processes, as protocol buffers.
 
 use crate::proto::etcdserverpb as pb;
 use crate::refusal::Refusal;
@@ -6,31 +6,31 @@ use crate::txn::{Answer, Command};
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
-/// A message that is not understood.
+/// A message that cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 #[error("decode what another process says")]
 pub(crate) struct NotUnderstood(#[source] Option<prost::DecodeError>);
 
-/// What became of a request at the writer.
+/// The outcome of a request at the writer.
 #[derive(Debug)]
 pub(crate) enum Told {
     Done(Result<Answer, Refusal>),
-    /// It was not begun: the process is not the writer of that epoch, or ends.
+    /// The request was not started: the process is not the writer of that epoch, or is stopping.
     NotBegun,
 }
 
-/// What is said to all.
+/// A broadcast to all processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Said {
-    /// The log holds records up to a sequence.
+    /// The log holds records up to this sequence.
     Stored(u64),
-    /// A process is there.
+    /// A process announces itself.
     Here(Here),
-    /// The writer resigns, and this process is to be the next one.
+    /// The writer resigns, and this process is to be the next writer.
     Successor(u64),
 }
 
-/// A process, as it says itself.
+/// A process, as it announces itself.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct Here {
     #[prost(fixed64, tag = "1")]
@@ -39,10 +39,10 @@ pub(crate) struct Here {
     pub(crate) name: String,
     #[prost(string, repeated, tag = "3")]
     pub(crate) client_urls: Vec<String>,
-    /// It ends.
+    /// The process is stopping.
     #[prost(bool, tag = "4")]
     pub(crate) leaving: bool,
-    /// It is the writer, and puts wait until there is room in the log.
+    /// The process is the writer, and puts wait until there is room in the log.
     #[prost(bool, tag = "5")]
     pub(crate) full: bool,
 }
@@ -105,7 +105,7 @@ struct Tell {
 enum Telling {
     #[prost(bool, tag = "1")]
     NotBegun(bool),
-    /// etcd's text.
+    /// etcd's error text.
     #[prost(string, tag = "2")]
     Refused(String),
     #[prost(message, tag = "3")]
@@ -173,7 +173,7 @@ pub(crate) fn encode_ask(epoch: u64, command: &Command) -> Bytes {
     Ask { epoch, asked }.encode_to_vec().into()
 }
 
-/// Answers the epoch whose writer is meant, too.
+/// Decodes a request. Returns it with the epoch of the writer that it is meant for.
 pub(crate) fn decode_ask(bytes: &Bytes) -> Result<(u64, Command), NotUnderstood> {
     let Ask { epoch, asked } = decode(bytes)?;
     let command = match asked.ok_or(NotUnderstood(None))? {

@@ -1,4 +1,5 @@
-//! The way to the other processes over NATS. All answers come to one inbox, by a number for each request.
+//! The connection to the other processes over NATS. All answers arrive in one inbox, with a number
+//! for each request.
 
 use super::message::{self, Here, Said};
 use super::parts::{self, Parts};
@@ -19,25 +20,26 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{interval, sleep, timeout};
 
-/// Requests of others that are worked on at a time; more are not begun.
+/// Requests of other processes that are executed concurrently; further ones are rejected before
+/// they start.
 const BUSY: u32 = 1024;
-/// How often others are told how far the log is, at most.
+/// Shortest interval between two announcements of the end of the log.
 const SPACING: Duration = Duration::from_millis(1);
-/// How long the last answers may take.
+/// Timeout of the last answers while stopping.
 const LEAVING: Duration = Duration::from_secs(1);
-/// When others have asked for nothing for so long, nothing of theirs is on its way.
+/// If no request arrives for this long, none is in transit.
 const QUIET: Duration = Duration::from_millis(200);
 
 type Stores = watch::Receiver<Option<Arc<Store>>>;
 
-/// An answer that is not whole yet.
+/// A pending request whose answer is not complete yet.
 #[derive(Debug)]
 struct Waiting {
     parts: Parts,
     answer: oneshot::Sender<Result<Bytes, Unanswered>>,
 }
 
-/// This process among the others.
+/// This process as a peer of the others.
 #[derive(Debug)]
 pub(crate) struct NatsPeers {
     client: Client,
@@ -51,7 +53,7 @@ pub(crate) struct NatsPeers {
     busy: Arc<Semaphore>,
 }
 
-/// What this process hears.
+/// Subscriptions of this process.
 #[derive(Debug)]
 pub(crate) struct Line {
     answers: Subscriber,
@@ -60,7 +62,7 @@ pub(crate) struct Line {
 }
 
 impl NatsPeers {
-    /// Begins to listen.
+    /// Subscribes to answers, requests and broadcasts.
     pub(crate) async fn open(
         client: Client,
         subject: String,
@@ -97,7 +99,7 @@ impl NatsPeers {
         Ok((Arc::new(peers), line))
     }
 
-    /// Listens, answers, and tells others how far the log is.
+    /// Receives messages, answers requests, and announces the end of the log.
     pub(crate) async fn run(&self, line: &mut Line, stores: Stores) -> anyhow::Result<()> {
         tokio::select! {
             result = self.listen(line, stores.clone()) => result,
@@ -140,7 +142,7 @@ impl NatsPeers {
             done
         };
         if let Some(whole) = waiting.remove(&number) {
-            // Who asked may not wait any more.
+            // The sender of the request may not wait any more.
             let _ = whole.answer.send(result);
         }
     }
@@ -185,7 +187,7 @@ impl NatsPeers {
         }
     }
 
-    /// Tells others how far the log is whenever this process made it longer.
+    /// Announces the end of the log whenever this process appended to it.
     async fn tell(&self, mut stores: Stores) {
         let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
             return;
@@ -204,7 +206,7 @@ impl NatsPeers {
         }
     }
 
-    /// Whether another process was heard of lately.
+    /// Whether another process announced itself lately.
     fn has_others(&self) -> bool {
         let members = self.roster().members(clock::now());
         members.iter().any(|member| member.id != self.here.member)
@@ -212,7 +214,7 @@ impl NatsPeers {
 
     async fn say(&self, said: &Said) {
         if self.client.connection_state() == Connection::Connected {
-            // Nobody relies on it.
+            // Delivery is not required.
             let _ = self
                 .client
                 .publish(to_all(&self.subject), message::encode_said(said))
@@ -220,10 +222,11 @@ impl NatsPeers {
         }
     }
 
-    /// Says how far the log is and that this process goes, so that others ask no more, and answers what they asked by then:
-    /// they cannot know otherwise that it was not begun. The subscription stays open meanwhile. What the server has sent when
-    /// it hears of its end is still to come, and [`Subscriber::drain`] does not wait for it: async-nats 0.51 forgets the
-    /// subscription with whatever the connection does next.
+    /// Announces the end of the log and that this process is stopping, so that others send no
+    /// further requests. It then answers the requests that are already in transit: their senders
+    /// could not know otherwise that these were not started. The subscription stays open meanwhile.
+    /// [`Subscriber::drain`] does not wait for messages that the server had sent before it learned
+    /// of the end: async-nats 0.51 drops the subscription with the next action of the connection.
     pub(crate) async fn leave(&self, line: &mut Line, stores: &Stores) {
         let store = stores.borrow().clone();
         let quiet = if self.has_others() { QUIET } else { Duration::ZERO };
@@ -257,7 +260,7 @@ impl NatsPeers {
     }
 }
 
-/// Takes a request off the list when nobody waits for it any more.
+/// Removes a request from the list of pending ones when it is dropped.
 struct Listed<'a>(&'a NatsPeers, u64);
 
 impl Drop for Listed<'_> {
@@ -296,7 +299,7 @@ impl Peers for NatsPeers {
 
     fn members(&self) -> Vec<Member> {
         let mut roster = self.roster();
-        // Whatever the connection does, this one is there.
+        // This process is a member even without a connection.
         roster.hear(self.here.clone(), clock::now());
         roster.members(clock::now())
     }

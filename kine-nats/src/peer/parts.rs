@@ -1,19 +1,20 @@
-//! An answer in parts, where one message does not hold it. Behind each part stands whether it is the last one; its number
-//! stands in a header, which processes of earlier versions neither send nor read.
+//! Splits an answer that exceeds one message into parts. A flag behind each part marks the last
+//! one. The number of the part is in a header, which processes of earlier versions neither send nor
+//! read.
 
 use super::Unanswered;
 use async_nats::HeaderMap;
 use bytes::Bytes;
 
-/// Bytes of an answer that one message takes; every server takes twice as many.
+/// Bytes of an answer in one message; every server accepts twice as many.
 const PART: usize = 1 << 20;
-/// What stands behind a part.
+/// Flags behind a part.
 const MORE: u8 = 0;
 const LAST: u8 = 1;
-/// The header of a part: its number, from 0.
+/// Header with the number of a part, from 0.
 const HEADER: &str = "Yoke-Part";
 
-/// An answer as messages; one that a single message holds has no header.
+/// Splits an answer into messages. An answer that fits into one message has no header.
 pub(super) fn split(answer: &[u8]) -> impl Iterator<Item = (Option<HeaderMap>, Bytes)> {
     let count = answer.len().div_ceil(PART);
     answer.chunks(PART).enumerate().map(move |(number, part)| {
@@ -27,16 +28,17 @@ pub(super) fn split(answer: &[u8]) -> impl Iterator<Item = (Option<HeaderMap>, B
     })
 }
 
-/// An answer that is not whole yet.
+/// The received parts of an answer.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     bytes: Vec<u8>,
-    /// How many there are.
+    /// Number of received parts.
     taken: usize,
 }
 
 impl Parts {
-    /// Takes a part. Answers the whole when there is no more to come; or, when one is missing, that there is no answer.
+    /// Adds a part. Returns the complete answer after the last part, or an error if a part is
+    /// missing.
     pub(super) fn take(&mut self, header: Option<&HeaderMap>, payload: &[u8]) -> Option<Result<Bytes, Unanswered>> {
         let (flag, part) = payload.split_last()?;
         let number = header.and_then(|header| header.get(HEADER));
@@ -53,7 +55,7 @@ impl Parts {
 mod tests {
     use super::*;
 
-    /// What comes of some of the messages of an answer, in this order.
+    /// The result of receiving some of the messages of an answer, in this order.
     fn join(answer: &[u8], order: &[usize]) -> Option<Result<Bytes, Unanswered>> {
         let messages: Vec<_> = split(answer).collect();
         let mut parts = Parts::default();

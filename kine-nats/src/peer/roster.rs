@@ -1,13 +1,13 @@
-//! The processes that were heard of lately. Times come in as arguments.
+//! The processes that announced themselves lately. Times are passed in.
 
 use super::message::Here;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A process that heard of others, or does not write, says that it is there this often. A writer without others says nothing:
-/// one that begins is heard first.
+/// Announcement interval of a process that knows others, or is not the writer. A writer without
+/// others is silent: a new process announces itself first.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
-/// One that was not heard of for this long is gone.
+/// A process that did not announce itself for this long counts as gone.
 const GONE: Duration = Duration::from_secs(5);
 
 /// A process of the store.
@@ -16,18 +16,18 @@ pub(crate) struct Member {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) client_urls: Vec<String>,
-    /// Its log is nearly full.
+    /// The log of this process is nearly full.
     pub(crate) full: bool,
 }
 
-/// Who was heard of, and when last.
+/// The newest announcement of each process, with its time.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     seen: BTreeMap<u64, (Duration, Member)>,
 }
 
 impl Roster {
-    /// Notes what a process says of itself.
+    /// Records the announcement of a process.
     pub(crate) fn hear(&mut self, here: Here, now: Duration) {
         let Here {
             member: id,
@@ -50,7 +50,7 @@ impl Roster {
         self.seen.retain(|_, (heard, _)| now <= *heard + GONE);
     }
 
-    /// Those that are there.
+    /// The processes whose announcement is recent enough.
     pub(crate) fn members(&self, now: Duration) -> Vec<Member> {
         let there = self.seen.values().filter(|(heard, _)| now <= *heard + GONE);
         there.map(|(_, member)| member.clone()).collect()
