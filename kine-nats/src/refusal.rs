@@ -1,17 +1,17 @@
-//! Why a request is not done, in etcd's words: clients tell errors apart by the text.
+//! Errors of requests, with etcd's texts: clients distinguish errors by their text.
 
 use tonic::{Code, Status};
 
-/// A request that is answered with an error.
+/// The error that answers a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The revision asked for is below the compact revision.
+    /// The requested revision is below the compact revision.
     #[error("etcdserver: mvcc: required revision has been compacted")]
     Compacted,
-    /// The revision asked for has not happened.
+    /// The requested revision does not exist yet.
     #[error("etcdserver: mvcc: required revision is a future revision")]
     FutureRevision,
-    /// A request without a key.
+    /// The request has no key.
     #[error("etcdserver: key is not provided")]
     EmptyKey,
     /// `ignore_value` or `ignore_lease` on a key that does not exist.
@@ -23,58 +23,58 @@ pub enum Refusal {
     /// `ignore_lease` together with a lease.
     #[error("etcdserver: lease is provided")]
     LeaseProvided,
-    /// More operations than a transaction may have.
+    /// The transaction has too many operations.
     #[error("etcdserver: too many operations in txn request")]
     TooManyOps,
-    /// One transaction writes a key twice.
+    /// The transaction writes a key twice.
     #[error("etcdserver: duplicate key given in txn request")]
     DuplicateKey,
-    /// An order that does not exist.
+    /// The sort order or target does not exist.
     #[error("etcdserver: invalid sort option")]
     InvalidSortOption,
-    /// A stream of another order than that of the keys.
+    /// A stream cannot sort by anything but the key.
     #[error("RangeStream does not support custom sort orders")]
     StreamOrder,
-    /// A stream of the keys of some revisions only.
+    /// A stream cannot filter by revision.
     #[error("RangeStream does not support revision filters")]
     StreamFilter,
-    /// The request is larger than 1.5 MiB.
+    /// The request exceeds 1.5 MiB.
     #[error("etcdserver: request is too large")]
     TooLarge,
-    /// One request deletes more keys than the writer removes at a time. etcd knows no such limit.
+    /// The request deletes more keys than the writer removes in one step. etcd has no such limit.
     #[error("kine-nats: too many keys to delete in one request: delete them in parts of at most 100000")]
     TooManyDeletes,
     /// The quota is used up.
     #[error("etcdserver: mvcc: database space exceeded")]
     NoSpace,
-    /// No such lease.
+    /// The lease does not exist.
     #[error("etcdserver: requested lease not found")]
     LeaseNotFound,
-    /// A lease of this number exists.
+    /// A lease with this number exists.
     #[error("etcdserver: lease already exists")]
     LeaseExists,
     /// The lease would last longer than etcd allows.
     #[error("etcdserver: too large lease TTL")]
     LeaseTtlTooLarge,
-    /// What became of the request is not known, or it was not begun in time.
+    /// The outcome of the request is unknown, or it did not start in time.
     #[error("etcdserver: request timed out")]
     Timeout,
     /// This process is not the writer, or does not know whether it still is.
     #[error("etcdserver: no leader")]
     NoLeader,
-    /// Another process became the writer while the request, which changes nothing, was under way.
+    /// Another process became the writer during a request that changes nothing.
     #[error("etcdserver: leader changed")]
     LeaderChanged,
-    /// The writer went while the request was under way: whether it was done is not known.
+    /// The writer failed during the request; whether it was executed is unknown.
     #[error("etcdserver: request timed out, possibly due to previous leader failure")]
     LeaderFailed,
-    /// Another process took too long to become the writer, or yet another one did.
+    /// The target took too long to become the writer, or a third process did.
     #[error("etcdserver: request timed out, leader transfer took too long")]
     LeaderNotMoved,
-    /// Only the writer can be asked for this.
+    /// Only the writer answers this request.
     #[error("etcdserver: not leader")]
     NotLeader,
-    /// The process that is to become the writer is not known.
+    /// The process that is to become the writer is unknown.
     #[error("etcdserver: bad leader transferee")]
     BadTransferee,
     /// The process is stopping.
@@ -115,7 +115,7 @@ impl Refusal {
         Self::TooManyRequests,
     ];
 
-    /// The refusal that has a text.
+    /// The error with this text.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|refusal| refusal.to_string() == text)
     }

@@ -1,14 +1,16 @@
-//! `kine-nats repair`: goes on with a store whose log has lost what was acknowledged, or cannot be followed.
+//! `kine-nats repair`: continues a store whose log has lost acknowledged records, or cannot be
+//! followed.
 //!
 //! ```text
-//! newest whole snapshot + what of the log can be followed behind it
-//!   ─► revision far above any that was ever told, everything before it compacted: nobody mistakes old for new
+//! newest complete snapshot + the records behind it that can be followed
+//!   ─► revision far above every earlier one, everything before it compacted: no client mistakes old data for new
 //!   ─► stored as a snapshot behind all that log and snapshots ever held: it is the newest one from here on
-//!   ─► the log is emptied up to there; the next writer begins behind it
-//!   ─► the floor is put there, too: what the server says that it has lost is accepted
+//!   ─► the log is emptied up to there; the next writer starts behind it
+//!   ─► the low watermark is set there, too: this accepts the loss that the server reports
 //! ```
 //!
-//! Until the last step nothing starts: the new snapshot is ahead of the log. Whoever wrote before finds its place gone.
+//! Until the last step no process can start, because the new snapshot is ahead of the log. An
+//! earlier writer finds its position in the log gone.
 
 use crate::args::RepairArgs;
 use crate::boot::{BootError, Replica, Salvage};
@@ -27,26 +29,27 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// A writer shows that it lives more often than this.
+/// A live writer shows that it is alive more often than this.
 const SILENCE: Duration = LEASE.saturating_add(Duration::from_secs(1));
 
-/// More records than anybody can have written of which nothing is known any more: a writer that sleeps meanwhile never finds
-/// the log to end where it remembers.
+/// Gap between the known end of the log and the repaired store. It exceeds the number of records
+/// that any process may have written without a trace. A writer that is suspended during the repair
+/// therefore never finds the log to end at the sequence that it remembers.
 const UNKNOWN: u64 = 1 << 16;
 
 /// Why a store is not repaired.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RepairError {
-    /// Somebody writes.
+    /// A process writes to the store.
     #[error("repair the store: a process writes to it; stop all that are started on this stream first")]
     Alive,
-    /// There is nothing to go on with.
+    /// Nothing of the store can be read.
     #[error("repair the store: nothing of it can be read; restore the streams from a backup")]
     Nothing(#[source] BootError),
-    /// The loss was not accepted.
+    /// The operator did not accept the loss.
     #[error("repair the store: nothing was changed; run again with --accept-loss to go on with what can be read")]
     NotAccepted(#[source] BootError),
-    /// It cannot be read now.
+    /// The store cannot be read now.
     #[error("repair the store: read it")]
     Read(#[from] BootError),
     /// The snapshot cannot be stored.
@@ -55,26 +58,26 @@ pub(crate) enum RepairError {
     /// The log cannot be used.
     #[error("repair the store: use the log")]
     Log(#[from] LogError),
-    /// The server did something else.
+    /// The server did not empty the log as requested.
     #[error("repair the store: the log ends at sequence {last} where it should end at {wanted}; run again")]
     NotEmptied {
-        /// Where it ends.
+        /// Last sequence of the log.
         last: u64,
-        /// Where it should.
+        /// Last sequence that it should have.
         wanted: u64,
     },
 }
 
-/// What a repair did.
+/// The outcome of a repair.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Repaired {
-    /// The store is whole.
+    /// The store is complete and was not changed.
     Nothing,
-    /// It goes on from here.
+    /// The store continues at this sequence and revision.
     Bumped { sequence: u64, revision: i64 },
 }
 
-/// Repairs the store that the arguments name.
+/// Runs the repair command with its arguments.
 pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
     crate::run::init(args.log_format);
     let (client, _) = nats::connect(&args.nats).await?;
@@ -99,7 +102,7 @@ pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Repairs a store that nobody writes to.
+/// Repairs a store that no process writes to.
 pub(crate) async fn mend<L: Log, M: Messages>(
     log: &L,
     snapshots: &Snapshots<M, L>,
@@ -154,7 +157,8 @@ pub(crate) async fn mend<L: Log, M: Messages>(
     Ok(Repaired::Bumped { sequence, revision })
 }
 
-/// The store as it goes on: behind everything, far above every revision, and without history.
+/// Builds the state of the repaired store: behind all records, far above every revision, and
+/// without history.
 fn bumped(session: Session, mut state: State, sequence: u64, bump: i64) -> (Session, State) {
     let revision = state.mvcc.head().max(state.mvcc.visible()).saturating_add(bump);
     state.mvcc.set_head(revision);
@@ -166,7 +170,7 @@ fn bumped(session: Session, mut state: State, sequence: u64, bump: i64) -> (Sess
         sequence,
         epoch: session.epoch + 1,
         writer: 0,
-        // The next record stands on this, and none that was ever made.
+        // The next record follows this hash, which no earlier record has.
         hash: rand::random(),
         resigned: true,
         between: (0, 0),

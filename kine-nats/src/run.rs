@@ -1,4 +1,4 @@
-//! From the command line to a running store, and back.
+//! Runs the process: from the command line to a running store, and a clean stop.
 
 use crate::args::{Args, LogFormat, NatsArgs};
 use crate::audit::{self, Activity};
@@ -33,10 +33,10 @@ use tonic::service::Routes;
 use tracing_subscriber::EnvFilter;
 use yoke_runtime::tls::Reload;
 
-/// How long stopping may take.
+/// Timeout of a clean stop.
 const DRAIN: Duration = Duration::from_secs(8);
 
-/// Serves until a signal asks to stop, or until this process may not write any more.
+/// Serves until a signal stops the process, or until it may no longer write.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     init(args.log_format);
     allow_files();
@@ -82,7 +82,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves metrics and probes, and what is heard of requests.
+/// Serves metrics and probes, and receives audit events.
 async fn serve_http(args: &Args, mut probes: Router) -> anyhow::Result<()> {
     let bind = async |address| {
         let bound = TcpListener::bind(address).await;
@@ -99,8 +99,8 @@ async fn serve_http(args: &Args, mut probes: Router) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves the etcd API. This begins before there is anything to serve: clients wait in their requests instead of backing
-/// off.
+/// Serves the etcd API. It starts before there is a store: clients then wait in their requests
+/// instead of backing off.
 async fn listen(
     args: &Args,
     routes: &Routes,
@@ -130,7 +130,7 @@ async fn listen(
     Ok(())
 }
 
-/// Connects, and lives until told to stop.
+/// Connects to NATS, and runs cycles until stopped.
 async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
     let (client, made) = nats::connect(&args.nats).await?;
     let leader = watch_leader(stores.subscribe());
@@ -199,7 +199,7 @@ async fn lives(
     bail!("this process was replaced too often; start another one")
 }
 
-/// Where the snapshots are.
+/// Opens the streams of the snapshots.
 pub(crate) fn snapshots(args: &NatsArgs, client: &Client, log: &Arc<JetStream>) -> Snapshots<Stream, JetStream> {
     let names = &args.stream;
     let stream = |name| Stream::new(client.clone(), name);
@@ -223,7 +223,7 @@ async fn create(args: &Args, client: &Client, log: &Stream) -> anyhow::Result<()
         .await
         .context("make the log's stream")?;
     let names = &args.nats.stream;
-    // Two snapshots are kept while a third is written; in the second stream one.
+    // The first stream holds two snapshots while a third is written; the second stream holds one.
     let mut streams = vec![(names.snapshots(), names.snapshot_subject(), 3 * quota)];
     if args.nats.spare {
         streams.push((names.spare(), names.spare_subject(), 2 * quota));
@@ -237,15 +237,16 @@ async fn create(args: &Args, client: &Client, log: &Stream) -> anyhow::Result<()
     Ok(())
 }
 
-/// What every command needs.
+/// Initialization that every command needs.
 pub(crate) fn init(format: LogFormat) {
     init_tracing(format);
     end_on_panic();
     yoke_runtime::install_crypto();
 }
 
-/// Raises the soft limit of open files to the hard one. A kube-apiserver has a connection for each kind of objects, and
-/// systemd and containerd give 1,024; beyond the limit nobody else can connect.
+/// Raises the soft limit of open files to the hard limit. A kube-apiserver has a connection for
+/// each resource, and systemd and containerd set the soft limit to 1,024. At the limit no further
+/// client can connect.
 fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -262,14 +263,14 @@ fn init_tracing(format: LogFormat) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    // A second call, in a test, keeps the first one's settings.
+    // A second call, in a test, leaves the first one's settings in force.
     let _ = match format {
         LogFormat::Text => builder.with_ansi(false).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
 }
 
-/// A task that died must not leave a store behind that serves half.
+/// Exits on a panic: a task that died must not leave a store that serves only in part.
 fn end_on_panic() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

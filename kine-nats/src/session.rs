@@ -1,78 +1,85 @@
-//! Who may write: which records of the log count, judged by everyone who reads it in the same way.
+//! Fencing: decides which records of the log are valid, and so which process may write. Every
+//! reader of the log comes to the same result.
 //!
-//! A writer begins with an epoch record, placed exactly behind the last record it read, and its records chain by hash
-//! from there. A record of an earlier writer that was still under way lands behind the epoch record sometimes; it is
-//! *void* for all readers, and its writer is never told that it was stored. So is what nobody of this store wrote, and a
-//! copy of a record: a stream also takes what a server answers to a request that names its subject as the place to reply.
+//! A writer starts with an epoch record, placed exactly behind the last record that it read. Its
+//! records form a chain of hashes from there. A record of an earlier writer may still be in flight
+//! and arrive behind the epoch record. It is *void* for all readers, and its writer never learns
+//! that it was stored.
+//!
+//! Two other kinds of messages are void as well: a message that no process of this store wrote, and
+//! a copy of a record. A stream accepts such messages too: a server's reply to a request lands in
+//! it if the request names its subject as the reply subject.
 
 use crate::codec::{self, Header, Operation, Record};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Records of a writer that are displaced by a message of somebody else at most: those in flight behind the first.
+/// Largest number of records of a writer that one message of another sender displaces: those in
+/// flight behind the first.
 const DISPLACED: u32 = 3;
-/// Hashes that are remembered, to know a copy by.
+/// Number of hashes that are remembered, to detect copies.
 const REMEMBERED: usize = 256;
 
 /// Why the log cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// A record does not stand on the one before it.
+    /// A record does not continue the chain.
     #[error("follow the log: the record at sequence {sequence} does not continue the one before it")]
     Broken {
-        /// Where.
+        /// Sequence of the record.
         sequence: u64,
     },
 }
 
-/// What a record means.
+/// Whether a record counts.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It counts.
+    /// The record counts.
     Valid,
-    /// It came from a writer that had been replaced, or is not for this store; as if it were not there.
+    /// The record came from a replaced writer, or is not for this store. Readers ignore it.
     Void,
 }
 
-/// Whether a process may begin to write.
+/// Whether a process may start to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// Nobody holds a lease.
+    /// No process holds a lease.
     Free,
-    /// The writer may hold one for this long.
+    /// The writer may hold a lease for this long.
     Wait(Duration),
-    /// A newer process was given the store: never.
+    /// A process of a newer incarnation owns the store; this one may never write.
     Superseded,
 }
 
-/// The end of the log as far as it was read.
+/// The position of a reader of the log, and the writer at that position.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Session {
-    /// Sequence of the newest message, void ones included.
+    /// Sequence of the newest message, including void ones.
     pub(crate) sequence: u64,
     pub(crate) cluster: u64,
     pub(crate) epoch: u64,
     pub(crate) writer: u64,
     pub(crate) incarnation: u64,
-    /// Hash of the newest record that counts.
+    /// Hash of the newest valid record.
     pub(crate) hash: u64,
-    /// Lease of the writer.
+    /// Lease duration of the writer in milliseconds.
     pub(crate) lease_ms: u32,
-    /// The writer has given its lease up.
+    /// Whether the writer has given up its lease.
     pub(crate) resigned: bool,
-    /// Epoch of the newest writer that this process saw resign, 0 if it saw none.
+    /// Epoch of the newest writer that this process saw resign; 0 if none.
     pub(crate) seen_resign: u64,
-    /// Behind the newest record that counts: messages that are as if they were not there, and records that stood on one
-    /// in whose place such a message is.
+    /// Counts behind the newest valid record: void messages, and records that continue a record
+    /// that a void message displaced.
     pub(crate) between: (u32, u32),
-    /// Messages that were passed over because nobody of this store wrote them, and copies, since this process began.
+    /// Number of messages that were passed over since this process started: copies, and messages
+    /// that no process of this store wrote.
     pub(crate) foreign: u64,
-    /// Hashes of the newest records that count, as far as this process saw them.
+    /// Hashes of the newest valid records that this process saw.
     pub(crate) recent: VecDeque<u64>,
 }
 
 impl Session {
-    /// Passes over the message behind the newest one when it was never a record of this store.
+    /// Passes over the next message if it was never a record of this store.
     pub(crate) fn passes_over(&mut self, sequence: u64, bytes: &[u8]) -> bool {
         let foreign = codec::is_foreign(bytes, (self.epoch > 0).then_some(self.cluster));
         if foreign {
@@ -84,7 +91,8 @@ impl Session {
         foreign
     }
 
-    /// Whether a process of an incarnation may begin to write now, when the writer's lease ends at `until` at the latest.
+    /// Decides whether a process of an incarnation may start to write now. The writer's lease
+    /// expires at `until` at the latest.
     pub(crate) fn claim(&self, incarnation: u64, until: Duration, now: Duration) -> Claim {
         if self.incarnation > incarnation {
             Claim::Superseded
@@ -95,7 +103,7 @@ impl Session {
         }
     }
 
-    /// Goes on behind a record that counts.
+    /// Moves the position behind a valid record.
     pub(crate) fn advance(&mut self, sequence: u64, hash: u64) {
         self.sequence = sequence;
         self.hash = hash;
@@ -106,10 +114,12 @@ impl Session {
         self.recent.push_back(hash);
     }
 
-    /// Whether a record of the living writer that does not stand on the newest one is one that counted before.
+    /// Whether a record of the current writer that does not continue the chain is a copy of an
+    /// earlier valid record.
     fn is_copy(&self, record: &Record, revision: i64) -> bool {
         let began = matches!(record.operations.first(), Some(Operation::Epoch { .. }));
-        // A writer begins once, and resigns last; its revisions never fall; and a sign of life says nothing.
+        // A writer starts once and resigns last, its revisions never fall, and a heartbeat has no
+        // content.
         began
             || self.resigned
             || record.header.base < revision
@@ -140,8 +150,9 @@ impl Session {
                 self.foreign += 1;
                 Verdict::Void
             }
-            // It stood on one that a void record took the place of. Its writer was not told that it was stored, and sends
-            // it again behind that one. More of them than were in flight stand on one that was stored and is not what it was.
+            // The record continues one that a void message displaced. Its writer got no ack, and
+            // sends it again behind that one. If more such records arrive than can be in flight,
+            // they continue a stored record that is now corrupt.
             None if header.epoch == self.epoch && self.between.1 < self.between.0 * DISPLACED => {
                 self.between.1 += 1;
                 self.sequence = sequence;
@@ -323,7 +334,7 @@ mod tests {
         let next = |previous, hash| record(2, 20, previous, 1, vec![], hash);
         session.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap();
         session.admit(4, &record(1, 10, 101, 1, vec![], 103), 1).unwrap();
-        // Stands on 105, which was not taken.
+        // Continues 105, which was not accepted.
         assert_eq!(session.admit(5, &next(105, 106), 1).unwrap(), Verdict::Void);
         assert_eq!(session.admit(6, &next(106, 107), 1).unwrap(), Verdict::Void);
         assert_eq!(session.admit(7, &next(102, 105), 1).unwrap(), Verdict::Valid);
@@ -339,7 +350,7 @@ mod tests {
         let mut session = session();
         session.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
         assert!(session.passes_over(4, b"was record 103"));
-        // Three may have been in flight behind one that the message displaced.
+        // Three records may have been in flight behind the one that the message displaced.
         for (sequence, hash) in [(5, 104), (6, 105), (7, 106)] {
             let next = record(1, 10, hash - 1, 1, grant(), hash);
             assert_eq!(session.admit(sequence, &next, 1).unwrap(), Verdict::Void);

@@ -1,16 +1,18 @@
-//! Snapshots: the state at a sequence of the log, in chunks with a manifest that is written last and read back.
+//! Snapshots: the state at a sequence of the log, in chunks. A manifest is written last and read
+//! back.
 //!
-//! A snapshot holds the leases and, for each key, the newest version below the compact revision, then every change since, in order: what
-//! the history holds survives a restart, so that watches resume where they were.
+//! A snapshot holds the leases, for each key the newest version below the compact revision, and
+//! then every change since, in order. The history therefore survives a restart, and watches resume
+//! where they were.
 //!
 //! ```text
 //! kine.<id>.snap.c.<sequence>.<writer>   chunk, chunk, chunk, …   (all of one snapshot under one subject)
-//! kine.<id>.snap.m                       manifest: session, revisions, where its chunks are, their digest
-//! kine.<id>.snap.f                       floor: how far the log was acknowledged since
+//! kine.<id>.snap.m                       manifest: session, revisions, location of its chunks, their digest
+//! kine.<id>.snap.f                       low watermark: how far the log was acknowledged since
 //! ```
 //!
-//! A snapshot that a writer stores beside its requests rests behind each chunk that it writes or reads back, unless
-//! something waits for it.
+//! A snapshot that a writer stores while it serves requests pauses behind each chunk that it writes
+//! or reads back, unless something waits for the snapshot.
 
 mod chunk;
 mod floor;
@@ -37,10 +39,11 @@ pub(crate) use stream::Snapshots;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// 1 had the leases in the manifest.
+/// Format of the manifest. Format 1 had the leases in the manifest.
 const FORMAT: u32 = 2;
 
-/// Far above any revision that was ever told, repairs included, and far below where numbers end.
+/// Upper limit of plausible revisions: far above any real one, repairs included, and far below the
+/// end of the range.
 const HIGHEST: i64 = i64::MAX / 2;
 
 /// Why a snapshot cannot be stored or read.
@@ -49,19 +52,19 @@ pub enum SnapshotError {
     /// The stream does not answer.
     #[error("use the snapshot stream")]
     Log(#[from] LogError),
-    /// A chunk is damaged.
+    /// A chunk is corrupt.
     #[error("decode a chunk")]
     Codec(#[from] CodecError),
-    /// The manifest is damaged.
+    /// The manifest is corrupt.
     #[error("decode a manifest")]
     Manifest(#[source] serde_json::Error),
-    /// The note of how far the log was acknowledged is damaged.
+    /// The low watermark is corrupt.
     #[error("decode a floor")]
     Floor(#[source] serde_json::Error),
-    /// Written by a later version.
+    /// A later version wrote the manifest.
     #[error("decode a manifest: its format {0} is not known")]
     Format(u32),
-    /// Its hash is right, and what it says cannot be.
+    /// The hash of the manifest matches, but its numbers are impossible.
     #[error("decode a manifest: no store is at revision {revision} and compacted at {compacted}")]
     Numbers {
         /// Newest revision.
@@ -69,16 +72,16 @@ pub enum SnapshotError {
         /// Compact revision.
         compacted: i64,
     },
-    /// Chunks are missing, or are not those of the manifest.
+    /// Chunks are missing, or do not belong to the manifest.
     #[error("read a snapshot: its chunks are not whole")]
     Incomplete,
-    /// A newer one is there already.
+    /// A newer snapshot exists already.
     #[error("store a snapshot: there is one at sequence {newest} already")]
     Stale {
-        /// Where that one stands.
+        /// Sequence of the newer snapshot.
         newest: u64,
     },
-    /// What was read back is not what was written.
+    /// The data that was read back differs from what was written.
     #[error("store a snapshot: the manifest reads back differently")]
     ReadBack,
 }
@@ -90,42 +93,42 @@ pub(crate) struct Snapshot {
     pub(crate) state: State,
 }
 
-/// A stream of messages under subjects, where snapshots are kept.
+/// A stream of messages under subjects that stores snapshots.
 ///
-/// # Guarantees
-/// What [`Messages::store`] answered for is there until it is purged. [`Messages::last`] and [`Messages::subjects`] know
-/// everything that was stored before the call.
+/// # Guarantees A message for which [`Messages::store`] returned is available until it is purged.
+/// [`Messages::last`] and [`Messages::subjects`] include everything that was stored before the
+/// call.
 ///
-/// # Caveats
-/// [`Messages::batch`] may answer from a replica that is behind.
+/// # Caveats [`Messages::batch`] may answer from a replica that lags behind.
 pub(crate) trait Messages: Clone + Send + Sync + 'static {
-    /// Stores a message and answers its sequence.
+    /// Stores a message and returns its sequence.
     fn store(&self, subject: String, payload: Bytes) -> impl Future<Output = Result<u64, LogError>> + Send;
     /// The newest message of a subject, with its sequence.
     fn last(&self, subject: &str) -> impl Future<Output = Result<Option<(u64, Bytes)>, LogError>> + Send;
     /// The first message of a subject from a sequence on, with its sequence.
     fn first(&self, from: u64, subject: &str) -> impl Future<Output = Result<Option<(u64, Bytes)>, LogError>> + Send;
-    /// Messages of a subject from a sequence on, as many as fit one answer; empty at the end.
+    /// Messages of a subject from a sequence on, as many as fit into one response; empty at the
+    /// end.
     fn batch(&self, from: u64, subject: &str) -> impl Future<Output = Result<Vec<(u64, Bytes)>, LogError>> + Send;
-    /// The subjects that match a filter, and how many messages each has.
+    /// The subjects that match a filter, with the number of messages of each.
     fn subjects(&self, filter: &str) -> impl Future<Output = Result<BTreeMap<String, u64>, LogError>> + Send;
-    /// Drops what lies below a sequence.
+    /// Drops all messages below a sequence.
     fn purge_below(&self, sequence: u64) -> impl Future<Output = Result<(), LogError>> + Send;
     /// Drops the messages of one subject.
     fn purge_subject(&self, subject: &str) -> impl Future<Output = Result<(), LogError>> + Send;
 }
 
-/// The rests of one snapshot; none where somebody waits for it from the beginning.
+/// The pauses of one snapshot; `None` if something waits for it from the start.
 #[derive(Debug)]
 struct Rests(Option<(Pacer, watch::Receiver<bool>)>);
 
 impl Rests {
-    /// `hurried` says when somebody waits.
+    /// Creates the pauses. `hurried` becomes true when something waits for the snapshot.
     fn new(hurried: Option<&watch::Receiver<bool>>) -> Self {
         Self(hurried.map(|hurried| (Pacer::new(clock::now()), hurried.clone())))
     }
 
-    /// Rests behind a piece of work, until somebody waits.
+    /// Pauses after a piece of work, at most until something waits.
     async fn rest(&mut self) {
         let Some((pacer, hurried)) = &mut self.0 else { return };
         let rest = pacer.rest(clock::now());
@@ -136,7 +139,7 @@ impl Rests {
     }
 }
 
-/// What a snapshot is of.
+/// The position and content that a snapshot describes.
 #[derive(Debug, Clone)]
 pub(crate) struct Pin {
     pub(crate) session: Session,
@@ -147,7 +150,7 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// Takes note of what is acknowledged now, `leases` included.
+    /// Pins what is acknowledged now, including `leases`.
     pub(crate) fn new(state: &RwLock<State>, session: Session, leases: Vec<(i64, i64)>) -> Self {
         let state = state.read().unwrap_or_else(PoisonError::into_inner);
         Self {
@@ -183,11 +186,11 @@ pub(crate) struct Manifest {
     /// Hash over the hashes of the chunks.
     pub(crate) digest: u64,
     pub(crate) bytes: u64,
-    /// Name of this snapshot among those of the same sequence.
+    /// Name that distinguishes this snapshot from others at the same sequence.
     pub(crate) name: String,
 }
 
-/// What was written of the chunks.
+/// Summary of the chunks that were written.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Written {
     pub(crate) chunks: u32,
@@ -240,12 +243,12 @@ impl Manifest {
         }
     }
 
-    /// What of the log it holds: the one that stands higher is the newer one.
+    /// Order of snapshots: the one with the higher place is newer.
     pub(crate) fn place(&self) -> (u64, u64) {
         (self.sequence, self.epoch)
     }
 
-    /// Its bytes, with a hash behind them.
+    /// The encoded manifest, followed by its hash.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
         let mut bytes = serde_json::to_vec(self).map_err(SnapshotError::Manifest)?;
         crate::codec::seal(&mut bytes);
@@ -265,7 +268,8 @@ impl Manifest {
         }
     }
 
-    /// An empty state into which the chunks are loaded. The time of leases begins with the next writer.
+    /// Creates an empty state into which the chunks are loaded. The time of leases starts with the
+    /// next writer.
     pub(crate) fn begin(&self) -> Snapshot {
         let session = Session {
             sequence: self.sequence,
@@ -288,7 +292,7 @@ impl Manifest {
 }
 
 impl Snapshot {
-    /// Takes what a chunk holds.
+    /// Loads the content of a chunk.
     pub(crate) fn load(&mut self, chunk: Chunk) {
         for operation in chunk.operations {
             match operation {
@@ -310,7 +314,7 @@ impl Snapshot {
         self.state.leases.attach(&key, before, lease);
     }
 
-    /// Ends loading.
+    /// Completes the load.
     pub(crate) fn finish(mut self) -> Self {
         while self.state.mvcc.trim(10_000) {}
         self

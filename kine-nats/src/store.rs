@@ -1,10 +1,10 @@
-//! What the services of a process share, whatever its role: the state behind a lock that is held for moments only, who
-//! writes, the lease if it is this process, and the way of a request to the writer.
+//! The state that the services of a process share, whatever its role: the keys behind a lock that
+//! is held only briefly, the role, the lease of a writer, and the route of a request to the writer.
 //!
 //! ```text
 //! Store::submit ─┬─ Writer ───► its queue                  Store::read_latest ─┬─ Writer ───► under the lease (or strict)
-//!                └─ Follower ─► the writer's process (peer)                    └─ Follower ─► asks the writer how far the
-//!                                                                                             log is, waits, reads here
+//!                └─ Follower ─► the writer's process (peer)                    └─ Follower ─► asks the writer for the end
+//!                                                                                             of the log, waits, reads here
 //! ```
 
 mod leader;
@@ -31,18 +31,18 @@ use succession::Successor;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
-/// How long a request may wait for the log; etcd's own limit.
+/// Timeout of a request that waits for the log; the same as etcd's.
 pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
 
-/// Bytes of the requests that wait for the writer; more wait with their clients.
+/// Bytes of the requests that may wait for the writer; further requests wait with their clients.
 const QUEUE_BYTES: usize = 64 << 20;
 const UNIT: usize = 1024;
 
-/// One store, as one process keeps it.
+/// One store in one process.
 #[derive(Debug)]
 pub(crate) struct Store {
     state: RwLock<State>,
-    /// Who watches.
+    /// All watches.
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
     pub(crate) quota: Quota,
@@ -56,28 +56,28 @@ pub(crate) struct Store {
     revision: AtomicI64,
     lease_until: AtomicU64,
     lease_ended: AtomicBool,
-    /// Until when the writer, whoever it is, is known to hold the lease.
+    /// Time until which the writer, in this process or another, is known to hold the lease.
     leader_until: AtomicU64,
-    /// The lease, the role or the newest revision is another one.
+    /// Signals a change of the lease, the role or the newest revision.
     changed: Notify,
-    /// There may be something new in the log.
+    /// Signals that the log may have new records.
     nudged: Notify,
-    /// How far the log is, as others say.
+    /// End of the log as announced by other processes.
     announced: AtomicU64,
-    /// The process that is to write next.
+    /// The process that is to become the next writer.
     successor: Mutex<Successor>,
     full: AtomicBool,
     stopping: AtomicBool,
     role: watch::Sender<Role>,
-    /// What is left of the bytes that may wait, in units of [`UNIT`].
+    /// Permits for the bytes that may wait, in units of [`UNIT`].
     room: Arc<Semaphore>,
     peers: Option<Arc<dyn Peers>>,
-    /// `None` where a lease is enough for a read.
+    /// `None` if a lease is sufficient for a read.
     strict: Option<Strict>,
 }
 
 impl Store {
-    /// A store that was read, before its role is known. Without peers there is one process.
+    /// Creates a store whose role is not known yet. `peers` is `None` if there is only one process.
     pub(crate) fn new(state: State, quota: Quota, metrics: Metrics, peers: Option<Arc<dyn Peers>>) -> Self {
         let visible = state.mvcc.visible();
         Self {
@@ -107,17 +107,18 @@ impl Store {
         }
     }
 
-    /// The state with its lock, for what walks it in pieces.
+    /// The state with its lock, for code that walks it in pieces.
     pub(crate) fn state(&self) -> &RwLock<State> {
         &self.state
     }
 
-    /// The state for reading. A panic anywhere ends the process, so a poisoned lock is never seen.
+    /// Locks the state for reading. A panic anywhere exits the process, so a poisoned lock never
+    /// occurs.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state for the writer.
+    /// Locks the state for the writer.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,20 +143,20 @@ impl Store {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Notes the newest record that this process wrote.
+    /// Records the newest record that this process wrote.
     pub(crate) fn set_written(&self, sequence: u64, revision: i64) {
         self.written.store(sequence, Ordering::Release);
         self.set_stored(sequence, revision);
     }
 
-    /// Notes what the newest stored record is.
+    /// Records the newest stored record.
     pub(crate) fn set_stored(&self, sequence: u64, revision: i64) {
         self.sequence.store(sequence, Ordering::Release);
         self.revision.store(revision, Ordering::Release);
         self.changed.notify_waiters();
     }
 
-    /// Tells the watches of what became visible since the revision `before`.
+    /// Notifies watches of the changes that became visible since the revision `before`.
     pub(crate) fn show(&self, before: i64, revision: i64) {
         if revision > before {
             let state = self.read();
@@ -167,7 +168,7 @@ impl Store {
         }
     }
 
-    /// The header of an answer.
+    /// The header of a response.
     pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
         ResponseHeader {
             cluster_id: self.cluster.load(Ordering::Acquire),
@@ -177,12 +178,12 @@ impl Store {
         }
     }
 
-    /// The other processes of the store, where there may be any.
+    /// Connection to the other processes of the store, if there may be any.
     pub(crate) fn peers(&self) -> Option<&dyn Peers> {
         self.peers.as_deref()
     }
 
-    /// This process as a member. One that has no peers is the same member after a restart.
+    /// Member id of this process. Without peers it is the same after a restart.
     pub(crate) fn member(&self) -> u64 {
         match &self.peers {
             Some(peers) => peers.member(),
@@ -195,19 +196,20 @@ impl Store {
         matches!(&*self.role.borrow(), Role::Writer { .. })
     }
 
-    /// What this process is for its store, from now on.
+    /// Subscribes to the role of this process.
     pub(crate) fn roles(&self) -> watch::Receiver<Role> {
         self.role.subscribe()
     }
 
-    /// Notes what was read from the log: `until` is when the writer's lease ends at the latest.
+    /// Records the position of a follower. The writer's lease expires at `until` at the latest.
     pub(crate) fn follow(&self, session: &Session, until: Duration) {
         let leader = (session.epoch > 0 && !session.resigned).then_some(Leader {
             epoch: session.epoch,
             writer: session.writer,
         });
         self.note_epoch(session);
-        // Who resigned is followed at once: for a moment that is no loss of the leader.
+        // After a resignation another writer follows at once. A short time without one does not
+        // count as the loss of the leader.
         let until = match leader {
             Some(_) => until,
             None if session.epoch > 0 => clock::now(),
@@ -222,7 +224,7 @@ impl Store {
         self.changed.notify_waiters();
     }
 
-    /// Begins to write, with a lease that this process holds until then.
+    /// Becomes the writer, with a lease until `lease_until`.
     pub(crate) fn begin(&self, session: &Session, queue: mpsc::Sender<Queued>, lease_until: Duration) {
         self.note_epoch(session);
         self.set_written(session.sequence, self.revision());
@@ -243,13 +245,14 @@ impl Store {
         self.seen_resign.store(session.seen_resign, Ordering::Release);
         self.cluster.store(session.cluster, Ordering::Release);
         let new = self.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch;
-        // Who had resigned when the log was read leads nobody.
+        // A writer that had already resigned when the log was read was never a leader for this
+        // process.
         if new && !session.resigned {
             self.metrics.leader_changes.inc();
         }
     }
 
-    /// Does not write any more.
+    /// Stops being the writer.
     pub(crate) fn retire(&self) {
         self.end_lease();
         self.full.store(false, Ordering::Relaxed);
@@ -257,17 +260,19 @@ impl Store {
         self.changed.notify_waiters();
     }
 
-    /// Takes over a state that was read anew. It holds at least what this one showed.
+    /// Replaces the state by one that was reread from the log. It contains at least what the old
+    /// one showed.
     pub(crate) fn adopt(&self, state: State, sequence: u64) {
         let (before, visible) = (self.revision(), state.mvcc.visible());
         *self.write() = state;
         self.set_stored(sequence, visible);
-        // What lies below the new compact revision is in no history; who watched it is told.
+        // Changes below the new compact revision are in no history; rewinding tells the watches
+        // that are affected.
         self.hub.rewind_all(before + 1);
         self.show(before, visible);
     }
 
-    /// Somebody says how far the log is.
+    /// Records the end of the log as announced by another process.
     pub(crate) fn nudge(&self, sequence: u64) {
         self.announced.fetch_max(sequence, Ordering::AcqRel);
         self.nudged.notify_one();
@@ -278,18 +283,18 @@ impl Store {
         self.nudged.notified().await;
     }
 
-    /// How far the log is at least.
+    /// Lower bound of the end of the log.
     pub(crate) fn announced(&self) -> u64 {
         self.announced.load(Ordering::Acquire)
     }
 
-    /// Waits for another record, lease or role, from the time of the call on.
+    /// Waits for a new record, lease or role, from the time of the call on.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
 
-    /// Extends the lease; it never gets shorter. One that was given up stays so. Only the writer calls this and
-    /// [`Store::end_lease`].
+    /// Extends the lease, and never shortens it. A lease that was given up stays so. Only the
+    /// writer calls this and [`Store::end_lease`].
     pub(crate) fn extend_lease(&self, until: Duration) {
         if self.lease_ended.load(Ordering::Acquire) {
             return;
@@ -299,15 +304,16 @@ impl Store {
         self.changed.notify_waiters();
     }
 
-    /// Gives the lease up for good.
+    /// Gives up the lease for good.
     pub(crate) fn end_lease(&self) {
         self.lease_ended.store(true, Ordering::Release);
         self.lease_until.store(0, Ordering::Release);
-        // For a moment that is no loss of the leader: another one is to follow.
+        // Another writer is to follow. A short time without one does not count as the loss of the
+        // leader.
         self.leader_until.fetch_min(nanoseconds(clock::now()), Ordering::AcqRel);
     }
 
-    /// Whether nobody else can have written.
+    /// Whether the lease guarantees that no other process has written.
     pub(crate) fn lease_holds(&self) -> bool {
         nanoseconds(clock::now()) < self.lease_until.load(Ordering::Acquire)
     }
@@ -325,7 +331,7 @@ impl Store {
         }
     }
 
-    /// From here on requests are refused.
+    /// Rejects requests from here on.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.hub.wake_all();
@@ -380,7 +386,7 @@ mod tests {
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 
-    /// Another process that nobody ever asks.
+    /// Another process that never receives a request.
     #[derive(Debug)]
     struct Silent;
 

@@ -1,4 +1,4 @@
-//! Keeps the certificates of the https listeners new.
+//! Reloads the certificates of the https listeners.
 
 use std::time::Duration;
 use tokio::sync::watch;
@@ -7,7 +7,7 @@ use yoke_runtime::tls::Reload;
 
 const POLL: Duration = Duration::from_secs(2);
 
-/// Rereads the files until told to stop. A change that cannot be used is logged once.
+/// Rereads the files until stopped. A change that cannot be used is logged once.
 pub(crate) async fn keep(mut reload: Reload, mut stop: watch::Receiver<bool>) {
     let mut complaint = None;
     while timeout(POLL, stop.wait_for(|stop| *stop)).await.is_err() {

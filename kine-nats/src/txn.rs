@@ -1,5 +1,5 @@
-//! Evaluates a request against the head of the store: decides, changes the store, writes down the operations for the log
-//! and makes the answer. A refused request changes nothing.
+//! Evaluates a request against the head of the store: decides, changes the state, collects the
+//! operations for the log, and builds the answer. A rejected request changes nothing.
 
 mod leases;
 mod limits;
@@ -30,18 +30,19 @@ pub(crate) enum Command {
     },
     Revoke(i64),
     KeepAlive(i64),
-    /// Goes through the writer so that nothing is told that is not stored.
+    /// Goes through the writer so that the answer shows only what is stored.
     TimeToLive {
         id: i64,
         keys: bool,
     },
     Leases,
-    /// How far the store is; goes through the writer so that nothing stored before it is left out.
+    /// Requests the end of the store. It goes through the writer so that the answer covers
+    /// everything that was stored before.
     Barrier,
 }
 
 impl Command {
-    /// Whether doing it twice is as good as once: it changes nothing that is told.
+    /// Whether the request may be executed twice: it changes nothing that a client can see.
     pub(crate) fn is_repeatable(&self) -> bool {
         matches!(
             self,
@@ -49,7 +50,7 @@ impl Command {
         )
     }
 
-    /// About how large it is.
+    /// Approximate size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Put(request) => request.encoded_len(),
@@ -60,7 +61,7 @@ impl Command {
     }
 }
 
-/// Its answer; headers hold only the revision.
+/// The answer to a command; its headers hold only the revision.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Put(pb::PutResponse),
@@ -75,13 +76,13 @@ pub(crate) enum Answer {
     Barrier { revision: i64, compacted: i64 },
 }
 
-/// What an evaluation works on.
+/// The inputs and outputs of an evaluation.
 #[derive(Debug)]
 pub(crate) struct Evaluation<'a> {
     pub(crate) state: &'a mut State,
     pub(crate) operations: &'a mut Operations,
     pub(crate) now: Duration,
-    /// Bytes above which nothing is put any more.
+    /// Bytes above which puts are rejected.
     pub(crate) quota: u64,
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
     };
     match command {
         Command::Put(request) => {
-            // First, as etcd does.
+            // The order of checks is etcd's.
             step.check_space()?;
             step.check_lease(request)?;
             step.check_key(request)?;
@@ -131,7 +132,8 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
     }
 }
 
-/// The list that a transaction does, with those of the nested ones: all comparisons are made before anything is written.
+/// The operations that a transaction executes, including nested ones. All comparisons precede the
+/// first write.
 struct Path<'a> {
     succeeded: bool,
     steps: Vec<PathStep<'a>>,
@@ -165,7 +167,8 @@ impl Step<'_, '_> {
         })
     }
 
-    /// The revision of what this request writes: one more than before, for all of it.
+    /// The revision of the writes of this request: one above the revision before it, for all of
+    /// them.
     fn write_revision(&mut self) -> i64 {
         let mvcc = &mut self.evaluation.state.mvcc;
         if mvcc.head() == self.begin {
@@ -281,13 +284,13 @@ impl Step<'_, '_> {
     fn check(&self, path: &Path<'_>) -> Result<(), Refusal> {
         for step in &path.steps {
             match step {
-                // The other way round than a put of its own, as etcd does.
+                // Like etcd, this order is the reverse of the order in a separate put.
                 PathStep::Single(Request::RequestPut(request)) => {
                     self.check_key(request)?;
                     self.check_lease(request)?;
                 }
                 PathStep::Single(Request::RequestRange(request)) => {
-                    // Outside of a transaction this reads the newest revision.
+                    // Outside of a transaction such a revision reads the newest one.
                     let compacting = self.evaluation.state.compacting;
                     if request.revision < compacting.min(0) {
                         return Err(Refusal::Compacted);
@@ -364,7 +367,7 @@ fn item_holds(compare: &pb::Compare, item: Option<&Item>) -> bool {
         Ok(CompareTarget::Lease) => item.lease,
         Ok(CompareTarget::Value) | Err(_) => 0,
     });
-    // A number for another target counts as none.
+    // A number for another target counts as 0.
     let wanted = match (target, union) {
         (Ok(CompareTarget::Version), Some(TargetUnion::Version(wanted)))
         | (Ok(CompareTarget::Create), Some(TargetUnion::CreateRevision(wanted)))
@@ -381,7 +384,7 @@ fn result_holds(compare: &pb::Compare, order: Ordering) -> bool {
         Ok(CompareResult::NotEqual) => order.is_ne(),
         Ok(CompareResult::Greater) => order.is_gt(),
         Ok(CompareResult::Less) => order.is_lt(),
-        // etcd's own answer to what it does not know.
+        // etcd, too, treats an unknown result as true.
         Err(_) => true,
     }
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a request before it meets the store.
+//! Validates requests before they reach the store.
 
 use crate::mvcc::contains;
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -11,15 +11,15 @@ use bytes::Bytes;
 use prost::Message;
 use std::collections::BTreeSet;
 
-/// etcd's largest request.
+/// etcd's limit for one request, in bytes.
 pub(crate) const MAX_REQUEST: usize = 3 * 512 * 1024;
-/// etcd's longest transaction.
+/// etcd's limit for the operations of a transaction.
 const MAX_OPERATIONS: usize = 128;
-/// Comparisons and operations of a transaction with all that is nested in it. etcd bounds the length of each path only;
-/// here a request is done while nobody else reads.
+/// Limit for the comparisons and operations of a transaction, including nested ones. etcd limits
+/// only the length of each path. Here no other read runs during a request.
 const MAX_TOTAL: usize = 1024;
 
-/// Checks a request that goes through the writer, from a client or from another process.
+/// Validates a request that goes through the writer, from a client or from another process.
 pub(crate) fn check(command: &Command) -> Result<(), Refusal> {
     match command {
         Command::Put(request) => check_put(request).and_then(|()| check_size(request)),
@@ -37,7 +37,7 @@ fn check_size(request: &impl Message) -> Result<(), Refusal> {
     }
 }
 
-/// Checks a Range.
+/// Validates a Range.
 pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Refusal> {
     if request.key.is_empty() {
         return Err(Refusal::EmptyKey);
@@ -48,7 +48,8 @@ pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Checks a RangeStream. As with etcd, keys come in their order and unfiltered, so that each page is read by itself.
+/// Validates a RangeStream. As in etcd, keys must come in order and unfiltered, so that each page
+/// is read separately.
 pub(crate) fn check_range_stream(request: &RangeRequest) -> Result<(), Refusal> {
     check_range(request)?;
     match (request.sort_order(), request.sort_target()) {
@@ -61,7 +62,7 @@ pub(crate) fn check_range_stream(request: &RangeRequest) -> Result<(), Refusal> 
     check_size(request)
 }
 
-/// Checks a Put.
+/// Validates a Put.
 fn check_put(request: &PutRequest) -> Result<(), Refusal> {
     if request.key.is_empty() {
         Err(Refusal::EmptyKey)
@@ -74,7 +75,7 @@ fn check_put(request: &PutRequest) -> Result<(), Refusal> {
     }
 }
 
-/// Checks a DeleteRange.
+/// Validates a DeleteRange.
 fn check_delete(request: &DeleteRangeRequest) -> Result<(), Refusal> {
     if request.key.is_empty() {
         Err(Refusal::EmptyKey)
@@ -83,7 +84,7 @@ fn check_delete(request: &DeleteRangeRequest) -> Result<(), Refusal> {
     }
 }
 
-/// Checks a transaction with all that is nested in it.
+/// Validates a transaction with everything that is nested in it.
 fn check_txn(request: &TxnRequest) -> Result<(), Refusal> {
     check_operations(request, MAX_OPERATIONS, &mut 0)?;
     check_intervals(&request.success)?;
@@ -118,7 +119,8 @@ fn check_operations(request: &TxnRequest, most: usize, total: &mut usize) -> Res
 
 type Intervals = (BTreeSet<Bytes>, Vec<(Bytes, Bytes)>);
 
-/// A key may be written once in a transaction. The two lists of a nested one exclude each other.
+/// Rejects a transaction that writes a key twice. The two branches of a nested transaction exclude
+/// each other.
 fn check_intervals(operations: &[RequestOp]) -> Result<Intervals, Refusal> {
     let mut puts: BTreeSet<Bytes> = BTreeSet::new();
     let mut deletes: Vec<(Bytes, Bytes)> = Vec::new();

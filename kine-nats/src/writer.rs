@@ -3,12 +3,12 @@
 //! ```text
 //! requests ─► evaluate against the head ─► record ─► log (up to PIPELINE in flight)
 //!                                                      │ ack, in order
-//!             answers ◄─ marks watches ◄─ visible ◄────┘
+//!             answers ◄─ mark watches ◄─ visible ◄─────┘
 //! ```
 //!
-//! What waits in the queue when a place in the pipeline is free becomes one record. A record whose ack does not come is
-//! in doubt: it is looked up at the stream's leader and sent again until it is known to be stored, or until the log shows
-//! that another writer began. Nobody is told of success before that.
+//! When the pipeline has room, all waiting requests become one record. A record without an ack is
+//! in doubt. The writer looks it up at the stream's leader and sends it again, until it is known to
+//! be stored or the log shows another writer. No client gets a success before that.
 
 mod floor;
 mod loss;
@@ -35,23 +35,25 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 pub(crate) use upkeep::{Pace, Pacing, Unsaved, Upkeep};
 
-/// How long a challenger waits for a sign of life.
+/// How long a challenger waits for a sign of life of the writer.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
-/// The part of the lease that the writer relies on; clocks do not all run alike.
+/// The part of the lease that the writer relies on; clocks do not all run at the same speed.
 pub(crate) const LEASE_USED: Duration = Duration::from_millis(1900);
-/// An idle writer shows that it lives this often.
+/// Heartbeat interval of an idle writer.
 const IDLE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(250);
-/// Records in flight: each costs the server a sync of its own, so what waits is better together in the next one.
+/// Records in flight. Each costs the server a sync of its own, so waiting requests are better
+/// combined in the next record.
 const PIPELINE: usize = 2;
-/// Records that a writer of any version may have in flight when it is replaced.
+/// Largest number of records that a writer of any version may have in flight when it is replaced.
 const STRAGGLERS: u64 = 4;
-/// A record takes no more requests from this size on.
+/// A record that has reached this size takes no further requests.
 const BATCH_BYTES: usize = 256 * 1024;
 const BATCH_REQUESTS: usize = 1024;
-/// Evaluating what waits should not take longer; etcd's own limit.
+/// Evaluation of one batch should not take longer; etcd's own limit.
 const SLOW: Duration = Duration::from_millis(100);
-/// Leases that end in one record, and the keys that end with them; one lease may have more.
+/// Limits of one record: leases that expire, and keys that are deleted with them. A single lease
+/// may have more keys.
 const EXPIRIES: usize = 200;
 const EXPIRY_KEYS: usize = 1000;
 
@@ -60,52 +62,52 @@ type Reply = (oneshot::Sender<Outcome>, Result<Answer, Refusal>);
 /// Why the writer ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WriterError {
-    /// Another writer began.
+    /// Another writer started.
     #[error("write: fenced by the writer of epoch {epoch}")]
     Fenced {
-        /// Its epoch.
+        /// Epoch of the other writer.
         epoch: u64,
     },
-    /// Another writer began, and has dropped the records that say so.
+    /// Another writer started, and has purged the records that show it.
     #[error("write: overtaken: the log begins at sequence {first}, and this writer ended at {acknowledged}")]
     Overtaken {
-        /// Where the log begins.
+        /// First sequence of the log.
         first: u64,
-        /// What this writer knows.
+        /// Last sequence that this writer knows.
         acknowledged: u64,
     },
-    /// The log holds less than was acknowledged.
+    /// The log has lost acknowledged records.
     #[error(
         "write: the log has lost records: it ends at sequence {last}, \
          and records up to {acknowledged} were acknowledged, with revision {revision}; `kine-nats repair` says what is left"
     )]
     Lost {
-        /// Where the log ends.
+        /// Last sequence of the log.
         last: u64,
-        /// Where it ended before.
+        /// Last acknowledged sequence.
         acknowledged: u64,
-        /// Newest revision that was acknowledged.
+        /// Newest acknowledged revision.
         revision: i64,
     },
-    /// The log has a hole behind what was acknowledged.
+    /// The log has a gap behind the acknowledged records.
     #[error(
         "write: the log has lost the record at sequence {sequence}, which nobody was told of, and holds what is behind it; \
          `kine-nats repair` says what can be read without it"
     )]
     Missing {
-        /// Where.
+        /// Sequence of the missing record.
         sequence: u64,
     },
-    /// The log holds something that cannot be.
+    /// The log holds a record that cannot be valid.
     #[error("write: the log cannot be continued")]
     Session(#[from] SessionError),
     /// A message in the log is not a record.
     #[error("write: the log holds something else")]
     Codec(#[from] crate::codec::CodecError),
-    /// A task of the log ended.
+    /// The task that receives acknowledgements of the log ended.
     #[error("write: the log's acknowledgements ended")]
     AcksEnded,
-    /// The log did not answer while stopping.
+    /// The log cannot be used.
     #[error("write: use the log")]
     Log(#[from] LogError),
 }
@@ -119,11 +121,11 @@ struct Batch {
     /// Revision and compact revision once it is stored.
     revision: i64,
     compacted: i64,
-    /// Leases that it makes or ends.
+    /// Leases that it grants or ends.
     leases: Vec<(i64, Option<i64>)>,
-    /// When it was sent first; the lease counts from here.
+    /// Time of the first send; the lease counts from here.
     sent: Duration,
-    /// What it is to strict reads that came before.
+    /// Number of the record for strict reads.
     number: u64,
     acked: bool,
     replies: Vec<Reply>,
@@ -137,26 +139,26 @@ pub(crate) struct Writer<L, M> {
     queue: mpsc::Receiver<Queued>,
     store: Arc<Store>,
     incarnation: u64,
-    /// The end of the log as far as it is acknowledged.
+    /// The acknowledged end of the log.
     session: Session,
-    /// Where this writer began, just behind its epoch record.
+    /// Sequence at which this writer started, just behind its epoch record.
     begun: u64,
-    /// Hash of the newest record that was made.
+    /// Hash of the newest record that was sent.
     hash: u64,
     pending: VecDeque<Batch>,
     token: u64,
     last_sent: Duration,
-    /// Whether leases may have ended that are still there.
+    /// Whether expired leases may still exist.
     expiring: bool,
-    /// When that was looked at.
+    /// Time of the last check for expired leases.
     awake: Duration,
-    /// Whether there was a connection when it was last looked at.
+    /// Whether there was a connection at the last check.
     connected: bool,
     upkeep: Upkeep<L, M>,
     recent: Recent,
 }
 
-/// What a writer is made of.
+/// The parts of a writer.
 #[derive(Debug)]
 pub(crate) struct Parts<L, M> {
     pub(crate) log: Arc<L>,
@@ -166,7 +168,7 @@ pub(crate) struct Parts<L, M> {
     pub(crate) incarnation: u64,
     pub(crate) session: Session,
     pub(crate) upkeep: Upkeep<L, M>,
-    /// The end of the log.
+    /// The newest records of the log.
     pub(crate) recent: Recent,
 }
 
@@ -205,11 +207,12 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
     }
 
-    /// Writes until told to stop, then stores a last snapshot if it is worth one, answers what is under way and gives the lease
-    /// up.
+    /// Writes until stopped. Then stores a last snapshot if that is worthwhile, answers the
+    /// requests in flight, and gives up the lease.
     pub(crate) async fn run(mut self, stop: watch::Receiver<bool>) -> Result<(), WriterError> {
         let ended = self.write(stop).await;
-        // What is under way has no answer from here on; what was not begun may be done by whoever writes next.
+        // Requests in flight get no answer from here on. Requests that did not start may be
+        // executed by the next writer.
         self.pending.clear();
         self.store.retire();
         self.queue.close();
@@ -226,7 +229,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let mut leaving = None;
         while leaving.is_none_or(|end| clock::now() < end && self.upkeep.is_worth_saving(&self.store)) {
             self.upkeep.begin(&self.store, &self.session);
-            // Before more is taken: requests that never end would keep every place in the pipeline.
+            // Before taking more: an endless stream of requests would use all room in the pipeline.
             self.expire_due().await?;
             let open = self.has_room();
             tokio::select! {
@@ -240,7 +243,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     Some(queued) => self.evaluate(Some(queued)).await?,
                     None => return self.resign().await,
                 },
-                // What was taken from the queue meanwhile is a record, too.
+                // Requests that were taken from the queue meanwhile form a record, too.
                 () = self.store.proof_wanted(), if open => self.dispatch(Operations::default(), Vec::new()).await?,
             }
         }
@@ -254,9 +257,10 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.resign().await
     }
 
-    /// Whether another record may be sent. Records of the writer before this one may still arrive, in place of the first
-    /// ones of this writer; one that was sent behind a displaced one would stand on nothing. So one at a time, until the
-    /// log is longer than what any of the old ones expects.
+    /// Whether another record may be sent. Late records of the previous writer may still arrive, in
+    /// place of the first records of this writer. A record that was sent behind a displaced one
+    /// would continue nothing. The writer therefore sends one record at a time, until the log is
+    /// longer than any late record expects.
     fn has_room(&self) -> bool {
         let alone = self.session.sequence < self.begun + STRAGGLERS;
         self.pending.len() < if alone { 1 } else { PIPELINE }
@@ -296,7 +300,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
         self.expiring = true;
         let connected = self.log.is_connected();
-        // The log may have lost something meanwhile: a record tells.
+        // The log may have lost records meanwhile; sending a record shows it.
         let reconnected = connected && !std::mem::replace(&mut self.connected, connected);
         if reconnected {
             self.upkeep.doubt();
@@ -307,11 +311,12 @@ impl<L: Log, M: Messages> Writer<L, M> {
         Ok(())
     }
 
-    /// Ends leases whose time was up at the last tick, as far as there is room.
+    /// Ends the leases that had expired at the last tick, as far as there is room in the pipeline.
     async fn expire_due(&mut self) -> Result<(), WriterError> {
         let now = clock::now();
         if now > self.awake + LEASE_USED {
-            // The machine slept, or the log did not answer: nobody could renew a lease. etcd's clock does not run in a suspend.
+            // The node was suspended, or the log did not answer, so no client could renew a lease.
+            // etcd's clock stands still in a suspend.
             self.store.write().leases.renew_all(now);
         }
         self.awake = now;
@@ -342,7 +347,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     now,
                     quota: self.store.quota.bytes(),
                 };
-                // A lease that is gone by now needs nothing more.
+                // A lease that no longer exists needs nothing more.
                 if evaluate(&mut evaluation, &Command::Revoke(id)).is_ok() {
                     self.store.metrics.expired.inc();
                 }
@@ -351,7 +356,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.dispatch(operations, Vec::new()).await
     }
 
-    /// Evaluates what waits, and sends it as one record.
+    /// Evaluates all waiting requests, and sends them as one record.
     async fn evaluate(&mut self, mut next: Option<Queued>) -> Result<(), WriterError> {
         let mut operations = Operations::default();
         let mut replies: Vec<Reply> = Vec::new();
@@ -364,7 +369,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             let mut state = self.store.write();
             let now = clock::now();
             while let Some(Queued { command, reply, room }) = next {
-                // Nobody waits for the answer any more; nothing was done yet.
+                // A request whose client has gone is dropped before it starts.
                 if !reply.is_closed() {
                     let mut evaluation = Evaluation {
                         state: &mut state,
@@ -375,7 +380,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     replies.push((reply, evaluate(&mut evaluation, &command)));
                 }
                 drop((command, room));
-                // Reads add no bytes, and each may take its time.
+                // Reads add no bytes, and each may take a while.
                 let more =
                     operations.len() < BATCH_BYTES && replies.len() < BATCH_REQUESTS && clock::now() < now + SLOW;
                 next = if more { self.queue.try_recv().ok() } else { None };
@@ -385,8 +390,9 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
         }
         self.store.metrics.requests.inc_by(replies.len() as u64);
-        // What changes nothing has seen the newest state while nobody else could have written. It may show what is in flight.
-        // Of strict reads: what is in flight was sent before they came.
+        // A batch without changes has read the newest state while no other process could have
+        // written. It may show records in flight, so its answers wait for those. For strict reads
+        // this is not sufficient: the records in flight were sent before the reads arrived.
         if operations.is_empty() && !self.store.is_strict() && self.store.lease_holds() {
             match self.pending.back_mut() {
                 Some(batch) => batch.replies.extend(replies),
@@ -397,7 +403,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.dispatch(operations, replies).await
     }
 
-    /// Makes a record of operations that are applied to the head already, and sends it.
+    /// Builds a record of operations that are applied to the head already, and sends it.
     async fn dispatch(&mut self, mut operations: Operations, replies: Vec<Reply>) -> Result<(), WriterError> {
         let (revision, compacted) = {
             let state = self.store.read();
@@ -443,13 +449,13 @@ impl<L: Log, M: Messages> Writer<L, M> {
     }
 }
 
-/// Waits until the process is told to stop.
+/// Waits until the process is stopped.
 pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // Without a sender nobody can say so: then it is time, too.
+    // A dropped sender counts as a stop, too.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 fn answer((reply, result): Reply) {
-    // The client may have gone; what was done stays done.
+    // The client may have gone; the write stays.
     let _ = reply.send(Outcome::Done(result));
 }

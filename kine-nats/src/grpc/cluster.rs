@@ -77,7 +77,7 @@ fn to_member(member: Member) -> pb::Member {
     pb::Member {
         id,
         name,
-        // These processes have no peer URLs. Every member of etcd has one, and tools use the first
+        // The processes have no peer URLs. Every member of etcd has one, and tools use the first
         // without a check.
         peer_ur_ls: client_urls.clone(),
         client_ur_ls: client_urls,

@@ -1,24 +1,25 @@
-//! The floor: how far the log was acknowledged, in a message beside the snapshots. A writer raises it every few seconds
-//! while it writes, and before it resigns. A log that ends below it has lost something, even if no process is alive that
-//! remembers.
+//! The low watermark: how far the log was acknowledged, in a message beside the snapshots. A writer
+//! raises it every few seconds while it writes, and before it resigns. A log that ends below it has
+//! lost records, even if no live process remembers them.
 //!
-//! A server may drop the end of a log when it starts on a damaged message. It says so until it is started again, and
-//! nothing in the log shows it. The floor names what the server had dropped when the log was still known to be whole: what
-//! it says beyond that nobody has made up for.
+//! A server may drop the end of a log when it starts on a corrupt message. It reports that until
+//! its next restart, and nothing in the log shows it. The low watermark records which losses the
+//! server reported while the log was known to be complete. Losses beyond that have not been made up
+//! for.
 
 use super::{Messages, SnapshotError, Snapshots};
 use crate::codec;
 use crate::log::{Log, Lost};
 use serde::{Deserialize, Serialize};
 
-/// How far a log is known to reach.
+/// The sequence that a log is known to reach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Floor {
-    /// Its newest record that was acknowledged.
+    /// Sequence of the newest acknowledged record.
     pub(crate) sequence: u64,
-    /// The revision there.
+    /// Revision at that sequence.
     pub(crate) revision: i64,
-    /// What its server had dropped by then.
+    /// Losses that the server had reported by then.
     pub(crate) lost: Lost,
 }
 
@@ -40,7 +41,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         format!("{}.f", self.main.prefix)
     }
 
-    /// The newest floor; one of zeros where there is none.
+    /// Reads the newest low watermark; zeros if there is none.
     pub(crate) async fn floor(&self) -> Result<Floor, SnapshotError> {
         let Some((sequence, message)) = self.main.stream.last(&self.floors()).await? else {
             return Ok(Floor::default());
@@ -51,7 +52,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         }))
     }
 
-    /// Stores the newest floor again if it would be dropped with what lies below a message.
+    /// Stores the newest low watermark again if a purge below a message would drop it.
     pub(super) async fn lift_floor(&self, below: u64) -> Result<(), SnapshotError> {
         let _alone = self.floor.lock().await;
         match self.main.stream.last(&self.floors()).await? {
@@ -63,7 +64,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         }
     }
 
-    /// Stores a floor. Older ones go when snapshots are tidied.
+    /// Stores a low watermark. Older ones are purged together with snapshots.
     pub(crate) async fn set_floor(&self, floor: &Floor) -> Result<(), SnapshotError> {
         let _alone = self.floor.lock().await;
         self.main.stream.store(self.floors(), floor.encode()?.into()).await?;

@@ -1,21 +1,24 @@
-//! When a snapshot rests, so that requests do not wait behind it for the processor, the link and the disk. Time comes in,
-//! the length of a rest goes out; [`super::Rests`] takes it.
+//! Rate limit of a snapshot, so that requests do not wait behind it for the processor, the network
+//! and the disk. The time is passed in and the length of a pause is returned; [`super::Rests`]
+//! sleeps.
 
 use std::time::Duration;
 
-/// How many times as long as a piece of work took the rest behind it is: a snapshot works a quarter of the time.
+/// Ratio of a pause to the work before it: a snapshot works a quarter of the time.
 const REST: u32 = 3;
-/// The longest rest: a piece that had to wait for the log tells nothing about how much it used.
+/// Longest pause. A piece that had to wait for the log says nothing about the resources that it
+/// used.
 const LONGEST: Duration = Duration::from_millis(200);
-/// For how long one snapshot rests at all. What is written meanwhile has to be kept until it is stored.
+/// Time after which a snapshot no longer pauses. Records that are written meanwhile must be
+/// retained until it is stored.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One snapshot on its way.
+/// The rate limit of one snapshot.
 #[derive(Debug)]
 pub(super) struct Pacer {
-    /// When the piece of work under way began.
+    /// Start of the current piece of work.
     began: Duration,
-    /// From when on there is no rest any more.
+    /// End of all pauses.
     until: Duration,
 }
 
@@ -27,13 +30,13 @@ impl Pacer {
         }
     }
 
-    /// A piece of work is done: how long to rest.
+    /// Length of the pause after a finished piece of work.
     pub(super) fn rest(&self, now: Duration) -> Duration {
         let took = now.saturating_sub(self.began);
         (took * REST).min(LONGEST).min(self.until.saturating_sub(now))
     }
 
-    /// The next piece of work begins.
+    /// Starts the next piece of work.
     pub(super) fn resume(&mut self, now: Duration) {
         self.began = now;
     }
@@ -52,7 +55,7 @@ mod tests {
             pacer.resume(begins * MILLISECOND);
             assert_eq!(pacer.rest(ends * MILLISECOND), rest * MILLISECOND, "{begins} to {ends}");
         }
-        // A clock that goes back takes no time away.
+        // A clock that goes back shortens nothing.
         assert_eq!(pacer.rest(Duration::ZERO), Duration::ZERO);
     }
 

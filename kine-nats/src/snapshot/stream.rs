@@ -1,5 +1,6 @@
-//! Snapshots in streams of their own: in one, or in two by turns. A server that finds a damaged message when it starts drops
-//! what is behind it in that file, which may be all snapshots of a stream; what is in the other one is not concerned.
+//! Snapshots in streams of their own: all in one, or by turns in two. A server that finds a corrupt
+//! message at its start drops everything behind it in that file. That may be all snapshots of one
+//! stream; those in the other stream are not affected.
 
 use super::chunk::Chunks;
 use super::{Chunk, Manifest, Messages, Pin, Rests, Snapshot, SnapshotError, Written};
@@ -17,23 +18,24 @@ pub(super) struct Shelf<M> {
     pub(super) prefix: String,
 }
 
-/// A manifest, and where it is.
+/// A manifest with its location.
 struct Kept<'a, M> {
     shelf: &'a Shelf<M>,
     sequence: u64,
     manifest: Manifest,
 }
 
-/// The snapshots' streams, and the log that snapshots shorten.
+/// The streams of the snapshots, and the log that snapshots truncate.
 #[derive(Debug)]
 pub(crate) struct Snapshots<M, L> {
-    /// The floor is here, too.
+    /// Also holds the low watermark.
     pub(super) main: Shelf<M>,
     spare: Option<Shelf<M>>,
     log: Arc<L>,
-    /// Held while a floor is stored: one that is lifted must not come behind a higher one.
+    /// Locked while a low watermark is stored: one that is stored again must not land behind a
+    /// higher one.
     pub(super) floor: Arc<Mutex<()>>,
-    /// Where snapshots rest: whether somebody waits for the one under way.
+    /// Whether something waits for the snapshot in progress. `None` if snapshots do not pause.
     hurried: Option<watch::Receiver<bool>>,
 }
 
@@ -86,7 +88,8 @@ impl<M: Messages> Shelf<M> {
         Ok(manifest)
     }
 
-    /// Removes chunks below a sequence that no manifest names. A manifest that cannot be read may name any of them.
+    /// Removes chunks below a sequence that no manifest names. Does nothing if a manifest is
+    /// unreadable, because it may name any of them.
     async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
         let begin = self.chunks("");
         let counts = self.stream.subjects(&format!("{}.>", self.prefix)).await?;
@@ -110,7 +113,7 @@ impl<M: Messages> Shelf<M> {
 
     /// Manifests that can be read.
     async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
-        // A server may find nothing where it finds damage: at the end, or from there on.
+        // A server may find nothing where it finds corruption: at the end, or from there on.
         let newest = self.stream.last(&self.manifests()).await?;
         let (mut manifests, mut from) = (Vec::new(), 1);
         loop {
@@ -138,7 +141,7 @@ impl<M: Messages> Shelf<M> {
         Ok(snapshot.finish())
     }
 
-    /// Reads the chunks of a snapshot, all of them or to the first that is damaged.
+    /// Reads the chunks of a snapshot, up to the last or to the first corrupt one.
     async fn walk(
         &self,
         manifest: &Manifest,
@@ -184,7 +187,7 @@ impl<M> Kept<'_, M> {
 }
 
 impl<M: Messages, L: Log> Snapshots<M, L> {
-    /// In one stream; `prefix` is `kine.<id>.snap`.
+    /// Uses one stream; `prefix` is `kine.<id>.snap`.
     pub(crate) fn new(stream: M, prefix: String, log: Arc<L>) -> Self {
         Self {
             main: Shelf { stream, prefix },
@@ -195,13 +198,13 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         }
     }
 
-    /// Has a second stream take every other snapshot.
+    /// Adds a second stream for every other snapshot.
     pub(crate) fn with_spare(mut self, stream: M, prefix: String) -> Self {
         self.spare = Some(Shelf { stream, prefix });
         self
     }
 
-    /// Has snapshots rest as long as nobody waits for them.
+    /// Lets snapshots pause as long as nothing waits for them.
     pub(crate) fn resting(&self, hurried: watch::Receiver<bool>) -> Self {
         let hurried = Some(hurried);
         Self {
@@ -214,7 +217,8 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         std::iter::once(&self.main).chain(&self.spare)
     }
 
-    /// Stores a snapshot of what is pinned, then drops what it makes superfluous. Answers the bytes it took.
+    /// Stores a snapshot of the pinned state, then purges what it supersedes. Returns its size in
+    /// bytes.
     pub(crate) async fn keep(&self, state: &RwLock<State>, pin: &Pin) -> Result<u64, SnapshotError> {
         let mut rests = Rests::new(self.hurried.as_ref());
         let manifest = self.store(state, pin, &mut rests).await?;
@@ -222,7 +226,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(manifest.bytes)
     }
 
-    /// Stores a snapshot of what is pinned, for somebody who waits.
+    /// Stores a snapshot of the pinned state without pauses, and purges nothing.
     pub(crate) async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
         self.store(state, pin, &mut Rests::new(None)).await
     }
@@ -246,7 +250,8 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         saved
     }
 
-    /// Removes chunks below a sequence that no manifest names. One at or above a writer's own may still become a snapshot.
+    /// Removes chunks below a sequence that no manifest names. Chunks at or above a writer's own
+    /// sequence may still become a snapshot.
     pub(crate) async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
         for shelf in self.shelves() {
             shelf.remove_strays(sequence).await?;
@@ -254,18 +259,18 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(())
     }
 
-    /// Manifests that can be read, by what they hold, oldest first.
+    /// Manifests that can be read, by the position that they describe, oldest first.
     async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
         let mut manifests = Vec::new();
         for shelf in self.shelves() {
             manifests.extend(shelf.list().await?);
         }
-        // A writer that slept may store an older one behind a newer one.
+        // A writer that was suspended may store an older snapshot behind a newer one.
         manifests.sort_by_key(|kept| kept.manifest.place());
         Ok(manifests)
     }
 
-    /// Those of which every chunk is there, oldest first.
+    /// Manifests whose chunks all exist, oldest first.
     async fn whole(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
         let mut manifests = self.list().await?;
         for shelf in self.shelves() {
@@ -282,24 +287,25 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(manifests)
     }
 
-    /// How many stand at a sequence or below it, of those of which every chunk is there.
+    /// Number of snapshots with all chunks at or below a sequence.
     pub(crate) async fn count(&self, most: u64) -> Result<usize, SnapshotError> {
         let manifests = self.whole().await?;
         Ok(manifests.iter().filter(|kept| kept.manifest.sequence <= most).count())
     }
 
-    /// The highest sequence that any of them stands at, whole or not; 0 without one.
+    /// The highest sequence of any snapshot, complete or not; 0 without one.
     pub(crate) async fn highest(&self) -> Result<u64, SnapshotError> {
         let manifests = self.list().await?;
         Ok(manifests.iter().map(|kept| kept.manifest.sequence).max().unwrap_or(0))
     }
 
-    /// Keeps the newest snapshot, the newest before it that reads back, and the log behind that.
+    /// Retains the newest snapshot, the newest earlier one that reads back, and the log behind that
+    /// one. Purges the rest.
     async fn tidy(&self, newest: &Manifest, rests: &mut Rests) -> Result<(), SnapshotError> {
         let manifests = self.whole().await?;
         match manifests.last().map(|kept| &kept.manifest) {
             Some(last) if last == newest => {}
-            // Of two that stand at one sequence either is the last.
+            // Either of two snapshots at one sequence may be the last.
             Some(last) if last.place() == newest.place() && manifests.iter().any(|kept| kept.manifest == *newest) => {}
             Some(last) if last.place() >= newest.place() => {
                 return Err(SnapshotError::Stale { newest: last.sequence });
@@ -331,7 +337,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(())
     }
 
-    /// The newest one that is whole.
+    /// Reads the newest complete snapshot.
     pub(crate) async fn newest(&self) -> Result<Option<Snapshot>, SnapshotError> {
         for Kept { shelf, manifest, .. } in self.list().await?.into_iter().rev() {
             match shelf.read(&manifest).await {
@@ -348,7 +354,8 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     }
 }
 
-/// The newest of them that reads back. What was stored a while ago may have been damaged since, which only reading shows.
+/// The newest of the manifests whose snapshot reads back. Data that was stored a while ago may have
+/// become corrupt, which only reading shows.
 async fn sound<'a, 'b, M: Messages>(
     manifests: &'a [Kept<'b, M>],
     rests: &mut Rests,

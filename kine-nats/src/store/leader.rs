@@ -1,5 +1,6 @@
-//! Whether the store has a leader: a writer, here or in another process, whose lease holds or ended only moments ago.
-//! Streams whose clients need one end without it, as etcd's do; one task for all of them notices that time has passed.
+//! Whether the store has a leader: a writer, in this process or another, whose lease is valid or
+//! expired only moments ago. Without a leader, streams of clients that require one end, as in etcd.
+//! One task watches the time for all of them.
 
 use super::{Store, nanoseconds};
 use crate::clock;
@@ -10,11 +11,11 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Without a sign of life for this long there is no leader.
+/// Time after the end of a lease from which on there is no leader.
 const LOST: Duration = Duration::from_secs(3);
 
 impl Store {
-    /// The member that writes; 0 when none is known.
+    /// The member id of the writer; 0 if none is known.
     pub(crate) fn leader(&self) -> u64 {
         if !self.has_leader() {
             return 0;
@@ -26,12 +27,12 @@ impl Store {
         }
     }
 
-    /// Whether the writer's lease holds or ended only moments ago.
+    /// Whether the writer's lease is valid or expired only moments ago.
     pub(crate) fn has_leader(&self) -> bool {
         !self.leader_left().is_zero()
     }
 
-    /// Waits until there is one, or the store stops.
+    /// Waits until there is a leader, or the store stops.
     pub(crate) async fn led(&self) {
         loop {
             let changed = self.changed();
@@ -42,7 +43,7 @@ impl Store {
         }
     }
 
-    /// For how long there is a leader if nobody hears of it any more.
+    /// How long there is a leader if no further record arrives.
     fn leader_left(&self) -> Duration {
         match self.leader_until.load(Ordering::Acquire) {
             0 => Duration::ZERO,
@@ -54,7 +55,8 @@ impl Store {
     }
 }
 
-/// Has the streams of a process look around each time that its store has lost its leader. Ends when nobody keeps a store.
+/// Wakes all streams of a process each time its store has lost its leader. Returns only if the
+/// sender of stores is dropped before it publishes one.
 pub(crate) async fn watch_leader(mut stores: watch::Receiver<Option<Arc<Store>>>) {
     let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
         return;

@@ -1,4 +1,5 @@
-//! Reads that show everything acknowledged before them: under the lease, by a record of the log, or by the writer's word.
+//! Linearizable reads: they show everything that was acknowledged before them. The lease guarantees
+//! that, or a record of the log, or an answer of the writer.
 
 use super::{REQUEST_LIMIT, Store};
 use crate::refusal::Refusal;
@@ -6,17 +7,17 @@ use crate::state::State;
 use crate::txn::{Answer, Command};
 use tokio::time::{Instant, timeout_at};
 
-/// Why what is read is the newest.
+/// Why the read data is the newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Assurance {
-    /// This process is the writer, if the lease still holds after the read.
+    /// This process is the writer, provided that the lease is still valid after the read.
     Lease,
-    /// The log or its writer was asked after the read came, and this process is there.
+    /// The log or its writer was consulted after the read arrived, and this process has caught up.
     Asked,
 }
 
 impl Store {
-    /// Waits until what this process shows includes all that was acknowledged before the call.
+    /// Waits until this process shows everything that was acknowledged before the call.
     pub(crate) async fn linearize(&self) -> Result<(), Refusal> {
         self.assure().await.map(|_| ())
     }
@@ -43,13 +44,13 @@ impl Store {
             let changed = self.changed.notified();
             match ticket {
                 Some(ticket) if self.proves(ticket) => return Ok(Assurance::Asked),
-                // A state that was read anew ends what was under way in the old one.
+                // Requests in flight end with the old state when the state is reread from the log.
                 None if self.lease_holds() && self.revision() >= under_way.min(self.under_way()) => {
                     return Ok(Assurance::Lease);
                 }
                 _ => {}
             }
-            // Followers ask as long as it writes.
+            // Followers send requests as long as this process writes.
             let is_asked = self.peers.is_some() && self.is_writer();
             if self.is_stopping() && !is_asked {
                 return Err(Refusal::Stopped);
@@ -63,8 +64,9 @@ impl Store {
         }
     }
 
-    /// The revision that a follower may show by now: it reads from the log what the writer has sent, maybe before the
-    /// acknowledgement is here. Without followers, nobody sees it earlier than this process.
+    /// The revision that a follower may already show. It reads the writer's record from the log,
+    /// maybe before the ack arrives here. Without followers, no process sees a record earlier than
+    /// this one.
     fn under_way(&self) -> i64 {
         match &self.peers {
             Some(_) => self.read().mvcc.head(),
@@ -72,7 +74,7 @@ impl Store {
         }
     }
 
-    /// Asks the writer how far the log is, and waits until this process is, too.
+    /// Requests the end of the log from the writer, and waits until this process has caught up.
     async fn barrier(&self) -> Result<(), Refusal> {
         let Answer::Barrier { revision, compacted } = self.serve(Command::Barrier).await? else {
             return Err(Refusal::LeaderChanged);
@@ -91,12 +93,12 @@ impl Store {
         }
     }
 
-    /// Reads the state so that everything acknowledged before the call is seen.
+    /// Reads the state so that it includes everything that was acknowledged before the call.
     pub(crate) async fn read_latest<T>(&self, read: impl Fn(&State) -> T) -> Result<T, Refusal> {
         loop {
             let assurance = self.assure().await?;
             let value = read(&self.read());
-            // The process may have slept in between.
+            // The process may have been suspended in between.
             if assurance == Assurance::Asked || self.lease_holds() {
                 return Ok(value);
             }

@@ -1,4 +1,4 @@
-//! The way of a request to the writer, in this process or another.
+//! The route of a request to the writer, in this process or another.
 
 use super::{REQUEST_LIMIT, Store, UNIT};
 use crate::peer::forward;
@@ -22,7 +22,7 @@ impl Store {
         super::QUEUE_BYTES - self.room.available_permits() * UNIT
     }
 
-    /// Has the writer do a request, wherever it is.
+    /// Executes a request at the writer, in whichever process it is.
     pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
         check(&command)?;
         let proposal = (!command.is_repeatable()).then(|| self.metrics.propose());
@@ -39,7 +39,8 @@ impl Store {
         result
     }
 
-    /// Has the writer of an epoch do a request, if that is this process: also while it is stopping, as long as it writes.
+    /// Executes a request if this process is the writer of the epoch. It does so also while
+    /// stopping, as long as it writes.
     pub(crate) async fn submit_here(&self, epoch: u64, command: Command) -> Outcome {
         if let Err(refusal) = check(&command) {
             return Outcome::Done(Err(refusal));
@@ -49,7 +50,8 @@ impl Store {
             _ => return Outcome::Returned(command),
         };
         if matches!(command, Command::Barrier) {
-            // A writer that is to resign waits until nobody has its queue, and this may wait for the next one.
+            // A writer that is to resign waits until its queue has no senders, and this barrier may
+            // wait for the next writer.
             drop(queue);
             let barrier = self.read_latest(|state| Answer::Barrier {
                 revision: state.mvcc.visible(),
@@ -83,7 +85,7 @@ impl Store {
                 Outcome::Done(result) => return result,
                 Outcome::Returned(back) => command = back,
             }
-            // Another role, or time for another try.
+            // Waits for another role, or for the next attempt.
             let _ = timeout(AGAIN, roles.changed()).await;
         }
     }
@@ -99,7 +101,7 @@ impl Store {
         if let Err(mpsc::error::SendError(queued)) = queue.send(Queued { command, reply, room }).await {
             return Outcome::Returned(queued.command);
         }
-        // The writer ended, and nobody knows whether the log holds it.
+        // The writer ended, and whether the log holds the request is unknown.
         let unknown = |_| Outcome::Done(Err(Refusal::LeaderFailed));
         answer.await.unwrap_or_else(unknown)
     }

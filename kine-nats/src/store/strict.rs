@@ -1,5 +1,6 @@
-//! Strict reads trust no clock: one is answered when a record is stored that was sent after the read came. If somebody else
-//! had begun to write by then, the stream would have refused that record.
+//! Strict reads trust no clock. A read is answered after the log has stored a record that was sent
+//! after the read arrived. If another process had started to write by then, the stream would have
+//! rejected that record.
 //!
 //! ```text
 //! read ──► Proofs::ask ──► a record that was sent since is stored ──► the state is read
@@ -11,7 +12,7 @@ use std::future::pending;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// The records that this process sent as a writer, by number, in all its lives.
+/// Numbers of the records that this process sent as a writer, across all its cycles.
 #[derive(Debug, Default)]
 struct Proofs {
     sent: u64,
@@ -19,12 +20,13 @@ struct Proofs {
     wanted: u64,
 }
 
-/// The first record that proves to a read that nobody else wrote before it came.
+/// The first record that proves to a read that no other process wrote before the read arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticket(u64);
 
 impl Proofs {
-    /// A read comes. What was sent already proves nothing to it; all reads that come before the next record share that.
+    /// Registers a read. Records that were already sent prove nothing to it. All reads before the
+    /// next record share that record.
     fn ask(&mut self) -> Ticket {
         self.wanted = self.sent + 1;
         Ticket(self.wanted)
@@ -35,13 +37,13 @@ impl Proofs {
         self.sent < self.wanted
     }
 
-    /// Counts a record that is sent only after this call.
+    /// Numbers a record; call this before sending it.
     fn send(&mut self) -> u64 {
         self.sent += 1;
         self.sent
     }
 
-    /// One is stored, and all before it that this process showed.
+    /// Marks a record as stored, together with all earlier ones that this process showed.
     fn store(&mut self, number: u64) {
         self.stored = self.stored.max(number);
     }
@@ -51,7 +53,7 @@ impl Proofs {
     }
 }
 
-/// What strict reads need of a store.
+/// State of strict reads in a store.
 #[derive(Debug, Default)]
 pub(super) struct Strict {
     proofs: Mutex<Proofs>,
@@ -65,18 +67,18 @@ impl Strict {
 }
 
 impl Store {
-    /// Has every read that must be the newest wait for a record.
+    /// Makes every linearizable read wait for a record.
     pub(crate) fn with_strict_reads(mut self, strict: bool) -> Self {
         self.strict = strict.then(Strict::default);
         self
     }
 
-    /// Whether a lease proves nothing.
+    /// Whether reads ignore the lease.
     pub(crate) fn is_strict(&self) -> bool {
         self.strict.is_some()
     }
 
-    /// A read comes.
+    /// Registers a read.
     pub(super) fn ask_for_proof(&self) -> Option<Ticket> {
         self.strict.as_ref().map(|strict| {
             let ticket = strict.proofs().ask();
@@ -97,7 +99,7 @@ impl Store {
             return pending().await;
         };
         while !strict.proofs().is_wanted() {
-            // A word that came before this call is not lost.
+            // A notification that arrived before this call is not lost.
             strict.asked.notified().await;
         }
     }
@@ -107,7 +109,7 @@ impl Store {
         self.strict.as_ref().map_or(0, |strict| strict.proofs().send())
     }
 
-    /// A record is stored, and shown.
+    /// Marks a record as stored and visible.
     pub(crate) fn note_proof(&self, number: u64) {
         if let Some(strict) = &self.strict {
             strict.proofs().store(number);

@@ -1,5 +1,5 @@
-//! Who writes next when the writer resigns on request. Nothing depends on it but time: whoever places its epoch record
-//! first is the writer.
+//! The next writer after a resignation on request. It affects only how long the change takes: the
+//! process that places its epoch record first becomes the writer.
 
 use super::{REQUEST_LIMIT, Store};
 use crate::clock;
@@ -9,18 +9,18 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long the others let the process write that was named as the next writer.
+/// How long the other processes hold back for the announced next writer.
 const YIELDED: Duration = Duration::from_secs(2);
-/// A process, and until when the others let it begin before them.
+/// A process, and the time until which the others let it start before them.
 pub(super) type Successor = (u64, Duration);
 
 impl Store {
-    /// Notes which process is to write when the writer resigns.
+    /// Records the process that is to write after the writer resigns.
     pub(crate) fn name_successor(&self, member: u64) {
         *self.successor() = (member, clock::now() + YIELDED);
     }
 
-    /// Whether another process is to begin to write before this one.
+    /// Whether another process is to start writing before this one.
     pub(crate) fn yields(&self) -> bool {
         let (member, until) = *self.successor();
         member != self.member() && clock::now() < until
@@ -30,7 +30,8 @@ impl Store {
         self.successor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the writer of this process resign, and another process begin in its place. Answers when that one writes.
+    /// Makes the writer of this process resign and another process take over. Returns when that
+    /// process writes.
     pub(crate) async fn move_leader(&self, target: u64) -> Result<(), Refusal> {
         let Some(peers) = self.peers().filter(|_| target != self.member()) else {
             return self.is_writer().then_some(()).ok_or(Refusal::NotLeader);
@@ -38,7 +39,7 @@ impl Store {
         let mut roles = self.role.subscribe();
         peers.name_successor(target).await;
         self.name_successor(target);
-        // What is under way keeps the queue; without it the writer ends its work and resigns.
+        // Requests in progress hold the queue; after them the writer finishes its work and resigns.
         let resigns = |role: &mut Role| {
             let writes = matches!(role, Role::Writer { .. });
             if writes {

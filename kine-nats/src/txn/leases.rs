@@ -1,4 +1,4 @@
-//! What requests do to leases.
+//! Lease requests.
 
 use super::{Evaluation, Step};
 use crate::lease::{LONGEST, Leases};
@@ -7,7 +7,7 @@ use crate::refusal::Refusal;
 
 impl Step<'_, '_> {
     pub(super) fn grant(&mut self, id: i64, ttl: i64) -> Result<pb::LeaseGrantResponse, Refusal> {
-        // First, as etcd does.
+        // The order of checks is etcd's.
         self.check_space()?;
         let Evaluation {
             state, operations, now, ..
@@ -76,7 +76,7 @@ impl Step<'_, '_> {
         }
     }
 
-    /// The first to end comes first.
+    /// Lists leases, the first to expire first.
     pub(super) fn leases(&self) -> pb::LeaseLeasesResponse {
         let mut leases: Vec<_> = self.evaluation.state.leases.iter().collect();
         leases.sort_by_key(|(_, lease)| lease.ends);

@@ -1,6 +1,7 @@
-//! Raises the floor beside the writer: soon after it began or was in doubt, and every few seconds in which somebody was
-//! told of something. What was acknowledged since is all that a log may lose without anybody knowing, and only when no
-//! process is alive that remembers, and the server that dropped it says nothing of it.
+//! Raises the low watermark in the background: soon after the writer started or recovered, and
+//! every few seconds in which a client got an answer. A log may silently lose only what was
+//! acknowledged since. Even that loss goes unnoticed only if no live process remembers the records
+//! and the server does not report it.
 
 use crate::clock;
 use crate::log::Log;
@@ -12,24 +13,26 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// How often.
+/// Interval between two low watermarks.
 const EVERY: Duration = Duration::from_secs(5);
-/// How long after one that could not be stored.
+/// Delay after a low watermark that could not be stored.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long the last one may take.
+/// Timeout of the last low watermark.
 const LAST: Duration = Duration::from_secs(1);
 
-/// What became of a floor.
+/// The outcome of raising the low watermark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Raised {
     Stored,
-    /// It could not be stored, or the log ends below it, which the writer finds out by itself.
+    /// The low watermark could not be stored, or the log ends below it, which the writer detects by
+    /// itself.
     Not,
-    /// The log has lost records before its end. A floor would say that it is whole.
+    /// The log has lost this many records before its end. A low watermark would claim that it is
+    /// complete.
     Holes(u64),
 }
 
-/// What of the floor is due, and what is under way.
+/// Whether a low watermark is due, and the job that raises it.
 #[derive(Debug)]
 pub(super) struct Rise {
     due: bool,
@@ -46,7 +49,8 @@ impl Drop for Rise {
 }
 
 impl Rise {
-    /// One is due: nobody knows yet what the log's server has dropped.
+    /// A low watermark is due at the start, because it is still unknown which records the log's
+    /// server has dropped.
     pub(super) fn new() -> Self {
         Self {
             due: true,
@@ -55,17 +59,19 @@ impl Rise {
         }
     }
 
-    /// Notes that somebody was told of something.
+    /// Marks a low watermark as due, because a client got an answer.
     pub(super) fn note(&mut self) {
         self.due = true;
     }
 
-    /// The log's server may have dropped something, which was stored again.
+    /// Marks a low watermark as due at once: the log's server may have dropped records, which were
+    /// stored again.
     pub(super) fn doubt(&mut self) {
         (self.due, self.not_before) = (true, Duration::ZERO);
     }
 
-    /// Begins when it is time. Answers how many records the log has lost before its end if that was just found out.
+    /// Starts the job when it is time. Returns how many records the log has lost before its end, if
+    /// a job has just determined that.
     pub(super) fn begin<L: Log, M: Messages>(
         &mut self,
         store: &Arc<Store>,
@@ -94,16 +100,16 @@ impl Rise {
         holes
     }
 
-    /// Raises it a last time, if it is not there already and as long as that takes no time.
+    /// Raises the low watermark a last time if that is due, with a short timeout.
     pub(super) async fn finish<L: Log, M: Messages>(&mut self, store: &Store, log: &L, snapshots: &Snapshots<M, L>) {
         if self.due || self.job.is_some() {
             self.abort().await;
-            // What is known of an earlier one is all that is known then.
+            // Without it, the previous low watermark stays in force.
             let _ = timeout(LAST, raise(store, log, snapshots)).await;
         }
     }
 
-    /// Ends what is under way.
+    /// Aborts the job.
     pub(super) async fn abort(&mut self) {
         if let Some(job) = self.job.take() {
             job.abort();
@@ -113,7 +119,8 @@ impl Rise {
 }
 
 async fn raise<L: Log, M: Messages>(store: &Store, log: &L, snapshots: &Snapshots<M, L>) -> Raised {
-    // In this order: what is acknowledged by now a whole log holds when it is asked.
+    // The order matters: a complete log holds all that is acknowledged at this point when its info
+    // is read.
     let (revision, sequence) = (store.revision(), store.sequence());
     let floor = match log.info().await {
         Ok(info) if info.holes > 0 => return Raised::Holes(info.holes),

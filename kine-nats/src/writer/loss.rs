@@ -1,6 +1,8 @@
-//! A log that ends before what was acknowledged, as after a power failure of a server that acknowledges before it has
-//! synced. What the writer remembers is stored again, byte for byte in its old place; when that is not possible, a
-//! snapshot of what was acknowledged keeps everyone from going on with the shorter log as if nothing had happened.
+//! Repairs a log that ends before acknowledged records, as after a power failure of a server that
+//! acknowledges before it syncs. The writer stores the records that it remembers again, byte for
+//! byte at their old sequences. If that is impossible, it stores a snapshot of the acknowledged
+//! state. The snapshot keeps every process from continuing the truncated log as if nothing had been
+//! lost.
 
 use super::pipeline::ACK_LIMIT;
 use super::{Writer, WriterError};
@@ -14,30 +16,30 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Bytes of records that are remembered, and what each costs besides its own.
+/// Bytes of records that are remembered, and the overhead of each.
 const REMEMBERED: usize = 4 << 20;
 const RECORD: usize = 128;
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a log must be shorter. With the time until that is noticed it stays well below the lease, which is all that
-/// a challenger waits that begins to read now.
+/// How long a log must stay truncated before it is repaired. Together with the time of detection
+/// this is well below the lease, which is all that a challenger waits that starts to read now.
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// The newest records of the log, without a gap.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     records: VecDeque<Bytes>,
-    /// Sequence of the oldest one.
+    /// Sequence of the oldest record.
     first: u64,
     bytes: usize,
 }
 
-/// What became of an attempt to store records again.
+/// The outcome of storing records again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repair {
     Done,
-    /// What the log holds now is not what is remembered.
+    /// The log holds other records than those remembered.
     Impossible,
-    /// A later writer began where they were.
+    /// A later writer started at their sequences.
     Taken,
 }
 
@@ -62,16 +64,16 @@ impl Recent {
 }
 
 impl<L: Log, M: Messages> Writer<L, M> {
-    /// Has the log hold again what was acknowledged, or ends the writer.
+    /// Stores lost records in the log again, or ends the writer.
     pub(super) async fn restore(&mut self) -> Result<(), WriterError> {
         let acknowledged = self.session.sequence;
-        // A leader that was elected just now may not know its own end yet.
+        // A leader that was just elected may not know its own end yet.
         let deadline = Instant::now() + PATIENCE;
         let info = loop {
             match self.log.info().await {
                 Ok(info) if info.last < acknowledged && Instant::now() >= deadline => break info,
                 Ok(info) if info.last < acknowledged => sleep(PAUSE).await,
-                // Whoever asked asks again.
+                // The caller tries again.
                 Ok(_) | Err(_) => return Ok(()),
             }
         };
@@ -87,7 +89,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 self.store.end_lease();
                 self.upkeep.save(&self.store, &self.session).await;
             }
-            // A snapshot would only keep its processes from starting.
+            // A snapshot would only keep the processes of that writer from starting.
             Ok(Repair::Taken) => tracing::error!("Another writer began without them"),
             Err(error) => {
                 tracing::warn!(error = %error, "They cannot be stored yet");
@@ -103,14 +105,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
     }
 }
 
-/// Stores the records that are remembered behind the log's end again, up to the end of a session.
+/// Stores the remembered records behind the log's end again, up to the end of a session.
 pub(crate) async fn append_again(
     log: &impl Log,
     (acks, token): (&mut mpsc::Receiver<Ack>, &mut u64),
     (recent, session): (&Recent, &Session),
     LogInfo { first, last, .. }: LogInfo,
 ) -> Result<Repair, LogError> {
-    // Of a log that holds nothing any more there is nothing to compare; what it held before is in a snapshot.
+    // An empty log has nothing to compare; its earlier records are in a snapshot.
     if last >= first.max(1) {
         let found = log.get(last).await?;
         if found.is_none() || found.as_ref() != recent.get(last) {
@@ -138,7 +140,7 @@ pub(crate) async fn append_again(
     Ok(Repair::Done)
 }
 
-/// Why what is found in the log is not what is remembered.
+/// Classifies a record in the log that differs from the remembered one.
 fn judge(found: Option<Bytes>, session: &Session) -> Repair {
     let record = found.and_then(|bytes| codec::decode(&bytes).ok());
     match record {

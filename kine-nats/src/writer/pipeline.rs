@@ -1,4 +1,4 @@
-//! What is in flight: acks in order, and what to do when one does not come.
+//! Records in flight: handles acks in order, and recovers when an ack is missing.
 
 use super::{Batch, LEASE_USED, Writer, WriterError, answer};
 use crate::clock;
@@ -12,12 +12,12 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 /// A record without an ack for this long is in doubt.
 pub(super) const ACK_LIMIT: Duration = Duration::from_millis(1500);
-/// How long to wait after a round that got nowhere: the first one, and the longest.
+/// Delay after a recovery round without progress: the first one, and the longest.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 const RETRY_FULL: Duration = Duration::from_millis(500);
-/// After so many silent tries the connection is made anew.
+/// Number of attempts without a reply after which the client reconnects.
 const SILENT_TRIES: u32 = 2;
-/// How long a log must have a hole: a leader that was elected just now may not know all that it has.
+/// How long a log must show a gap: a leader that was just elected may not know all its records yet.
 const HOLE: Duration = Duration::from_secs(1);
 
 impl<L: Log, M: Messages> Writer<L, M> {
@@ -29,7 +29,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
             Ok(stored) => {
                 let expected = self.session.sequence + position as u64 + 1;
                 if stored != expected {
-                    // Something else lies between what is acknowledged and this one: the front will tell.
+                    // Another message lies between the acknowledged end and this record; recovery
+                    // of the front record finds it.
                     return self.recover().await;
                 }
                 if let Some(batch) = self.pending.get_mut(position) {
@@ -45,7 +46,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
     }
 
-    /// The record at the front is stored: show it, answer, and tell the watches.
+    /// Commits the front record, which is stored: shows it, notifies watches, and sends the
+    /// answers.
     fn commit(&mut self, sequence: u64) {
         let Some(batch) = self.pending.pop_front() else { return };
         self.session.advance(sequence, batch.hash);
@@ -63,7 +65,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.store.set_written(sequence, batch.revision);
         self.store.extend_lease(batch.sent + LEASE_USED);
         self.note(&batch, before);
-        // In this order: whoever has an answer and asks a watch how far it is hears of what was answered.
+        // Notify watches before replying: a client that then requests the progress of a watch must
+        // see its own write.
         self.store.show(before, batch.revision);
         batch.replies.into_iter().for_each(answer);
     }
@@ -76,7 +79,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.store.set_full(self.upkeep.is_tight());
     }
 
-    /// Finds out what became of everything in flight, front first, and has it stored. Ends when nothing is in doubt.
+    /// Determines the fate of all records in flight, front first, and stores them. Returns when no
+    /// record is in doubt.
     pub(super) async fn recover(&mut self) -> Result<(), WriterError> {
         self.store.metrics.recoveries.inc();
         tracing::debug!(pending = self.pending.len(), "Records are in doubt");
@@ -86,7 +90,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
         let (mut reached, mut pause) = (self.session.sequence, Duration::ZERO);
         while !self.pending.is_empty() {
-            // What is said between two answers ends what they say together.
+            // Any other result between two gaps ends their series.
             let seen = hole.take();
             if reached == self.session.sequence {
                 sleep(pause).await;
@@ -138,13 +142,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.upkeep.doubt();
         let now = clock::now();
         if now > since + LEASE_USED {
-            // Nobody could renew a lease meanwhile; etcd does the same when a leader begins.
+            // No client could renew a lease meanwhile; etcd does the same when a leader starts.
             self.store.write().leases.renew_all(now);
         }
         Ok(())
     }
 
-    /// Looks at a record of somebody else.
+    /// Handles a record of another writer: ignores it if it is void, and ends this writer
+    /// otherwise.
     fn pass(&mut self, sequence: u64, bytes: Bytes) -> Result<(), WriterError> {
         let mut session = self.session.clone();
         let void = session.passes_over(sequence, &bytes)
@@ -200,7 +205,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             match ack.outcome {
                 Ok(stored) if stored == expected + 1 => self.commit(stored),
-                // Of an earlier send, which counted for nothing; the log tells.
+                // The ack belongs to an earlier send that was ignored; the log shows the result.
                 Ok(_) | Err(Rejection::Conflict) => {}
                 Err(Rejection::Full) => {
                     tracing::error!("The stream is full");
@@ -218,7 +223,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
     }
 
-    /// Gives a snapshot that may make room the time it needs.
+    /// Gives a snapshot that may free space the time to finish.
     async fn wait_for_job(&mut self) {
         let deadline = Instant::now() + RETRY_FULL;
         if let Ok(ended) = timeout_at(deadline, self.upkeep.ended()).await {
@@ -231,6 +236,6 @@ impl<L: Log, M: Messages> Writer<L, M> {
 enum Resent {
     Answered,
     Silent,
-    /// The log holds something behind the place, in which nothing was found.
+    /// The log holds records behind the sequence, at which nothing was found.
     Passed,
 }

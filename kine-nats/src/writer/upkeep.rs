@@ -1,5 +1,5 @@
-//! Work beside the writer: snapshots, trims of the history, and looks at the log. At most one piece at a time, so that a snapshot never
-//! meets a trim.
+//! Background work of the writer: snapshots, trims of the history, and checks of the log. It runs
+//! one job at a time, so that a snapshot never overlaps a trim.
 
 use super::Batch;
 use super::floor::Rise;
@@ -21,43 +21,48 @@ use tokio::time::timeout;
 
 /// Most bytes that a stream adds to a record: lengths, subject, headers, checksum.
 const MESSAGE: u64 = 256;
-/// How long after a snapshot the next one begins at the earliest.
+/// Shortest delay between two snapshots.
 const SPACING: Duration = Duration::from_millis(100);
-/// How long after one that failed: the first time, and at most.
+/// Delay after a failed snapshot: the first time, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
-/// How often the log is looked at, besides after each snapshot: its limit is another one when the store was given more or less.
+/// Interval of checks of the log, in addition to one after each snapshot. Its limit may change
+/// while the store runs.
 const LOOK: Duration = Duration::from_secs(30);
-/// After so many at one sequence another one there frees nothing more.
+/// Number of snapshots at one sequence after which another one there frees nothing more.
 const ENOUGH: u32 = 2;
-/// A snapshot under way is hurried when what came since is this part of what makes the next one due: the log, which is
-/// kept from the snapshot before it on, has room for what comes while one is stored without a rest.
+/// A snapshot in progress no longer pauses once this fraction (1/`PART`) of the next one's
+/// threshold has accumulated. The log, retained from the previous snapshot on, then has room for
+/// the records that arrive during a snapshot without pauses.
 const PART: u64 = 2;
-/// How long the last snapshot of a writer may take whose log has lost something.
+/// Timeout of the last snapshot of a writer whose log has lost records.
 const SAVING: Duration = Duration::from_secs(60);
-/// How long a writer that is to stop goes on until its last snapshot is stored.
+/// How long a writer that is being stopped continues until its last snapshot is stored.
 const LEAVING: Duration = Duration::from_secs(4);
-/// The snapshot of a larger store takes longer than that, and would be given up each time.
+/// Store size above which a writer stores no snapshot while stopping: it would exceed `LEAVING` and
+/// be aborted each time.
 const LARGE: u64 = 256 * 1024 * 1024;
-/// It leaves one when changes of so many bytes, or so many of them, are not saved. Less costs the next start about 10 ms, however
-/// often it stops; a snapshot would write the whole store for that, and take away log that is kept behind the one before
+/// Unsaved bytes and number of changes from which on a writer stores a snapshot while stopping.
+/// Fewer cost the next start about 10 ms, however often the writer stops. A snapshot would write
+/// the complete store for that, and purge log that is retained behind the previous one
 /// (docs/adr/0009).
 const WORTH: (u64, u64) = (1024 * 1024, 1000);
-/// Or so many records in all, if there is a change among them: an idle writer stores one each second, of which a start reads
-/// these in 0.1 s.
+/// Number of unsaved records with the same effect, if there is a change among them. An idle writer
+/// stores one each second, and a start reads this many in 0.1 s.
 const WORTH_IDLE: u64 = 10_000;
 
-/// When a snapshot is due.
+/// Thresholds at which a snapshot is due.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cadence {
-    /// Log bytes; the size of the last snapshot when that is larger, so that a large store is not written over and over.
+    /// Log bytes. The size of the last snapshot counts instead if it is larger, so that a large
+    /// store is not written over and over.
     pub(crate) bytes: u64,
-    /// Log bytes after which one is due in any case.
+    /// Log bytes at which a snapshot is due in any case.
     pub(crate) most: u64,
     pub(crate) records: u64,
     pub(crate) age: Duration,
 }
 
-/// What was said of when snapshots are due; the rest follows from the log's limit.
+/// Configured thresholds; those that are not set follow from the log's limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pacing {
     pub(crate) cadence: Option<Cadence>,
@@ -76,12 +81,13 @@ impl Pacing {
     }
 }
 
-/// What the log holds beyond the newest snapshot.
+/// Content of the log that is not in the newest snapshot.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Unsaved {
     pub(crate) bytes: u64,
     pub(crate) records: u64,
-    /// The same of those that changed what is stored: most of an idle writer only show that it lives.
+    /// Bytes and number of the records with changes. Most records of an idle writer are heartbeats
+    /// without any.
     pub(crate) changes: (u64, u64),
     pub(crate) since: Duration,
     pub(crate) urgent: bool,
@@ -98,7 +104,7 @@ impl Unsaved {
         }
     }
 
-    /// Takes back what a snapshot did not save.
+    /// Adds back the content of a snapshot that failed.
     fn add(&mut self, earlier: Self) {
         self.bytes += earlier.bytes;
         self.records += earlier.records;
@@ -109,13 +115,13 @@ impl Unsaved {
     }
 }
 
-/// When the next snapshot may begin.
+/// Decides when the next snapshot may start.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    /// Where the newest one that is stored stands, and how many in a row.
+    /// Sequence of the newest stored snapshot, and how many were stored there in a row.
     stored: (u64, u32),
     not_before: Duration,
-    /// How long to wait after the next one that fails or does not help.
+    /// Delay after the next snapshot that fails or does not help.
     again: Duration,
 }
 
@@ -134,7 +140,7 @@ impl Pace {
         clock::now() >= self.not_before
     }
 
-    /// Notes one that is stored.
+    /// Records a stored snapshot.
     pub(crate) fn succeed(&mut self, sequence: u64) {
         let count = if self.stored.0 == sequence {
             self.stored.1 + 1
@@ -150,13 +156,13 @@ impl Pace {
         }
     }
 
-    /// Notes one that is not stored.
+    /// Records a failed snapshot.
     pub(crate) fn fail(&mut self) {
         self.not_before = clock::now() + self.again;
         self.again = (self.again * 2).min(AGAIN.1);
     }
 
-    /// One is needed. What failed often may help by now.
+    /// Lets the next snapshot start earlier. It may succeed now, even after repeated failures.
     fn hurry(&mut self, sequence: u64) {
         if self.stored.0 != sequence || self.stored.1 < ENOUGH {
             self.not_before = self.not_before.min(clock::now() + AGAIN.0);
@@ -164,19 +170,19 @@ impl Pace {
     }
 }
 
-/// How full the log is.
+/// Used and available space of the log.
 #[derive(Debug, Clone)]
 struct Space {
     limit: Option<u64>,
-    /// Bytes when it was last looked at, and what had been appended until then.
+    /// Bytes at the last check, and bytes that had been appended by then.
     seen: (u64, u64),
     /// Bytes that this writer appended.
     appended: Arc<AtomicU64>,
 }
 
 impl Space {
-    /// Whether only the reserve is left. It is for what must go on when nothing is put any more: epochs, signs of life,
-    /// ends of leases, deletes and compactions.
+    /// Whether only the reserve is left. The reserve is for records that must be stored even while
+    /// puts are rejected: epochs, heartbeats, ends of leases, deletes and compactions.
     fn is_tight(&self) -> bool {
         let Some(limit) = self.limit else { return false };
         let used = self.seen.0 + (self.appended.load(Ordering::Relaxed) - self.seen.1);
@@ -184,21 +190,21 @@ impl Space {
     }
 }
 
-/// The log as it was seen, and what this writer had appended by then.
+/// State of the log at a check, and bytes that this writer had appended by then.
 type Seen = Option<(LogInfo, u64)>;
 
-/// How a piece of work ended.
+/// The result of a job.
 #[derive(Debug)]
 pub(super) enum Done {
     Trimmed,
-    /// Bytes of the snapshot, and the log afterwards.
+    /// Bytes of the snapshot, and the state of the log afterwards.
     Saved(u64, Seen),
     Looked(Seen),
 }
 
 pub(super) type Ended = Result<Result<Done, SnapshotError>, JoinError>;
 
-/// What is due, and what is under way.
+/// Due work and the job in progress.
 #[derive(Debug)]
 pub(crate) struct Upkeep<L, M> {
     log: Arc<L>,
@@ -206,11 +212,12 @@ pub(crate) struct Upkeep<L, M> {
     pacing: Pacing,
     cadence: Cadence,
     unsaved: Unsaved,
-    /// What the snapshot under way covers, and where it stands.
+    /// Content that the snapshot in progress covers, and its sequence.
     saving: (Unsaved, u64),
-    /// Whether something waits for it.
+    /// Whether something waits for the snapshot in progress.
     hurried: watch::Sender<bool>,
-    /// Leases as far as they are stored; the state's are ahead of that, and have no history.
+    /// Leases of the acknowledged records. The leases in the state are ahead of these, and have no
+    /// history.
     leases: BTreeMap<i64, i64>,
     space: Space,
     compacted: i64,
@@ -221,11 +228,11 @@ pub(crate) struct Upkeep<L, M> {
     next_look: Duration,
     job: Option<JoinHandle<Result<Done, SnapshotError>>>,
     floor: Rise,
-    /// Records before its end that the log was last found to have lost.
+    /// Number of lost records before the end of the log, at the last check.
     holes: u64,
 }
 
-/// What is under way does not outlive its writer: it would tell of a log that somebody else writes by then.
+/// A job must not outlive its writer: it would report on a log that another process writes by then.
 impl<L, M> Drop for Upkeep<L, M> {
     fn drop(&mut self) {
         if let Some(job) = &self.job {
@@ -269,7 +276,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         }
     }
 
-    /// Notes a record that is stored.
+    /// Records a stored record.
     pub(super) fn note(&mut self, batch: &Batch, changed: bool) {
         let bytes = batch.record.len() as u64;
         self.space.appended.fetch_add(bytes + MESSAGE, Ordering::Relaxed);
@@ -294,7 +301,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.space.is_tight()
     }
 
-    /// The log takes nothing more behind a sequence.
+    /// Records that the log accepts nothing behind a sequence; a snapshot is then urgent.
     pub(super) fn hurry(&mut self, sequence: u64) {
         self.unsaved.urgent = true;
         self.pace.hurry(sequence);
@@ -306,7 +313,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.pace.allows() && (unsaved.urgent || self.is_much(1) || old || self.is_tight())
     }
 
-    /// Whether what is not saved is that part of what makes a snapshot due.
+    /// Whether the unsaved content reaches `1 / part` of the threshold of a snapshot.
     fn is_much(&self, part: u64) -> bool {
         let bytes = self.size.min(self.cadence.most).max(self.cadence.bytes);
         self.unsaved.bytes >= bytes / part || self.unsaved.records >= self.cadence.records / part
@@ -316,13 +323,14 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.grace.is_over() && store.read().mvcc.may_trim()
     }
 
-    /// Whether something waits for the snapshot under way: room in the log, a copy of what the log has lost, or the trim
-    /// behind it.
+    /// Whether something waits for the snapshot in progress: room in the log, a copy of lost
+    /// records, or the trim behind it.
     fn is_awaited(&self, store: &Store) -> bool {
         self.saving.0.urgent || self.unsaved.urgent || self.is_tight() || self.is_much(PART) || self.trim_is_due(store)
     }
 
-    /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log.
+    /// Starts a trim or a snapshot if one is due. A snapshot shows the state at the acknowledged
+    /// end of the log.
     pub(super) fn begin(&mut self, store: &Arc<Store>, session: &Session) {
         if let Some(holes) = self.floor.begin(store, &self.log, &self.snapshots) {
             let before = std::mem::replace(&mut self.holes, holes);
@@ -333,7 +341,8 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                         "The log has lost records before its end; a snapshot takes their place"
                     );
                 }
-                // Only this process has what was there. Two snapshots make the log begin behind it.
+                // Only this process still has the lost records. After two snapshots the log starts
+                // behind the gap.
                 self.hurry(session.sequence);
             }
         }
@@ -372,7 +381,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         }
     }
 
-    /// Asks for the log's limit, and how full it is.
+    /// Reads the log's limit and its size.
     fn look(&self) -> impl Future<Output = Seen> + use<L, M> {
         let (log, appended) = (Arc::clone(&self.log), Arc::clone(&self.space.appended));
         async move {
@@ -381,7 +390,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         }
     }
 
-    /// Goes by the log as it was seen.
+    /// Applies the result of a check of the log.
     fn see(&mut self, store: &Store, seen: Seen) {
         if let Some((info, appended)) = seen {
             self.space.limit = info.limit;
@@ -397,17 +406,17 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         Pin::new(store.state(), session.clone(), leases)
     }
 
-    /// The log's server may have dropped something meanwhile.
+    /// Records that the log's server may have dropped records meanwhile.
     pub(super) fn doubt(&mut self) {
         self.floor.doubt();
     }
 
-    /// Notes how far the log was acknowledged when nothing more will be.
+    /// Raises the low watermark a last time, when no further record follows.
     pub(super) async fn finish(&mut self, store: &Store) {
         self.floor.finish(store, &*self.log, &self.snapshots).await;
     }
 
-    /// Ends what is under way.
+    /// Aborts the job in progress.
     pub(super) async fn abort(&mut self) {
         self.floor.abort().await;
         if let Some(job) = self.job.take() {
@@ -417,7 +426,8 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         }
     }
 
-    /// Has what is not saved be saved without a rest, if that is worth it: this writer is to end. Answers when to wait no longer.
+    /// Requests a snapshot without pauses if that is worthwhile, because this writer is stopping.
+    /// Returns the time at which to stop waiting for it.
     pub(super) fn leave(&mut self, store: &Store) -> Duration {
         if self.is_worth_saving(store) {
             self.unsaved.urgent = true;
@@ -425,7 +435,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         clock::now() + LEAVING
     }
 
-    /// Whether the next start would have much to read behind the last snapshot.
+    /// Whether the next start would have to read much behind the last snapshot.
     pub(super) fn is_worth_saving(&self, store: &Store) -> bool {
         let mut all = self.unsaved;
         all.add(self.saving.0);
@@ -434,9 +444,9 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         changes > 0 && is_much && store.read().bytes() <= LARGE
     }
 
-    /// Stores a snapshot and clears nothing away.
+    /// Stores a snapshot and purges nothing.
     pub(super) async fn save(&mut self, store: &Store, session: &Session) {
-        // It must not trim what the snapshot walks.
+        // A trim in progress must not run while the snapshot walks the history.
         self.abort().await;
         let pin = self.pin(store, session);
         match timeout(SAVING, self.snapshots.save(store.state(), &pin)).await {
@@ -446,7 +456,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         }
     }
 
-    /// Waits for what is under way; for ever when there is nothing.
+    /// Waits for the job in progress; forever if there is none.
     pub(super) async fn ended(&mut self) -> Ended {
         match &mut self.job {
             Some(job) => job.await,
@@ -454,7 +464,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         }
     }
 
-    /// Notes how it ended.
+    /// Applies the result of a finished job.
     pub(super) fn end(&mut self, store: &Store, ended: Ended) {
         self.job = None;
         let saving = std::mem::take(&mut self.saving.0);
