@@ -1,4 +1,4 @@
-//! NATS servers that take messages of a megabyte at most, NATS' own default.
+//! NATS servers that accept messages of at most one megabyte, NATS' own default.
 
 use crate::harness::{Kine, Nats, eventually};
 

@@ -1,9 +1,10 @@
-//! A log that is gone while its snapshots are there: nothing starts on it by guess, and `kine-nats repair` goes on.
+//! A log that is gone while its snapshots exist: no process starts from a guess, and `kine-nats
+//! repair` continues.
 
 use crate::harness::{Kine, Nats, Servers, Watching, eventually, prefix, repair};
 use tonic::Code;
 
-/// Has a store go on without what it has lost, which no repair does before the loss is accepted, and serves it again.
+/// Repairs a store, which requires that the loss is accepted, and serves it again.
 pub(crate) async fn accept_loss(nats: &impl Servers, kine: &mut Kine, stream: &str, more: &[&str]) {
     let refused = repair(nats, stream, more).unwrap_err();
     assert!(refused.contains("run again with --accept-loss"), "{refused}");
@@ -23,7 +24,7 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
             newest = client.put(&format!("/r/{number}"), &[b'v'; 1000]).await.unwrap();
         }
         stored = kine.metric("yoke_kine_snapshots_total").await;
-        // The second one from here on began when all keys were there.
+        // The second one from here on started when all keys existed.
         enough = enough.min(stored + 2.0);
     }
     let refused = repair(&nats, "lost", &["--accept-loss"]).unwrap_err();
@@ -59,7 +60,7 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     assert_eq!(watching.next().await.unwrap().compact_revision, revision);
     assert_eq!(client.put("/r/new", b"1").await.unwrap(), revision + 1);
 
-    // It is a store as any other from here on.
+    // From here on it is a store like any other.
     kine.kill();
     kine.restart().await;
     assert_eq!(client.get("/r/new").await.unwrap().mod_revision, revision + 1);

@@ -1,4 +1,4 @@
-//! https listeners: who is admitted, what is reread.
+//! https listeners: admission of clients, and reloading of files.
 
 use yoke_test_support::free_port;
 
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// For what is refused.
+/// Timeout for connections that are rejected.
 const SOON: &str = "--command-timeout=2s";
 
 struct Ca {
@@ -56,7 +56,7 @@ impl Files {
         self.dir.path().join(name)
     }
 
-    /// Writes a file as a whole.
+    /// Replaces a file atomically.
     fn write(&self, name: &str, text: &str) -> &Self {
         let new = self.path("new");
         std::fs::write(&new, text).unwrap();
@@ -90,7 +90,7 @@ impl Files {
         (Kine::start(nats, stream, &options).await, url)
     }
 
-    /// Runs etcdctl with a CA to trust and, if given, a client's certificate.
+    /// Runs etcdctl with a CA to trust and, if given, a client certificate.
     fn etcdctl(&self, url: &str, client: Option<&str>, arguments: &[&str]) -> Result<String, String> {
         let mut options = vec![self.option("--cacert", "servers.crt")];
         if let Some(client) = client {
@@ -101,7 +101,7 @@ impl Files {
         etcdctl(url, &options.collect::<Vec<_>>())
     }
 
-    /// Answers why it is refused: etcdctl tries again for as long as it may.
+    /// Returns why the connection is rejected; etcdctl retries until its timeout.
     fn refused(&self, url: &str, client: Option<&str>, arguments: &[&str]) -> String {
         self.etcdctl(url, client, &[&[SOON], arguments].concat()).unwrap_err()
     }
@@ -140,7 +140,7 @@ async fn a_client_needs_a_certificate_when_a_ca_is_given() {
     assert!(plain.is_err(), "{plain:?}");
     assert_eq!(kine.client().await.get("/r").await.unwrap().value, "1");
 
-    // Who says nothing holds up neither others nor the end, however many they are.
+    // Silent connections, however many, delay neither other clients nor the exit.
     let mut silent = Vec::new();
     for _ in 0..300 {
         silent.push(TcpStream::connect(url.trim_start_matches("https://")).await.unwrap());

@@ -1,4 +1,4 @@
-//! What etcd's own command line tool and gRPC health probes see.
+//! kine-nats as etcd's own command line tool and gRPC health probes see it.
 
 use crate::harness::{Kine, Nats, WAIT, etcdctl, etcdctl_begins, eventually, json};
 use serde_json::Value;

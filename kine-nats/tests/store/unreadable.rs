@@ -1,4 +1,4 @@
-//! A NATS server that sends what no client reads, as one does whose files are damaged.
+//! A NATS server that sends data that no client can read, like one with corrupt files.
 
 use crate::damage::{files, flip};
 use crate::harness::{Kine, Nats, Servers, eventually, repair};
@@ -17,7 +17,7 @@ struct Damage {
     times: AtomicU64,
 }
 
-/// Stands in front of a server, and garbles what it sends.
+/// A proxy in front of a server that garbles its data.
 struct Garbler {
     port: u16,
     damage: Arc<Damage>,
@@ -157,7 +157,7 @@ async fn a_snapshot_that_no_client_reads_counts_as_damaged() {
         .unwrap();
     let newest: serde_json::Value = serde_json::from_slice(&newest.payload).unwrap();
     let newest = data_encoding::BASE64.decode(newest["message"]["data"].as_str().unwrap().as_bytes());
-    // A hash is behind it.
+    // A hash follows it.
     let manifest = serde_json::Deserializer::from_slice(&newest.unwrap())
         .into_iter::<serde_json::Value>()
         .next();
@@ -184,7 +184,7 @@ async fn a_bit_that_makes_a_record_unreadable_is_found_and_the_store_goes_on_wit
     // Either header may be the first.
     let header = find(b"Nats-Expected-Last-Sequence: 12\r\n", bytes.len()).unwrap();
     let at = find(b"NATS/1.0\r\n", header).unwrap();
-    // Of the length of what precedes the record, which no checksum covers.
+    // A byte of the length before the record, which no checksum covers.
     println!("{}", flip(&log, at - 4, 4));
     nats.restart().await;
     kine.respawn();
