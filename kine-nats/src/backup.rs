@@ -2,7 +2,7 @@
 //! tools verify and restore it, and an etcd serves it with the same keys, revisions and leases.
 //!
 //! ```text
-//! store ─► collect (keys at a revision, leases) ─► buckets (etcd's schema) ─► bolt (pages) ─► grpc: pieces, SHA-256
+//! store ─► collect (keys at a revision, leases) ─► buckets (etcd's schema) ─► bbolt (pages) ─► grpc: pieces, SHA-256
 //! ```
 //!
 //! The file leaves out:
@@ -14,44 +14,18 @@
 //!
 //! The schema is that of <https://github.com/etcd-io/etcd/tree/v3.6.8/server/storage/schema>.
 
-pub(crate) mod bolt;
-mod collect;
+pub(crate) mod bbolt;
+pub(crate) mod collect;
+pub(crate) mod content;
 
+use crate::limits::STORAGE_VERSION;
 use crate::mvcc::Item;
-use crate::peer::Member;
-use bolt::{Bucket, Entry, Key};
+use crate::store::peers::Member;
+use bbolt::{Bucket, Entry, Key};
 use bytes::Bytes;
-pub(crate) use collect::collect;
+use content::{Parts, Version};
 use prost::Message;
 use serde::Serialize;
-
-/// The storage version that the file claims.
-pub(crate) const STORAGE_VERSION: &str = "3.6.0";
-
-/// One version of a key, as etcd stores it.
-#[derive(Debug)]
-pub(crate) struct Version {
-    pub(crate) revision: i64,
-    pub(crate) delete: bool,
-    /// Encoded `mvccpb.KeyValue`.
-    pub(crate) kv: Bytes,
-}
-
-/// The input of a backup file.
-#[derive(Debug, Default)]
-pub(crate) struct Parts {
-    /// For each key, the newest version older than the compact revision, in any order.
-    pub(crate) base: Vec<Version>,
-    /// The changes from the compact revision on, in order.
-    pub(crate) history: Vec<Version>,
-    pub(crate) revision: i64,
-    pub(crate) compacted: i64,
-    /// Number and seconds of each lease.
-    pub(crate) leases: Vec<(i64, i64)>,
-    pub(crate) sequence: u64,
-    pub(crate) epoch: u64,
-    pub(crate) members: Vec<Member>,
-}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct Lease {

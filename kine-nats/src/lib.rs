@@ -11,44 +11,33 @@
 //!   └── watch ◄── hub (notifies watches) ◄──┘          boot: snapshot + log ──► session (who may write) ──► state
 //! ```
 
-mod activity;
-pub mod args;
-mod audit;
 mod backup;
-mod boot;
-mod clients;
 mod clock;
 pub mod codec;
-mod follow;
+mod command;
+mod error;
 #[cfg(test)]
 mod fuzz;
 mod grace;
 mod grpc;
 mod http;
-mod hub;
-mod keep;
 mod lease;
-mod listen;
+mod limits;
 pub mod log;
 mod metrics;
 mod mvcc;
 mod nats;
 mod peer;
+pub mod process;
 pub mod proto;
 mod quota;
 mod range;
-mod refusal;
-mod repair;
+mod replica;
 mod role;
-mod run;
-pub mod session;
 pub mod snapshot;
 mod state;
 mod store;
-mod tls;
 mod txn;
 mod validate;
+mod watch_hub;
 pub mod writer;
-
-pub use repair::repair;
-pub use run::run;

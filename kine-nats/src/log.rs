@@ -1,7 +1,8 @@
 //! The log: an ordered stream of records. It accepts a new record only directly behind the last
 //! record that its writer knows.
 
-mod breaks;
+mod disconnects;
+pub mod fencing;
 pub(crate) mod jetstream;
 #[cfg(test)]
 pub(crate) mod memory;

@@ -1,7 +1,8 @@
 //! The kine-nats process.
 
 use std::process::ExitCode;
-use yoke_kine_nats::args::Cli;
+use yoke_kine_nats::process::args::Cli;
+use yoke_kine_nats::process::{repair, run};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -16,8 +17,8 @@ fn main() -> ExitCode {
 #[tokio::main(worker_threads = 2)]
 async fn run() -> ExitCode {
     let done = match Cli::parse() {
-        Cli::Serve(args) => yoke_kine_nats::run(*args).await,
-        Cli::Repair(args) => yoke_kine_nats::repair(*args).await,
+        Cli::Serve(args) => run::run(*args).await,
+        Cli::Repair(args) => repair::repair(*args).await,
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,8 +6,7 @@ mod process;
 #[cfg(test)]
 mod tests;
 
-use crate::grpc::VERSION;
-use crate::store::Store;
+use crate::limits::VERSION;
 pub(crate) use calls::{BYTES, Call, Calls};
 use process::Process;
 use prometheus_client::encoding::text::encode;
@@ -44,6 +43,38 @@ pub(crate) struct Metrics {
     fsync: Histogram,
     pending: Gauge,
     read: ReadGauges,
+}
+
+/// The state of a store at the time when the metrics are read.
+#[derive(Debug)]
+pub(crate) struct StoreValues {
+    /// Newest stored revision.
+    pub(crate) revision: i64,
+    /// Compact revision.
+    pub(crate) compacted: i64,
+    /// Quota bytes of keys and history.
+    pub(crate) bytes: u64,
+    /// Quota in bytes.
+    pub(crate) quota: u64,
+    /// Number of keys in the index, including deleted ones with history.
+    pub(crate) entries: usize,
+    /// Number of live keys.
+    pub(crate) keys: i64,
+    /// Number of changes in the history.
+    pub(crate) history: usize,
+    pub(crate) watches: usize,
+    /// Number of watches with something to read.
+    pub(crate) slow_watches: usize,
+    pub(crate) has_leader: bool,
+    pub(crate) is_leader: bool,
+    /// Sequence of the newest record that is known to be in the log.
+    pub(crate) stored: u64,
+    /// Sequence of the newest record that this process shows.
+    pub(crate) applied: u64,
+    /// Whether puts wait until there is room in the log.
+    pub(crate) full: bool,
+    /// Member id of this process.
+    pub(crate) member: u64,
 }
 
 /// Gauges that are set when the metrics are read.
@@ -198,10 +229,10 @@ impl Metrics {
     }
 
     /// All metrics as text.
-    pub(crate) fn text(&self, store: Option<&Store>) -> String {
+    pub(crate) fn text(&self, store: Option<&StoreValues>) -> String {
         self.read.watch_streams.set(self.calls.watch_streams().cast_signed());
-        if let Some(store) = store {
-            self.read.look_up(store);
+        if let Some(values) = store {
+            self.read.set(values);
         }
         let mut text = String::new();
         let _ = encode(&mut text, &self.registry);
@@ -270,38 +301,28 @@ impl ReadGauges {
         gauges
     }
 
-    fn look_up(&self, store: &Store) {
-        let (watches, slow) = store.hub.watches();
-        let writes = store.is_writer();
-        let led = if writes {
-            store.lease_holds()
-        } else {
-            store.has_leader()
-        };
-        let sequence = store.sequence();
-        let state = store.read();
-        let visible = state.mvcc.visible();
+    fn set(&self, values: &StoreValues) {
         for (gauge, value) in [
-            (&self.revision, visible),
-            (&self.compacted, state.mvcc.compacted()),
-            (&self.bytes, state.bytes().cast_signed()),
-            (&self.quota, store.quota.bytes().cast_signed()),
-            (&self.entries, state.mvcc.keys() as i64),
-            (&self.keys, state.mvcc.count(&[0], &[0], visible)),
-            (&self.history, state.mvcc.history_len() as i64),
-            (&self.watches, watches as i64),
-            (&self.slow_watches, slow as i64),
-            (&self.has_leader, led.into()),
-            (&self.is_leader, writes.into()),
-            (&self.stored, sequence.max(store.announced()).cast_signed()),
-            (&self.applied, sequence.cast_signed()),
-            (&self.full, store.is_full().into()),
+            (&self.revision, values.revision),
+            (&self.compacted, values.compacted),
+            (&self.bytes, values.bytes.cast_signed()),
+            (&self.quota, values.quota.cast_signed()),
+            (&self.entries, values.entries as i64),
+            (&self.keys, values.keys),
+            (&self.history, values.history as i64),
+            (&self.watches, values.watches as i64),
+            (&self.slow_watches, values.slow_watches as i64),
+            (&self.has_leader, values.has_leader.into()),
+            (&self.is_leader, values.is_leader.into()),
+            (&self.stored, values.stored.cast_signed()),
+            (&self.applied, values.applied.cast_signed()),
+            (&self.full, values.full.into()),
         ] {
             gauge.set(value);
         }
         // The member id changes once the id of the store is known.
         self.member.clear();
-        let member = format!("{:x}", store.member());
+        let member = format!("{:x}", values.member);
         self.member.get_or_create(&[("server_id", member)]).set(1);
     }
 }

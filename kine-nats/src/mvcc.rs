@@ -9,17 +9,17 @@
 //!             └─► history (changes since the compact revision) ◄── watches, snapshots
 //! ```
 
-mod hold;
 mod index;
 mod item;
+mod pin;
 #[cfg(test)]
 mod tests;
 
 use bytes::Bytes;
-pub(crate) use hold::Hold;
-use hold::Holds;
 use index::Index;
 pub(crate) use item::{InvalidItem, Item, encode_event, key_of};
+pub(crate) use pin::Hold;
+use pin::Holds;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -3,6 +3,8 @@
 // Generated code: the .proto files are its documentation.
 #![allow(missing_docs, unreachable_pub, clippy::all, clippy::unwrap_used)]
 
+pub(crate) mod wire;
+
 /// Requests, responses and services.
 pub mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");

@@ -4,10 +4,10 @@
 pub(crate) mod gather;
 pub(crate) mod walk;
 
+use crate::error::Refusal;
 use crate::mvcc::{Item, Mvcc};
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::refusal::Refusal;
 use bytes::Bytes;
 use std::borrow::Borrow;
 

@@ -1,7 +1,7 @@
 //! The role of this process as it knows it, and the outcome of a request that needs the writer.
 
-use crate::refusal::Refusal;
-use crate::txn::{Answer, Command};
+use crate::command::{Answer, Command};
+use crate::error::Refusal;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 /// Mask of the cycle number in a writer's number; the other bits identify the process.

@@ -7,36 +7,65 @@
 //!                                                                                             of the log, waits, reads here
 //! ```
 
-mod leader;
+mod forward;
+pub(crate) mod leader;
+mod metric_values;
+pub(crate) mod peers;
+mod proofs;
 mod reads;
 mod requests;
 mod strict;
 mod succession;
 
 use crate::clock;
-use crate::hub::Hub;
+use crate::log::fencing::Session;
 use crate::metrics::Metrics;
-use crate::peer::Peers;
 use crate::proto::etcdserverpb::ResponseHeader;
 use crate::quota::Quota;
 use crate::role::{Leader, Queued, Role};
-use crate::session::Session;
 use crate::state::State;
-pub(crate) use leader::watch_leader;
+use crate::watch_hub::Hub;
+use peers::Peers;
+use proofs::Strict;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
-use strict::Strict;
-use succession::Successor;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
-
-/// Timeout of a request that waits for the log; the same as etcd's.
-pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
 
 /// Bytes of the requests that may wait for the writer; further requests wait with their clients.
 const QUEUE_BYTES: usize = 64 << 20;
 const UNIT: usize = 1024;
+
+/// How far this process has read and written the log.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Id of the store; 0 before the first record.
+    cluster: AtomicU64,
+    /// Epoch of the newest writer.
+    epoch: AtomicU64,
+    /// Epoch of the newest writer that was seen to resign.
+    seen_resign: AtomicU64,
+    /// Sequence of the newest record.
+    sequence: AtomicU64,
+    /// Sequence of the newest record that this process wrote.
+    written: AtomicU64,
+    /// Newest stored revision.
+    revision: AtomicI64,
+    /// End of the log as announced by other processes.
+    announced: AtomicU64,
+}
+
+/// The lease of the writer. Times are in nanoseconds since the boot of the node.
+#[derive(Debug, Default)]
+struct WriterLease {
+    /// Time until which this process holds the lease as the writer.
+    until: AtomicU64,
+    /// Whether this process has given up the lease.
+    ended: AtomicBool,
+    /// Time until which the writer, in this process or another, is known to hold the lease.
+    leader_until: AtomicU64,
+}
 
 /// One store in one process.
 #[derive(Debug)]
@@ -46,26 +75,15 @@ pub(crate) struct Store {
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
     pub(crate) quota: Quota,
-    cluster: AtomicU64,
-    epoch: AtomicU64,
-    /// Epoch of the newest writer that was seen to resign.
-    seen_resign: AtomicU64,
-    sequence: AtomicU64,
-    /// Sequence of the newest record that this process wrote.
-    written: AtomicU64,
-    revision: AtomicI64,
-    lease_until: AtomicU64,
-    lease_ended: AtomicBool,
-    /// Time until which the writer, in this process or another, is known to hold the lease.
-    leader_until: AtomicU64,
+    progress: Progress,
+    lease: WriterLease,
     /// Signals a change of the lease, the role or the newest revision.
     changed: Notify,
     /// Signals that the log may have new records.
     nudged: Notify,
-    /// End of the log as announced by other processes.
-    announced: AtomicU64,
-    /// The process that is to become the next writer.
-    successor: Mutex<Successor>,
+    /// The process that is to become the next writer, and the time until which the others let it
+    /// start before them.
+    successor: Mutex<(u64, Duration)>,
     full: AtomicBool,
     stopping: AtomicBool,
     role: watch::Sender<Role>,
@@ -85,18 +103,13 @@ impl Store {
             hub: Hub::new(visible),
             metrics,
             quota,
-            cluster: AtomicU64::new(0),
-            epoch: AtomicU64::new(0),
-            seen_resign: AtomicU64::new(0),
-            sequence: AtomicU64::new(0),
-            written: AtomicU64::new(0),
-            revision: AtomicI64::new(visible),
-            lease_until: AtomicU64::new(0),
-            lease_ended: AtomicBool::new(false),
-            leader_until: AtomicU64::new(0),
+            progress: Progress {
+                revision: AtomicI64::new(visible),
+                ..Progress::default()
+            },
+            lease: WriterLease::default(),
             changed: Notify::new(),
             nudged: Notify::new(),
-            announced: AtomicU64::new(0),
             successor: Mutex::default(),
             full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -125,34 +138,34 @@ impl Store {
 
     /// Newest stored revision.
     pub(crate) fn revision(&self) -> i64 {
-        self.revision.load(Ordering::Acquire)
+        self.progress.revision.load(Ordering::Acquire)
     }
 
     /// Sequence of the newest record.
     pub(crate) fn sequence(&self) -> u64 {
-        self.sequence.load(Ordering::Acquire)
+        self.progress.sequence.load(Ordering::Acquire)
     }
 
     /// Epoch of the newest writer.
     pub(crate) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
+        self.progress.epoch.load(Ordering::Acquire)
     }
 
     /// Sequence of the newest record that this process wrote.
     pub(crate) fn written(&self) -> u64 {
-        self.written.load(Ordering::Acquire)
+        self.progress.written.load(Ordering::Acquire)
     }
 
     /// Records the newest record that this process wrote.
     pub(crate) fn set_written(&self, sequence: u64, revision: i64) {
-        self.written.store(sequence, Ordering::Release);
+        self.progress.written.store(sequence, Ordering::Release);
         self.set_stored(sequence, revision);
     }
 
     /// Records the newest stored record.
     pub(crate) fn set_stored(&self, sequence: u64, revision: i64) {
-        self.sequence.store(sequence, Ordering::Release);
-        self.revision.store(revision, Ordering::Release);
+        self.progress.sequence.store(sequence, Ordering::Release);
+        self.progress.revision.store(revision, Ordering::Release);
         self.changed.notify_waiters();
     }
 
@@ -171,7 +184,7 @@ impl Store {
     /// The header of a response.
     pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
         ResponseHeader {
-            cluster_id: self.cluster.load(Ordering::Acquire),
+            cluster_id: self.progress.cluster.load(Ordering::Acquire),
             member_id: self.member(),
             revision,
             raft_term: self.epoch(),
@@ -187,7 +200,7 @@ impl Store {
     pub(crate) fn member(&self) -> u64 {
         match &self.peers {
             Some(peers) => peers.member(),
-            None => self.cluster.load(Ordering::Acquire).rotate_left(17) | 1,
+            None => self.progress.cluster.load(Ordering::Acquire).rotate_left(17) | 1,
         }
     }
 
@@ -215,7 +228,7 @@ impl Store {
             None if session.epoch > 0 => clock::now(),
             None => Duration::ZERO,
         };
-        self.leader_until.store(nanoseconds(until), Ordering::Release);
+        self.lease.leader_until.store(nanoseconds(until), Ordering::Release);
         self.role.send_if_modified(|role| {
             let same = matches!(role, Role::Follower(known) if *known == leader);
             *role = Role::Follower(leader);
@@ -228,8 +241,8 @@ impl Store {
     pub(crate) fn begin(&self, session: &Session, queue: mpsc::Sender<Queued>, lease_until: Duration) {
         self.note_epoch(session);
         self.set_written(session.sequence, self.revision());
-        self.lease_until.store(0, Ordering::Release);
-        self.lease_ended.store(false, Ordering::Release);
+        self.lease.until.store(0, Ordering::Release);
+        self.lease.ended.store(false, Ordering::Release);
         self.extend_lease(lease_until);
         let epoch = session.epoch;
         self.role.send_replace(Role::Writer { epoch, queue });
@@ -238,13 +251,13 @@ impl Store {
 
     /// Whether the writer of an epoch is known to have resigned, and did not merely fall silent.
     pub(crate) fn saw_resign(&self, epoch: u64) -> bool {
-        self.seen_resign.load(Ordering::Acquire) == epoch
+        self.progress.seen_resign.load(Ordering::Acquire) == epoch
     }
 
     fn note_epoch(&self, session: &Session) {
-        self.seen_resign.store(session.seen_resign, Ordering::Release);
-        self.cluster.store(session.cluster, Ordering::Release);
-        let new = self.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch;
+        self.progress.seen_resign.store(session.seen_resign, Ordering::Release);
+        self.progress.cluster.store(session.cluster, Ordering::Release);
+        let new = self.progress.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch;
         // A writer that had already resigned when the log was read was never a leader for this
         // process.
         if new && !session.resigned {
@@ -274,7 +287,7 @@ impl Store {
 
     /// Records the end of the log as announced by another process.
     pub(crate) fn nudge(&self, sequence: u64) {
-        self.announced.fetch_max(sequence, Ordering::AcqRel);
+        self.progress.announced.fetch_max(sequence, Ordering::AcqRel);
         self.nudged.notify_one();
     }
 
@@ -285,7 +298,7 @@ impl Store {
 
     /// Lower bound of the end of the log.
     pub(crate) fn announced(&self) -> u64 {
-        self.announced.load(Ordering::Acquire)
+        self.progress.announced.load(Ordering::Acquire)
     }
 
     /// Waits for a new record, lease or role, from the time of the call on.
@@ -296,26 +309,28 @@ impl Store {
     /// Extends the lease, and never shortens it. A lease that was given up stays so. Only the
     /// writer calls this and [`Store::end_lease`].
     pub(crate) fn extend_lease(&self, until: Duration) {
-        if self.lease_ended.load(Ordering::Acquire) {
+        if self.lease.ended.load(Ordering::Acquire) {
             return;
         }
-        self.lease_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
-        self.leader_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
+        self.lease.until.fetch_max(nanoseconds(until), Ordering::AcqRel);
+        self.lease.leader_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
         self.changed.notify_waiters();
     }
 
     /// Gives up the lease for good.
     pub(crate) fn end_lease(&self) {
-        self.lease_ended.store(true, Ordering::Release);
-        self.lease_until.store(0, Ordering::Release);
+        self.lease.ended.store(true, Ordering::Release);
+        self.lease.until.store(0, Ordering::Release);
         // Another writer is to follow. A short time without one does not count as the loss of the
         // leader.
-        self.leader_until.fetch_min(nanoseconds(clock::now()), Ordering::AcqRel);
+        self.lease
+            .leader_until
+            .fetch_min(nanoseconds(clock::now()), Ordering::AcqRel);
     }
 
     /// Whether the lease guarantees that no other process has written.
     pub(crate) fn lease_holds(&self) -> bool {
-        nanoseconds(clock::now()) < self.lease_until.load(Ordering::Acquire)
+        nanoseconds(clock::now()) < self.lease.until.load(Ordering::Acquire)
     }
 
     /// Whether puts have to wait until there is room in the stream.
@@ -329,6 +344,12 @@ impl Store {
             (true, false) => tracing::info!("The log has room again"),
             _ => {}
         }
+    }
+
+    /// Whether puts are rejected for lack of space. Every process reports the same as the writer.
+    pub(crate) fn rejects_puts(&self) -> bool {
+        let is_full = |peers: &dyn Peers| peers.members().iter().any(|member| member.full);
+        self.is_full() || self.read().bytes() >= self.quota.bytes() || self.peers().is_some_and(is_full)
     }
 
     /// Rejects requests from here on.
@@ -350,10 +371,10 @@ fn nanoseconds(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::Command;
+    use crate::error::Refusal;
     use crate::mvcc::Mvcc;
-    use crate::peer::{Member, Unanswered};
-    use crate::refusal::Refusal;
-    use bytes::Bytes;
+    use crate::store::peers::{Member, Told, Unanswered};
     use futures::future::BoxFuture;
     use tokio::time::{Instant, timeout};
 
@@ -395,7 +416,7 @@ mod tests {
             1 << 16
         }
 
-        fn ask(&self, _: u64, _: Bytes) -> BoxFuture<'_, Result<Bytes, Unanswered>> {
+        fn ask<'a>(&'a self, _: u64, _: u64, _: &'a Command) -> BoxFuture<'a, Result<Told, Unanswered>> {
             Box::pin(std::future::pending())
         }
 

@@ -5,76 +5,17 @@ mod leases;
 mod limits;
 
 use crate::codec::Operations;
+use crate::command::{Answer, Command};
+use crate::error::Refusal;
 use crate::mvcc::Item;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
-use crate::refusal::Refusal;
 use crate::state::State;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 use pb::response_op::Response;
-use prost::Message;
 use std::cmp::Ordering;
 use std::time::Duration;
-
-/// A request that goes through the writer.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Put(pb::PutRequest),
-    DeleteRange(pb::DeleteRangeRequest),
-    Txn(pb::TxnRequest),
-    Compact(i64),
-    Grant {
-        id: i64,
-        ttl: i64,
-    },
-    Revoke(i64),
-    KeepAlive(i64),
-    /// Goes through the writer so that the answer shows only what is stored.
-    TimeToLive {
-        id: i64,
-        keys: bool,
-    },
-    Leases,
-    /// Requests the end of the store. It goes through the writer so that the answer covers
-    /// everything that was stored before.
-    Barrier,
-}
-
-impl Command {
-    /// Whether the request may be executed twice: it changes nothing that a client can see.
-    pub(crate) fn is_repeatable(&self) -> bool {
-        matches!(
-            self,
-            Self::KeepAlive(_) | Self::TimeToLive { .. } | Self::Leases | Self::Barrier
-        )
-    }
-
-    /// Approximate size in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            Self::Put(request) => request.encoded_len(),
-            Self::DeleteRange(request) => request.encoded_len(),
-            Self::Txn(request) => request.encoded_len(),
-            _ => 0,
-        }
-    }
-}
-
-/// The answer to a command; its headers hold only the revision.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Put(pb::PutResponse),
-    DeleteRange(pb::DeleteRangeResponse),
-    Txn(pb::TxnResponse),
-    Compact(pb::CompactionResponse),
-    Grant(pb::LeaseGrantResponse),
-    Revoke(pb::LeaseRevokeResponse),
-    KeepAlive(pb::LeaseKeepAliveResponse),
-    TimeToLive(pb::LeaseTimeToLiveResponse),
-    Leases(pb::LeaseLeasesResponse),
-    Barrier { revision: i64, compacted: i64 },
-}
 
 /// The inputs and outputs of an evaluation.
 #[derive(Debug)]
@@ -142,16 +83,6 @@ struct Path<'a> {
 enum PathStep<'a> {
     Single(&'a Request),
     Nested(Path<'a>),
-}
-
-impl Path<'_> {
-    fn puts_more_than_a_compaction(&self) -> bool {
-        self.steps.iter().any(|step| match step {
-            PathStep::Single(Request::RequestPut(request)) => !limits::begins_compaction(request),
-            PathStep::Single(_) => false,
-            PathStep::Nested(path) => path.puts_more_than_a_compaction(),
-        })
-    }
 }
 
 struct Step<'a, 'b> {

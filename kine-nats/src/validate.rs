@@ -1,18 +1,17 @@
 //! Validates requests before they reach the store.
 
+use crate::command::Command;
+use crate::error::Refusal;
+use crate::limits::MAX_REQUEST;
 use crate::mvcc::contains;
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use crate::range::is_filtered;
-use crate::refusal::Refusal;
-use crate::txn::Command;
 use bytes::Bytes;
 use prost::Message;
 use std::collections::BTreeSet;
 
-/// etcd's limit for one request, in bytes.
-pub(crate) const MAX_REQUEST: usize = 3 * 512 * 1024;
 /// etcd's limit for the operations of a transaction.
 const MAX_OPERATIONS: usize = 128;
 /// Limit for the comparisons and operations of a transaction, including nested ones. etcd limits

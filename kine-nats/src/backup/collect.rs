@@ -1,11 +1,12 @@
 //! Reads the content of a backup from a store, in pieces. The versions are shared with the store
 //! and not copied. Versions that the store drops meanwhile stay in memory until the backup is sent.
 
-use super::{Parts, Version};
+use crate::backup::content::{Parts, Version};
+use crate::error::Refusal;
+use crate::limits::REQUEST_LIMIT;
 use crate::mvcc::Hold;
-use crate::refusal::Refusal;
 use crate::state::State;
-use crate::store::{REQUEST_LIMIT, Store};
+use crate::store::Store;
 use bytes::Bytes;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};

@@ -1,6 +1,6 @@
-//! What the buckets of a small store hold, written out.
+//! Golden test: the content of the buckets of a small store.
 
-use super::bolt::File;
+use super::bbolt::File;
 use super::*;
 
 fn version(revision: i64, item: Item) -> Version {
@@ -11,7 +11,7 @@ fn version(revision: i64, item: Item) -> Version {
     }
 }
 
-/// All that a file holds, as text: its bytes where they can be printed.
+/// The content of a file as text; printable bytes are shown as they are.
 fn text(parts: Parts) -> Vec<String> {
     let show = |bytes: &[u8]| bytes.escape_ascii().to_string();
     let lines = buckets(parts).into_iter().flat_map(|bucket| {

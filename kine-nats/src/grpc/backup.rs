@@ -1,11 +1,13 @@
 //! `etcdctl snapshot save`: sends the store as etcd's database file, in pieces, followed by its
 //! SHA-256.
 
-use super::{Node, find_refusal};
-use crate::backup::bolt::File;
-use crate::backup::{STORAGE_VERSION, buckets, collect};
+use crate::backup::bbolt::File;
+use crate::backup::buckets;
+use crate::backup::collect::collect;
+use crate::error::Refusal;
+use crate::grpc::node::{Node, find_refusal};
+use crate::limits::STORAGE_VERSION;
 use crate::proto::etcdserverpb as pb;
-use crate::refusal::Refusal;
 use crate::store::Store;
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt, unfold};
@@ -17,8 +19,6 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::Status;
 
-/// Backups that may be sent concurrently: each keeps its content in memory until it is sent.
-pub(super) const AT_A_TIME: usize = 2;
 /// Bytes of one response.
 const PIECE: usize = 64 * 1024;
 /// A client that accepts nothing for this long is given up.

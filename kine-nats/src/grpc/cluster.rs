@@ -1,9 +1,9 @@
 //! The member list: one member, or with followers each process that announced itself lately.
 
-use super::{Node, unsupported};
-use crate::peer::{Member, Peers};
+use crate::grpc::node::{Node, unsupported};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
+use crate::store::peers::{Member, Peers};
 use pb::cluster_server::Cluster;
 use tonic::{Request, Response, Status};
 

@@ -1,7 +1,7 @@
 //! `grpc.health.v1`: whether the server serves requests now. The only service is the whole server,
 //! with the empty name.
 
-use super::Node;
+use crate::grpc::node::Node;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

@@ -1,10 +1,10 @@
 //! Leases.
 
-use super::submit::submit;
-use super::{Node, find_refusal, needs_leader};
+use crate::command::Command;
+use crate::grpc::node::{Node, find_refusal, needs_leader};
+use crate::grpc::submit::submit;
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
-use crate::txn::Command;
 use futures::stream::FuturesOrdered;
 use futures::{Stream, StreamExt};
 use pb::lease_server::Lease;
@@ -118,7 +118,7 @@ mod tests {
     use crate::mvcc::Mvcc;
     use crate::quota::Quota;
     use crate::state::State;
-    use crate::store::watch_leader;
+    use crate::store::leader::watch_leader;
     use std::time::Duration;
     use tokio::sync::watch;
     use tokio::time::{Instant, timeout};

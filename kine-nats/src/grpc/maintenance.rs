@@ -1,12 +1,14 @@
 //! The maintenance service, for etcd's tools and monitoring.
 
-use super::{Node, VERSION, backup, needs_leader, unsupported};
-use crate::backup::STORAGE_VERSION;
-use crate::peer::Peers;
+use crate::error::Refusal;
+use crate::grpc::backup;
+use crate::grpc::node::{Node, needs_leader, unsupported};
+use crate::limits::REQUEST_LIMIT;
+use crate::limits::STORAGE_VERSION;
+use crate::limits::VERSION;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
-use crate::refusal::Refusal;
-use crate::store::{REQUEST_LIMIT, Store};
+use crate::store::Store;
 use pb::alarm_request::AlarmAction;
 use pb::maintenance_server::Maintenance;
 use std::sync::Arc;
@@ -168,12 +170,6 @@ async fn hash(store: &Store, asked: i64) -> Result<Hashed, Refusal> {
     })
 }
 
-/// Whether puts are rejected. Every process reports the same as the writer.
-pub(crate) fn is_full(store: &Store) -> bool {
-    let told = |peers: &dyn Peers| peers.members().iter().any(|member| member.full);
-    store.is_full() || store.read().bytes() >= store.quota.bytes() || store.peers().is_some_and(told)
-}
-
 /// The active alarms of the store.
 fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
     let writer = Some(store.leader()).filter(|member| *member != 0);
@@ -181,7 +177,7 @@ fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
         member_id: writer.unwrap_or_else(|| store.member()),
         alarm: pb::AlarmType::Nospace as i32,
     };
-    is_full(store).then_some(alarm).into_iter()
+    store.rejects_puts().then_some(alarm).into_iter()
 }
 
 /// Hashes the keys at a revision. Two stores with the same keys at that revision have the same

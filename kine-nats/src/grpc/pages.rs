@@ -11,13 +11,13 @@
 //! kube-apiserver 1.37 lists with RangeStream unless its first attempt returns Unimplemented,
 //! whatever version `Status` reports.
 
-use super::find_refusal;
+use crate::error::Refusal;
+use crate::grpc::node::find_refusal;
 use crate::mvcc::Hold;
 use crate::proto::etcdserverpb as pb;
 use crate::range::gather::Gathering;
 use crate::range::walk::{Step, Walk};
 use crate::range::{check_revision, revision};
-use crate::refusal::Refusal;
 use crate::state::State;
 use crate::store::Store;
 use crate::validate;

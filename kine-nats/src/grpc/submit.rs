@@ -1,8 +1,8 @@
 //! Requests that the writer answers.
 
+use crate::command::{Answer, Command};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
-use crate::txn::{Answer, Command};
 use tonic::Status;
 
 /// A response type that a call expects from the writer.

@@ -2,11 +2,11 @@
 //! from the history when the client is ready for them. Nothing is buffered beyond the response that
 //! is being sent.
 
-use super::{Node, find_refusal, needs_leader};
-use crate::hub::{Mark, Registration};
+use crate::grpc::node::{Node, find_refusal, needs_leader};
 use crate::mvcc::{Change, contains, encode_event};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
+use crate::watch_hub::{Mark, Registration};
 use bytes::Bytes;
 use pb::watch_request::RequestUnion;
 use pb::watch_server::Watch;

@@ -1,8 +1,8 @@
 //! The log as a JetStream stream. All acks arrive on one subscription, so a record needs no
 //! allocation for its reply, and only the writer notices a lost ack.
 
-use super::stream::{ApiError, PubAck, Stream};
-use super::{Ack, Log, LogError, LogInfo, Rejection, until_hole};
+use crate::log::stream::{ApiError, PubAck, Stream};
+use crate::log::{Ack, Log, LogError, LogInfo, Rejection, until_hole};
 use async_nats::client::PublishErrorKind;
 use async_nats::connection::State as Connection;
 use async_nats::{HeaderMap, Message};

@@ -1,6 +1,6 @@
 //! A log in memory, for tests. It can lose records and acks.
 
-use super::{Ack, Log, LogError, LogInfo, Lost, Rejection};
+use crate::log::{Ack, Log, LogError, LogInfo, Lost, Rejection};
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
 use futures::future::BoxFuture;

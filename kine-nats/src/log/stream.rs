@@ -1,8 +1,7 @@
 //! A JetStream stream, used through plain NATS requests.
 
-use super::breaks::{BEYOND, Breaks};
-use super::{LogError, LogInfo, Lost};
-use crate::snapshot::Messages;
+use crate::log::disconnects::{BEYOND, Breaks};
+use crate::log::{LogError, LogInfo, Lost};
 use async_nats::connection::State as Connection;
 use async_nats::{Client, Message, Subscriber};
 use bytes::Bytes;
@@ -39,7 +38,7 @@ pub(crate) struct StreamLimits {
 }
 
 #[derive(Deserialize)]
-pub(super) struct ApiError {
+pub(crate) struct ApiError {
     #[serde(default)]
     pub(super) err_code: u64,
     #[serde(default)]
@@ -49,7 +48,7 @@ pub(super) struct ApiError {
 }
 
 impl ApiError {
-    fn into_error(self) -> LogError {
+    pub(crate) fn into_error(self) -> LogError {
         let code = if self.err_code == 0 { self.code } else { self.err_code };
         LogError::Refused {
             code,
@@ -59,16 +58,16 @@ impl ApiError {
 }
 
 #[derive(Deserialize)]
-pub(super) struct PubAck {
+pub(crate) struct PubAck {
     #[serde(default)]
-    pub(super) seq: u64,
-    pub(super) error: Option<ApiError>,
+    pub(crate) seq: u64,
+    pub(crate) error: Option<ApiError>,
 }
 
 #[derive(Deserialize)]
-struct StreamInfo {
+pub(crate) struct StreamInfo {
     config: StreamConfig,
-    state: StreamState,
+    pub(crate) state: StreamState,
 }
 
 #[derive(Deserialize)]
@@ -79,14 +78,14 @@ struct StreamConfig {
 }
 
 #[derive(Deserialize)]
-struct StreamState {
+pub(crate) struct StreamState {
     bytes: u64,
     first_seq: u64,
     last_seq: u64,
     #[serde(default)]
     num_deleted: u64,
     #[serde(default)]
-    subjects: Option<BTreeMap<String, u64>>,
+    pub(crate) subjects: Option<BTreeMap<String, u64>>,
     #[serde(default)]
     lost: Option<LostData>,
 }
@@ -163,7 +162,7 @@ impl Stream {
 
     /// Reads messages from a sequence on, optionally of one subject only. After an error,
     /// `messages` holds those that arrived before it.
-    pub(super) async fn read(
+    pub(crate) async fn read(
         &self,
         from: u64,
         subject: Option<&str>,
@@ -248,13 +247,13 @@ impl Stream {
         self.breaks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn stream_info(&self, query: &Value) -> Result<StreamInfo, LogError> {
+    pub(crate) async fn stream_info(&self, query: &Value) -> Result<StreamInfo, LogError> {
         let subject = format!("$JS.API.STREAM.INFO.{}", self.name);
         let answer = self.api(&subject, query).await?;
         serde_json::from_value(answer).map_err(|_| LogError::Answer("STREAM.INFO"))
     }
 
-    pub(super) async fn message(&self, query: &Value) -> Result<Option<(u64, Bytes)>, LogError> {
+    pub(crate) async fn message(&self, query: &Value) -> Result<Option<(u64, Bytes)>, LogError> {
         let answer = match self.api(&format!("$JS.API.STREAM.MSG.GET.{}", self.name), query).await {
             Err(LogError::Refused { code: 10037, .. }) => return Ok(None),
             answer => answer?,
@@ -288,7 +287,7 @@ impl Stream {
         }
     }
 
-    async fn request(&self, subject: String, payload: Bytes) -> Result<Message, LogError> {
+    pub(crate) async fn request(&self, subject: String, payload: Bytes) -> Result<Message, LogError> {
         self.check_connection()?;
         match timeout(REQUEST, self.client.request(subject, payload)).await {
             Ok(Ok(message)) => Ok(message),
@@ -308,7 +307,7 @@ impl Stream {
         }
     }
 
-    async fn purge(&self, query: &Value) -> Result<(), LogError> {
+    pub(crate) async fn purge(&self, query: &Value) -> Result<(), LogError> {
         let subject = format!("$JS.API.STREAM.PURGE.{}", self.name);
         self.api(&subject, query).await.map(|_| ())
     }
@@ -316,44 +315,6 @@ impl Stream {
     /// Drops all messages below a sequence.
     pub(crate) async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
         self.purge(&json!({ "seq": sequence })).await
-    }
-}
-
-impl Messages for Stream {
-    async fn store(&self, subject: String, payload: Bytes) -> Result<u64, LogError> {
-        let message = self.request(subject, payload).await?;
-        let ack: PubAck = serde_json::from_slice(&message.payload).map_err(|_| LogError::Answer("a publish"))?;
-        match ack.error {
-            None => Ok(ack.seq),
-            Some(error) => Err(error.into_error()),
-        }
-    }
-
-    async fn last(&self, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
-        self.message(&json!({ "last_by_subj": subject })).await
-    }
-
-    async fn first(&self, from: u64, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
-        self.message(&json!({ "seq": from, "next_by_subj": subject })).await
-    }
-
-    async fn batch(&self, from: u64, subject: &str) -> Result<Vec<(u64, Bytes)>, LogError> {
-        let mut messages = Vec::new();
-        self.read(from, Some(subject), &mut messages).await?;
-        Ok(messages)
-    }
-
-    async fn subjects(&self, filter: &str) -> Result<BTreeMap<String, u64>, LogError> {
-        let info = self.stream_info(&json!({ "subjects_filter": filter })).await?;
-        Ok(info.state.subjects.unwrap_or_default())
-    }
-
-    async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
-        self.purge_below(sequence).await
-    }
-
-    async fn purge_subject(&self, subject: &str) -> Result<(), LogError> {
-        self.purge(&json!({ "filter": subject })).await
     }
 }
 

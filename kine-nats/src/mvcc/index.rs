@@ -2,7 +2,7 @@
 //! keys of each block. Counting a range therefore sums up a flat array and reads at most two
 //! blocks.
 
-use super::item::Item;
+use crate::mvcc::item::Item;
 use bytes::Bytes;
 use std::cmp::Ordering;
 

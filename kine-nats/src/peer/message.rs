@@ -1,8 +1,9 @@
 //! Messages between processes, as protocol buffers.
 
+use crate::command::{Answer, Command};
+use crate::error::Refusal;
 use crate::proto::etcdserverpb as pb;
-use crate::refusal::Refusal;
-use crate::txn::{Answer, Command};
+use crate::store::peers::Told;
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
@@ -10,14 +11,6 @@ use prost::{Message, Oneof};
 #[derive(Debug, thiserror::Error)]
 #[error("decode what another process says")]
 pub(crate) struct NotUnderstood(#[source] Option<prost::DecodeError>);
-
-/// The outcome of a request at the writer.
-#[derive(Debug)]
-pub(crate) enum Told {
-    Done(Result<Answer, Refusal>),
-    /// The request was not started: the process is not the writer of that epoch, or is stopping.
-    NotBegun,
-}
 
 /// A broadcast to all processes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,12 +1,15 @@
 //! The connection to the other processes over NATS. All answers arrive in one inbox, with a number
 //! for each request.
 
-use super::message::{self, Here, Said};
-use super::parts::{self, Parts};
-use super::roster::{EVERY, Member, Roster};
-use super::{Peers, Unanswered, serve};
 use crate::clock;
+use crate::command::Command;
+use crate::peer::message::{self, Here, Said};
+use crate::peer::parts::{self, Parts};
+use crate::peer::roster::{EVERY, Roster};
+use crate::peer::serve;
 use crate::store::Store;
+use crate::store::peers::Member;
+use crate::store::peers::{Peers, Told, Unanswered};
 use anyhow::{Context, bail};
 use async_nats::connection::State as Connection;
 use async_nats::{Client, Message, StatusCode, Subscriber};
@@ -154,7 +157,7 @@ impl NatsPeers {
         tokio::spawn(async move {
             let answer = match (&store, &permit) {
                 (Some(store), Ok(_)) => serve(store, &message.payload).await,
-                _ => message::encode_told(message::Told::NotBegun),
+                _ => message::encode_told(Told::NotBegun),
             };
             for (header, part) in parts::split(&answer) {
                 let reply = reply.clone();
@@ -274,8 +277,9 @@ impl Peers for NatsPeers {
         self.here.member
     }
 
-    fn ask(&self, member: u64, request: Bytes) -> BoxFuture<'_, Result<Bytes, Unanswered>> {
+    fn ask<'a>(&'a self, member: u64, epoch: u64, command: &'a Command) -> BoxFuture<'a, Result<Told, Unanswered>> {
         Box::pin(async move {
+            let request = message::encode_ask(epoch, command);
             if self.client.connection_state() != Connection::Connected {
                 return Err(Unanswered::NotDelivered);
             }
@@ -289,7 +293,9 @@ impl Peers for NatsPeers {
                 .client
                 .publish_with_reply(to_one(&self.subject, member), reply, request);
             sent.await.map_err(|_| Unanswered::NotDelivered)?;
-            answered.await.unwrap_or(Err(Unanswered::Unknown))
+            let answer = answered.await.unwrap_or(Err(Unanswered::Unknown))?;
+            // The writer may have executed a request whose answer cannot be decoded.
+            message::decode_told(&answer).map_err(|_| Unanswered::Unknown)
         })
     }
 

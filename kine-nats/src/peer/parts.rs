@@ -2,7 +2,7 @@
 //! one. The number of the part is in a header, which processes of earlier versions neither send nor
 //! read.
 
-use super::Unanswered;
+use crate::store::peers::Unanswered;
 use async_nats::HeaderMap;
 use bytes::Bytes;
 

@@ -1,6 +1,7 @@
 //! The processes that announced themselves lately. Times are passed in.
 
-use super::message::Here;
+use crate::peer::message::Here;
+use crate::store::peers::Member;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -9,16 +10,6 @@ use std::time::Duration;
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
 /// A process that did not announce itself for this long counts as gone.
 const GONE: Duration = Duration::from_secs(5);
-
-/// A process of the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Member {
-    pub(crate) id: u64,
-    pub(crate) name: String,
-    pub(crate) client_urls: Vec<String>,
-    /// The log of this process is nearly full.
-    pub(crate) full: bool,
-}
 
 /// The newest announcement of each process, with its time.
 #[derive(Debug, Default)]

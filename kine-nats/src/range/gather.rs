@@ -1,9 +1,9 @@
 //! Reads a range at one revision, some keys at a time. Between two steps the store may be written,
 //! and even compacted as long as the revision is pinned.
 
-use super::Selection;
 use crate::mvcc::{Item, Mvcc};
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
+use crate::range::Selection;
 use bytes::Bytes;
 
 /// Keys that are visited while the store is locked.

@@ -7,11 +7,11 @@
 //!                   └─► Compacted: the rest can no longer be read
 //! ```
 
-use super::{check_revision, range, revision};
+use crate::error::Refusal;
 use crate::mvcc::Mvcc;
 use crate::proto::etcdserverpb::range_request::SortTarget;
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::refusal::Refusal;
+use crate::range::{check_revision, range, revision};
 use bytes::Bytes;
 
 /// Target bytes of a page. A client that lists everything has a stream for each resource, and each

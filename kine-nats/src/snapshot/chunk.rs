@@ -1,7 +1,7 @@
 //! The chunks of a snapshot: encoded versions in the form of a record's operations.
 
 use crate::codec::{CodecError, Operation, Operations, Reader, decode_operations, operation_bytes, seal, unseal};
-use crate::snapshot::Pin;
+use crate::snapshot::point::Pin;
 use crate::state::State;
 use bytes::Bytes;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};

@@ -1,7 +1,7 @@
 //! A stream of messages in memory, for tests. It can reject messages.
 
-use super::Messages;
 use crate::log::LogError;
+use crate::snapshot::messages::Messages;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

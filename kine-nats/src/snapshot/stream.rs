@@ -2,10 +2,14 @@
 //! message at its start drops everything behind it in that file. That may be all snapshots of one
 //! stream; those in the other stream are not affected.
 
-use super::chunk::Chunks;
-use super::{Chunk, Manifest, Messages, Pin, Rests, Snapshot, SnapshotError, Written};
+use crate::log::fencing::Session;
 use crate::log::{Log, LogError, Passing};
-use crate::session::Session;
+use crate::snapshot::chunk::{Chunk, Chunks};
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::manifest::{Manifest, Snapshot, Written};
+use crate::snapshot::messages::Messages;
+use crate::snapshot::point::Pin;
+use crate::snapshot::rate_limit::Rests;
 use crate::state::State;
 use std::sync::{Arc, RwLock};
 use tokio::sync::{Mutex, watch};

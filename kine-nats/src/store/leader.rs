@@ -2,9 +2,9 @@
 //! expired only moments ago. Without a leader, streams of clients that require one end, as in etcd.
 //! One task watches the time for all of them.
 
-use super::{Store, nanoseconds};
 use crate::clock;
 use crate::role::Role;
+use crate::store::{Store, nanoseconds};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Store {
 
     /// How long there is a leader if no further record arrives.
     fn leader_left(&self) -> Duration {
-        match self.leader_until.load(Ordering::Acquire) {
+        match self.lease.leader_until.load(Ordering::Acquire) {
             0 => Duration::ZERO,
             until => {
                 let lost = until.saturating_add(nanoseconds(LOST));

@@ -1,10 +1,11 @@
 //! Linearizable reads: they show everything that was acknowledged before them. The lease guarantees
 //! that, or a record of the log, or an answer of the writer.
 
-use super::{REQUEST_LIMIT, Store};
-use crate::refusal::Refusal;
+use crate::command::{Answer, Command};
+use crate::error::Refusal;
+use crate::limits::REQUEST_LIMIT;
 use crate::state::State;
-use crate::txn::{Answer, Command};
+use crate::store::Store;
 use tokio::time::{Instant, timeout_at};
 
 /// Why the read data is the newest.

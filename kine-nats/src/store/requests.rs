@@ -1,10 +1,11 @@
 //! The route of a request to the writer, in this process or another.
 
-use super::{REQUEST_LIMIT, Store, UNIT};
-use crate::peer::forward;
-use crate::refusal::Refusal;
+use crate::command::{Answer, Command};
+use crate::error::Refusal;
+use crate::limits::REQUEST_LIMIT;
 use crate::role::{Outcome, Queued, Role};
-use crate::txn::{Answer, Command};
+use crate::store::forward::forward;
+use crate::store::{Store, UNIT};
 use crate::validate::check;
 use std::sync::Arc;
 use std::time::Duration;

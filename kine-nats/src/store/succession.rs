@@ -1,18 +1,17 @@
 //! The next writer after a resignation on request. It affects only how long the change takes: the
 //! process that places its epoch record first becomes the writer.
 
-use super::{REQUEST_LIMIT, Store};
 use crate::clock;
-use crate::refusal::Refusal;
+use crate::error::Refusal;
+use crate::limits::REQUEST_LIMIT;
 use crate::role::Role;
+use crate::store::Store;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
 /// How long the other processes hold back for the announced next writer.
 const YIELDED: Duration = Duration::from_secs(2);
-/// A process, and the time until which the others let it start before them.
-pub(super) type Successor = (u64, Duration);
 
 impl Store {
     /// Records the process that is to write after the writer resigns.
@@ -26,7 +25,7 @@ impl Store {
         member != self.member() && clock::now() < until
     }
 
-    fn successor(&self) -> MutexGuard<'_, Successor> {
+    fn successor(&self) -> MutexGuard<'_, (u64, Duration)> {
         self.successor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

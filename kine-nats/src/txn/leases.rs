@@ -1,9 +1,9 @@
 //! Lease requests.
 
-use super::{Evaluation, Step};
+use crate::error::Refusal;
 use crate::lease::{LONGEST, Leases};
 use crate::proto::etcdserverpb as pb;
-use crate::refusal::Refusal;
+use crate::txn::{Evaluation, Step};
 
 impl Step<'_, '_> {
     pub(super) fn grant(&mut self, id: i64, ttl: i64) -> Result<pb::LeaseGrantResponse, Refusal> {

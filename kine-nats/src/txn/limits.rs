@@ -1,11 +1,11 @@
 //! Limits of one request: what it may add to the log, and read under the writer's lock.
 
-use super::{Path, PathStep, Request, Step};
+use crate::error::Refusal;
+use crate::limits::MAX_REQUEST;
 use crate::mvcc::Item;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
-use crate::refusal::Refusal;
-use crate::validate::MAX_REQUEST;
+use crate::txn::{Path, PathStep, Request, Step};
 
 /// Most bytes that one request may add to a record: its own, the numbers of its operations, and
 /// values that it preserves. With its other content, the record stays below the 2 MiB that every
@@ -27,6 +27,17 @@ const COMPACTION: (&[u8], usize) = (b"compact_rev_key", 32);
 /// <https://github.com/kubernetes/kubernetes/blob/v1.35.0/staging/src/k8s.io/apiserver/pkg/storage/etcd3/compact.go>
 pub(super) fn begins_compaction(request: &pb::PutRequest) -> bool {
     request.key == COMPACTION.0 && request.value.len() <= COMPACTION.1 && !request.ignore_value
+}
+
+impl Path<'_> {
+    /// Whether the path puts anything besides the key with which kube-apiserver starts a compaction.
+    pub(super) fn puts_more_than_a_compaction(&self) -> bool {
+        self.steps.iter().any(|step| match step {
+            PathStep::Single(Request::RequestPut(request)) => !begins_compaction(request),
+            PathStep::Single(_) => false,
+            PathStep::Nested(path) => path.puts_more_than_a_compaction(),
+        })
+    }
 }
 
 impl Step<'_, '_> {

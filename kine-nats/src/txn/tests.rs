@@ -1,4 +1,4 @@
-//! What requests do to a store, by table. etcd's own answers were read from its source.
+//! Table tests of requests. The expected answers were read from etcd's source.
 
 mod limits;
 
@@ -6,6 +6,7 @@ use super::*;
 use crate::lease::LONGEST;
 use crate::mvcc::Mvcc;
 use bytes::Bytes;
+use prost::Message;
 
 struct Bench {
     state: State,
@@ -58,7 +59,7 @@ impl Bench {
         Some(String::from_utf8(item.value().to_vec()).unwrap())
     }
 
-    /// The same operations, replayed into an empty store, must lead to the same place.
+    /// Replaying the same operations into an empty store must lead to the same state.
     fn check_replay(&self) {
         let mut copy = State::new(Mvcc::new());
         let bytes = crate::codec::operation_bytes(&self.operations);

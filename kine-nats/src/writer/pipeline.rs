@@ -1,17 +1,18 @@
 //! Records in flight: handles acks in order, and recovers when an ack is missing.
 
-use super::{Batch, LEASE_USED, Writer, WriterError, answer};
 use crate::clock;
 use crate::codec;
+use crate::limits::LEASE_USED;
+use crate::log::fencing::Verdict;
 use crate::log::{Ack, Log, LogError, Passing, Rejection};
-use crate::session::Verdict;
 use crate::snapshot::Messages;
+use crate::writer::batch::{ACK_LIMIT, Batch, answer};
+use crate::writer::error::WriterError;
+use crate::writer::task::Writer;
 use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// A record without an ack for this long is in doubt.
-pub(super) const ACK_LIMIT: Duration = Duration::from_millis(1500);
 /// Delay after a recovery round without progress: the first one, and the longest.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 const RETRY_FULL: Duration = Duration::from_millis(500);

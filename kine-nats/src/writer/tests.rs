@@ -15,29 +15,39 @@ mod space;
 mod strict;
 mod takeover;
 
-use super::upkeep::Cadence;
-use super::*;
-use crate::boot::{BootError, Replica};
-use crate::codec::{self, Operation};
-use crate::follow::{Follower, Identity};
+use super::error::WriterError;
+use super::pacing::{Cadence, Pacing};
+use super::task::PIPELINE;
+use crate::clock;
+use crate::codec::{self, Header, Operation, Operations};
+use crate::command::{Answer, Command};
+use crate::error::Refusal;
 use crate::fuzz::seeds;
-use crate::keep::{Plan, promote};
+use crate::limits::LEASE;
 use crate::log::memory::{Fault, Memory, MemoryLog};
+use crate::log::{Ack, Log, LogError};
 use crate::metrics::Metrics;
+use crate::process::role_loop::{Plan, promote};
 use crate::proto::etcdserverpb as pb;
 use crate::quota::Quota;
+use crate::replica::follower::{Follower, Identity};
+use crate::replica::recover::{BootError, Replica};
 use crate::snapshot::Snapshots;
 use crate::snapshot::memory::MemoryMessages;
+use crate::store::Store;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 type MemorySnapshots = Snapshots<MemoryMessages, MemoryLog>;
 
-/// Does a run for each of so many seeds, in a time that passes when nothing else is to be done.
+/// Runs a test with each of `count` seeds, in paused time that advances when all tasks are idle.
 fn on_each_seed(count: u64, mut run: impl AsyncFnMut(u64)) {
     for seed in seeds(count) {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -172,7 +182,7 @@ async fn write(store: &Store, key: &str) -> Result<i64, Refusal> {
     }
 }
 
-/// Keys in the order in which the log has them, by the rules that every reader follows.
+/// Keys in log order, by the rules that every reader follows.
 async fn stored(memory: &Memory) -> Vec<String> {
     let (log, _) = memory.open();
     let replica = Replica::load(&log, &snapshots(memory)).await.unwrap();
@@ -184,20 +194,21 @@ async fn stored(memory: &Memory) -> Vec<String> {
         .collect()
 }
 
-/// Whether the last record of a log says that nobody writes it any more.
+/// Whether the last record of a log is a resignation.
 fn has_resigned(memory: &Memory) -> bool {
     let last = memory.records().pop().unwrap();
     matches!(codec::decode(&last).unwrap().operations.as_slice(), [Operation::Resign])
 }
 
 impl Running {
-    /// Writes beside whatever else is written.
+    /// Writes concurrently with other writers.
     fn write_soon(&self, key: impl Into<String>) -> JoinHandle<Result<i64, Refusal>> {
         let (store, key) = (Arc::clone(&self.store), key.into());
         tokio::spawn(async move { write(&store, &key).await })
     }
 
-    /// Writes that many keys, each begun when the writer has seen the one before; answers their revisions.
+    /// Writes this many keys, each after the writer has received the one before; returns their
+    /// revisions.
     async fn write_in_turn(&self, count: usize) -> Vec<i64> {
         let mut writes = Vec::new();
         for number in 0..count {
@@ -347,7 +358,7 @@ async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
         };
         codec::encode(&header, &Operations::default()).0
     };
-    // They arrive before the new writer's first records.
+    // The late records arrive before the new writer's first records.
     for previous in [template.hash, 7] {
         memory.push(late(previous));
     }
@@ -357,7 +368,7 @@ async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
     assert_eq!(stored(&memory).await.len(), 9);
 }
 
-/// A log that a writer of an earlier version left: its second record was taken, its first was not.
+/// A log of a writer of an earlier version: its second record was accepted, its first was not.
 #[tokio::test(start_paused = true)]
 async fn a_log_with_a_record_behind_a_displaced_one_is_continued() {
     let (memory, old) = started(&["a"]).await;

@@ -27,7 +27,7 @@ fn store() -> Store {
     Store::new(state(), Quota::new(None, None), Metrics::new(), None)
 }
 
-/// From this process's own state: there is no writer.
+/// A serializable request: there is no writer.
 fn all(revision: i64) -> pb::RangeRequest {
     pb::RangeRequest {
         key: "/r/".into(),
@@ -38,7 +38,8 @@ fn all(revision: i64) -> pb::RangeRequest {
     }
 }
 
-/// Overwrites half of the keys and removes the others, and has all of it compacted and dropped as far as may be.
+/// Overwrites half of the keys and deletes the others, then compacts and trims as far as pins
+/// allow.
 fn rewrite(store: &Store) -> i64 {
     let mut state = store.write();
     let revision = state.mvcc.advance();
@@ -65,7 +66,7 @@ async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() 
             range(mvcc, &all(asked), if asked == 0 { mvcc.visible() } else { asked })
         };
         let (request, visible) = (all(asked), store.read().mvcc.visible());
-        // Some keys are not read by then, and the store is not locked.
+        // At this point some keys are not read yet, and the store is not locked.
         let (mut answer, ()) = tokio::join!(
             biased;
             async { whole(&store, &request).await.unwrap() },

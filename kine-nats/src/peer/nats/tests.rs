@@ -1,7 +1,7 @@
-//! A process that goes, at a server of NATS that has sent it a request.
+//! A process that stops, at a NATS server that has sent it a request.
 
 use super::*;
-use crate::peer::message::Told;
+use crate::store::peers::Told;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -15,11 +15,12 @@ const INFO: &str = r#"INFO {"server_id":"a","server_name":"a","version":"2.15.2"
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sends {
     AtOnce,
-    /// As it hears that the process goes, by a word or by the end of a subscription.
+    /// When it learns that the process is stopping, from an announcement or from the end of a
+    /// subscription.
     AsItGoes,
 }
 
-/// What a server says to one client; tells what is answered to the request.
+/// Plays a server for one client; sends the answers to the request through `answers`.
 async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<Vec<u8>>) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read);
@@ -41,7 +42,8 @@ async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<V
                 write.write_all(word.as_bytes()).await?;
             }
             ["UNSUB", ..] => {
-                // It was sent before, and is on its way while the client hears of something else.
+                // The request was sent earlier, and arrives while the client processes other
+                // messages.
                 write.write_all(b"PING\r\n").await?;
                 sleep(Duration::from_millis(50)).await;
                 goes = true;
@@ -66,7 +68,7 @@ async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<V
     Ok(())
 }
 
-/// Has a process go; answers what it said to a request, and how long it took.
+/// Stops a process; returns its answer to a request, and how long the stop took.
 async fn answered(sends: Sends, has_others: bool) -> (Option<Told>, Duration) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -84,12 +86,12 @@ async fn answered(sends: Sends, has_others: bool) -> (Option<Told>, Duration) {
         };
         peers.roster().hear(other, clock::now());
     }
-    // What was sent before it is here, too.
+    // Everything that the server sent before this message has arrived, too.
     line.all.next().await.unwrap();
     let begun = Instant::now();
     peers.leave(&mut line, &watch::channel(None).1).await;
     let took = begun.elapsed();
-    // The server reads to the end.
+    // The server reads until the connection closes.
     drop((client, peers, line));
     let answer = answered.recv().await;
     let told = answer.map(|answer| {

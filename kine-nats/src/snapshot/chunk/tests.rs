@@ -1,10 +1,11 @@
-//! A snapshot holds what was pinned, whatever happens while it is cut, and damage is found.
+//! A snapshot holds what was pinned, whatever happens while it is cut, and corruption is detected.
 
 use super::*;
 use crate::fuzz::{fuzz_runs, mutate, seeded};
+use crate::log::fencing::Session;
 use crate::mvcc::Mvcc;
-use crate::session::Session;
-use crate::snapshot::{Manifest, SnapshotError, Written};
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::manifest::{Manifest, Written};
 use crate::state::State;
 use rand::rngs::StdRng;
 use std::time::Duration;
@@ -179,7 +180,7 @@ fn refuses_revisions_that_cannot_be() {
     }
 }
 
-/// Every chunk and manifest that can be decoded can be loaded, whatever it holds.
+/// Every chunk and manifest that can be decoded can be loaded, whatever its content.
 #[test]
 fn survives_hostile_bytes_behind_a_good_hash() {
     let mut random = seeded();

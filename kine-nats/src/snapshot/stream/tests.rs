@@ -1,4 +1,4 @@
-//! Which snapshots are kept and found, whatever was stored in which order, and what is cleared away.
+//! Tests which snapshots are retained, found and purged, whatever order they were stored in.
 
 use super::*;
 use crate::log::memory::{Memory, MemoryLog};
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 type Stored = Snapshots<MemoryMessages, MemoryLog>;
 
-/// A log of some records, and a state at its end.
+/// A log of some records, and the state at its end.
 fn bench(records: u64) -> (Memory, Stored, RwLock<State>) {
     let memory = Memory::new();
     for _ in 0..records {
@@ -39,7 +39,7 @@ async fn newest(snapshots: &Stored) -> (u64, u64) {
     (session.sequence, session.epoch)
 }
 
-/// Sequences of the snapshots that chunks are there of.
+/// Sequences of the snapshots that have chunks.
 fn chunks(memory: &Memory) -> Vec<u64> {
     let counts = memory.messages().counts();
     let names = counts.keys().filter_map(|subject| subject.strip_prefix("snap.c."));
@@ -66,7 +66,8 @@ async fn keeps_two_and_the_log_behind_the_older() {
 async fn a_writer_that_slept_over_its_snapshot_spoils_nothing() {
     let (memory, snapshots, state) = bench(40);
     snapshots.keep(&state, &pin(&state, 5, 1)).await.unwrap();
-    // The first writer sleeps before its manifest; the next one stores a snapshot meanwhile.
+    // The first writer is suspended before its manifest; the next writer stores a snapshot
+    // meanwhile.
     let late = pin(&state, 10, 1);
     snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
     let refused = snapshots.keep(&state, &late).await.unwrap_err();
@@ -86,7 +87,7 @@ async fn what_is_left_of_a_failed_snapshot_is_removed() {
     memory.messages().set_left(Some(1));
     snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap_err();
     assert_eq!(chunks(&memory), [0; 0]);
-    // Left behind by a process that was killed.
+    // A leftover of a process that was killed.
     memory.messages().set_left(None);
     for name in ["snap.c.7.1-a", "snap.c.20.1-b", "snap.c.30.1-c"] {
         memory.messages().store(name.into(), Bytes::new()).await.unwrap();
@@ -143,7 +144,7 @@ async fn a_damaged_manifest_keeps_neither_the_log_nor_chunks_for_good() {
     assert_eq!((memory.first(), chunks(&memory)), (31, vec![30, 40]));
 }
 
-/// Its chunk is there, and is not what was stored.
+/// The chunk of the snapshot exists, but its content was changed.
 #[tokio::test]
 async fn a_snapshot_that_does_not_read_back_does_not_count_as_the_older_one() {
     for spare in [false, true] {
@@ -180,7 +181,7 @@ async fn two_streams_take_turns_and_either_is_enough() {
         snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
     }
     assert_eq!(kept(), (vec![30], vec![20], 21));
-    // All of one stream is gone; the next two are in the order in which they would be anyway.
+    // One stream is lost completely; the next two snapshots follow the usual order.
     for (messages, sequence, left) in [(memory.messages(), 40, 20), (memory.spare(), 50, 40)] {
         messages.purge_below(u64::MAX).await.unwrap();
         assert_eq!(newest(&snapshots).await, (left, 1));
@@ -194,7 +195,7 @@ async fn two_streams_take_turns_and_either_is_enough() {
     assert_eq!(kept(), (vec![40], vec![50], 41));
 }
 
-/// A full log is given room by two snapshots at its end, whichever stream had the last one.
+/// Two snapshots at the end of a full log free space, whichever stream had the last one.
 #[tokio::test]
 async fn two_at_the_end_of_the_log_make_room() {
     for earlier in [&[][..], &[10], &[10, 20], &[10, 20, 30]] {
@@ -219,13 +220,13 @@ async fn a_second_stream_may_come_and_go() {
     let two = snapshots.clone().with_spare(memory.spare(), "spare".into());
     two.keep(&state, &pin(&state, 30, 1)).await.unwrap();
     assert_eq!((newest(&two).await, memory.first()), ((30, 1), 21));
-    // The older one is enough for the log that is kept.
+    // The older one is sufficient for the retained log.
     assert_eq!(newest(&snapshots).await, (20, 1));
     snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
     assert_eq!((newest(&two).await, memory.first()), ((40, 1), 21));
 }
 
-/// A store of some chunks, whose stream takes a while for each message.
+/// A store of some chunks, whose stream needs a while for each message.
 fn slow() -> (Memory, Stored, RwLock<State>) {
     let (memory, snapshots, state) = bench(60);
     {
@@ -253,7 +254,8 @@ async fn a_snapshot_rests_while_it_is_written_and_read_back() {
     let (_memory, snapshots, state) = slow();
     let hurried = watch::Sender::new(false);
     let resting = snapshots.resting(hurried.subscribe());
-    // The first one writes 20 chunks, the others read one back, too: lists and manifests are not rested behind.
+    // The first snapshot writes 20 chunks. The others also read one back. No pause follows lists
+    // and manifests.
     let unrested = time_to_keep(&snapshots, &state, 10).await;
     let rested = time_to_keep(&resting, &state, 20).await;
     assert!(unrested < 30 * SLOWNESS, "{unrested:?}");

@@ -1,4 +1,4 @@
-//! What is too much for one request.
+//! Limits of one request.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn values_that_are_kept_count_for_the_record() {
 #[test]
 fn the_largest_request_fits() {
     let mut bench = Bench::new();
-    let value = "v".repeat(crate::validate::MAX_REQUEST - 100);
+    let value = "v".repeat(crate::limits::MAX_REQUEST - 100);
     bench.put("a", &value);
     assert!(bench.run(Command::Put(kept("a"))).is_ok());
 }
@@ -159,7 +159,7 @@ fn a_request_deletes_100000_keys_at_most() {
     assert!(bench.run(by_txn(inner.success)).is_ok());
 }
 
-/// What kube-apiserver does before it compacts.
+/// The requests that kube-apiserver sends before it compacts.
 fn kube_compaction(version: i64, revision: i64) -> pb::TxnRequest {
     let key = "compact_rev_key";
     pb::TxnRequest {

@@ -1,4 +1,4 @@
-//! Records whose fate is not known, and logs that answer strangely.
+//! Records with an unknown outcome, and logs with strange answers.
 
 use super::*;
 
@@ -161,12 +161,13 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
 
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_slept_answers_nothing_from_before() {
-    // So many that two records may be in flight.
+    // Enough records that two may be in flight.
     let (memory, running) = started(&["a", "b", "c", "d", "e"]).await;
     memory.hold_acks();
     let put = running.write_soon("f");
     tokio::time::sleep(Duration::from_millis(1)).await;
-    // It sleeps, with the acknowledgement at its door; another one begins, and who hears of that asks this one.
+    // The writer is suspended, with an ack in its queue. Another one starts, and a client that has
+    // seen that reads from the old one.
     succeed(&memory, 1).await;
     let store = Arc::clone(&running.store);
     let asked = tokio::spawn(async move { store.submit(Command::KeepAlive(7)).await });

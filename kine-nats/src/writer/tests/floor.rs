@@ -1,15 +1,14 @@
-//! Logs that end before what was acknowledged when no process is alive that remembers: the floor knows, or the server
-//! says that it dropped something.
+//! Logs that end before acknowledged records while no live process remembers them: the low
+//! watermark shows the loss, or the server reports it.
 
 use super::*;
-use crate::log::Log;
-use crate::repair::{RepairError, Repaired, mend};
+use crate::process::repair::{RepairError, Repaired, mend};
 
 async fn load(memory: &Memory) -> Result<Replica, BootError> {
     Replica::load(&memory.open().0, &snapshots(memory)).await
 }
 
-/// Ends all processes as a power failure does, `later` after the keys were written.
+/// Stops all processes like a power failure, `later` after the keys were written.
 async fn died(keys: &[&str], later: Duration) -> Memory {
     let (memory, running) = started(keys).await;
     tokio::time::sleep(later).await;
@@ -30,7 +29,7 @@ async fn a_log_that_ends_before_what_was_acknowledged_at_a_clean_stop_is_refused
     let (memory, running) = started(&["a", "b"]).await;
     running.stop().await;
     let records = memory.records();
-    // The last one says that the writer resigned.
+    // The last record is the resignation of the writer.
     memory.truncate(records.len() - 1);
     load(&memory).await.unwrap();
     memory.truncate(records.len() - 2);
@@ -93,7 +92,7 @@ async fn what_a_living_writer_stored_again_keeps_nobody_from_starting() {
     assert_eq!(stored(&memory).await, ["a", "b", "c"]);
 }
 
-/// The store that is started waits for it.
+/// The store that starts waits for it.
 #[tokio::test(start_paused = true)]
 async fn a_living_writer_is_given_time_to_store_again_what_was_dropped() {
     let (memory, running) = started(&["a", "b"]).await;
@@ -110,7 +109,7 @@ async fn a_follower_goes_on_with_what_it_stored_again_and_not_with_what_it_canno
         let (log, mut acks) = memory.open();
         let mut follower = follow(load(&memory).await.unwrap());
         running.writer.abort();
-        // What no process has read.
+        // A record that no process has read.
         memory.push(memory.records()[0].clone());
         memory.lose(kept);
         let snapshots = snapshots(&memory);
@@ -138,7 +137,7 @@ async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
         "{refused:?}"
     );
     let repaired = mend(&log, &snapshots, 1000, true).await.unwrap();
-    // Behind anything that a process may remember which nobody heard of since.
+    // Behind every record that a process may remember alone.
     let (sequence, revision) = (65_539, 1002);
     assert_eq!(repaired, Repaired::Bumped { sequence, revision });
     assert_ne!(log.info().await.unwrap().lost.bytes, 0);
@@ -147,7 +146,7 @@ async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
     running.stop().await;
     assert_eq!(mend(&log, &snapshots, 1000, true).await.unwrap(), Repaired::Nothing);
 
-    // It is started again and says nothing of it any more; then it drops more.
+    // The server restarts and no longer reports the loss; then it drops more.
     memory.forget_lost();
     let running = start(&memory, identity(3, 1)).await;
     write(&running.store, "d").await.unwrap();

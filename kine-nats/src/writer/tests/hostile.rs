@@ -1,9 +1,10 @@
-//! Bytes that mean harm, from other processes and from the log: they are refused, or done as any other request is. The
-//! log can be read afterwards.
+//! Hostile bytes from other processes and from the log: they are rejected, or handled like any
+//! other request. The log can be read afterwards.
 
 use super::*;
 use crate::fuzz::{fuzz_runs, mutate, seeded};
 use crate::peer::{message, serve};
+use crate::store::peers::Told;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -73,7 +74,7 @@ async fn what_other_processes_ask_for_harms_nothing() {
         mutate(&mut bad, &mut random);
         let told = serve(&running.store, &bad.into()).await;
         let told = message::decode_told(&told).expect("an answer that is understood");
-        done += u64::from(matches!(told, message::Told::Done(Ok(_))));
+        done += u64::from(matches!(told, Told::Done(Ok(_))));
     }
     assert!(done > 100, "{done} were done all the same");
     for key in [&b""[..], b"\0"] {
@@ -83,7 +84,7 @@ async fn what_other_processes_ask_for_harms_nothing() {
         };
         let ask = message::encode_ask(running.store.epoch(), &Command::Put(put));
         let told = message::decode_told(&serve(&running.store, &ask).await).unwrap();
-        let refused = matches!(told, message::Told::Done(Err(Refusal::EmptyKey)));
+        let refused = matches!(told, Told::Done(Err(Refusal::EmptyKey)));
         assert_eq!(refused, key.is_empty(), "{told:?}");
     }
     let store = Arc::clone(&running.store);
@@ -109,13 +110,13 @@ async fn what_other_processes_ask_for_harms_nothing() {
 fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
     let mut random = seeded();
     let told = [
-        message::Told::NotBegun,
-        message::Told::Done(Err(Refusal::NoSpace)),
-        message::Told::Done(Ok(Answer::Barrier {
+        Told::NotBegun,
+        Told::Done(Err(Refusal::NoSpace)),
+        Told::Done(Ok(Answer::Barrier {
             revision: 5,
             compacted: 3,
         })),
-        message::Told::Done(Ok(Answer::Put(pb::PutResponse {
+        Told::Done(Ok(Answer::Put(pb::PutResponse {
             header: Some(pb::ResponseHeader::default()),
             prev_kv: Some("encoded".into()),
         }))),
@@ -145,7 +146,8 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
             mutate(&mut bad, &mut random);
         }
         let bad = Bytes::from(bad);
-        // Each is read as what it is not, too. What is understood is the same when it is said again.
+        // Each message is also decoded as the other kinds. A decoded message stays the same when it
+        // is encoded and decoded again.
         if let Ok(said) = message::decode_said(&bad) {
             assert_eq!(message::decode_said(&message::encode_said(&said)).unwrap(), said);
             understood[0] += 1;
@@ -167,7 +169,7 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
     assert!(understood.iter().all(|count| *count > 1000), "{understood:?}");
 }
 
-/// Puts a number that nobody would write in the place of one in a text.
+/// Replaces a number in a text by an extreme one.
 fn change_number(text: &mut Vec<u8>, random: &mut StdRng) {
     const NUMBERS: [&str; 7] = [
         "0",
@@ -187,7 +189,8 @@ fn change_number(text: &mut Vec<u8>, random: &mut StdRng) {
     }
 }
 
-/// Manifests and floors are believed if their hash is right: what they say must not end a process that reads it.
+/// Manifests and low watermarks with a valid hash are trusted. Their content must not crash a
+/// process that reads them.
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_or_a_floor_of_odd_numbers_is_refused_or_believed() {
     let mut random = seeded();
@@ -222,7 +225,7 @@ async fn a_snapshot_or_a_floor_of_odd_numbers_is_refused_or_believed() {
     assert!(opened > 100 && refused > 10, "{opened} opened, {refused} refused");
 }
 
-/// Records that fit in the chain, with operations that nobody would write.
+/// Records that fit into the chain, with operations that no writer would send.
 #[tokio::test(start_paused = true)]
 async fn a_record_of_odd_operations_is_refused_or_done() {
     const HEADER: usize = 64;
@@ -230,7 +233,7 @@ async fn a_record_of_odd_operations_is_refused_or_done() {
     let (memory, running) = started(&["a", "b"]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
     for command in commands() {
-        // Some are refused.
+        // Some are rejected.
         let _ = running.store.submit(command).await;
     }
     running.writer.abort();

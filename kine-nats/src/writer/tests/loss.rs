@@ -1,8 +1,8 @@
-//! Logs that end before what was acknowledged.
+//! Logs that end before acknowledged records.
 
 use super::*;
 
-/// The epoch record of a writer that found a shorter log.
+/// The epoch record of a writer that found a truncated log.
 fn epoch_behind(memory: &Memory, epoch: u64) -> Bytes {
     let last = codec::decode(memory.records().last().unwrap()).unwrap();
     let mut operations = Operations::default();

@@ -1,12 +1,12 @@
-//! What a snapshot beside the requests is hurried for.
+//! Reasons for which a snapshot stops pausing.
 
 use super::*;
 
-/// How long a snapshot of [`resting`] takes without a rest, at most.
+/// Longest duration of a snapshot of [`resting`] without pauses.
 const UNRESTED: Duration = Duration::from_secs(4);
 const RESTED: Duration = Duration::from_secs(9);
 
-/// A writer of a store whose snapshot takes 2 s of work in 40 chunks, and has begun.
+/// A writer of a store whose snapshot takes 2 s of work in 40 chunks, and has started.
 async fn resting() -> (Memory, Running) {
     let memory = Memory::new();
     let cadence = Cadence {

@@ -1,4 +1,4 @@
-//! A log that is full or nearly so, and snapshots that fail.
+//! A log that is full or nearly full, and snapshots that fail.
 
 use super::*;
 
@@ -14,7 +14,7 @@ async fn started_without_snapshot() -> (Memory, Running) {
     (memory, running)
 }
 
-/// Fills the log until it takes nothing more of the size, behind the writers' backs.
+/// Fills the log, without the writers' knowledge, until it accepts no further record of the size.
 fn fill(memory: &Memory) {
     memory.set_limit(memory.bytes() + 40);
 }
@@ -69,7 +69,7 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
     memory.set_limit(200_000);
     let running = start(&memory, identity(1, 1)).await;
     let store = &running.store;
-    // No snapshot makes room.
+    // No snapshot frees space.
     memory.messages().set_left(Some(0));
     let mut refused = None;
     for _ in 0..300 {
@@ -94,7 +94,7 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
         Ok(true)
     );
     assert_eq!(store.submit(put_bytes("a", 1)).await.unwrap_err(), Refusal::NoSpace);
-    // Puts are taken again once two snapshots are stored.
+    // Puts are accepted again once two snapshots are stored.
     memory.messages().set_left(None);
     tokio::time::sleep(Duration::from_secs(40)).await;
     store.submit(put_bytes("a", 1)).await.unwrap();
@@ -188,7 +188,7 @@ async fn what_waits_for_the_writer_is_limited_in_bytes() {
 #[tokio::test(start_paused = true)]
 async fn a_full_log_does_not_wait_for_the_pause_after_failed_snapshots() {
     let (memory, running) = started_without_snapshot().await;
-    // Failed after 0, 3, 9, 21 and 45 seconds; the next would begin after 75.
+    // Failed after 0, 3, 9, 21 and 45 seconds; the next would start after 75.
     tokio::time::sleep(Duration::from_secs(48)).await;
     memory.messages().set_left(None);
     fill(&memory);
@@ -230,7 +230,7 @@ async fn chunks_of_a_start_that_failed_do_not_stay() {
     running.writer.abort();
     let stray = format!("snap.c.{}.dead", memory.records().len());
     memory.messages().store(stray.clone(), Bytes::new()).await.unwrap();
-    // No snapshot can be stored as long as it is there.
+    // No snapshot can be stored as long as it exists.
     memory.messages().set_left(Some(0));
     fill(&memory);
     let copy = memory.clone();

@@ -1,4 +1,4 @@
-//! Reading the log and becoming its writer, while others shorten it.
+//! Recovering from the log and becoming its writer, while other processes truncate it.
 
 use super::*;
 
@@ -93,14 +93,14 @@ async fn a_new_writer_sends_one_record_at_a_time_until_the_old_ones_cannot_arriv
         for number in 0..6 {
             let store = Arc::clone(&running.store);
             tasks.spawn(async move { write(&store, &format!("{round}-{number}")).await.unwrap() });
-            // Each is a record of its own if it may be.
+            // Each is a record of its own if the pipeline allows it.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         in_flight.push(memory.records().len() - before);
         memory.release_acks().await;
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Each round ends with one more record, of all that waited.
+    // Each round ends with one more record for all waiting requests.
     assert_eq!(in_flight, [1, 1, PIPELINE, PIPELINE, PIPELINE, PIPELINE]);
     tasks.join_all().await;
     running.stop().await;

@@ -1,19 +1,19 @@
 //! Background work of the writer: snapshots, trims of the history, and checks of the log. It runs
 //! one job at a time, so that a snapshot never overlaps a trim.
 
-use super::Batch;
-use super::floor::Rise;
 use crate::clock;
 use crate::grace::Grace;
+use crate::log::fencing::Session;
 use crate::log::{Log, LogInfo};
-use crate::quota::RESERVE;
-use crate::session::Session;
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
 use crate::state::State;
 use crate::store::Store;
+use crate::writer::batch::Batch;
+use crate::writer::low_watermark::Rise;
+use crate::writer::pacing::{Cadence, Pace, Pacing, Space, Unsaved};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
@@ -21,15 +21,9 @@ use tokio::time::timeout;
 
 /// Most bytes that a stream adds to a record: lengths, subject, headers, checksum.
 const MESSAGE: u64 = 256;
-/// Shortest delay between two snapshots.
-const SPACING: Duration = Duration::from_millis(100);
-/// Delay after a failed snapshot: the first time, and at most.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
 /// Interval of checks of the log, in addition to one after each snapshot. Its limit may change
 /// while the store runs.
 const LOOK: Duration = Duration::from_secs(30);
-/// Number of snapshots at one sequence after which another one there frees nothing more.
-const ENOUGH: u32 = 2;
 /// A snapshot in progress no longer pauses once this fraction (1/`PART`) of the next one's
 /// threshold has accumulated. The log, retained from the previous snapshot on, then has room for
 /// the records that arrive during a snapshot without pauses.
@@ -49,146 +43,6 @@ const WORTH: (u64, u64) = (1024 * 1024, 1000);
 /// Number of unsaved records with the same effect, if there is a change among them. An idle writer
 /// stores one each second, and a start reads this many in 0.1 s.
 const WORTH_IDLE: u64 = 10_000;
-
-/// Thresholds at which a snapshot is due.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cadence {
-    /// Log bytes. The size of the last snapshot counts instead if it is larger, so that a large
-    /// store is not written over and over.
-    pub(crate) bytes: u64,
-    /// Log bytes at which a snapshot is due in any case.
-    pub(crate) most: u64,
-    pub(crate) records: u64,
-    pub(crate) age: Duration,
-}
-
-/// Configured thresholds; those that are not set follow from the log's limit.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Pacing {
-    pub(crate) cadence: Option<Cadence>,
-    pub(crate) bytes: Option<u64>,
-}
-
-impl Pacing {
-    fn cadence(self, limit: Option<u64>) -> Cadence {
-        let limit = limit.unwrap_or(u64::MAX);
-        self.cadence.unwrap_or(Cadence {
-            bytes: self.bytes.unwrap_or((limit / 4).min(RESERVE)),
-            most: limit / 4,
-            records: 50_000,
-            age: Duration::from_secs(600),
-        })
-    }
-}
-
-/// Content of the log that is not in the newest snapshot.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Unsaved {
-    pub(crate) bytes: u64,
-    pub(crate) records: u64,
-    /// Bytes and number of the records with changes. Most records of an idle writer are heartbeats
-    /// without any.
-    pub(crate) changes: (u64, u64),
-    pub(crate) since: Duration,
-    pub(crate) urgent: bool,
-}
-
-impl Unsaved {
-    /// Counts a record.
-    pub(crate) fn count(&mut self, bytes: u64, changed: bool) {
-        self.bytes += bytes;
-        self.records += 1;
-        if changed {
-            self.changes.0 += bytes;
-            self.changes.1 += 1;
-        }
-    }
-
-    /// Adds back the content of a snapshot that failed.
-    fn add(&mut self, earlier: Self) {
-        self.bytes += earlier.bytes;
-        self.records += earlier.records;
-        self.changes.0 += earlier.changes.0;
-        self.changes.1 += earlier.changes.1;
-        self.since = earlier.since;
-        self.urgent |= earlier.urgent;
-    }
-}
-
-/// Decides when the next snapshot may start.
-#[derive(Debug)]
-pub(crate) struct Pace {
-    /// Sequence of the newest stored snapshot, and how many were stored there in a row.
-    stored: (u64, u32),
-    not_before: Duration,
-    /// Delay after the next snapshot that fails or does not help.
-    again: Duration,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            stored: (0, 0),
-            not_before: Duration::ZERO,
-            again: AGAIN.0,
-        }
-    }
-}
-
-impl Pace {
-    pub(crate) fn allows(&self) -> bool {
-        clock::now() >= self.not_before
-    }
-
-    /// Records a stored snapshot.
-    pub(crate) fn succeed(&mut self, sequence: u64) {
-        let count = if self.stored.0 == sequence {
-            self.stored.1 + 1
-        } else {
-            1
-        };
-        self.stored = (sequence, count);
-        if count < ENOUGH {
-            self.not_before = clock::now() + SPACING;
-            self.again = AGAIN.0;
-        } else {
-            self.fail();
-        }
-    }
-
-    /// Records a failed snapshot.
-    pub(crate) fn fail(&mut self) {
-        self.not_before = clock::now() + self.again;
-        self.again = (self.again * 2).min(AGAIN.1);
-    }
-
-    /// Lets the next snapshot start earlier. It may succeed now, even after repeated failures.
-    fn hurry(&mut self, sequence: u64) {
-        if self.stored.0 != sequence || self.stored.1 < ENOUGH {
-            self.not_before = self.not_before.min(clock::now() + AGAIN.0);
-        }
-    }
-}
-
-/// Used and available space of the log.
-#[derive(Debug, Clone)]
-struct Space {
-    limit: Option<u64>,
-    /// Bytes at the last check, and bytes that had been appended by then.
-    seen: (u64, u64),
-    /// Bytes that this writer appended.
-    appended: Arc<AtomicU64>,
-}
-
-impl Space {
-    /// Whether only the reserve is left. The reserve is for records that must be stored even while
-    /// puts are rejected: epochs, heartbeats, ends of leases, deletes and compactions.
-    fn is_tight(&self) -> bool {
-        let Some(limit) = self.limit else { return false };
-        let used = self.seen.0 + (self.appended.load(Ordering::Relaxed) - self.seen.1);
-        used + RESERVE.min(limit / 4) >= limit
-    }
-}
 
 /// State of the log at a check, and bytes that this writer had appended by then.
 type Seen = Option<(LogInfo, u64)>;

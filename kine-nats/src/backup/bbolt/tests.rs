@@ -1,4 +1,4 @@
-//! Files as a reader finds them that knows the format from its description alone.
+//! Reads files with a parser that follows only the description of the format.
 
 use super::*;
 use crate::fuzz::seeded;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 type Entries = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A file, and the pages of it that were met.
+/// A file, and its pages that were visited.
 struct Reader {
     file: Vec<u8>,
     met: BTreeSet<u64>,
@@ -21,7 +21,7 @@ impl Reader {
         u64::from_le_bytes(number)
     }
 
-    /// Where a page is, its kind and how many elements it has.
+    /// Offset, kind and number of elements of a page.
     fn page(&mut self, page: u64) -> (usize, u64, usize) {
         let at = page as usize * 4096;
         assert_eq!(self.number(at, 8), page, "the number of the page");
@@ -32,7 +32,7 @@ impl Reader {
         (at, self.number(at + 8, 2), self.number(at + 10, 2) as usize)
     }
 
-    /// The slices of a leaf: flags, keys and values.
+    /// The slices of a page with entries: flags, keys and values.
     fn leaf(&self, at: usize, count: usize) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let element = |number: usize| {
             let element = at + 16 + 16 * number;
@@ -136,7 +136,7 @@ fn a_file_holds_what_was_put_in() {
 
 #[test]
 fn a_large_bucket_has_branches_above_branches() {
-    // Of these one fits into a leaf, and about a hundred leaves below a branch.
+    // One entry fits into a page of the lowest level, and a branch has about a hundred of those.
     let value = Bytes::from(vec![7; 8200]);
     let entries: Vec<_> = (0..11_000).map(|number| entry(number, value.clone())).collect();
     let file = File::new(vec![Bucket::new("key", entries)]);

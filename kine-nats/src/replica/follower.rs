@@ -2,14 +2,15 @@
 //! writer when the log has none. It places its epoch record exactly behind the last record that it
 //! read, and not before the last writer's lease has expired.
 
-use crate::boot::{AGAIN, BootError, Replica, TRIES, Tail};
 use crate::clock;
 use crate::codec::{self, Header, Operations};
+use crate::limits::LEASE;
+use crate::log::fencing::{Claim, Session};
 use crate::log::{Ack, Log, LogError, Passing, Rejection};
-use crate::session::{Claim, Session};
+use crate::replica::recover::{AGAIN, BootError, Replica, TRIES, Tail};
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
 use crate::store::Store;
-use crate::writer::{LEASE, Pace, Repair, Unsaved, append_again};
+use crate::writer::{Pace, Repair, Unsaved, append_again};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;

@@ -4,9 +4,9 @@
 use crate::clock;
 use crate::codec::{self, CodecError, Operation};
 use crate::grace::Grace;
+use crate::log::fencing::{Session, SessionError, Verdict};
 use crate::log::{Log, LogError, LogInfo, Lost, Passing};
 use crate::mvcc::Mvcc;
-use crate::session::{Session, SessionError, Verdict};
 use crate::snapshot::{Floor, Messages, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
 use crate::writer::{Recent, Unsaved};

@@ -1,28 +1,17 @@
-//! Repairs a log that ends before acknowledged records, as after a power failure of a server that
-//! acknowledges before it syncs. The writer stores the records that it remembers again, byte for
-//! byte at their old sequences. If that is impossible, it stores a snapshot of the acknowledged
-//! state. The snapshot keeps every process from continuing the truncated log as if nothing had been
-//! lost.
+//! The newest records of the log in memory, and storing them again in a log that has lost them.
 
-use super::pipeline::ACK_LIMIT;
-use super::{Writer, WriterError};
 use crate::codec;
+use crate::log::fencing::Session;
 use crate::log::{Ack, Log, LogError, LogInfo};
-use crate::session::Session;
-use crate::snapshot::Messages;
+use crate::writer::batch::ACK_LIMIT;
 use bytes::Bytes;
 use std::collections::VecDeque;
-use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 /// Bytes of records that are remembered, and the overhead of each.
 const REMEMBERED: usize = 4 << 20;
 const RECORD: usize = 128;
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long a log must stay truncated before it is repaired. Together with the time of detection
-/// this is well below the lease, which is all that a challenger waits that starts to read now.
-const PATIENCE: Duration = Duration::from_millis(400);
 
 /// The newest records of the log, without a gap.
 #[derive(Debug, Default)]
@@ -60,48 +49,6 @@ impl Recent {
     fn get(&self, sequence: u64) -> Option<&Bytes> {
         let at = sequence.checked_sub(self.first)?;
         self.records.get(usize::try_from(at).ok()?)
-    }
-}
-
-impl<L: Log, M: Messages> Writer<L, M> {
-    /// Stores lost records in the log again, or ends the writer.
-    pub(super) async fn restore(&mut self) -> Result<(), WriterError> {
-        let acknowledged = self.session.sequence;
-        // A leader that was just elected may not know its own end yet.
-        let deadline = Instant::now() + PATIENCE;
-        let info = loop {
-            match self.log.info().await {
-                Ok(info) if info.last < acknowledged && Instant::now() >= deadline => break info,
-                Ok(info) if info.last < acknowledged => sleep(PAUSE).await,
-                // The caller tries again.
-                Ok(_) | Err(_) => return Ok(()),
-            }
-        };
-        let last = info.last;
-        tracing::error!(last, acknowledged, "The log has lost records that were acknowledged");
-        let (line, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.session));
-        match append_again(&*self.log, line, memory, info).await {
-            Ok(Repair::Done) => {
-                tracing::warn!(acknowledged, "They are stored again");
-                return Ok(());
-            }
-            Ok(Repair::Impossible) => {
-                self.store.end_lease();
-                self.upkeep.save(&self.store, &self.session).await;
-            }
-            // A snapshot would only keep the processes of that writer from starting.
-            Ok(Repair::Taken) => tracing::error!("Another writer began without them"),
-            Err(error) => {
-                tracing::warn!(error = %error, "They cannot be stored yet");
-                return Ok(());
-            }
-        }
-        self.store.end_lease();
-        Err(WriterError::Lost {
-            last,
-            acknowledged,
-            revision: self.store.revision(),
-        })
     }
 }
 

@@ -1,8 +1,11 @@
 //! Rate limit of a snapshot, so that requests do not wait behind it for the processor, the network
-//! and the disk. The time is passed in and the length of a pause is returned; [`super::Rests`]
+//! and the disk. The time is passed in and the length of a pause is returned; [`Rests`]
 //! sleeps.
 
+use crate::clock;
 use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 /// Ratio of a pause to the work before it: a snapshot works a quarter of the time.
 const REST: u32 = 3;
@@ -15,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The rate limit of one snapshot.
 #[derive(Debug)]
-pub(super) struct Pacer {
+struct Pacer {
     /// Start of the current piece of work.
     began: Duration,
     /// End of all pauses.
@@ -23,7 +26,7 @@ pub(super) struct Pacer {
 }
 
 impl Pacer {
-    pub(super) fn new(now: Duration) -> Self {
+    fn new(now: Duration) -> Self {
         Self {
             began: now,
             until: now + PATIENCE,
@@ -31,14 +34,35 @@ impl Pacer {
     }
 
     /// Length of the pause after a finished piece of work.
-    pub(super) fn rest(&self, now: Duration) -> Duration {
+    fn rest(&self, now: Duration) -> Duration {
         let took = now.saturating_sub(self.began);
         (took * REST).min(LONGEST).min(self.until.saturating_sub(now))
     }
 
     /// Starts the next piece of work.
-    pub(super) fn resume(&mut self, now: Duration) {
+    fn resume(&mut self, now: Duration) {
         self.began = now;
+    }
+}
+
+/// The pauses of one snapshot; `None` if something waits for it from the start.
+#[derive(Debug)]
+pub(super) struct Rests(Option<(Pacer, watch::Receiver<bool>)>);
+
+impl Rests {
+    /// Creates the pauses. `hurried` becomes true when something waits for the snapshot.
+    pub(super) fn new(hurried: Option<&watch::Receiver<bool>>) -> Self {
+        Self(hurried.map(|hurried| (Pacer::new(clock::now()), hurried.clone())))
+    }
+
+    /// Pauses after a piece of work, at most until something waits.
+    pub(super) async fn rest(&mut self) {
+        let Some((pacer, hurried)) = &mut self.0 else { return };
+        let rest = pacer.rest(clock::now());
+        if !rest.is_zero() {
+            let _ = timeout(rest, hurried.wait_for(|hurried| *hurried)).await;
+        }
+        pacer.resume(clock::now());
     }
 }
 

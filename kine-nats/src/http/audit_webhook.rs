@@ -4,7 +4,7 @@
 //! Every message is answered with 200 at once. The API server would resend a rejected message, and
 //! no event here is worth that.
 
-use crate::activity::{Events, Ignored, Report, Second, Seen};
+use crate::http::activity::{Events, Ignored, Report, Second, Seen};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::{get, post};

@@ -12,18 +12,18 @@
 //! Until the last step no process can start, because the new snapshot is ahead of the log. An
 //! earlier writer finds its position in the log gone.
 
-use crate::args::RepairArgs;
-use crate::boot::{BootError, Replica, Salvage};
-use crate::keep::retry;
+use crate::limits::LEASE;
+use crate::log::fencing::Session;
 use crate::log::jetstream::JetStream;
 use crate::log::stream::Stream;
 use crate::log::{Log, LogError, LogInfo};
 use crate::nats;
-use crate::run::snapshots;
-use crate::session::Session;
+use crate::process::args::RepairArgs;
+use crate::process::role_loop::retry;
+use crate::process::run::snapshots;
+use crate::replica::recover::{BootError, Replica, Salvage};
 use crate::snapshot::{Floor, Messages, Pin, SnapshotError, Snapshots};
 use crate::state::State;
-use crate::writer::LEASE;
 use anyhow::Context;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -79,7 +79,7 @@ pub(crate) enum Repaired {
 
 /// Runs the repair command with its arguments.
 pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
-    crate::run::init(args.log_format);
+    crate::process::run::init(args.log_format);
     let (client, _) = nats::connect(&args.nats).await?;
     let (log, _acks) = JetStream::open(
         Stream::new(client.clone(), args.nats.stream.log()),

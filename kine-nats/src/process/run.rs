@@ -1,22 +1,24 @@
 //! Runs the process: from the command line to a running store, and a clean stop.
 
-use crate::args::{Args, LogFormat, NatsArgs};
-use crate::audit::{self, Activity};
-use crate::clients::Clients;
-use crate::grpc::{self, Node};
+use crate::grpc;
+use crate::grpc::clients::Clients;
+use crate::grpc::listen;
+use crate::grpc::node::Node;
+use crate::grpc::tls;
 use crate::http;
-use crate::keep::{Ended, Plan, StoreSender, live, retry};
-use crate::listen;
+use crate::http::audit_webhook::{self, Activity};
 use crate::log::jetstream::JetStream;
 use crate::log::stream::{Stream, StreamLimits};
 use crate::metrics::Metrics;
 use crate::nats;
+use crate::nats::NatsArgs;
 use crate::peer::nats::NatsPeers;
+use crate::process::args::{Args, LogFormat};
+use crate::process::role_loop::{Ended, Plan, StoreSender, live, retry};
 use crate::quota::{DEFAULT_QUOTA, RESERVE};
 use crate::role;
 use crate::snapshot::Snapshots;
-use crate::store::watch_leader;
-use crate::tls;
+use crate::store::leader::watch_leader;
 use crate::writer::Pacing;
 use anyhow::{Context, bail};
 use async_nats::Client;
@@ -46,7 +48,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(false);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
     let clients = Clients::default();
-    let probes = http::routes(store.clone(), metrics.clone(), clients.clone());
+    let probes = http::admin::routes(store.clone(), metrics.clone(), clients.clone());
     let node = Node::new(store.clone(), args.progress_interval, args.client_urls());
     let routes = Routes::from(
         grpc::routes(&node, &metrics.calls)
@@ -90,11 +92,11 @@ async fn serve_http(args: &Args, mut probes: Router) -> anyhow::Result<()> {
     };
     if let Some(address) = args.audit {
         let activity = Activity::new(args.ignore_user_agent.clone());
-        probes = probes.merge(audit::routes(activity.clone()));
-        tokio::spawn(audit::serve(bind(address).await?, activity));
+        probes = probes.merge(audit_webhook::routes(activity.clone()));
+        tokio::spawn(audit_webhook::serve(bind(address).await?, activity));
     }
     if let Some(address) = args.metrics {
-        tokio::spawn(http::serve(bind(address).await?, probes));
+        tokio::spawn(http::admin::serve(bind(address).await?, probes));
     }
     Ok(())
 }

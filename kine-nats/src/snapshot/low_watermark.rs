@@ -7,9 +7,11 @@
 //! server reported while the log was known to be complete. Losses beyond that have not been made up
 //! for.
 
-use super::{Messages, SnapshotError, Snapshots};
 use crate::codec;
 use crate::log::{Log, Lost};
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::messages::Messages;
+use crate::snapshot::stream::Snapshots;
 use serde::{Deserialize, Serialize};
 
 /// The sequence that a log is known to reach.

@@ -2,17 +2,18 @@
 //! no other process writes, and writes until it is stopped or replaced. After a replacement its
 //! memory may differ from the log, so the next cycle recovers again.
 
-use crate::boot::{BootError, Replica};
 use crate::clock;
-use crate::follow::{self, Follower, Identity};
+use crate::limits::LEASE_USED;
 use crate::log::{Ack, Log, Passing};
 use crate::metrics::Metrics;
-use crate::peer::Peers;
 use crate::quota::Quota;
+use crate::replica::follower::{self, Follower, Identity};
+use crate::replica::recover::{BootError, Replica};
 use crate::role::writer_of;
 use crate::snapshot::{Messages, Snapshots};
 use crate::store::Store;
-use crate::writer::{LEASE_USED, Pacing, Parts, Unsaved, Upkeep, Writer, WriterError, stopped};
+use crate::store::peers::Peers;
+use crate::writer::{Pacing, Parts, Unsaved, Upkeep, Writer, WriterError, stopped};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -88,7 +89,7 @@ pub(crate) async fn live<L: Log, M: Messages>(
     let known = stores.borrow().clone();
     let (store, tail) = match known {
         Some(store) => {
-            let tail = follow::adopt(&store, replica)?;
+            let tail = follower::adopt(&store, replica)?;
             (store, tail)
         }
         None => {

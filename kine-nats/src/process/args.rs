@@ -1,9 +1,10 @@
 //! The command line: flags, environment variables, addresses and stream names.
 
+use crate::grpc::listen::Listen;
+use crate::nats::NatsArgs;
 use clap::Parser;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 use yoke_runtime::tls::TlsFiles;
 
@@ -104,36 +105,6 @@ pub struct Args {
     pub log_format: LogFormat,
 }
 
-/// Connection to NATS, and the streams of one store.
-#[derive(Debug, Clone, clap::Args)]
-pub struct NatsArgs {
-    /// NATS servers: nats://host:port, or tls://host:port to require encryption. May be repeated,
-    /// or given as a comma-separated list.
-    #[arg(
-        long,
-        value_name = "URL",
-        required = true,
-        env = "KINE_NATS_NATS",
-        value_delimiter = ','
-    )]
-    pub nats: Vec<String>,
-    /// File with the JWT and the seed of the NATS user.
-    #[arg(long, value_name = "FILE", env = "KINE_NATS_CREDS")]
-    pub creds: Option<PathBuf>,
-    /// File with the CA certificates that NATS servers are verified against, instead of the
-    /// system's.
-    #[arg(long, value_name = "FILE", env = "KINE_NATS_CA")]
-    pub nats_ca: Option<PathBuf>,
-    /// Stream that holds the log: KINE_<id>. Its snapshots are in KINE_SNAP_<id>.
-    #[arg(long, value_name = "NAME", env = "KINE_NATS_STREAM")]
-    pub stream: StreamName,
-    /// Store every other snapshot in a second stream, KINE_SPARE_<id>. With one NATS server, a
-    /// single corrupt file then never affects both snapshots. Set it on all processes of a stream
-    /// and on the repair command, or on none.
-    #[arg(long, env = "KINE_NATS_SPARE")]
-    pub spare: bool,
-}
-
 /// Continues a store whose log has lost acknowledged records or can no longer be followed. The
 /// store keeps what can be read, continues at a revision far above every earlier one, and has no
 /// history; clients list again. Stop all processes of the stream first. Without --accept-loss
@@ -224,112 +195,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// An address of the etcd API, to listen on or to advertise.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Listen {
-    /// A unix socket.
-    Unix(PathBuf),
-    /// Host and port, without TLS.
-    Tcp(String),
-    /// Host and port, with TLS.
-    Tls(String),
-}
-
-impl Listen {
-    /// The address as a URL.
-    pub fn url(&self) -> String {
-        match self {
-            Self::Unix(path) => format!("unix://{}", path.display()),
-            Self::Tcp(address) => format!("http://{address}"),
-            Self::Tls(address) => format!("https://{address}"),
-        }
-    }
-}
-
-impl FromStr for Listen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix("unix://")
-            && path.starts_with('/')
-        {
-            return Ok(Self::Unix(path.into()));
-        }
-        let (kind, address): (fn(String) -> Self, _) = match text.strip_prefix("https://") {
-            Some(address) => (Self::Tls, Some(address)),
-            None => (Self::Tcp, text.strip_prefix("http://")),
-        };
-        match address.map(|rest| rest.trim_end_matches('/')) {
-            Some(address) if address.contains(':') => Ok(kind(address.to_owned())),
-            _ => Err("give unix:///path, http://host:port or https://host:port".to_owned()),
-        }
-    }
-}
-
-/// Name of the stream that holds the log, `KINE_<id>`. The names of all other streams and subjects
-/// derive from it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamName {
-    id: String,
-}
-
-impl StreamName {
-    /// Name of the log's stream.
-    pub fn log(&self) -> String {
-        format!("KINE_{}", self.id)
-    }
-
-    /// The only subject of the log.
-    pub fn log_subject(&self) -> String {
-        format!("kine.{}.log", self.id)
-    }
-
-    /// Name of the stream for snapshots.
-    pub fn snapshots(&self) -> String {
-        format!("KINE_SNAP_{}", self.id)
-    }
-
-    /// Prefix of the subjects in the stream for snapshots.
-    pub fn snapshot_subject(&self) -> String {
-        format!("kine.{}.snap", self.id)
-    }
-
-    /// Name of the stream for every other snapshot.
-    pub fn spare(&self) -> String {
-        format!("KINE_SPARE_{}", self.id)
-    }
-
-    /// Prefix of the subjects in the stream for every other snapshot.
-    pub fn spare_subject(&self) -> String {
-        format!("kine.{}.spare", self.id)
-    }
-
-    /// Prefix of the subjects on which the processes of the store talk to each other.
-    pub fn peers_subject(&self) -> String {
-        format!("kine.{}.rpc", self.id)
-    }
-
-    /// Prefix of the inboxes for replies.
-    pub fn inbox(&self) -> String {
-        format!("_INBOX_{}", self.id)
-    }
-}
-
-impl FromStr for StreamName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let id = text.strip_prefix("KINE_").unwrap_or_default();
-        let valid =
-            !id.is_empty() && id.len() <= 64 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        if valid {
-            Ok(Self { id: id.to_owned() })
-        } else {
-            Err("give KINE_<id>, the id of letters, digits and dashes".into())
-        }
-    }
-}
-
 /// Parses an address that only this node can reach.
 fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address: Option<SocketAddr> = text.parse().ok();
@@ -383,29 +248,6 @@ mod tests {
     }
 
     #[test]
-    fn reads_addresses() {
-        assert_eq!(
-            "unix:///run/kine.sock".parse(),
-            Ok(Listen::Unix("/run/kine.sock".into()))
-        );
-        assert_eq!(
-            "http://127.0.0.1:2379/".parse(),
-            Ok(Listen::Tcp("127.0.0.1:2379".into()))
-        );
-        assert_eq!("https://[::]:2379".parse(), Ok(Listen::Tls("[::]:2379".into())));
-        for bad in [
-            "unix://relative",
-            "https://a",
-            "http://a",
-            "tls://a:1",
-            "127.0.0.1:1",
-            "",
-        ] {
-            assert!(bad.parse::<Listen>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn members_are_found_where_it_is_said_or_listened() {
         let urls = |more: &[&str]| {
             let fixed = ["kine-nats", "--nats=nats://a:1", "--stream=KINE_a"];
@@ -439,22 +281,6 @@ mod tests {
         );
         for half in [&[https, pair[0]][..], &[https, pair[1]], &[https, "--tls-client-ca=a"]] {
             assert!(parse(half).is_err(), "{half:?}");
-        }
-    }
-
-    #[test]
-    fn reads_stream_names() {
-        let name: StreamName = "KINE_ab12-c".parse().unwrap();
-        assert_eq!(
-            (name.log(), name.snapshots()),
-            ("KINE_ab12-c".into(), "KINE_SNAP_ab12-c".into())
-        );
-        assert_eq!(
-            (name.log_subject(), name.snapshot_subject()),
-            ("kine.ab12-c.log".into(), "kine.ab12-c.snap".into())
-        );
-        for bad in ["KINE_", "kine_a", "KINE_a.b", "KINE_a>", "KINE_a b"] {
-            assert!(bad.parse::<StreamName>().is_err(), "{bad}");
         }
     }
 

@@ -1,12 +1,12 @@
 //! The listeners of the etcd API.
 
-use crate::args::Listen;
-use crate::clients::Clients;
+use crate::grpc::clients::Clients;
 use futures::stream::unfold;
 use futures::{Stream, StreamExt};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -19,6 +19,48 @@ use yoke_runtime::tls::{self, TlsConfigs};
 
 /// Idle time after which a client is pinged. It then has hyper's 20 s to answer.
 const PING: Duration = Duration::from_secs(60);
+
+/// An address of the etcd API, to listen on or to advertise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Listen {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// Host and port, without TLS.
+    Tcp(String),
+    /// Host and port, with TLS.
+    Tls(String),
+}
+
+impl Listen {
+    /// The address as a URL.
+    pub fn url(&self) -> String {
+        match self {
+            Self::Unix(path) => format!("unix://{}", path.display()),
+            Self::Tcp(address) => format!("http://{address}"),
+            Self::Tls(address) => format!("https://{address}"),
+        }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix://")
+            && path.starts_with('/')
+        {
+            return Ok(Self::Unix(path.into()));
+        }
+        let (kind, address): (fn(String) -> Self, _) = match text.strip_prefix("https://") {
+            Some(address) => (Self::Tls, Some(address)),
+            None => (Self::Tcp, text.strip_prefix("http://")),
+        };
+        match address.map(|rest| rest.trim_end_matches('/')) {
+            Some(address) if address.contains(':') => Ok(kind(address.to_owned())),
+            _ => Err("give unix:///path, http://host:port or https://host:port".to_owned()),
+        }
+    }
+}
 
 /// A bound socket that is not served yet.
 #[derive(Debug)]
@@ -160,6 +202,29 @@ fn patient<C>(incoming: impl Stream<Item = io::Result<C>> + Unpin) -> impl Strea
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_addresses() {
+        assert_eq!(
+            "unix:///run/kine.sock".parse(),
+            Ok(Listen::Unix("/run/kine.sock".into()))
+        );
+        assert_eq!(
+            "http://127.0.0.1:2379/".parse(),
+            Ok(Listen::Tcp("127.0.0.1:2379".into()))
+        );
+        assert_eq!("https://[::]:2379".parse(), Ok(Listen::Tls("[::]:2379".into())));
+        for bad in [
+            "unix://relative",
+            "https://a",
+            "http://a",
+            "tls://a:1",
+            "127.0.0.1:1",
+            "",
+        ] {
+            assert!(bad.parse::<Listen>().is_err(), "{bad}");
+        }
+    }
 
     async fn open(path: &Path) -> io::Result<Bound> {
         bind(&Listen::Unix(path.to_owned()), None).await

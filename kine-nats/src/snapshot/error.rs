@@ -1,0 +1,44 @@
+//! Why a snapshot cannot be stored or read.
+
+use crate::codec::CodecError;
+use crate::log::LogError;
+
+/// Why a snapshot cannot be stored or read.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The stream does not answer.
+    #[error("use the snapshot stream")]
+    Log(#[from] LogError),
+    /// A chunk is corrupt.
+    #[error("decode a chunk")]
+    Codec(#[from] CodecError),
+    /// The manifest is corrupt.
+    #[error("decode a manifest")]
+    Manifest(#[source] serde_json::Error),
+    /// The low watermark is corrupt.
+    #[error("decode a floor")]
+    Floor(#[source] serde_json::Error),
+    /// A later version wrote the manifest.
+    #[error("decode a manifest: its format {0} is not known")]
+    Format(u32),
+    /// The hash of the manifest matches, but its numbers are impossible.
+    #[error("decode a manifest: no store is at revision {revision} and compacted at {compacted}")]
+    Numbers {
+        /// Newest revision.
+        revision: i64,
+        /// Compact revision.
+        compacted: i64,
+    },
+    /// Chunks are missing, or do not belong to the manifest.
+    #[error("read a snapshot: its chunks are not whole")]
+    Incomplete,
+    /// A newer snapshot exists already.
+    #[error("store a snapshot: there is one at sequence {newest} already")]
+    Stale {
+        /// Sequence of the newer snapshot.
+        newest: u64,
+    },
+    /// The data that was read back differs from what was written.
+    #[error("store a snapshot: the manifest reads back differently")]
+    ReadBack,
+}
