@@ -4,7 +4,7 @@ use tonic::{Code, Status};
 
 /// The error that answers a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum RpcError {
     /// The requested revision is below the compact revision.
     #[error("etcdserver: mvcc: required revision has been compacted")]
     Compacted,
@@ -85,7 +85,7 @@ pub enum Refusal {
     TooManyRequests,
 }
 
-impl Refusal {
+impl RpcError {
     const ALL: [Self; 26] = [
         Self::Compacted,
         Self::FutureRevision,
@@ -117,7 +117,7 @@ impl Refusal {
 
     /// The error with this text.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|refusal| refusal.to_string() == text)
+        Self::ALL.into_iter().find(|error| error.to_string() == text)
     }
 
     /// The gRPC code that etcd sends with the text.
@@ -147,8 +147,8 @@ impl Refusal {
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
-        Status::new(refusal.code(), refusal.to_string())
+impl From<RpcError> for Status {
+    fn from(error: RpcError) -> Self {
+        Status::new(error.code(), error.to_string())
     }
 }

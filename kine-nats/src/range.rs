@@ -4,7 +4,7 @@
 pub(crate) mod gather;
 pub(crate) mod walk;
 
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::mvcc::{Item, Mvcc};
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
@@ -15,13 +15,13 @@ use std::borrow::Borrow;
 const WHOLE: i64 = 10_000;
 
 /// Checks that a requested revision can be read while the store is at `current`.
-pub(crate) fn check_revision(asked: i64, current: i64, compacted: i64) -> Result<(), Refusal> {
+pub(crate) fn check_revision(asked: i64, current: i64, compacted: i64) -> Result<(), RpcError> {
     if asked <= 0 {
         Ok(())
     } else if asked > current {
-        Err(Refusal::FutureRevision)
+        Err(RpcError::FutureRevision)
     } else if asked < compacted {
-        Err(Refusal::Compacted)
+        Err(RpcError::Compacted)
     } else {
         Ok(())
     }
@@ -335,7 +335,7 @@ mod tests {
     fn checks_revisions() {
         assert_eq!(check_revision(0, 5, 3), Ok(()));
         assert_eq!(check_revision(3, 5, 3), Ok(()));
-        assert_eq!(check_revision(2, 5, 3), Err(Refusal::Compacted));
-        assert_eq!(check_revision(6, 5, 3), Err(Refusal::FutureRevision));
+        assert_eq!(check_revision(2, 5, 3), Err(RpcError::Compacted));
+        assert_eq!(check_revision(6, 5, 3), Err(RpcError::FutureRevision));
     }
 }

@@ -1,7 +1,7 @@
 //! The role of this process as it knows it, and the outcome of a request that needs the writer.
 
 use crate::command::{Answer, Command};
-use crate::error::Refusal;
+use crate::error::RpcError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 /// Mask of the cycle number in a writer's number; the other bits identify the process.
@@ -44,7 +44,7 @@ pub(crate) struct Queued {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The request was answered.
-    Done(Result<Answer, Refusal>),
+    Done(Result<Answer, RpcError>),
     /// The request was not started, and may be offered to another process.
     Returned(Command),
 }

@@ -372,7 +372,7 @@ fn nanoseconds(time: Duration) -> u64 {
 mod tests {
     use super::*;
     use crate::command::Command;
-    use crate::error::Refusal;
+    use crate::error::RpcError;
     use crate::mvcc::Mvcc;
     use crate::store::peers::{Member, Told, Unanswered};
     use futures::future::BoxFuture;
@@ -403,7 +403,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         store.stop();
-        assert_eq!(waiting.await.unwrap(), Err(Refusal::Stopped));
+        assert_eq!(waiting.await.unwrap(), Err(RpcError::Stopped));
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 

@@ -6,7 +6,7 @@ mod limits;
 
 use crate::codec::Operations;
 use crate::command::{Answer, Command};
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::mvcc::Item;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
@@ -28,7 +28,7 @@ pub(crate) struct Evaluation<'a> {
 }
 
 /// Evaluates one request.
-pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Result<Answer, Refusal> {
+pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Result<Answer, RpcError> {
     let mut step = Step {
         begin: evaluation.state.mvcc.head(),
         evaluation,
@@ -109,25 +109,25 @@ impl Step<'_, '_> {
         }
     }
 
-    fn check_space(&self) -> Result<(), Refusal> {
+    fn check_space(&self) -> Result<(), RpcError> {
         if self.evaluation.state.bytes() >= self.evaluation.quota {
-            Err(Refusal::NoSpace)
+            Err(RpcError::NoSpace)
         } else {
             Ok(())
         }
     }
 
-    fn check_key(&self, request: &pb::PutRequest) -> Result<(), Refusal> {
+    fn check_key(&self, request: &pb::PutRequest) -> Result<(), RpcError> {
         let keeps = request.ignore_value || request.ignore_lease;
         if keeps && self.evaluation.state.mvcc.latest(&request.key).is_none() {
-            return Err(Refusal::KeyNotFound);
+            return Err(RpcError::KeyNotFound);
         }
         Ok(())
     }
 
-    fn check_lease(&self, request: &pb::PutRequest) -> Result<(), Refusal> {
+    fn check_lease(&self, request: &pb::PutRequest) -> Result<(), RpcError> {
         if request.lease != 0 && self.evaluation.state.leases.get(request.lease).is_none() {
-            return Err(Refusal::LeaseNotFound);
+            return Err(RpcError::LeaseNotFound);
         }
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Step<'_, '_> {
         }
     }
 
-    fn check(&self, path: &Path<'_>) -> Result<(), Refusal> {
+    fn check(&self, path: &Path<'_>) -> Result<(), RpcError> {
         for step in &path.steps {
             match step {
                 // Like etcd, this order is the reverse of the order in a separate put.
@@ -224,7 +224,7 @@ impl Step<'_, '_> {
                     // Outside of a transaction such a revision reads the newest one.
                     let compacting = self.evaluation.state.compacting;
                     if request.revision < compacting.min(0) {
-                        return Err(Refusal::Compacted);
+                        return Err(RpcError::Compacted);
                     }
                     range::check_revision(request.revision, self.begin, compacting)?;
                 }
@@ -268,13 +268,13 @@ impl Step<'_, '_> {
         }
     }
 
-    fn compact(&mut self, revision: i64) -> Result<pb::CompactionResponse, Refusal> {
+    fn compact(&mut self, revision: i64) -> Result<pb::CompactionResponse, RpcError> {
         let state = &mut *self.evaluation.state;
         if revision <= state.compacting {
-            return Err(Refusal::Compacted);
+            return Err(RpcError::Compacted);
         }
         if revision > state.mvcc.head() {
-            return Err(Refusal::FutureRevision);
+            return Err(RpcError::FutureRevision);
         }
         state.compacting = revision;
         self.evaluation.operations.compact(revision);

@@ -2,7 +2,7 @@
 //! and not copied. Versions that the store drops meanwhile stay in memory until the backup is sent.
 
 use crate::backup::content::{Parts, Version};
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::limits::REQUEST_LIMIT;
 use crate::mvcc::Hold;
 use crate::state::State;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 const PAGE: usize = 2048;
 
 /// Collects the current content, as soon as it is stored. The history is not trimmed meanwhile.
-pub(crate) async fn collect(store: &Store) -> Result<Parts, Refusal> {
+pub(crate) async fn collect(store: &Store) -> Result<Parts, RpcError> {
     let pin = Pin::new(&store.read());
     // Leases have no history. They belong to the head, which a record in flight may have made.
     pin.wait_until_stored(store).await?;
@@ -50,7 +50,7 @@ impl Pin {
         }
     }
 
-    async fn wait_until_stored(&self, store: &Store) -> Result<(), Refusal> {
+    async fn wait_until_stored(&self, store: &Store) -> Result<(), RpcError> {
         let deadline = Instant::now() + REQUEST_LIMIT;
         loop {
             let changed = store.changed();
@@ -59,24 +59,24 @@ impl Pin {
                 return Ok(());
             }
             if store.is_stopping() {
-                return Err(Refusal::Stopped);
+                return Err(RpcError::Stopped);
             }
-            timeout_at(deadline, changed).await.map_err(|_| Refusal::Timeout)?;
+            timeout_at(deadline, changed).await.map_err(|_| RpcError::Timeout)?;
         }
     }
 
     /// Reads the state that this pin belongs to. It fails if the state was replaced, which happens
     /// when this process rereads the log.
-    fn look<T>(&self, store: &Store, read: impl FnOnce(&State) -> T) -> Result<T, Refusal> {
+    fn look<T>(&self, store: &Store, read: impl FnOnce(&State) -> T) -> Result<T, RpcError> {
         let state = store.read();
         if state.mvcc.is_held_by(&self.hold) {
             Ok(read(&state))
         } else {
-            Err(Refusal::LeaderChanged)
+            Err(RpcError::LeaderChanged)
         }
     }
 
-    async fn collect_base(&self, store: &Store) -> Result<Vec<Version>, Refusal> {
+    async fn collect_base(&self, store: &Store) -> Result<Vec<Version>, RpcError> {
         let mut versions = Vec::new();
         let mut from = Some(Bytes::from_static(&[0]));
         while let Some(key) = from {
@@ -95,7 +95,7 @@ impl Pin {
 
     /// Collects the changes from the compact revision on. Like etcd, it includes a delete at that
     /// revision, for watches.
-    async fn collect_history(&self, store: &Store) -> Result<Vec<Version>, Refusal> {
+    async fn collect_history(&self, store: &Store) -> Result<Vec<Version>, RpcError> {
         let mut versions: Vec<Version> = Vec::new();
         // Position of the next read: a revision, and how many of its changes are collected.
         let (mut revision, mut done) = (self.compacted, 0);

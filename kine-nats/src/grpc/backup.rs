@@ -4,8 +4,8 @@
 use crate::backup::bbolt::File;
 use crate::backup::buckets;
 use crate::backup::collect::collect;
-use crate::error::Refusal;
-use crate::grpc::node::{Node, find_refusal};
+use crate::error::RpcError;
+use crate::grpc::node::{Node, unavailable_error};
 use crate::limits::STORAGE_VERSION;
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
@@ -35,7 +35,7 @@ impl Node {
     /// Starts a backup of the current content of a store.
     pub(super) async fn back_up(&self, store: Arc<Store>, needs_leader: bool) -> Result<Pieces, Status> {
         let permit = Arc::clone(&self.backups).try_acquire_owned();
-        let permit = permit.map_err(|_| Refusal::TooManyRequests)?;
+        let permit = permit.map_err(|_| RpcError::TooManyRequests)?;
         let mut parts = collect(&store).await?;
         parts.members = self.members(&store);
         let revision = parts.revision;
@@ -78,7 +78,7 @@ enum Unsent {
     #[error("it takes too long")]
     Late,
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] RpcError),
 }
 
 impl Sending {
@@ -86,8 +86,8 @@ impl Sending {
         let sent = timeout(LIMIT, self.send(file)).await;
         match sent.unwrap_or(Err(Unsent::Late)) {
             Ok(()) => tracing::info!(bytes = self.sent, "A backup is sent"),
-            Err(Unsent::Refused(refusal)) => {
-                let _ = timeout(STALLED, self.answers.send(Err(refusal.into()))).await;
+            Err(Unsent::Refused(error)) => {
+                let _ = timeout(STALLED, self.answers.send(Err(error.into()))).await;
             }
             Err(error) => tracing::warn!(error = %error, bytes = self.sent, "A backup was not sent whole"),
         }
@@ -121,8 +121,8 @@ impl Sending {
     }
 
     async fn answer(&mut self, blob: Bytes) -> Result<(), Unsent> {
-        if let Some(refusal) = find_refusal(&self.store, self.needs_leader) {
-            return Err(refusal.into());
+        if let Some(error) = unavailable_error(&self.store, self.needs_leader) {
+            return Err(error.into());
         }
         self.sent += blob.len() as u64;
         let answer = pb::SnapshotResponse {
@@ -143,7 +143,7 @@ fn whole(receiver: mpsc::Receiver<Answer>) -> Pieces {
         if done {
             return None;
         }
-        let answer = receiver.recv().await.unwrap_or(Err(Refusal::Timeout.into()));
+        let answer = receiver.recv().await.unwrap_or(Err(RpcError::Timeout.into()));
         let digest = |answer: &pb::SnapshotResponse| answer.remaining_bytes == 0 && answer.blob.len() == 32;
         let done = answer.as_ref().map_or(true, digest);
         Some((answer, (receiver, done)))

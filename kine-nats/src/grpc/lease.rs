@@ -1,7 +1,7 @@
 //! Leases.
 
 use crate::command::Command;
-use crate::grpc::node::{Node, find_refusal, needs_leader};
+use crate::grpc::node::{Node, needs_leader, unavailable_error};
 use crate::grpc::submit::submit;
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
@@ -88,8 +88,8 @@ async fn keep_alive(
     let mut open = true;
     while open || !renewals.is_empty() {
         let woken = store.hub.woken();
-        if let Some(refusal) = find_refusal(&store, needs_leader) {
-            let _ = answers.send(Err(refusal.into())).await;
+        if let Some(error) = unavailable_error(&store, needs_leader) {
+            let _ = answers.send(Err(error.into())).await;
             return;
         }
         tokio::select! {

@@ -1,6 +1,6 @@
 //! The maintenance service, for etcd's tools and monitoring.
 
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::grpc::backup;
 use crate::grpc::node::{Node, needs_leader, unsupported};
 use crate::limits::REQUEST_LIMIT;
@@ -48,7 +48,7 @@ impl Maintenance for Node {
         let leader = store.has_leader();
         let mut errors = Vec::new();
         if !leader {
-            errors.push(Refusal::NoLeader.to_string());
+            errors.push(RpcError::NoLeader.to_string());
         }
         // etcd formats alarms this way, with the trailing space.
         errors.extend(alarms(&store).map(|alarm| format!("memberID:{} alarm:NOSPACE ", alarm.member_id)));
@@ -113,10 +113,10 @@ impl Maintenance for Node {
         let store = self.store(request.metadata()).await?;
         let target = request.into_inner().target_id;
         if !store.is_writer() {
-            return Err(Refusal::NotLeader.into());
+            return Err(RpcError::NotLeader.into());
         }
         if self.members(&store).iter().all(|member| member.id != target) {
-            return Err(Refusal::BadTransferee.into());
+            return Err(RpcError::BadTransferee.into());
         }
         store.move_leader(target).await?;
         Ok(Response::new(pb::MoveLeaderResponse {
@@ -141,9 +141,9 @@ struct Hashed {
 impl Node {
     /// Hashes the keys at a revision (0 means the newest), one call at a time. A delay follows,
     /// even if the caller disconnects: compacted history is trimmed only while no hash runs.
-    async fn hash_in_turn(&self, store: &Arc<Store>, asked: i64) -> Result<Hashed, Refusal> {
+    async fn hash_in_turn(&self, store: &Arc<Store>, asked: i64) -> Result<Hashed, RpcError> {
         let turn = timeout(REQUEST_LIMIT, Arc::clone(&self.hashes).lock_owned()).await;
-        let turn = turn.map_err(|_| Refusal::TooManyRequests)?;
+        let turn = turn.map_err(|_| RpcError::TooManyRequests)?;
         let store = Arc::clone(store);
         let (answer, hashed) = oneshot::channel();
         tokio::spawn(async move {
@@ -151,11 +151,11 @@ impl Node {
             sleep(HASH_PAUSE).await;
             drop(turn);
         });
-        hashed.await.unwrap_or(Err(Refusal::Stopped))
+        hashed.await.unwrap_or(Err(RpcError::Stopped))
     }
 }
 
-async fn hash(store: &Store, asked: i64) -> Result<Hashed, Refusal> {
+async fn hash(store: &Store, asked: i64) -> Result<Hashed, RpcError> {
     let (visible, compacted) = {
         let state = store.read();
         (state.mvcc.visible(), state.mvcc.compacted())
@@ -182,13 +182,13 @@ fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
 
 /// Hashes the keys at a revision. Two stores with the same keys at that revision have the same
 /// hash. The number differs from etcd's, which hashes its pages.
-async fn hash_at(store: &Store, revision: i64) -> Result<u32, Refusal> {
+async fn hash_at(store: &Store, revision: i64) -> Result<u32, RpcError> {
     let mut hash = Xxh3::new();
     let mut start = vec![0];
     let hold = {
         let state = store.read();
         if revision < state.mvcc.compacted() {
-            return Err(Refusal::Compacted);
+            return Err(RpcError::Compacted);
         }
         state.mvcc.hold(revision)
     };
@@ -199,7 +199,7 @@ async fn hash_at(store: &Store, revision: i64) -> Result<u32, Refusal> {
             // The pin keeps history that is compacted meanwhile, unless the state was reread from
             // the log.
             if !state.mvcc.is_held_by(&hold) && revision < state.mvcc.compacted() {
-                return Err(Refusal::Compacted);
+                return Err(RpcError::Compacted);
             }
             let mut left = HASH_PAGE;
             state.mvcc.visit(&start, &[0], revision, |item| {
@@ -247,7 +247,7 @@ mod tests {
         assert_ne!(all, hash_at(&one, last - 1).await.unwrap(), "the last key counts");
         two.write().mvcc.compact(last);
         assert_eq!(hash_at(&two, last).await, Ok(all));
-        assert_eq!(hash_at(&two, last - 1).await, Err(Refusal::Compacted));
+        assert_eq!(hash_at(&two, last - 1).await, Err(RpcError::Compacted));
     }
 
     #[tokio::test]
@@ -266,6 +266,6 @@ mod tests {
         // The first page is hashed before the compaction.
         let (hash, ()) = tokio::join!(biased; hash_at(&one, last), compact);
         assert_eq!(hash, Ok(all));
-        assert_eq!(hash_at(&one, last).await, Err(Refusal::Compacted));
+        assert_eq!(hash_at(&one, last).await, Err(RpcError::Compacted));
     }
 }

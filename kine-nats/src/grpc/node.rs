@@ -1,6 +1,6 @@
 //! The state behind all services, and the checks that every call starts with.
 
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::limits::REQUEST_LIMIT;
 use crate::store::Store;
 use std::sync::Arc;
@@ -48,14 +48,14 @@ impl Node {
         let known = self.store.borrow().clone();
         let store = match known {
             Some(store) => store,
-            None => self.wait(limit).await.ok_or(Refusal::NoLeader)?,
+            None => self.wait(limit).await.ok_or(RpcError::NoLeader)?,
         };
         let needs_leader = needs_leader(metadata);
         if needs_leader {
             // The result does not matter: the check below covers it.
             let _ = timeout_at(limit, store.led()).await;
         }
-        find_refusal(&store, needs_leader).map_or(Ok(store), |refusal| Err(refusal.into()))
+        unavailable_error(&store, needs_leader).map_or(Ok(store), |error| Err(error.into()))
     }
 
     /// Waits until there is a store.
@@ -73,11 +73,11 @@ pub(super) fn needs_leader(metadata: &MetadataMap) -> bool {
 }
 
 /// Why the store cannot serve a valid call now, or why a stream must end.
-pub(super) fn find_refusal(store: &Store, needs_leader: bool) -> Option<Refusal> {
+pub(super) fn unavailable_error(store: &Store, needs_leader: bool) -> Option<RpcError> {
     if store.is_stopping() {
-        Some(Refusal::Stopped)
+        Some(RpcError::Stopped)
     } else if needs_leader && !store.has_leader() {
-        Some(Refusal::NoLeader)
+        Some(RpcError::NoLeader)
     } else {
         None
     }

@@ -11,8 +11,8 @@
 //! kube-apiserver 1.37 lists with RangeStream unless its first attempt returns Unimplemented,
 //! whatever version `Status` reports.
 
-use crate::error::Refusal;
-use crate::grpc::node::find_refusal;
+use crate::error::RpcError;
+use crate::grpc::node::unavailable_error;
 use crate::mvcc::Hold;
 use crate::proto::etcdserverpb as pb;
 use crate::range::gather::Gathering;
@@ -30,7 +30,11 @@ use tonic::Status;
 pub(super) type Pages = BoxStream<'static, Result<pb::RangeStreamResponse, Status>>;
 
 /// Reads the first page, which fixes the revision of all pages.
-pub(super) async fn begin(store: Arc<Store>, request: &pb::RangeRequest, needs_leader: bool) -> Result<Pages, Refusal> {
+pub(super) async fn begin(
+    store: Arc<Store>,
+    request: &pb::RangeRequest,
+    needs_leader: bool,
+) -> Result<Pages, RpcError> {
     validate::check_range_stream(request)?;
     let read = |state: &State| Walk::begin(&state.mvcc, request);
     let begun = if request.serializable {
@@ -50,20 +54,20 @@ pub(super) async fn begin(store: Arc<Store>, request: &pb::RangeRequest, needs_l
         Some(match sending.next().await {
             Ok((answer, true)) => (Ok(part(answer)), None),
             Ok((answer, false)) => (Ok(part(answer)), Some(sending)),
-            Err(refusal) => (Err(refusal.into()), None),
+            Err(error) => (Err(error.into()), None),
         })
     };
     Ok(unfold(Some(sending), next).boxed())
 }
 
 /// Reads a range as one response, without blocking writers for the whole read.
-pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<pb::RangeResponse, Refusal> {
+pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<pb::RangeResponse, RpcError> {
     let begin = |State { mvcc, .. }: &State| {
         let visible = mvcc.visible();
         check_revision(request.revision, visible, mvcc.compacted())?;
         let mut gathering = Gathering::new(request, revision(request, visible));
         let hold = gathering.step(mvcc).then(|| mvcc.hold(gathering.revision()));
-        Ok::<_, Refusal>((gathering, hold, visible))
+        Ok::<_, RpcError>((gathering, hold, visible))
     };
     let begun = if request.serializable {
         begin(&store.read())
@@ -81,13 +85,13 @@ pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<p
     Ok(answer)
 }
 
-fn step(store: &Store, gathering: &mut Gathering<'_>, hold: &Hold) -> Result<bool, Refusal> {
+fn step(store: &Store, gathering: &mut Gathering<'_>, hold: &Hold) -> Result<bool, RpcError> {
     let mvcc = &store.read().mvcc;
     // A state that was reread from the log has no pins. It returns the same data as long as it can
     // read the revision at all.
     let shown = mvcc.compacted()..=mvcc.visible();
     if !mvcc.is_held_by(hold) && !shown.contains(&gathering.revision()) {
-        return Err(Refusal::LeaderChanged);
+        return Err(RpcError::LeaderChanged);
     }
     Ok(gathering.step(mvcc))
 }
@@ -109,7 +113,7 @@ struct Sending {
 
 impl Sending {
     /// The next part, and whether it is the last one.
-    async fn next(&mut self) -> Result<(pb::RangeResponse, bool), Refusal> {
+    async fn next(&mut self) -> Result<(pb::RangeResponse, bool), RpcError> {
         loop {
             let step = match self.first.take() {
                 Some(step) => step,
@@ -132,9 +136,9 @@ impl Sending {
         }
     }
 
-    fn step(&mut self) -> Result<Step, Refusal> {
-        if let Some(refusal) = find_refusal(&self.store, self.needs_leader) {
-            return Err(refusal);
+    fn step(&mut self) -> Result<Step, RpcError> {
+        if let Some(error) = unavailable_error(&self.store, self.needs_leader) {
+            return Err(error);
         }
         self.walk.step(&self.store.read().mvcc)
     }

@@ -2,7 +2,7 @@
 //! from the history when the client is ready for them. Nothing is buffered beyond the response that
 //! is being sent.
 
-use crate::grpc::node::{Node, find_refusal, needs_leader};
+use crate::grpc::node::{Node, needs_leader, unavailable_error};
 use crate::mvcc::{Change, contains, encode_event};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
@@ -122,8 +122,8 @@ impl Stream {
         let mut open = true;
         loop {
             let woken = store.hub.woken();
-            if let Some(refusal) = find_refusal(&store, self.needs_leader) {
-                let _ = self.answers.send(Err(refusal.into())).await;
+            if let Some(error) = unavailable_error(&store, self.needs_leader) {
+                let _ = self.answers.send(Err(error.into())).await;
                 return;
             }
             let has_progress = self.watches.values().any(|watch| watch.progress);

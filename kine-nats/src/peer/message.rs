@@ -1,7 +1,7 @@
 //! Messages between processes, as protocol buffers.
 
 use crate::command::{Answer, Command};
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::proto::etcdserverpb as pb;
 use crate::store::peers::Told;
 use bytes::Bytes;
@@ -187,7 +187,7 @@ pub(crate) fn decode_ask(bytes: &Bytes) -> Result<(u64, Command), NotUnderstood>
 pub(crate) fn encode_told(told: Told) -> Bytes {
     let telling = match told {
         Told::NotBegun => Telling::NotBegun(true),
-        Told::Done(Err(refusal)) => Telling::Refused(refusal.to_string()),
+        Told::Done(Err(error)) => Telling::Refused(error.to_string()),
         Told::Done(Ok(answer)) => match answer {
             Answer::Put(answer) => Telling::Put(answer),
             Answer::DeleteRange(answer) => Telling::DeleteRange(answer),
@@ -209,8 +209,8 @@ pub(crate) fn decode_told(bytes: &Bytes) -> Result<Told, NotUnderstood> {
     let answer = match decode::<Tell>(bytes)?.telling.ok_or(NotUnderstood(None))? {
         Telling::NotBegun(_) => return Ok(Told::NotBegun),
         Telling::Refused(text) => {
-            let refusal = Refusal::from_text(&text).ok_or(NotUnderstood(None))?;
-            return Ok(Told::Done(Err(refusal)));
+            let error = RpcError::from_text(&text).ok_or(NotUnderstood(None))?;
+            return Ok(Told::Done(Err(error)));
         }
         Telling::Put(answer) => Answer::Put(answer),
         Telling::DeleteRange(answer) => Answer::DeleteRange(answer),
@@ -274,8 +274,8 @@ mod tests {
                 revision: 7,
                 compacted: -1,
             })),
-            Told::Done(Err(Refusal::NoSpace)),
-            Told::Done(Err(Refusal::LeaderFailed)),
+            Told::Done(Err(RpcError::NoSpace)),
+            Told::Done(Err(RpcError::LeaderFailed)),
             Told::NotBegun,
         ];
         for told in told {

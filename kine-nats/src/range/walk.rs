@@ -7,7 +7,7 @@
 //!                   └─► Compacted: the rest can no longer be read
 //! ```
 
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::mvcc::Mvcc;
 use crate::proto::etcdserverpb::range_request::SortTarget;
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
@@ -51,7 +51,7 @@ pub(crate) enum Step {
 
 impl Walk {
     /// Starts to read a range that `validate::check_range_stream` accepted.
-    pub(crate) fn begin(mvcc: &Mvcc, request: &RangeRequest) -> Result<(Self, Step), Refusal> {
+    pub(crate) fn begin(mvcc: &Mvcc, request: &RangeRequest) -> Result<(Self, Step), RpcError> {
         let visible = mvcc.visible();
         check_revision(request.revision, visible, mvcc.compacted())?;
         let mut walk = Self {
@@ -82,7 +82,7 @@ impl Walk {
     }
 
     /// Visits some more keys. [`Step::Last`] ends the walk.
-    pub(crate) fn step(&mut self, mvcc: &Mvcc) -> Result<Step, Refusal> {
+    pub(crate) fn step(&mut self, mvcc: &Mvcc) -> Result<Step, RpcError> {
         check_revision(self.revision, mvcc.visible(), mvcc.compacted())?;
         let Self { page, size, .. } = self;
         let (left, keys_only) = (self.limit.saturating_sub(self.told), self.keys_only);

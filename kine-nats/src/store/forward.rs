@@ -1,7 +1,7 @@
 //! Forwards a request to the writer in another process.
 
 use crate::command::Command;
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::role::{Leader, Outcome, Role};
 use crate::store::Store;
 use crate::store::peers::{Peers, Told, Unanswered};
@@ -28,7 +28,7 @@ pub(super) async fn forward(peers: &dyn Peers, store: &Store, leader: Leader, co
         Ok(Told::Done(result)) => Outcome::Done(result),
         Ok(Told::NotBegun) | Err(Unanswered::NotDelivered) => Outcome::Returned(command),
         _ if command.is_repeatable() => Outcome::Returned(command),
-        Err(Unanswered::Unknown) => Outcome::Done(Err(Refusal::LeaderFailed)),
+        Err(Unanswered::Unknown) => Outcome::Done(Err(RpcError::LeaderFailed)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The other processes of a store, as the store needs them. `peer` implements this over NATS.
 
 use crate::command::{Answer, Command};
-use crate::error::Refusal;
+use crate::error::RpcError;
 use futures::future::BoxFuture;
 
 /// Why there is no answer.
@@ -16,7 +16,7 @@ pub(crate) enum Unanswered {
 /// The outcome of a request at the writer.
 #[derive(Debug)]
 pub(crate) enum Told {
-    Done(Result<Answer, Refusal>),
+    Done(Result<Answer, RpcError>),
     /// The request was not started: the process is not the writer of that epoch, or is stopping.
     NotBegun,
 }

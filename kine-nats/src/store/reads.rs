@@ -2,7 +2,7 @@
 //! that, or a record of the log, or an answer of the writer.
 
 use crate::command::{Answer, Command};
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::limits::REQUEST_LIMIT;
 use crate::state::State;
 use crate::store::Store;
@@ -19,15 +19,15 @@ enum Assurance {
 
 impl Store {
     /// Waits until this process shows everything that was acknowledged before the call.
-    pub(crate) async fn linearize(&self) -> Result<(), Refusal> {
+    pub(crate) async fn linearize(&self) -> Result<(), RpcError> {
         self.assure().await.map(|_| ())
     }
 
-    async fn assure(&self) -> Result<Assurance, Refusal> {
+    async fn assure(&self) -> Result<Assurance, RpcError> {
         let assured = self.wait_to_assure().await;
         match assured {
-            Ok(_) | Err(Refusal::Stopped) => {}
-            Err(Refusal::Timeout) => {
+            Ok(_) | Err(RpcError::Stopped) => {}
+            Err(RpcError::Timeout) => {
                 self.metrics.slow_reads.inc();
             }
             Err(_) => {
@@ -37,9 +37,9 @@ impl Store {
         assured
     }
 
-    async fn wait_to_assure(&self) -> Result<Assurance, Refusal> {
+    async fn wait_to_assure(&self) -> Result<Assurance, RpcError> {
         let deadline = Instant::now() + REQUEST_LIMIT;
-        let limit = |_| Refusal::Timeout;
+        let limit = |_| RpcError::Timeout;
         let (under_way, ticket) = (self.under_way(), self.ask_for_proof());
         loop {
             let changed = self.changed.notified();
@@ -54,7 +54,7 @@ impl Store {
             // Followers send requests as long as this process writes.
             let is_asked = self.peers.is_some() && self.is_writer();
             if self.is_stopping() && !is_asked {
-                return Err(Refusal::Stopped);
+                return Err(RpcError::Stopped);
             }
             if self.is_writer() {
                 timeout_at(deadline, changed).await.map_err(limit)?;
@@ -76,9 +76,9 @@ impl Store {
     }
 
     /// Requests the end of the log from the writer, and waits until this process has caught up.
-    async fn barrier(&self) -> Result<(), Refusal> {
+    async fn barrier(&self) -> Result<(), RpcError> {
         let Answer::Barrier { revision, compacted } = self.serve(Command::Barrier).await? else {
-            return Err(Refusal::LeaderChanged);
+            return Err(RpcError::LeaderChanged);
         };
         loop {
             let changed = self.changed.notified();
@@ -87,7 +87,7 @@ impl Store {
                 return Ok(());
             }
             if self.is_stopping() {
-                return Err(Refusal::Stopped);
+                return Err(RpcError::Stopped);
             }
             self.nudged.notify_one();
             changed.await;
@@ -95,7 +95,7 @@ impl Store {
     }
 
     /// Reads the state so that it includes everything that was acknowledged before the call.
-    pub(crate) async fn read_latest<T>(&self, read: impl Fn(&State) -> T) -> Result<T, Refusal> {
+    pub(crate) async fn read_latest<T>(&self, read: impl Fn(&State) -> T) -> Result<T, RpcError> {
         loop {
             let assurance = self.assure().await?;
             let value = read(&self.read());

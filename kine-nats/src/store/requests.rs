@@ -1,7 +1,7 @@
 //! The route of a request to the writer, in this process or another.
 
 use crate::command::{Answer, Command};
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::limits::REQUEST_LIMIT;
 use crate::role::{Outcome, Queued, Role};
 use crate::store::forward::forward;
@@ -24,16 +24,16 @@ impl Store {
     }
 
     /// Executes a request at the writer, in whichever process it is.
-    pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
+    pub(crate) async fn submit(&self, command: Command) -> Result<Answer, RpcError> {
         check(&command)?;
         let proposal = (!command.is_repeatable()).then(|| self.metrics.propose());
         let limit = timeout(REQUEST_LIMIT, self.serve(command));
-        let result = limit.await.unwrap_or(Err(Refusal::Timeout));
+        let result = limit.await.unwrap_or(Err(RpcError::Timeout));
         if let Some(proposal) = proposal
             && result
                 .as_ref()
                 .err()
-                .is_none_or(|refusal| refusal.code() != Code::Unavailable)
+                .is_none_or(|error| error.code() != Code::Unavailable)
         {
             proposal.answered();
         }
@@ -43,8 +43,8 @@ impl Store {
     /// Executes a request if this process is the writer of the epoch. It does so also while
     /// stopping, as long as it writes.
     pub(crate) async fn submit_here(&self, epoch: u64, command: Command) -> Outcome {
-        if let Err(refusal) = check(&command) {
-            return Outcome::Done(Err(refusal));
+        if let Err(error) = check(&command) {
+            return Outcome::Done(Err(error));
         }
         let queue = match &*self.role.borrow() {
             Role::Writer { epoch: ours, queue } if *ours == epoch => queue.clone(),
@@ -59,19 +59,19 @@ impl Store {
                 compacted: state.mvcc.compacted(),
             });
             return match barrier.await {
-                Err(Refusal::Stopped) => Outcome::Returned(command),
+                Err(RpcError::Stopped) => Outcome::Returned(command),
                 answered => Outcome::Done(answered),
             };
         }
         let limit = timeout(REQUEST_LIMIT, self.enqueue(&queue, command));
-        limit.await.unwrap_or(Outcome::Done(Err(Refusal::Timeout)))
+        limit.await.unwrap_or(Outcome::Done(Err(RpcError::Timeout)))
     }
 
-    pub(super) async fn serve(&self, mut command: Command) -> Result<Answer, Refusal> {
+    pub(super) async fn serve(&self, mut command: Command) -> Result<Answer, RpcError> {
         let mut roles = self.role.subscribe();
         loop {
             if self.is_stopping() {
-                return Err(Refusal::Stopped);
+                return Err(RpcError::Stopped);
             }
             let role = roles.borrow_and_update().clone();
             let outcome = match (&role, &self.peers) {
@@ -93,7 +93,7 @@ impl Store {
 
     async fn enqueue(&self, queue: &mpsc::Sender<Queued>, command: Command) -> Outcome {
         let Ok(share) = u32::try_from(command.bytes() / UNIT + 1) else {
-            return Outcome::Done(Err(Refusal::TooLarge));
+            return Outcome::Done(Err(RpcError::TooLarge));
         };
         let Ok(room) = Arc::clone(&self.room).acquire_many_owned(share).await else {
             return Outcome::Returned(command);
@@ -103,7 +103,7 @@ impl Store {
             return Outcome::Returned(queued.command);
         }
         // The writer ended, and whether the log holds the request is unknown.
-        let unknown = |_| Outcome::Done(Err(Refusal::LeaderFailed));
+        let unknown = |_| Outcome::Done(Err(RpcError::LeaderFailed));
         answer.await.unwrap_or_else(unknown)
     }
 }

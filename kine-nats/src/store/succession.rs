@@ -2,7 +2,7 @@
 //! process that places its epoch record first becomes the writer.
 
 use crate::clock;
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::limits::REQUEST_LIMIT;
 use crate::role::Role;
 use crate::store::Store;
@@ -31,9 +31,9 @@ impl Store {
 
     /// Makes the writer of this process resign and another process take over. Returns when that
     /// process writes.
-    pub(crate) async fn move_leader(&self, target: u64) -> Result<(), Refusal> {
+    pub(crate) async fn move_leader(&self, target: u64) -> Result<(), RpcError> {
         let Some(peers) = self.peers().filter(|_| target != self.member()) else {
-            return self.is_writer().then_some(()).ok_or(Refusal::NotLeader);
+            return self.is_writer().then_some(()).ok_or(RpcError::NotLeader);
         };
         let mut roles = self.role.subscribe();
         peers.name_successor(target).await;
@@ -47,12 +47,12 @@ impl Store {
             writes
         };
         if !self.role.send_if_modified(resigns) {
-            return Err(Refusal::NotLeader);
+            return Err(RpcError::NotLeader);
         }
         let begun = |role: &Role| matches!(role, Role::Follower(Some(leader)) if leader.member() == target);
         match timeout(REQUEST_LIMIT, roles.wait_for(begun)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(Refusal::LeaderNotMoved),
+            Ok(Err(_)) | Err(_) => Err(RpcError::LeaderNotMoved),
         }
     }
 }

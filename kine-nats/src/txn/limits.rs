@@ -1,6 +1,6 @@
 //! Limits of one request: what it may add to the log, and read under the writer's lock.
 
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::limits::MAX_REQUEST;
 use crate::mvcc::Item;
 use crate::proto::etcdserverpb as pb;
@@ -41,9 +41,9 @@ impl Path<'_> {
 }
 
 impl Step<'_, '_> {
-    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Refusal> {
+    pub(super) fn check_size(&self, bytes: usize) -> Result<(), RpcError> {
         if bytes > MAX_WRITTEN {
-            Err(Refusal::TooLarge)
+            Err(RpcError::TooLarge)
         } else {
             Ok(())
         }
@@ -69,26 +69,26 @@ impl Step<'_, '_> {
         path.steps.iter().map(size).sum()
     }
 
-    pub(super) fn check_reads(&self, path: &Path<'_>) -> Result<(), Refusal> {
+    pub(super) fn check_reads(&self, path: &Path<'_>) -> Result<(), RpcError> {
         if self.reads(path, MAX_READ) > MAX_READ {
-            Err(Refusal::TooLarge)
+            Err(RpcError::TooLarge)
         } else {
             Ok(())
         }
     }
 
     /// Comparisons with ranges visit keys, too, before the operations of the transaction are known.
-    pub(super) fn check_compares(&self, request: &pb::TxnRequest) -> Result<(), Refusal> {
+    pub(super) fn check_compares(&self, request: &pb::TxnRequest) -> Result<(), RpcError> {
         if self.compares(request) > MAX_READ {
-            Err(Refusal::TooLarge)
+            Err(RpcError::TooLarge)
         } else {
             Ok(())
         }
     }
 
-    pub(super) fn check_deletes(&self, keys: i64) -> Result<(), Refusal> {
+    pub(super) fn check_deletes(&self, keys: i64) -> Result<(), RpcError> {
         if keys > MAX_DELETED {
-            Err(Refusal::TooManyDeletes)
+            Err(RpcError::TooManyDeletes)
         } else {
             Ok(())
         }

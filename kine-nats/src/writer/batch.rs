@@ -1,7 +1,7 @@
 //! Records in flight, with the requests that they answer.
 
 use crate::command::Answer;
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::role::Outcome;
 use bytes::Bytes;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 pub(super) const ACK_LIMIT: Duration = Duration::from_millis(1500);
 
 /// Where to send an answer, and the answer.
-pub(super) type Reply = (oneshot::Sender<Outcome>, Result<Answer, Refusal>);
+pub(super) type Reply = (oneshot::Sender<Outcome>, Result<Answer, RpcError>);
 
 /// A record that is not known to be stored.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use super::task::PIPELINE;
 use crate::clock;
 use crate::codec::{self, Header, Operation, Operations};
 use crate::command::{Answer, Command};
-use crate::error::Refusal;
+use crate::error::RpcError;
 use crate::fuzz::seeds;
 use crate::limits::LEASE;
 use crate::log::memory::{Fault, Memory, MemoryLog};
@@ -175,7 +175,7 @@ fn put_bytes(key: &str, bytes: usize) -> Command {
     })
 }
 
-async fn write(store: &Store, key: &str) -> Result<i64, Refusal> {
+async fn write(store: &Store, key: &str) -> Result<i64, RpcError> {
     match store.submit(put(key)).await? {
         Answer::Put(answer) => Ok(answer.header.unwrap().revision),
         other => panic!("{other:?}"),
@@ -202,7 +202,7 @@ fn has_resigned(memory: &Memory) -> bool {
 
 impl Running {
     /// Writes concurrently with other writers.
-    fn write_soon(&self, key: impl Into<String>) -> JoinHandle<Result<i64, Refusal>> {
+    fn write_soon(&self, key: impl Into<String>) -> JoinHandle<Result<i64, RpcError>> {
         let (store, key) = (Arc::clone(&self.store), key.into());
         tokio::spawn(async move { write(&store, &key).await })
     }
@@ -292,7 +292,7 @@ async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
     let new = start(&memory, identity(2, 2)).await;
     assert!(begun.elapsed() >= LEASE, "{:?}", begun.elapsed());
     write(&new.store, "b").await.unwrap();
-    assert_eq!(lost.await.unwrap(), Err(Refusal::LeaderFailed));
+    assert_eq!(lost.await.unwrap(), Err(RpcError::LeaderFailed));
     new.stop().await;
     assert_eq!(stored(&memory).await, ["a", "b"]);
 }
@@ -315,7 +315,7 @@ async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
     memory.push(codec::encode(&header, &operations).0);
     assert_eq!(
         write(&running.store, "b").await,
-        Err(Refusal::LeaderFailed),
+        Err(RpcError::LeaderFailed),
         "never success for what is not stored"
     );
     assert!(matches!(

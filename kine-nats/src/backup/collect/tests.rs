@@ -134,10 +134,10 @@ async fn says_so_when_it_cannot_be_had() {
         Arc::new(store(state))
     };
     let late = unstored();
-    assert_eq!(collect(&late).await.unwrap_err(), Refusal::Timeout);
+    assert_eq!(collect(&late).await.unwrap_err(), RpcError::Timeout);
     let stopping = unstored();
     stopping.stop();
-    assert_eq!(collect(&stopping).await.unwrap_err(), Refusal::Stopped);
+    assert_eq!(collect(&stopping).await.unwrap_err(), RpcError::Stopped);
     let replaced = unstored();
     let collecting = tokio::spawn({
         let store = Arc::clone(&replaced);
@@ -145,5 +145,5 @@ async fn says_so_when_it_cannot_be_had() {
     });
     yield_now().await;
     replaced.adopt(state(9), 5);
-    assert_eq!(collecting.await.unwrap().unwrap_err(), Refusal::LeaderChanged);
+    assert_eq!(collecting.await.unwrap().unwrap_err(), RpcError::LeaderChanged);
 }

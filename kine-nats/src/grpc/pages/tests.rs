@@ -83,7 +83,7 @@ async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() 
     let expected = range(&store.read().mvcc, &all(0), head);
     let ((revision, answer), rewritten) = tokio::join!(biased; reading, async { rewrite(&store) });
     assert!(revision == head && answer == expected);
-    assert_eq!(whole(&store, &all(head)).await.unwrap_err(), Refusal::Compacted);
+    assert_eq!(whole(&store, &all(head)).await.unwrap_err(), RpcError::Compacted);
     {
         let mut state = store.write();
         assert!(state.mvcc.may_trim(), "the compaction waited for the range");
@@ -95,7 +95,7 @@ async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() 
 
 #[tokio::test]
 async fn a_state_that_was_read_anew_goes_on_where_it_can() {
-    for (compacted, expected) in [(0, Ok(KEYS as i64)), (1, Err(Refusal::LeaderChanged))] {
+    for (compacted, expected) in [(0, Ok(KEYS as i64)), (1, Err(RpcError::LeaderChanged))] {
         let store = store();
         let head = store.read().mvcc.visible();
         let mut anew = state();

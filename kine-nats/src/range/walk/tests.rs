@@ -120,5 +120,5 @@ fn a_walk_stays_at_its_revision_until_that_is_compacted() {
     assert!(matches!(walk.step(&mvcc), Ok(Step::Page(page)) if page[0].len() > PAGE));
     assert_eq!(walk.visible(), 4);
     mvcc.compact(5);
-    assert_eq!(walk.step(&mvcc).err(), Some(Refusal::Compacted));
+    assert_eq!(walk.step(&mvcc).err(), Some(RpcError::Compacted));
 }

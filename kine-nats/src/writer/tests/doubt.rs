@@ -80,7 +80,7 @@ async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
 async fn a_record_that_no_server_takes_ends_the_writer() {
     let (memory, running) = started(&[]).await;
     memory.set_largest(10);
-    assert_eq!(write(&running.store, "a").await, Err(Refusal::LeaderFailed));
+    assert_eq!(write(&running.store, "a").await, Err(RpcError::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(ended, Err(WriterError::Log(LogError::TooLarge { .. }))),
@@ -103,7 +103,7 @@ async fn a_writer_in_doubt_before_a_hole_ends() {
         "{said}"
     );
     for write in writes {
-        assert_eq!(write.await.unwrap(), Err(Refusal::LeaderFailed));
+        assert_eq!(write.await.unwrap(), Err(RpcError::LeaderFailed));
     }
     assert!(!running.store.lease_holds());
 }
@@ -139,7 +139,7 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
         running.store.submit(put_bytes("a", 1 << 20)).await.unwrap();
     }
     memory.truncate(1);
-    assert_eq!(write(&running.store, "c").await, Err(Refusal::LeaderFailed));
+    assert_eq!(write(&running.store, "c").await, Err(RpcError::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(

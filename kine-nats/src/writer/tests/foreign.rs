@@ -64,7 +64,7 @@ async fn a_damaged_record_of_this_store_ends_the_writer_and_is_never_passed_over
     let mut damaged = memory.records().pop().unwrap().to_vec();
     *damaged.last_mut().unwrap() ^= 1;
     memory.push(damaged.into());
-    assert_eq!(write(&running.store, "b").await, Err(Refusal::LeaderFailed));
+    assert_eq!(write(&running.store, "b").await, Err(RpcError::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(ended, Err(WriterError::Codec(codec::CodecError::Hash))),

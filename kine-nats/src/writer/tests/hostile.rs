@@ -84,7 +84,7 @@ async fn what_other_processes_ask_for_harms_nothing() {
         };
         let ask = message::encode_ask(running.store.epoch(), &Command::Put(put));
         let told = message::decode_told(&serve(&running.store, &ask).await).unwrap();
-        let refused = matches!(told, Told::Done(Err(Refusal::EmptyKey)));
+        let refused = matches!(told, Told::Done(Err(RpcError::EmptyKey)));
         assert_eq!(refused, key.is_empty(), "{told:?}");
     }
     let store = Arc::clone(&running.store);
@@ -111,7 +111,7 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
     let mut random = seeded();
     let told = [
         Told::NotBegun,
-        Told::Done(Err(Refusal::NoSpace)),
+        Told::Done(Err(RpcError::NoSpace)),
         Told::Done(Ok(Answer::Barrier {
             revision: 5,
             compacted: 3,

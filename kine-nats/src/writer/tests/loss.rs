@@ -57,7 +57,7 @@ async fn a_writer_whose_place_was_taken_leaves_its_successor_alone() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     memory.truncate(1);
     memory.push(epoch_behind(&memory, 2));
-    assert_eq!(write(&running.store, "d").await, Err(Refusal::LeaderFailed));
+    assert_eq!(write(&running.store, "d").await, Err(RpcError::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(

@@ -78,10 +78,10 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
             break;
         }
     }
-    assert_eq!(refused, Some(Refusal::NoSpace));
+    assert_eq!(refused, Some(RpcError::NoSpace));
     assert!(memory.bytes() < 155_000 && store.is_full());
     let granted = store.submit(Command::Grant { id: 7, ttl: 600 }).await;
-    assert_eq!(granted.unwrap_err(), Refusal::NoSpace);
+    assert_eq!(granted.unwrap_err(), RpcError::NoSpace);
     store.submit(Command::Compact(store.revision())).await.unwrap();
     let delete = pb::DeleteRangeRequest {
         key: "a".into(),
@@ -93,7 +93,7 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
         store.read_latest(|state| state.mvcc.latest(b"a").is_none()).await,
         Ok(true)
     );
-    assert_eq!(store.submit(put_bytes("a", 1)).await.unwrap_err(), Refusal::NoSpace);
+    assert_eq!(store.submit(put_bytes("a", 1)).await.unwrap_err(), RpcError::NoSpace);
     // Puts are accepted again once two snapshots are stored.
     memory.messages().set_left(None);
     tokio::time::sleep(Duration::from_secs(40)).await;
@@ -130,7 +130,7 @@ async fn a_lowered_limit_stops_puts_before_the_log_is_full() {
     memory.set_limit(memory.bytes() + 30_000);
     tokio::time::sleep(Duration::from_secs(31)).await;
     for _ in 0..40 {
-        assert_eq!(store.submit(put_bytes("a", 1000)).await.unwrap_err(), Refusal::NoSpace);
+        assert_eq!(store.submit(put_bytes("a", 1000)).await.unwrap_err(), RpcError::NoSpace);
     }
     let delete = pb::DeleteRangeRequest {
         key: "a".into(),

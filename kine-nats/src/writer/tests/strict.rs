@@ -22,12 +22,12 @@ async fn started(strict_reads: bool) -> (Memory, Arc<Store>, watch::Sender<bool>
     (memory, store, stop)
 }
 
-fn read_soon(store: &Arc<Store>) -> JoinHandle<Result<i64, Refusal>> {
+fn read_soon(store: &Arc<Store>) -> JoinHandle<Result<i64, RpcError>> {
     let store = Arc::clone(store);
     tokio::spawn(async move { store.read_latest(|state| state.mvcc.visible()).await })
 }
 
-fn write_soon(store: &Arc<Store>) -> JoinHandle<Result<i64, Refusal>> {
+fn write_soon(store: &Arc<Store>) -> JoinHandle<Result<i64, RpcError>> {
     let store = Arc::clone(store);
     tokio::spawn(async move { write(&store, "f").await })
 }
@@ -114,7 +114,7 @@ async fn what_else_is_asked_waits_like_a_strict_read() {
 async fn a_strict_read_is_refused_by_a_log_that_is_away() {
     let (memory, store, _stop) = started(true).await;
     memory.set_connected(false);
-    assert_eq!(read_soon(&store).await.unwrap(), Err(Refusal::Timeout));
+    assert_eq!(read_soon(&store).await.unwrap(), Err(RpcError::Timeout));
     memory.set_connected(true);
     assert_eq!(read_soon(&store).await.unwrap(), Ok(6));
 }
