@@ -5,7 +5,7 @@ use crate::error::RpcError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 /// Mask of the cycle number in a writer's number; the other bits identify the process.
-const LIVES: u64 = 0xffff;
+const CYCLES: u64 = 0xffff;
 
 /// The writer that the log names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,18 +51,18 @@ pub(crate) enum Outcome {
 
 /// Derives the member id of a process from a random number.
 pub(crate) fn member(random: u64) -> u64 {
-    (random & !LIVES).max(LIVES + 1)
+    (random & !CYCLES).max(CYCLES + 1)
 }
 
 /// The number under which a process writes in one of its cycles. Readers of the log treat each as a
 /// different writer.
-pub(crate) fn writer_of(member: u64, life: u16) -> u64 {
-    member | u64::from(life)
+pub(crate) fn writer_of(member: u64, cycle: u16) -> u64 {
+    member | u64::from(cycle)
 }
 
 /// The process behind a writer's number.
 pub(crate) fn member_of(writer: u64) -> u64 {
-    writer & !LIVES
+    writer & !CYCLES
 }
 
 #[cfg(test)]
@@ -73,7 +73,7 @@ mod tests {
     fn every_life_of_a_process_is_another_writer_and_the_same_member() {
         for random in [0, 7, 0xffff, 0x1_0000, u64::MAX] {
             let member = member(random);
-            assert!(member > LIVES, "{member:x}");
+            assert!(member > CYCLES, "{member:x}");
             let writers = [writer_of(member, 0), writer_of(member, 1), writer_of(member, u16::MAX)];
             assert_eq!(writers.map(member_of), [member; 3]);
             assert!(writers[0] < writers[1] && writers[1] < writers[2]);

@@ -27,7 +27,7 @@ pub(crate) type StoreSender = watch::Sender<Option<Arc<Store>>>;
 
 /// Configuration of a process.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ProcessConfig {
     /// Number of this process. The writer number of each cycle derives from it.
     pub(crate) member: u64,
     pub(crate) incarnation: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Plan {
 
 /// How a cycle ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum CycleEnd {
     /// The process was stopped.
     Stopped,
     /// Another process writes, and this one may follow it.
@@ -54,7 +54,7 @@ pub(crate) enum Ended {
 
 /// Why a process cannot continue.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LifeError {
+pub(crate) enum CycleError {
     /// The log cannot be followed.
     #[error("keep the store: read and follow its log")]
     Follow(#[from] BootError),
@@ -64,19 +64,19 @@ pub(crate) enum LifeError {
 }
 
 /// Runs one cycle: recover, follow, write, until stopped or replaced.
-pub(crate) async fn live<L: Log, M: Messages>(
+pub(crate) async fn run_cycle<L: Log, M: Messages>(
     (log, mut acks): (Arc<L>, mpsc::Receiver<Ack>),
     snapshots: Snapshots<M, L>,
-    (plan, life): (&Plan, u16),
+    (config, cycle): (&ProcessConfig, u16),
     stores: &StoreSender,
     stop: watch::Receiver<bool>,
-) -> Result<Ended, LifeError> {
+) -> Result<CycleEnd, CycleError> {
     let begun = clock::now();
     let mut halt = stop.clone();
     let replica = tokio::select! {
         biased;
         replica = retry(|| Replica::load(&*log, &snapshots)) => replica?,
-        () = stopped(&mut halt) => return Ok(Ended::Stopped),
+        () = stopped(&mut halt) => return Ok(CycleEnd::Stopped),
     };
     let sequence = replica.tail.session.sequence;
     tracing::info!(
@@ -94,26 +94,26 @@ pub(crate) async fn live<L: Log, M: Messages>(
         }
         None => {
             let Replica { tail, state } = replica;
-            let quota = Quota::new(plan.quota, tail.info.limit);
-            let store = Store::new(state, quota, plan.metrics.clone(), plan.peers.clone());
-            (Arc::new(store.with_strict_reads(plan.strict_reads)), tail)
+            let quota = Quota::new(config.quota, tail.info.limit);
+            let store = Store::new(state, quota, config.metrics.clone(), config.peers.clone());
+            (Arc::new(store.with_strict_reads(config.strict_reads)), tail)
         }
     };
     let mut follower = Follower::new(tail, Arc::clone(&store));
-    if plan.peers.is_some() {
+    if config.peers.is_some() {
         stores.send_replace(Some(Arc::clone(&store)));
     }
     let identity = Identity {
-        writer: writer_of(plan.member, life),
-        incarnation: plan.incarnation,
-        name: plan.name.clone(),
+        writer: writer_of(config.member, cycle),
+        incarnation: config.incarnation,
+        name: config.name.clone(),
     };
     let sent = tokio::select! {
         biased;
         sent = follower.take_over(&*log, &snapshots, &mut acks, &identity) => sent?,
-        () = stopped(&mut halt) => return Ok(Ended::Stopped),
+        () = stopped(&mut halt) => return Ok(CycleEnd::Stopped),
     };
-    let writer = promote(follower, (log, acks), snapshots, plan, sent);
+    let writer = promote(follower, (log, acks), snapshots, config, sent);
     tracing::info!(
         epoch = store.epoch(),
         revision = store.revision(),
@@ -122,20 +122,20 @@ pub(crate) async fn live<L: Log, M: Messages>(
     );
     stores.send_replace(Some(store));
     match writer.run(stop).await {
-        Ok(()) if *halt.borrow() || halt.has_changed().is_err() => Ok(Ended::Stopped),
-        Ok(()) if plan.end_when_replaced => {
+        Ok(()) if *halt.borrow() || halt.has_changed().is_err() => Ok(CycleEnd::Stopped),
+        Ok(()) if config.end_when_replaced => {
             tracing::info!("Another process is to write");
-            Ok(Ended::Stopped)
+            Ok(CycleEnd::Stopped)
         }
         Ok(()) => {
             tracing::info!("Another process is to write; this one follows from here on");
-            Ok(Ended::Replaced)
+            Ok(CycleEnd::Replaced)
         }
         Err(error @ (WriterError::Fenced { .. } | WriterError::Overtaken { .. }))
-            if plan.peers.is_some() && !plan.end_when_replaced =>
+            if config.peers.is_some() && !config.end_when_replaced =>
         {
             tracing::warn!(error = %error, "This process was replaced; it follows from here on");
-            Ok(Ended::Replaced)
+            Ok(CycleEnd::Replaced)
         }
         Err(error) => Err(error.into()),
     }
@@ -146,7 +146,7 @@ pub(crate) fn promote<L: Log, M: Messages>(
     follower: Follower,
     (log, acks): (Arc<L>, mpsc::Receiver<Ack>),
     snapshots: Snapshots<M, L>,
-    plan: &Plan,
+    config: &ProcessConfig,
     sent: Duration,
 ) -> Writer<L, M> {
     let Follower { tail, store, .. } = follower;
@@ -161,7 +161,7 @@ pub(crate) fn promote<L: Log, M: Messages>(
         (Arc::clone(&log), tail.info),
         snapshots,
         &store.read(),
-        plan.pacing,
+        config.pacing,
         unsaved,
     );
     let (queue, requests) = mpsc::channel(QUEUE);
@@ -171,7 +171,7 @@ pub(crate) fn promote<L: Log, M: Messages>(
         acks,
         queue: requests,
         store,
-        incarnation: plan.incarnation,
+        incarnation: config.incarnation,
         session: tail.session,
         upkeep,
         recent: tail.recent,

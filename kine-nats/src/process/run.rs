@@ -14,7 +14,7 @@ use crate::nats;
 use crate::nats::NatsArgs;
 use crate::peer::nats::NatsPeers;
 use crate::process::args::{Args, LogFormat};
-use crate::process::role_loop::{Ended, Plan, StoreSender, live, retry};
+use crate::process::role_loop::{CycleEnd, ProcessConfig, StoreSender, retry, run_cycle};
 use crate::quota::{DEFAULT_QUOTA, RESERVE};
 use crate::role;
 use crate::snapshot::Snapshots;
@@ -60,10 +60,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let keeping = keep(args, stores, stopped, metrics);
-    tokio::pin!(keeping);
+    let running = run_store(args, stores, stopped, metrics);
+    tokio::pin!(running);
     tokio::select! {
-        result = &mut keeping => return result,
+        result = &mut running => return result,
         Some(result) = tasks.join_next() => return result?,
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -73,7 +73,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let _ = stop.send(true);
     let Some(store) = ready else { return Ok(()) };
     store.stop();
-    match timeout(DRAIN, &mut keeping).await {
+    match timeout(DRAIN, &mut running).await {
         Ok(result) => result?,
         Err(_) => tracing::warn!("The log did not answer in time; nothing acknowledged is lost"),
     }
@@ -133,24 +133,24 @@ async fn listen(
 }
 
 /// Connects to NATS, and runs cycles until stopped.
-async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
+async fn run_store(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
     let (client, made) = nats::connect(&args.nats).await?;
     let leader = watch_leader(stores.subscribe());
     tokio::select! {
-        ended = keep_on(args, client.clone(), stores, stop, metrics) => ended,
+        ended = run_with_peers(args, client.clone(), stores, stop, metrics) => ended,
         () = leader => Ok(()),
         unfit = nats::until_unfit(&client, &made) => Err(unfit),
     }
 }
 
-async fn keep_on(
+async fn run_with_peers(
     args: Args,
     client: Client,
     stores: StoreSender,
     stop: watch::Receiver<bool>,
     metrics: Metrics,
 ) -> anyhow::Result<()> {
-    let mut plan = Plan {
+    let mut config = ProcessConfig {
         member: role::member(rand::random()),
         incarnation: args.incarnation,
         name: std::env::var("HOSTNAME").unwrap_or_default(),
@@ -165,23 +165,23 @@ async fn keep_on(
         end_when_replaced: args.end_when_replaced,
     };
     if !args.follow {
-        return lives(args, client, plan, &stores, stop).await;
+        return run_cycles(args, client, config, &stores, stop).await;
     }
-    let (subject, own) = (args.nats.stream.peers_subject(), (plan.member, plan.name.clone()));
+    let (subject, own) = (args.nats.stream.peers_subject(), (config.member, config.name.clone()));
     let (peers, mut line) = NatsPeers::open(client.clone(), subject, own, args.client_urls()).await?;
-    plan.peers = Some(Arc::clone(&peers) as _);
+    config.peers = Some(Arc::clone(&peers) as _);
     let ended = tokio::select! {
-        ended = lives(args, client, plan, &stores, stop) => ended,
+        ended = run_cycles(args, client, config, &stores, stop) => ended,
         ended = peers.run(&mut line, stores.subscribe()) => ended.context("hear of other processes"),
     };
     peers.leave(&mut line, &stores.subscribe()).await;
     ended
 }
 
-async fn lives(
+async fn run_cycles(
     args: Args,
     client: Client,
-    plan: Plan,
+    config: ProcessConfig,
     stores: &StoreSender,
     stop: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
@@ -189,12 +189,12 @@ async fn lives(
     if args.create {
         create(&args, &client, &log).await?;
     }
-    for life in 0..u16::MAX {
+    for cycle in 0..u16::MAX {
         let (log, acks) = JetStream::open(log.clone(), args.nats.stream.log_subject()).await?;
         let log = Arc::new(log);
         let snapshots = snapshots(&args.nats, &client, &log);
-        let ended = live((log, acks), snapshots, (&plan, life), stores, stop.clone()).await?;
-        if ended == Ended::Stopped {
+        let ended = run_cycle((log, acks), snapshots, (&config, cycle), stores, stop.clone()).await?;
+        if ended == CycleEnd::Stopped {
             return Ok(());
         }
     }

@@ -27,7 +27,7 @@ use crate::limits::LEASE;
 use crate::log::memory::{Fault, Memory, MemoryLog};
 use crate::log::{Ack, Log, LogError};
 use crate::metrics::Metrics;
-use crate::process::role_loop::{Plan, promote};
+use crate::process::role_loop::{ProcessConfig, promote};
 use crate::proto::etcdserverpb as pb;
 use crate::quota::Quota;
 use crate::replica::follower::{Follower, Identity};
@@ -125,12 +125,12 @@ async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Ru
 async fn try_start(memory: &Memory, identity: Identity, cadence: Cadence) -> Result<Running, BootError> {
     let (log, acks, follower, sent) = open(memory, &identity).await?;
     let store = Arc::clone(&follower.store);
-    let plan = Plan {
+    let config = ProcessConfig {
         incarnation: identity.incarnation,
         pacing: always(cadence),
-        ..plan(0)
+        ..config(0)
     };
-    let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &plan, sent);
+    let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &config, sent);
     let (stop, stopped) = watch::channel(false);
     Ok(Running {
         store,
@@ -139,8 +139,8 @@ async fn try_start(memory: &Memory, identity: Identity, cadence: Cadence) -> Res
     })
 }
 
-fn plan(member: u64) -> Plan {
-    Plan {
+fn config(member: u64) -> ProcessConfig {
+    ProcessConfig {
         member,
         incarnation: 0,
         name: String::new(),

@@ -18,7 +18,7 @@ use crate::command::Command;
 use crate::fuzz::chosen;
 use crate::log::LogInfo;
 use crate::peer::{message, serve};
-use crate::process::role_loop::{Ended, LifeError, live};
+use crate::process::role_loop::{CycleEnd, CycleError, run_cycle};
 use crate::store::peers::{Member, Peers, Told, Unanswered};
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -252,7 +252,7 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
             random,
         }) as _
     });
-    let plan = Plan {
+    let config = ProcessConfig {
         incarnation: 1,
         pacing: always(Cadence {
             records: world.records,
@@ -260,7 +260,7 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
         }),
         peers,
         strict_reads: world.strict,
-        ..plan(number << 16)
+        ..config(number << 16)
     };
     let (stores, mut store) = watch::channel(None);
     let living = async {
@@ -272,10 +272,12 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
                 true => snapshots.with_spare(world.memory.spare(), "spare".into()),
                 false => snapshots,
             };
-            match live((log, acks), snapshots, (&plan, life), &stores, stop.clone()).await {
-                Ok(Ended::Replaced) => world.replaced.fetch_add(1, Ordering::Relaxed),
-                Ok(Ended::Stopped) => return,
-                Err(LifeError::Write(WriterError::Fenced { .. } | WriterError::Overtaken { .. })) if !world.follows => {
+            match run_cycle((log, acks), snapshots, (&config, life), &stores, stop.clone()).await {
+                Ok(CycleEnd::Replaced) => world.replaced.fetch_add(1, Ordering::Relaxed),
+                Ok(CycleEnd::Stopped) => return,
+                Err(CycleError::Write(WriterError::Fenced { .. } | WriterError::Overtaken { .. }))
+                    if !world.follows =>
+                {
                     return;
                 }
                 Err(error) => panic!("{error:?}"),

@@ -158,7 +158,7 @@ async fn a_quota_that_was_not_given_follows_the_limit_on_a_follower_and_on_the_w
         .unwrap();
     assert_eq!(store.quota.bytes(), 100_000);
     let log = (Arc::new(log), acks);
-    let writer = promote(follower, log, snapshots(&memory), &plan(2), sent);
+    let writer = promote(follower, log, snapshots(&memory), &config(2), sent);
     let (_stop, stopped) = watch::channel(false);
     let writing = tokio::spawn(writer.run(stopped));
     memory.set_limit(800_000);

@@ -1,7 +1,7 @@
 //! Reads that wait for the log, whether or not the lease is valid.
 
 use super::*;
-use crate::process::role_loop::live;
+use crate::process::role_loop::run_cycle;
 use crate::role::Outcome;
 
 /// A writer with a few keys, which may already have more than one record in flight.
@@ -9,12 +9,12 @@ async fn started(strict_reads: bool) -> (Memory, Arc<Store>, watch::Sender<bool>
     let memory = Memory::new();
     let (stores, mut store) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
-    let plan = Plan {
+    let plan = ProcessConfig {
         strict_reads,
-        ..plan(1 << 16)
+        ..config(1 << 16)
     };
     let ((log, acks), snapshots) = (memory.open(), snapshots(&memory));
-    tokio::spawn(async move { live((Arc::new(log), acks), snapshots, (&plan, 0), &stores, stopped).await });
+    tokio::spawn(async move { run_cycle((Arc::new(log), acks), snapshots, (&plan, 0), &stores, stopped).await });
     let store: Arc<Store> = store.wait_for(Option::is_some).await.unwrap().clone().unwrap();
     for key in ["a", "b", "c", "d", "e"] {
         write(&store, key).await.unwrap();
