@@ -24,7 +24,7 @@ use crate::proto::etcdserverpb::ResponseHeader;
 use crate::quota::Quota;
 use crate::role::{Leader, Queued, Role};
 use crate::state::State;
-use crate::watch_hub::Hub;
+use crate::watch_hub::WatchHub;
 use peers::Peers;
 use proofs::Strict;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -72,7 +72,7 @@ struct WriterLease {
 pub(crate) struct Store {
     state: RwLock<State>,
     /// All watches.
-    pub(crate) hub: Hub,
+    pub(crate) hub: WatchHub,
     pub(crate) metrics: Metrics,
     pub(crate) quota: Quota,
     progress: Progress,
@@ -100,7 +100,7 @@ impl Store {
         let visible = state.mvcc.visible();
         Self {
             state: RwLock::new(state),
-            hub: Hub::new(visible),
+            hub: WatchHub::new(visible),
             metrics,
             quota,
             progress: Progress {

@@ -3,7 +3,7 @@
 //! queued per watch: a slow stream has one cursor, however far it lags behind.
 //!
 //! ```text
-//! writer: stored ──► visible ──► Hub::commit ──► Mark::set ──► stream wakes ──► reads history from the cursor on
+//! writer: stored ──► visible ──► WatchHub::commit ──► WatchCursor::set ──► stream wakes ──► reads history from the cursor on
 //! ```
 
 use crate::mvcc::{Change, contains};
@@ -16,12 +16,12 @@ use tokio::sync::futures::Notified;
 
 /// The revision from which a watch has to read.
 #[derive(Debug)]
-pub(crate) struct Mark {
+pub(crate) struct WatchCursor {
     from: AtomicI64,
     stream: Arc<Notify>,
 }
 
-impl Mark {
+impl WatchCursor {
     pub(crate) fn new(stream: Arc<Notify>) -> Self {
         Self {
             from: AtomicI64::new(0),
@@ -58,21 +58,21 @@ impl Mark {
     }
 }
 
-type Marks = Vec<(u64, Arc<Mark>)>;
+type Cursors = Vec<(u64, Arc<WatchCursor>)>;
 
 /// Cursors by the range that they watch.
 #[derive(Debug, Default)]
 struct Index {
-    keys: HashMap<Bytes, Marks>,
+    keys: HashMap<Bytes, Cursors>,
     /// Ranges that are a prefix, by its length: a change costs one lookup per length, not one per
     /// watch.
-    prefixes: BTreeMap<usize, HashMap<Bytes, Marks>>,
-    ranges: Vec<(Bytes, Bytes, u64, Arc<Mark>)>,
+    prefixes: BTreeMap<usize, HashMap<Bytes, Cursors>>,
+    ranges: Vec<(Bytes, Bytes, u64, Arc<WatchCursor>)>,
 }
 
 /// All watches of a store.
 #[derive(Debug)]
-pub(crate) struct Hub {
+pub(crate) struct WatchHub {
     index: Mutex<Index>,
     /// All changes up to this revision have set their cursors.
     marked: AtomicI64,
@@ -88,7 +88,7 @@ pub(crate) struct Registration {
     end: Bytes,
 }
 
-impl Hub {
+impl WatchHub {
     pub(crate) fn new(revision: i64) -> Self {
         Self {
             index: Mutex::default(),
@@ -104,11 +104,11 @@ impl Hub {
     }
 
     /// Adds a watch; every change that is committed after the call sets its cursor.
-    pub(crate) fn register(&self, start: Bytes, end: Bytes, mark: Arc<Mark>) -> Registration {
+    pub(crate) fn register(&self, start: Bytes, end: Bytes, cursor: Arc<WatchCursor>) -> Registration {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut index = self.lock();
         if end.is_empty() {
-            index.keys.entry(start.clone()).or_default().push((id, mark));
+            index.keys.entry(start.clone()).or_default().push((id, cursor));
         } else if is_prefix_range(&start, &end) {
             index
                 .prefixes
@@ -116,9 +116,9 @@ impl Hub {
                 .or_default()
                 .entry(start.clone())
                 .or_default()
-                .push((id, mark));
+                .push((id, cursor));
         } else {
-            index.ranges.push((start.clone(), end.clone(), id, mark));
+            index.ranges.push((start.clone(), end.clone(), id, cursor));
         }
         Registration { id, start, end }
     }
@@ -128,10 +128,10 @@ impl Hub {
         let Registration { id, start, end } = registration;
         let mut guard = self.lock();
         let index = &mut *guard;
-        let remove = |map: &mut HashMap<Bytes, Marks>| {
-            if let Some(marks) = map.get_mut(start) {
-                marks.retain(|(other, _)| other != id);
-                if marks.is_empty() {
+        let remove = |map: &mut HashMap<Bytes, Cursors>| {
+            if let Some(cursors) = map.get_mut(start) {
+                cursors.retain(|(other, _)| other != id);
+                if cursors.is_empty() {
                     map.remove(start);
                 }
             }
@@ -154,7 +154,7 @@ impl Hub {
     pub(crate) fn commit<'a>(&self, changes: impl Iterator<Item = &'a Change>, revision: i64) {
         let index = self.lock();
         for change in changes {
-            index.mark(change.key(), change.revision);
+            index.set_cursors(change.key(), change.revision);
         }
         self.marked.fetch_max(revision, Ordering::AcqRel);
     }
@@ -162,20 +162,20 @@ impl Hub {
     /// Makes every watch read from a revision on, whether or not a matching change is known.
     pub(crate) fn rewind_all(&self, revision: i64) {
         let index = self.lock();
-        let set = |marks: &Marks| marks.iter().for_each(|(_, mark)| mark.set(revision));
+        let set = |cursors: &Cursors| cursors.iter().for_each(|(_, cursor)| cursor.set(revision));
         index.keys.values().for_each(set);
         index.prefixes.values().flat_map(HashMap::values).for_each(set);
-        index.ranges.iter().for_each(|(_, _, _, mark)| mark.set(revision));
+        index.ranges.iter().for_each(|(_, _, _, cursor)| cursor.set(revision));
     }
 
     /// Number of watches, and how many of them have something to read.
     pub(crate) fn watches(&self) -> (usize, usize) {
         let index = self.lock();
         let prefixes = index.prefixes.values().flat_map(HashMap::values);
-        let marks = index.keys.values().chain(prefixes).flatten().map(|(_, mark)| mark);
-        let marks = marks.chain(index.ranges.iter().map(|(_, _, _, mark)| mark));
-        marks.fold((0, 0), |(all, marked), mark| {
-            (all + 1, marked + usize::from(!mark.is_clear()))
+        let cursors = index.keys.values().chain(prefixes).flatten().map(|(_, cursor)| cursor);
+        let cursors = cursors.chain(index.ranges.iter().map(|(_, _, _, cursor)| cursor));
+        cursors.fold((0, 0), |(all, marked), cursor| {
+            (all + 1, marked + usize::from(!cursor.is_clear()))
         })
     }
 
@@ -184,7 +184,7 @@ impl Hub {
         self.everyone.notify_waiters();
     }
 
-    /// Waits for [`Hub::wake_all`], from the time of the call on.
+    /// Waits for [`WatchHub::wake_all`], from the time of the call on.
     pub(crate) fn woken(&self) -> Notified<'_> {
         self.everyone.notified()
     }
@@ -195,19 +195,19 @@ impl Hub {
 }
 
 impl Index {
-    fn mark(&self, key: &[u8], revision: i64) {
-        let set = |marks: &Marks| marks.iter().for_each(|(_, mark)| mark.set(revision));
-        if let Some(marks) = self.keys.get(key) {
-            set(marks);
+    fn set_cursors(&self, key: &[u8], revision: i64) {
+        let set = |cursors: &Cursors| cursors.iter().for_each(|(_, cursor)| cursor.set(revision));
+        if let Some(cursors) = self.keys.get(key) {
+            set(cursors);
         }
         for (length, prefixes) in self.prefixes.range(..=key.len()) {
-            if let Some(marks) = key.get(..*length).and_then(|prefix| prefixes.get(prefix)) {
-                set(marks);
+            if let Some(cursors) = key.get(..*length).and_then(|prefix| prefixes.get(prefix)) {
+                set(cursors);
             }
         }
-        for (start, end, _, mark) in &self.ranges {
+        for (start, end, _, cursor) in &self.ranges {
             if contains(start, end, key) {
-                mark.set(revision);
+                cursor.set(revision);
             }
         }
     }
@@ -230,10 +230,10 @@ mod tests {
 
     #[test]
     fn marks_what_matches_and_nothing_else() {
-        let hub = Hub::new(1);
+        let hub = WatchHub::new(1);
         let watch = |start: &'static str, end: &'static str| {
-            let mark = Arc::new(Mark::new(Arc::new(Notify::new())));
-            (hub.register(start.into(), end.into(), Arc::clone(&mark)), mark)
+            let cursor = Arc::new(WatchCursor::new(Arc::new(Notify::new())));
+            (hub.register(start.into(), end.into(), Arc::clone(&cursor)), cursor)
         };
         let watches = [
             watch("/a/x", ""),
@@ -252,7 +252,7 @@ mod tests {
         };
         let seen = |changes: &[Change]| {
             hub.commit(changes.iter(), changes.last().unwrap().revision);
-            watches.each_ref().map(|(_, mark)| mark.take())
+            watches.each_ref().map(|(_, cursor)| cursor.take())
         };
         assert_eq!(seen(&[change("/a/x", 2)]), [2, 2, 2, 0, 2, 0]);
         assert_eq!(seen(&[change("/a/xx", 3), change("/a/z", 4)]), [0, 3, 3, 0, 3, 4]);

@@ -6,7 +6,7 @@ use crate::grpc::node::{Node, needs_leader, unavailable_error};
 use crate::mvcc::{Change, contains, encode_event};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
-use crate::watch_hub::{Mark, Registration};
+use crate::watch_hub::{Registration, WatchCursor};
 use bytes::Bytes;
 use pb::watch_request::RequestUnion;
 use pb::watch_server::Watch;
@@ -66,7 +66,7 @@ impl<T> From<mpsc::error::SendError<T>> for Gone {
 struct OpenWatch {
     start: Bytes,
     end: Bytes,
-    mark: Arc<Mark>,
+    cursor: Arc<WatchCursor>,
     registration: Registration,
     /// First revision that the client requested.
     begin: i64,
@@ -177,10 +177,10 @@ impl Stream {
             0 => self.free_id(),
             id => id,
         };
-        let mark = Arc::new(Mark::new(Arc::clone(&self.notify)));
+        let cursor = Arc::new(WatchCursor::new(Arc::clone(&self.notify)));
         // Register before reading: a commit in between sets the cursor. A commit that is both read
         // and marked is sent once.
-        let registration = self.store.hub.register(start.clone(), end.clone(), Arc::clone(&mark));
+        let registration = self.store.hub.register(start.clone(), end.clone(), Arc::clone(&cursor));
         let (visible, compacted) = {
             let state = self.store.read();
             (state.mvcc.visible(), state.mvcc.compacted())
@@ -194,7 +194,7 @@ impl Stream {
         let watch = OpenWatch {
             start,
             end,
-            mark,
+            cursor,
             registration,
             begin: next,
             compacted,
@@ -207,7 +207,7 @@ impl Stream {
             active: false,
         };
         if next <= visible {
-            watch.mark.rewind(next);
+            watch.cursor.rewind(next);
         }
         // Insert before the first await: if the client disconnects, dropping the stream removes the
         // registration.
@@ -293,7 +293,7 @@ impl Stream {
         let ids: Vec<i64> = self
             .watches
             .iter()
-            .filter(|(_, watch)| !watch.mark.is_clear())
+            .filter(|(_, watch)| !watch.cursor.is_clear())
             .map(|(id, _)| *id)
             .collect();
         for id in ids {
@@ -307,7 +307,7 @@ impl Stream {
         let Some(watch) = self.watches.get_mut(&id) else {
             return Ok(());
         };
-        let from = watch.mark.take().max(watch.next);
+        let from = watch.cursor.take().max(watch.next);
         let (found, remembered, compacted) = {
             let state = self.store.read();
             let visible = state.mvcc.visible();
@@ -326,7 +326,7 @@ impl Stream {
         }
         watch.next = watch.next.max(found.through + 1);
         if found.more {
-            watch.mark.rewind(watch.next);
+            watch.cursor.rewind(watch.next);
         }
         if found.events.is_empty() {
             return Ok(());
@@ -344,7 +344,7 @@ impl Stream {
             if !watch.progress || std::mem::take(&mut watch.active) {
                 continue;
             }
-            if watch.mark.is_clear() && watch.next <= marked + 1 {
+            if watch.cursor.is_clear() && watch.next <= marked + 1 {
                 let header = Some(self.store.header(marked));
                 self.answers
                     .send(Ok(pb::WatchResponse {
@@ -372,7 +372,7 @@ impl Stream {
             if self
                 .watches
                 .values()
-                .all(|watch| watch.mark.is_clear() && watch.next <= marked + 1)
+                .all(|watch| watch.cursor.is_clear() && watch.next <= marked + 1)
             {
                 let header = Some(self.store.header(marked));
                 let answer = pb::WatchResponse {

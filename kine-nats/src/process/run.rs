@@ -133,7 +133,12 @@ async fn listen(
 }
 
 /// Connects to NATS, and runs cycles until stopped.
-async fn run_store(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
+async fn run_store(
+    args: Args,
+    stores: StoreSender,
+    stop: watch::Receiver<bool>,
+    metrics: Metrics,
+) -> anyhow::Result<()> {
     let (client, made) = nats::connect(&args.nats).await?;
     let leader = watch_leader(stores.subscribe());
     tokio::select! {
