@@ -80,7 +80,7 @@ pub(crate) struct Store {
     /// Signals a change of the lease, the role or the newest revision.
     changed: Notify,
     /// Signals that the log may have new records.
-    nudged: Notify,
+    appended: Notify,
     /// The process that is to become the next writer, and the time until which the others let it
     /// start before them.
     successor: Mutex<(u64, Duration)>,
@@ -109,7 +109,7 @@ impl Store {
             },
             lease: WriterLease::default(),
             changed: Notify::new(),
-            nudged: Notify::new(),
+            appended: Notify::new(),
             successor: Mutex::default(),
             full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -170,7 +170,7 @@ impl Store {
     }
 
     /// Notifies watches of the changes that became visible since the revision `before`.
-    pub(crate) fn show(&self, before: i64, revision: i64) {
+    pub(crate) fn notify_watchers(&self, before: i64, revision: i64) {
         if revision > before {
             let state = self.read();
             let changes = state
@@ -215,12 +215,12 @@ impl Store {
     }
 
     /// Records the position of a follower. The writer's lease expires at `until` at the latest.
-    pub(crate) fn follow(&self, session: &Session, until: Duration) {
+    pub(crate) fn record_position(&self, session: &Session, until: Duration) {
         let leader = (session.epoch > 0 && !session.resigned).then_some(Leader {
             epoch: session.epoch,
             writer: session.writer,
         });
-        self.note_epoch(session);
+        self.record_epoch(session);
         // After a resignation another writer follows at once. A short time without one does not
         // count as the loss of the leader.
         let until = match leader {
@@ -238,8 +238,8 @@ impl Store {
     }
 
     /// Becomes the writer, with a lease until `lease_until`.
-    pub(crate) fn begin(&self, session: &Session, queue: mpsc::Sender<Queued>, lease_until: Duration) {
-        self.note_epoch(session);
+    pub(crate) fn become_writer(&self, session: &Session, queue: mpsc::Sender<Queued>, lease_until: Duration) {
+        self.record_epoch(session);
         self.set_written(session.sequence, self.revision());
         self.lease.until.store(0, Ordering::Release);
         self.lease.ended.store(false, Ordering::Release);
@@ -254,7 +254,7 @@ impl Store {
         self.progress.seen_resign.load(Ordering::Acquire) == epoch
     }
 
-    fn note_epoch(&self, session: &Session) {
+    fn record_epoch(&self, session: &Session) {
         self.progress.seen_resign.store(session.seen_resign, Ordering::Release);
         self.progress.cluster.store(session.cluster, Ordering::Release);
         let new = self.progress.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch;
@@ -266,7 +266,7 @@ impl Store {
     }
 
     /// Stops being the writer.
-    pub(crate) fn retire(&self) {
+    pub(crate) fn step_down(&self) {
         self.end_lease();
         self.full.store(false, Ordering::Relaxed);
         self.role.send_replace(Role::Follower(None));
@@ -275,25 +275,25 @@ impl Store {
 
     /// Replaces the state by one that was reread from the log. It contains at least what the old
     /// one showed.
-    pub(crate) fn adopt(&self, state: State, sequence: u64) {
+    pub(crate) fn install_state(&self, state: State, sequence: u64) {
         let (before, visible) = (self.revision(), state.mvcc.visible());
         *self.write() = state;
         self.set_stored(sequence, visible);
         // Changes below the new compact revision are in no history; rewinding tells the watches
         // that are affected.
         self.hub.rewind_all(before + 1);
-        self.show(before, visible);
+        self.notify_watchers(before, visible);
     }
 
     /// Records the end of the log as announced by another process.
-    pub(crate) fn nudge(&self, sequence: u64) {
+    pub(crate) fn notify_appended(&self, sequence: u64) {
         self.progress.announced.fetch_max(sequence, Ordering::AcqRel);
-        self.nudged.notify_one();
+        self.appended.notify_one();
     }
 
-    /// Waits for [`Store::nudge`].
-    pub(crate) async fn nudged(&self) {
-        self.nudged.notified().await;
+    /// Waits for [`Store::notify_appended`].
+    pub(crate) async fn appended(&self) {
+        self.appended.notified().await;
     }
 
     /// Lower bound of the end of the log.
@@ -395,7 +395,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_the_lease_hears_of_the_end() {
         let store = Arc::new(store());
-        store.begin(&Session::default(), mpsc::channel(1).0, Duration::ZERO);
+        store.become_writer(&Session::default(), mpsc::channel(1).0, Duration::ZERO);
         let begun = Instant::now();
         let waiting = tokio::spawn({
             let store = Arc::clone(&store);
@@ -433,7 +433,7 @@ mod tests {
     async fn with_followers_a_read_waits_for_the_writes_under_way_that_they_may_show() {
         let state = State::new(Mvcc::new());
         let store = Store::new(state, Quota::new(None, None), Metrics::new(), Some(Arc::new(Silent)));
-        store.begin(
+        store.become_writer(
             &Session::default(),
             mpsc::channel(1).0,
             clock::now() + Duration::from_secs(60),

@@ -53,7 +53,7 @@ impl Node {
         let needs_leader = needs_leader(metadata);
         if needs_leader {
             // The result does not matter: the check below covers it.
-            let _ = timeout_at(limit, store.led()).await;
+            let _ = timeout_at(limit, store.wait_for_leader()).await;
         }
         unavailable_error(&store, needs_leader).map_or(Ok(store), |error| Err(error.into()))
     }

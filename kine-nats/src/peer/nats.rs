@@ -177,7 +177,7 @@ impl NatsPeers {
         match message::decode_said(&message.payload) {
             Ok(Said::Stored(sequence)) => {
                 if let Some(store) = &*stores.borrow() {
-                    store.nudge(sequence);
+                    store.notify_appended(sequence);
                 }
             }
             Ok(Said::Here(here)) => self.roster().hear(here, clock::now()),

@@ -89,7 +89,7 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
     let known = stores.borrow().clone();
     let (store, tail) = match known {
         Some(store) => {
-            let tail = follower::adopt(&store, replica)?;
+            let tail = follower::reinstall(&store, replica)?;
             (store, tail)
         }
         None => {
@@ -165,7 +165,7 @@ pub(crate) fn promote<L: Log, M: Messages>(
         unsaved,
     );
     let (queue, requests) = mpsc::channel(QUEUE);
-    store.begin(&tail.session, queue, sent + LEASE_USED);
+    store.become_writer(&tail.session, queue, sent + LEASE_USED);
     Writer::new(Parts {
         log,
         acks,

@@ -45,7 +45,7 @@ impl Follower {
         let tail = tail.graced();
         store.quota.follow(tail.info.limit);
         store.set_stored(tail.session.sequence, store.revision());
-        store.follow(&tail.session, tail.observed + lease(&tail.session));
+        store.record_position(&tail.session, tail.observed + lease(&tail.session));
         Self {
             tail,
             store,
@@ -74,7 +74,7 @@ impl Follower {
             }
             let claim = session.claim(identity.incarnation, self.tail.observed + lease(session), clock::now());
             let claim = match claim {
-                Claim::Free if session.resigned && self.store.yields() => Claim::Wait(POLL),
+                Claim::Free if session.resigned && self.store.yields_to_successor() => Claim::Wait(POLL),
                 claim => claim,
             };
             match claim {
@@ -146,7 +146,7 @@ impl Follower {
     async fn wait(&self, left: Duration) {
         let poll = if self.store.peers().is_some() { POLL_TOLD } else { POLL };
         // A notification that arrived before this call is not lost.
-        let _ = timeout(left.min(poll) + Duration::from_millis(1), self.store.nudged()).await;
+        let _ = timeout(left.min(poll) + Duration::from_millis(1), self.store.appended()).await;
     }
 
     /// Reads new records. If the log no longer starts early enough, reloads from a snapshot.
@@ -157,10 +157,10 @@ impl Follower {
                     sequence,
                     "The log was shortened; starting again from the newest snapshot"
                 );
-                let tail = adopt(&self.store, Replica::load(log, snapshots).await?)?;
+                let tail = reinstall(&self.store, Replica::load(log, snapshots).await?)?;
                 self.tail = tail.graced();
                 let session = &self.tail.session;
-                self.store.follow(session, self.tail.observed + lease(session));
+                self.store.record_position(session, self.tail.observed + lease(session));
                 Ok(true)
             }
             result => result,
@@ -173,8 +173,8 @@ impl Follower {
         let seen = |session: &Session, before: i64| {
             let revision = store.read().mvcc.visible();
             store.set_stored(session.sequence, revision);
-            store.follow(session, clock::now() + lease(session));
-            store.show(before, revision);
+            store.record_position(session, clock::now() + lease(session));
+            store.notify_watchers(before, revision);
         };
         if store.announced() > self.tail.session.sequence && self.tail.read_on(log, store.state(), &seen).await? {
             return Ok(true);
@@ -264,7 +264,7 @@ impl Follower {
 }
 
 /// Replaces the state of a store by one that was reread from the log.
-pub(crate) fn adopt(store: &Store, replica: Replica) -> Result<Tail, BootError> {
+pub(crate) fn reinstall(store: &Store, replica: Replica) -> Result<Tail, BootError> {
     let Replica { tail, state } = replica;
     if state.mvcc.visible() < store.revision() {
         return Err(BootError::Behind {
@@ -273,7 +273,7 @@ pub(crate) fn adopt(store: &Store, replica: Replica) -> Result<Tail, BootError> 
             revision: store.revision(),
         });
     }
-    store.adopt(state, tail.session.sequence);
+    store.install_state(state, tail.session.sequence);
     Ok(tail)
 }
 

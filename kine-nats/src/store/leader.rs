@@ -33,7 +33,7 @@ impl Store {
     }
 
     /// Waits until there is a leader, or the store stops.
-    pub(crate) async fn led(&self) {
+    pub(crate) async fn wait_for_leader(&self) {
         loop {
             let changed = self.changed();
             if self.has_leader() || self.is_stopping() {
@@ -61,16 +61,16 @@ pub(crate) async fn watch_leader(mut stores: watch::Receiver<Option<Arc<Store>>>
     let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
         return;
     };
-    let mut led = false;
+    let mut wait_for_leader = false;
     loop {
         let changed = store.changed();
         let left = store.leader_left();
         if !left.is_zero() {
-            led = true;
+            wait_for_leader = true;
             sleep(left).await;
             continue;
         }
-        if std::mem::replace(&mut led, false) {
+        if std::mem::replace(&mut wait_for_leader, false) {
             store.hub.wake_all();
         }
         changed.await;

@@ -89,7 +89,7 @@ impl Store {
             if self.is_stopping() {
                 return Err(RpcError::Stopped);
             }
-            self.nudged.notify_one();
+            self.appended.notify_one();
             changed.await;
         }
     }

@@ -39,7 +39,7 @@ impl Store {
     }
 
     /// Waits until a read needs a record that is not sent yet.
-    pub(crate) async fn proof_wanted(&self) {
+    pub(crate) async fn wait_for_wanted_proof(&self) {
         let Some(strict) = &self.strict else {
             return pending().await;
         };
@@ -55,7 +55,7 @@ impl Store {
     }
 
     /// Marks a record as stored and visible.
-    pub(crate) fn note_proof(&self, number: u64) {
+    pub(crate) fn record_proof(&self, number: u64) {
         if let Some(strict) = &self.strict {
             strict.proofs().store(number);
         }

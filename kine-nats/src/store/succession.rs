@@ -20,7 +20,7 @@ impl Store {
     }
 
     /// Whether another process is to start writing before this one.
-    pub(crate) fn yields(&self) -> bool {
+    pub(crate) fn yields_to_successor(&self) -> bool {
         let (member, until) = *self.successor();
         member != self.member() && clock::now() < until
     }

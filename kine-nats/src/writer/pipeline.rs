@@ -62,13 +62,13 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             before
         };
-        self.store.note_proof(batch.number);
+        self.store.record_proof(batch.number);
         self.store.set_written(sequence, batch.revision);
         self.store.extend_lease(batch.sent + LEASE_USED);
         self.note(&batch, before);
         // Notify watches before replying: a client that then requests the progress of a watch must
         // see its own write.
-        self.store.show(before, batch.revision);
+        self.store.notify_watchers(before, batch.revision);
         batch.replies.into_iter().for_each(answer);
     }
 

@@ -121,7 +121,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         // Requests in flight get no answer from here on. Requests that did not start may be
         // executed by the next writer.
         self.pending.clear();
-        self.store.retire();
+        self.store.step_down();
         self.queue.close();
         while let Ok(Queued { command, reply, .. }) = self.queue.try_recv() {
             let _ = reply.send(Outcome::Returned(command));
@@ -151,7 +151,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     None => return self.resign().await,
                 },
                 // Requests that were taken from the queue meanwhile form a record, too.
-                () = self.store.proof_wanted(), if open => self.dispatch(Operations::default(), Vec::new()).await?,
+                () = self.store.wait_for_wanted_proof(), if open => self.dispatch(Operations::default(), Vec::new()).await?,
             }
         }
         self.queue.close();

@@ -144,6 +144,6 @@ async fn says_so_when_it_cannot_be_had() {
         async move { collect(&store).await }
     });
     yield_now().await;
-    replaced.adopt(state(9), 5);
+    replaced.install_state(state(9), 5);
     assert_eq!(collecting.await.unwrap().unwrap_err(), RpcError::LeaderChanged);
 }

@@ -104,7 +104,7 @@ async fn a_state_that_was_read_anew_goes_on_where_it_can() {
         anew.mvcc.publish(later);
         anew.mvcc.compact(head + compacted);
         let request = all(0);
-        let adopt = async { store.adopt(anew, 9) };
+        let adopt = async { store.install_state(anew, 9) };
         let (answer, ()) = tokio::join!(biased; whole(&store, &request), adopt);
         assert_eq!(answer.map(|answer| answer.kvs.len() as i64), expected);
     }
