@@ -8,7 +8,9 @@
 //! grpc ── validate ──► store::submit ──► writer ──► txn (decides) ──► codec ──► log ──► JetStream
 //!   ▲                                       │ stored
 //!   ├── range ◄── mvcc ◄────────────────────┤
-//!   └── watch ◄── hub (notifies watches) ◄──┘          boot: snapshot + log ──► session (who may write) ──► state
+//!   └── watch ◄── watch_hub (cursors) ◄─────┘
+//!
+//! replica: snapshot + log ──► log::fencing (which records are valid) ──► state
 //! ```
 
 mod backup;

@@ -56,12 +56,12 @@ pub enum LogError {
 }
 
 /// Tells transient errors from permanent ones.
-pub(crate) trait Passing: std::error::Error {
-    fn is_passing(&self) -> bool;
+pub(crate) trait Transient: std::error::Error {
+    fn is_transient(&self) -> bool;
 }
 
-impl Passing for LogError {
-    fn is_passing(&self) -> bool {
+impl Transient for LogError {
+    fn is_transient(&self) -> bool {
         match self {
             Self::Disconnected | Self::Timeout => true,
             // No meta leader, no quorum, no responders.
@@ -98,14 +98,14 @@ pub(crate) struct LogInfo {
     /// Size limit in bytes; `None` for no limit.
     pub(crate) limit: Option<u64>,
     /// Records that the server found corrupt and dropped.
-    pub(crate) lost: Lost,
+    pub(crate) lost: ServerLoss,
 }
 
 /// The part of a stream that a server reports as dropped since its start. The server forgets this
 /// when it restarts. The dropped bytes may belong to a record that it never acknowledged, and may
 /// be all that it knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Lost {
+pub(crate) struct ServerLoss {
     /// Messages with known sequences.
     pub(crate) messages: u64,
     /// Bytes of its files.

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! kine.<id>.snap.c.<sequence>.<writer>   chunk, chunk, chunk, …   (all of one snapshot under one subject)
-//! kine.<id>.snap.m                       manifest: session, revisions, location of its chunks, their digest
+//! kine.<id>.snap.m                       manifest: fencing state, revisions, location of its chunks, their digest
 //! kine.<id>.snap.f                       low watermark: how far the log was acknowledged since
 //! ```
 //!

@@ -18,7 +18,7 @@ mod strict;
 mod succession;
 
 use crate::clock;
-use crate::log::fencing::Session;
+use crate::log::fencing::FencingState;
 use crate::metrics::Metrics;
 use crate::proto::etcdserverpb::ResponseHeader;
 use crate::quota::Quota;
@@ -45,7 +45,7 @@ struct Progress {
     /// Epoch of the newest writer.
     epoch: AtomicU64,
     /// Epoch of the newest writer that was seen to resign.
-    seen_resign: AtomicU64,
+    last_resigned: AtomicU64,
     /// Sequence of the newest record.
     sequence: AtomicU64,
     /// Sequence of the newest record that this process wrote.
@@ -215,17 +215,17 @@ impl Store {
     }
 
     /// Records the position of a follower. The writer's lease expires at `until` at the latest.
-    pub(crate) fn record_position(&self, session: &Session, until: Duration) {
-        let leader = (session.epoch > 0 && !session.resigned).then_some(Leader {
-            epoch: session.epoch,
-            writer: session.writer,
+    pub(crate) fn record_position(&self, fencing: &FencingState, until: Duration) {
+        let leader = (fencing.epoch > 0 && !fencing.resigned).then_some(Leader {
+            epoch: fencing.epoch,
+            writer: fencing.writer,
         });
-        self.record_epoch(session);
+        self.record_epoch(fencing);
         // After a resignation another writer follows at once. A short time without one does not
         // count as the loss of the leader.
         let until = match leader {
             Some(_) => until,
-            None if session.epoch > 0 => clock::now(),
+            None if fencing.epoch > 0 => clock::now(),
             None => Duration::ZERO,
         };
         self.lease.leader_until.store(nanoseconds(until), Ordering::Release);
@@ -238,29 +238,31 @@ impl Store {
     }
 
     /// Becomes the writer, with a lease until `lease_until`.
-    pub(crate) fn become_writer(&self, session: &Session, queue: mpsc::Sender<Queued>, lease_until: Duration) {
-        self.record_epoch(session);
-        self.set_written(session.sequence, self.revision());
+    pub(crate) fn become_writer(&self, fencing: &FencingState, queue: mpsc::Sender<Queued>, lease_until: Duration) {
+        self.record_epoch(fencing);
+        self.set_written(fencing.sequence, self.revision());
         self.lease.until.store(0, Ordering::Release);
         self.lease.ended.store(false, Ordering::Release);
         self.extend_lease(lease_until);
-        let epoch = session.epoch;
+        let epoch = fencing.epoch;
         self.role.send_replace(Role::Writer { epoch, queue });
         self.changed.notify_waiters();
     }
 
     /// Whether the writer of an epoch is known to have resigned, and did not merely fall silent.
-    pub(crate) fn saw_resign(&self, epoch: u64) -> bool {
-        self.progress.seen_resign.load(Ordering::Acquire) == epoch
+    pub(crate) fn has_resigned(&self, epoch: u64) -> bool {
+        self.progress.last_resigned.load(Ordering::Acquire) == epoch
     }
 
-    fn record_epoch(&self, session: &Session) {
-        self.progress.seen_resign.store(session.seen_resign, Ordering::Release);
-        self.progress.cluster.store(session.cluster, Ordering::Release);
-        let new = self.progress.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch;
+    fn record_epoch(&self, fencing: &FencingState) {
+        self.progress
+            .last_resigned
+            .store(fencing.last_resigned, Ordering::Release);
+        self.progress.cluster.store(fencing.cluster, Ordering::Release);
+        let new = self.progress.epoch.swap(fencing.epoch, Ordering::AcqRel) < fencing.epoch;
         // A writer that had already resigned when the log was read was never a leader for this
         // process.
-        if new && !session.resigned {
+        if new && !fencing.resigned {
             self.metrics.leader_changes.inc();
         }
     }
@@ -395,7 +397,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_the_lease_hears_of_the_end() {
         let store = Arc::new(store());
-        store.become_writer(&Session::default(), mpsc::channel(1).0, Duration::ZERO);
+        store.become_writer(&FencingState::default(), mpsc::channel(1).0, Duration::ZERO);
         let begun = Instant::now();
         let waiting = tokio::spawn({
             let store = Arc::clone(&store);
@@ -434,7 +436,7 @@ mod tests {
         let state = State::new(Mvcc::new());
         let store = Store::new(state, Quota::new(None, None), Metrics::new(), Some(Arc::new(Silent)));
         store.become_writer(
-            &Session::default(),
+            &FencingState::default(),
             mpsc::channel(1).0,
             clock::now() + Duration::from_secs(60),
         );

@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 
 /// Number of consecutive connections after which a message counts as unreadable.
-pub(super) const BEYOND: u32 = 5;
+pub(super) const UNREADABLE_AFTER: u32 = 5;
 
 /// For each message at which reads failed: the number of connections, and the newest of them.
 #[derive(Debug, Default)]
-pub(super) struct Breaks(BTreeMap<u64, (u32, u64)>);
+pub(super) struct ReadFailures(BTreeMap<u64, (u32, u64)>);
 
-impl Breaks {
+impl ReadFailures {
     /// Records that a read failed before a message. Returns on how many consecutive connections it
     /// did.
     pub(super) fn note(&mut self, sequence: u64, connection: u64) -> u32 {
@@ -34,14 +34,14 @@ mod tests {
 
     #[test]
     fn counts_connections_and_not_tries() {
-        let mut breaks = Breaks::default();
+        let mut breaks = ReadFailures::default();
         let counts = [1, 1, 2, 2, 4].map(|connection| breaks.note(7, connection));
         assert_eq!(counts, [1, 1, 2, 2, 3]);
     }
 
     #[test]
     fn what_is_read_in_the_end_begins_anew() {
-        let mut breaks = Breaks::default();
+        let mut breaks = ReadFailures::default();
         for connection in 1..4 {
             breaks.note(7, connection);
         }

@@ -22,7 +22,7 @@ const REMEMBERED: usize = 256;
 
 /// Why the log cannot be followed.
 #[derive(Debug, thiserror::Error)]
-pub enum SessionError {
+pub enum FencingError {
     /// A record does not continue the chain.
     #[error("follow the log: the record at sequence {sequence} does not continue the one before it")]
     Broken {
@@ -53,7 +53,7 @@ pub(crate) enum Claim {
 
 /// The position of a reader of the log, and the writer at that position.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Session {
+pub(crate) struct FencingState {
     /// Sequence of the newest message, including void ones.
     pub(crate) sequence: u64,
     pub(crate) cluster: u64,
@@ -67,7 +67,7 @@ pub(crate) struct Session {
     /// Whether the writer has given up its lease.
     pub(crate) resigned: bool,
     /// Epoch of the newest writer that this process saw resign; 0 if none.
-    pub(crate) seen_resign: u64,
+    pub(crate) last_resigned: u64,
     /// Counts behind the newest valid record: void messages, and records that continue a record
     /// that a void message displaced.
     pub(crate) between: (u32, u32),
@@ -78,9 +78,9 @@ pub(crate) struct Session {
     pub(crate) recent: VecDeque<u64>,
 }
 
-impl Session {
+impl FencingState {
     /// Passes over the next message if it was never a record of this store.
-    pub(crate) fn passes_over(&mut self, sequence: u64, bytes: &[u8]) -> bool {
+    pub(crate) fn skip_foreign(&mut self, sequence: u64, bytes: &[u8]) -> bool {
         let foreign = codec::is_foreign(bytes, (self.epoch > 0).then_some(self.cluster));
         if foreign {
             tracing::warn!(sequence, "The log holds a message that is not of this store");
@@ -128,7 +128,7 @@ impl Session {
     }
 
     /// Judges the record behind the newest one. `revision` is the store's.
-    pub(crate) fn admit(&mut self, sequence: u64, record: &Record, revision: i64) -> Result<Verdict, SessionError> {
+    pub(crate) fn admit(&mut self, sequence: u64, record: &Record, revision: i64) -> Result<Verdict, FencingError> {
         let header = &record.header;
         let epoch = record.operations.first().and_then(|operation| match operation {
             Operation::Epoch { lease_ms, .. } => Some(*lease_ms),
@@ -158,13 +158,13 @@ impl Session {
                 self.sequence = sequence;
                 return Ok(Verdict::Void);
             }
-            _ => return Err(SessionError::Broken { sequence }),
+            _ => return Err(FencingError::Broken { sequence }),
         };
         if verdict == Verdict::Valid {
             self.advance(sequence, record.hash);
             self.resigned = matches!(record.operations.last(), Some(Operation::Resign));
             if self.resigned {
-                self.seen_resign = self.epoch;
+                self.last_resigned = self.epoch;
             }
         } else {
             self.sequence = sequence;
@@ -213,53 +213,53 @@ mod tests {
         vec![Operation::Grant { id: 7, ttl: 60 }]
     }
 
-    fn session() -> Session {
-        let mut session = Session::default();
+    fn fencing() -> FencingState {
+        let mut fencing = FencingState::default();
         assert_eq!(
-            session.admit(1, &record(1, 10, 0, 1, begin(), 100), 1).unwrap(),
+            fencing.admit(1, &record(1, 10, 0, 1, begin(), 100), 1).unwrap(),
             Verdict::Valid
         );
         assert_eq!(
-            session.admit(2, &record(1, 10, 100, 1, vec![], 101), 1).unwrap(),
+            fencing.admit(2, &record(1, 10, 100, 1, vec![], 101), 1).unwrap(),
             Verdict::Valid
         );
-        session
+        fencing
     }
 
     #[test]
     fn a_later_epoch_replaces_the_writer_whose_late_records_are_void() {
-        let mut session = session();
+        let mut fencing = fencing();
         assert_eq!(
-            session.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap(),
+            fencing.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap(),
             Verdict::Valid
         );
         assert_eq!(
-            session.admit(4, &record(1, 10, 101, 1, vec![], 103), 1).unwrap(),
+            fencing.admit(4, &record(1, 10, 101, 1, vec![], 103), 1).unwrap(),
             Verdict::Void
         );
         assert_eq!(
-            session.admit(5, &record(2, 20, 102, 1, vec![], 104), 1).unwrap(),
+            fencing.admit(5, &record(2, 20, 102, 1, vec![], 104), 1).unwrap(),
             Verdict::Valid
         );
         assert_eq!(
-            (session.sequence, session.epoch, session.writer, session.hash),
+            (fencing.sequence, fencing.epoch, fencing.writer, fencing.hash),
             (5, 2, 20, 104)
         );
-        assert_eq!(session.incarnation, 20);
+        assert_eq!(fencing.incarnation, 20);
     }
 
     #[test]
     fn two_that_begin_the_same_epoch_are_told_apart_by_order() {
-        let mut session = session();
+        let mut fencing = fencing();
         assert_eq!(
-            session.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap(),
+            fencing.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap(),
             Verdict::Valid
         );
         assert_eq!(
-            session.admit(4, &record(2, 30, 101, 1, begin(), 103), 1).unwrap(),
+            fencing.admit(4, &record(2, 30, 101, 1, begin(), 103), 1).unwrap(),
             Verdict::Void
         );
-        assert_eq!((session.writer, session.hash), (20, 102));
+        assert_eq!((fencing.writer, fencing.hash), (20, 102));
     }
 
     #[test]
@@ -271,7 +271,7 @@ mod tests {
             ("epoch on another end", record(2, 20, 99, 1, begin(), 102)),
         ] {
             assert!(
-                matches!(session().admit(3, &bad, 1), Err(SessionError::Broken { sequence: 3 })),
+                matches!(fencing().admit(3, &bad, 1), Err(FencingError::Broken { sequence: 3 })),
                 "{name}"
             );
         }
@@ -280,19 +280,19 @@ mod tests {
     #[test]
     fn who_may_begin() {
         let (until, late) = (Duration::from_secs(9), Duration::from_millis(9001));
-        let written = Session {
+        let written = FencingState {
             epoch: 1,
             incarnation: 5,
-            ..Session::default()
+            ..FencingState::default()
         };
-        let resigned = Session {
+        let resigned = FencingState {
             resigned: true,
             ..written.clone()
         };
         let wait = Claim::Wait(Duration::from_secs(2));
         let seven = Duration::from_secs(7);
-        for (name, session, incarnation, now, claim) in [
-            ("an empty log", Session::default(), 0, Duration::ZERO, Claim::Free),
+        for (name, fencing, incarnation, now, claim) in [
+            ("an empty log", FencingState::default(), 0, Duration::ZERO, Claim::Free),
             ("a living writer", written.clone(), 5, seven, wait),
             ("a newer process waits, too", written.clone(), 6, seven, wait),
             (
@@ -306,69 +306,69 @@ mod tests {
             ("a resigned writer", resigned.clone(), 5, Duration::ZERO, Claim::Free),
             ("an older process never begins", resigned, 4, late, Claim::Superseded),
         ] {
-            assert_eq!(session.claim(incarnation, until, now), claim, "{name}");
+            assert_eq!(fencing.claim(incarnation, until, now), claim, "{name}");
         }
     }
 
     #[test]
     fn passes_over_copies() {
-        let mut session = session();
-        session.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
-        session.admit(4, &record(1, 10, 102, 1, vec![], 103), 1).unwrap();
+        let mut fencing = fencing();
+        fencing.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
+        fencing.admit(4, &record(1, 10, 102, 1, vec![], 103), 1).unwrap();
         for (name, copy) in [
             ("epoch", record(1, 10, 0, 1, begin(), 100)),
             ("sign of life", record(1, 10, 100, 1, vec![], 101)),
             ("lease", record(1, 10, 101, 1, grant(), 102)),
             ("change", record(1, 10, 55, 1, grant(), 56)),
         ] {
-            let mut session = session.clone();
+            let mut fencing = fencing.clone();
             let revision = if name == "change" { 2 } else { 1 };
-            assert_eq!(session.admit(5, &copy, revision).unwrap(), Verdict::Void, "{name}");
-            assert_eq!((session.sequence, session.hash, session.foreign), (5, 103, 1), "{name}");
+            assert_eq!(fencing.admit(5, &copy, revision).unwrap(), Verdict::Void, "{name}");
+            assert_eq!((fencing.sequence, fencing.hash, fencing.foreign), (5, 103, 1), "{name}");
         }
     }
 
     #[test]
     fn what_stood_on_a_record_that_a_void_one_displaced_is_void_too() {
-        let mut session = session();
+        let mut fencing = fencing();
         let next = |previous, hash| record(2, 20, previous, 1, vec![], hash);
-        session.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap();
-        session.admit(4, &record(1, 10, 101, 1, vec![], 103), 1).unwrap();
+        fencing.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap();
+        fencing.admit(4, &record(1, 10, 101, 1, vec![], 103), 1).unwrap();
         // Continues 105, which was not accepted.
-        assert_eq!(session.admit(5, &next(105, 106), 1).unwrap(), Verdict::Void);
-        assert_eq!(session.admit(6, &next(106, 107), 1).unwrap(), Verdict::Void);
-        assert_eq!(session.admit(7, &next(102, 105), 1).unwrap(), Verdict::Valid);
-        assert_eq!(session.admit(8, &next(105, 106), 1).unwrap(), Verdict::Valid);
+        assert_eq!(fencing.admit(5, &next(105, 106), 1).unwrap(), Verdict::Void);
+        assert_eq!(fencing.admit(6, &next(106, 107), 1).unwrap(), Verdict::Void);
+        assert_eq!(fencing.admit(7, &next(102, 105), 1).unwrap(), Verdict::Valid);
+        assert_eq!(fencing.admit(8, &next(105, 106), 1).unwrap(), Verdict::Valid);
         assert!(matches!(
-            session.admit(9, &record(2, 20, 105, 1, grant(), 107), 1),
-            Err(SessionError::Broken { sequence: 9 })
+            fencing.admit(9, &record(2, 20, 105, 1, grant(), 107), 1),
+            Err(FencingError::Broken { sequence: 9 })
         ));
     }
 
     #[test]
     fn what_stands_on_a_record_that_is_damaged_beyond_recognition_is_not_passed_over_for_long() {
-        let mut session = session();
-        session.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
-        assert!(session.passes_over(4, b"was record 103"));
+        let mut fencing = fencing();
+        fencing.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
+        assert!(fencing.skip_foreign(4, b"was record 103"));
         // Three records may have been in flight behind the one that the message displaced.
         for (sequence, hash) in [(5, 104), (6, 105), (7, 106)] {
             let next = record(1, 10, hash - 1, 1, grant(), hash);
-            assert_eq!(session.admit(sequence, &next, 1).unwrap(), Verdict::Void);
+            assert_eq!(fencing.admit(sequence, &next, 1).unwrap(), Verdict::Void);
         }
         assert!(matches!(
-            session.admit(8, &record(1, 10, 106, 1, grant(), 107), 1),
-            Err(SessionError::Broken { sequence: 8 })
+            fencing.admit(8, &record(1, 10, 106, 1, grant(), 107), 1),
+            Err(FencingError::Broken { sequence: 8 })
         ));
     }
 
     #[test]
     fn a_resigned_writer_holds_no_lease_until_the_next_begins() {
-        let mut session = session();
-        session
+        let mut fencing = fencing();
+        fencing
             .admit(3, &record(1, 10, 101, 1, vec![Operation::Resign], 102), 1)
             .unwrap();
-        assert!(session.resigned);
-        session.admit(4, &record(2, 20, 102, 1, begin(), 103), 1).unwrap();
-        assert!(!session.resigned);
+        assert!(fencing.resigned);
+        fencing.admit(4, &record(2, 20, 102, 1, begin(), 103), 1).unwrap();
+        assert!(!fencing.resigned);
     }
 }

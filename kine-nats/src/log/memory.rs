@@ -1,6 +1,6 @@
 //! A log in memory, for tests. It can lose records and acks.
 
-use crate::log::{Ack, Log, LogError, LogInfo, Lost, Rejection};
+use crate::log::{Ack, Log, LogError, LogInfo, Rejection, ServerLoss};
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -43,7 +43,7 @@ struct Inner {
     /// Size limit in bytes.
     limit: Option<u64>,
     /// The loss that the log reports.
-    lost: Lost,
+    lost: ServerLoss,
     /// Whether a purge may move the end to a sequence that the log never had.
     purges_ahead: bool,
     info_fails: u32,
@@ -196,7 +196,7 @@ impl Memory {
 
     /// Clears the reported loss, as if another server without losses answered.
     pub(crate) fn forget_lost(&self) {
-        self.lock().lost = Lost::default();
+        self.lock().lost = ServerLoss::default();
     }
 
     /// Replaces the bytes of a record. Returns the old ones.

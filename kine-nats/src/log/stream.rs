@@ -1,7 +1,7 @@
 //! A JetStream stream, used through plain NATS requests.
 
-use crate::log::disconnects::{BEYOND, Breaks};
-use crate::log::{LogError, LogInfo, Lost};
+use crate::log::disconnects::{ReadFailures, UNREADABLE_AFTER};
+use crate::log::{LogError, LogInfo, ServerLoss};
 use async_nats::connection::State as Connection;
 use async_nats::{Client, Message, Subscriber};
 use bytes::Bytes;
@@ -27,7 +27,7 @@ const READ_MESSAGES: usize = 2000;
 pub(crate) struct Stream {
     pub(super) client: Client,
     pub(super) name: String,
-    breaks: Arc<Mutex<Breaks>>,
+    read_failures: Arc<Mutex<ReadFailures>>,
 }
 
 /// Settings of a new stream.
@@ -98,7 +98,7 @@ struct LostData {
     bytes: u64,
 }
 
-impl From<LostData> for Lost {
+impl From<LostData> for ServerLoss {
     fn from(data: LostData) -> Self {
         Self {
             messages: data.msgs.map_or(0, |messages| messages.len() as u64),
@@ -109,8 +109,12 @@ impl From<LostData> for Lost {
 
 impl Stream {
     pub(crate) fn new(client: Client, name: String) -> Self {
-        let breaks = Arc::default();
-        Self { client, name, breaks }
+        let read_failures = Arc::default();
+        Self {
+            client,
+            name,
+            read_failures,
+        }
     }
 
     /// Creates the stream unless it exists.
@@ -155,7 +159,7 @@ impl Stream {
                 .state
                 .lost
                 .filter(|_| info.config.num_replicas <= 1)
-                .map(Lost::from)
+                .map(ServerLoss::from)
                 .unwrap_or_default(),
         })
     }
@@ -171,16 +175,16 @@ impl Stream {
         self.check_connection()?;
         let connection = self.connection();
         let read = self.read_on(connection, (from, subject), messages).await;
-        let mut breaks = self.breaks();
-        messages.iter().for_each(|(sequence, _)| breaks.pass(*sequence));
+        let mut read_failures = self.read_failures();
+        messages.iter().for_each(|(sequence, _)| read_failures.pass(*sequence));
         if read.is_ok() {
             // The message at `from` may have another subject, or may not exist.
-            breaks.pass(from);
+            read_failures.pass(from);
         }
         if let Err(LogError::Disconnected | LogError::Timeout) = read {
             let sequence = messages.last().map_or(from, |(sequence, _)| sequence + 1);
-            let times = breaks.note(sequence, connection);
-            if times >= BEYOND {
+            let times = read_failures.note(sequence, connection);
+            if times >= UNREADABLE_AFTER {
                 let stream = self.name.clone();
                 return Err(LogError::Unreadable {
                     stream,
@@ -243,8 +247,8 @@ impl Stream {
         self.client.statistics().connects.load(Ordering::Relaxed)
     }
 
-    fn breaks(&self) -> MutexGuard<'_, Breaks> {
-        self.breaks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn read_failures(&self) -> MutexGuard<'_, ReadFailures> {
+        self.read_failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) async fn stream_info(&self, query: &Value) -> Result<StreamInfo, LogError> {

@@ -13,7 +13,7 @@
 //! earlier writer finds its position in the log gone.
 
 use crate::limits::LEASE;
-use crate::log::fencing::Session;
+use crate::log::fencing::FencingState;
 use crate::log::jetstream::JetStream;
 use crate::log::stream::Stream;
 use crate::log::{Log, LogError, LogInfo};
@@ -119,12 +119,12 @@ pub(crate) async fn mend<L: Log, M: Messages>(
         return Ok(Repaired::Nothing);
     };
     let Replica { tail, state } = replica;
-    if tail.session.epoch == 0 {
+    if tail.fencing.epoch == 0 {
         return Err(RepairError::Nothing(problem));
     }
     tracing::warn!(
         dropped = tail.info.lost.bytes,
-        sequence = tail.session.sequence,
+        sequence = tail.fencing.sequence,
         revision = state.mvcc.visible(),
         keys = state.mvcc.keys(),
         log_first = tail.info.first,
@@ -136,11 +136,11 @@ pub(crate) async fn mend<L: Log, M: Messages>(
         return Err(RepairError::NotAccepted(problem));
     }
     let highest = snapshots.highest().await?.max(tail.floor.sequence);
-    let sequence = tail.info.last.max(tail.session.sequence).max(highest) + 1 + UNKNOWN;
-    let (session, state) = bumped(tail.session, state, sequence, bump);
+    let sequence = tail.info.last.max(tail.fencing.sequence).max(highest) + 1 + UNKNOWN;
+    let (fencing, state) = bumped(tail.fencing, state, sequence, bump);
     let leases = state.leases.terms();
     let state = RwLock::new(state);
-    let pin = Pin::new(&state, session, leases);
+    let pin = Pin::new(&state, fencing, leases);
     snapshots.save(&state, &pin).await?;
     log.purge(sequence + 1).await?;
     let LogInfo { last, lost, .. } = log.info().await?;
@@ -159,24 +159,24 @@ pub(crate) async fn mend<L: Log, M: Messages>(
 
 /// Builds the state of the repaired store: behind all records, far above every revision, and
 /// without history.
-fn bumped(session: Session, mut state: State, sequence: u64, bump: i64) -> (Session, State) {
+fn bumped(fencing: FencingState, mut state: State, sequence: u64, bump: i64) -> (FencingState, State) {
     let revision = state.mvcc.head().max(state.mvcc.visible()).saturating_add(bump);
     state.mvcc.set_head(revision);
     state.mvcc.publish(revision);
     state.mvcc.compact(revision);
     state.compacting = revision;
     while state.mvcc.trim(10_000) {}
-    let session = Session {
+    let fencing = FencingState {
         sequence,
-        epoch: session.epoch + 1,
+        epoch: fencing.epoch + 1,
         writer: 0,
         // The next record follows this hash, which no earlier record has.
         hash: rand::random(),
         resigned: true,
         between: (0, 0),
-        ..session
+        ..fencing
     };
-    (session, state)
+    (fencing, state)
 }
 
 #[cfg(test)]
@@ -194,17 +194,17 @@ mod tests {
         state.mvcc.advance();
         state.delete(b"b");
         state.mvcc.publish(5);
-        let session = Session {
+        let fencing = FencingState {
             sequence: 4,
             epoch: 2,
             writer: 9,
             incarnation: 3,
             cluster: 7,
-            ..Session::default()
+            ..FencingState::default()
         };
-        let (session, state) = bumped(session, state, 11, 1000);
-        assert_eq!((session.sequence, session.epoch, session.incarnation), (11, 3, 3));
-        assert_eq!((session.cluster, session.writer, session.resigned), (7, 0, true));
+        let (fencing, state) = bumped(fencing, state, 11, 1000);
+        assert_eq!((fencing.sequence, fencing.epoch, fencing.incarnation), (11, 3, 3));
+        assert_eq!((fencing.cluster, fencing.writer, fencing.resigned), (7, 0, true));
         let mvcc = &state.mvcc;
         assert_eq!((mvcc.head(), mvcc.visible(), mvcc.compacted()), (1005, 1005, 1005));
         assert_eq!((mvcc.keys(), mvcc.history_len()), (1, 0));

@@ -4,7 +4,7 @@
 
 use crate::clock;
 use crate::limits::LEASE_USED;
-use crate::log::{Ack, Log, Passing};
+use crate::log::{Ack, Log, Transient};
 use crate::metrics::Metrics;
 use crate::quota::Quota;
 use crate::replica::follower::{self, Follower, Identity};
@@ -78,7 +78,7 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
         replica = retry(|| Replica::load(&*log, &snapshots)) => replica?,
         () = stopped(&mut halt) => return Ok(CycleEnd::Stopped),
     };
-    let sequence = replica.tail.session.sequence;
+    let sequence = replica.tail.fencing.sequence;
     tracing::info!(
         revision = replica.state.mvcc.visible(),
         keys = replica.state.mvcc.keys(),
@@ -165,14 +165,14 @@ pub(crate) fn promote<L: Log, M: Messages>(
         unsaved,
     );
     let (queue, requests) = mpsc::channel(QUEUE);
-    store.become_writer(&tail.session, queue, sent + LEASE_USED);
+    store.become_writer(&tail.fencing, queue, sent + LEASE_USED);
     Writer::new(Parts {
         log,
         acks,
         queue: requests,
         store,
         incarnation: config.incarnation,
-        session: tail.session,
+        fencing: tail.fencing,
         upkeep,
         recent: tail.recent,
     })
@@ -181,13 +181,13 @@ pub(crate) fn promote<L: Log, M: Messages>(
 /// Repeats an operation until it succeeds, or fails with a permanent error.
 pub(crate) async fn retry<T, E, F>(mut work: impl FnMut() -> F) -> Result<T, E>
 where
-    E: Passing,
+    E: Transient,
     F: Future<Output = Result<T, E>>,
 {
     let mut said = false;
     loop {
         match work().await {
-            Err(error) if error.is_passing() => {
+            Err(error) if error.is_transient() => {
                 if !said {
                     tracing::warn!(error = %error, cause = error.source().map(ToString::to_string), "Waiting for NATS");
                 }

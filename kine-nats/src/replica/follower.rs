@@ -5,8 +5,8 @@
 use crate::clock;
 use crate::codec::{self, Header, Operations};
 use crate::limits::LEASE;
-use crate::log::fencing::{Claim, Session};
-use crate::log::{Ack, Log, LogError, Passing, Rejection};
+use crate::log::fencing::{Claim, FencingState};
+use crate::log::{Ack, Log, LogError, Rejection, Transient};
 use crate::replica::recover::{AGAIN, BootError, Replica, TRIES, Tail};
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
 use crate::store::Store;
@@ -44,8 +44,8 @@ impl Follower {
     pub(crate) fn new(tail: Tail, store: Arc<Store>) -> Self {
         let tail = tail.graced();
         store.quota.follow(tail.info.limit);
-        store.set_stored(tail.session.sequence, store.revision());
-        store.record_position(&tail.session, tail.observed + lease(&tail.session));
+        store.set_stored(tail.fencing.sequence, store.revision());
+        store.record_position(&tail.fencing, tail.observed + lease(&tail.fencing));
         Self {
             tail,
             store,
@@ -68,30 +68,30 @@ impl Follower {
         let (mut sent, mut tried) = (Duration::ZERO, None);
         let (mut standby, mut behind, mut said) = (false, 0, false);
         loop {
-            let session = &self.tail.session;
-            if session.writer == identity.writer {
+            let fencing = &self.tail.fencing;
+            if fencing.writer == identity.writer {
                 return Ok(sent);
             }
-            let claim = session.claim(identity.incarnation, self.tail.observed + lease(session), clock::now());
+            let claim = fencing.claim(identity.incarnation, self.tail.observed + lease(fencing), clock::now());
             let claim = match claim {
-                Claim::Free if session.resigned && self.store.yields_to_successor() => Claim::Wait(POLL),
+                Claim::Free if fencing.resigned && self.store.yields_to_successor() => Claim::Wait(POLL),
                 claim => claim,
             };
             match claim {
                 Claim::Superseded => {
                     return Err(BootError::Superseded {
-                        theirs: session.incarnation,
+                        theirs: fencing.incarnation,
                         ours: identity.incarnation,
                     });
                 }
                 Claim::Free => {
                     token += 1;
-                    if tried != Some(session.sequence) {
-                        (sent, tried) = (clock::now(), Some(session.sequence));
+                    if tried != Some(fencing.sequence) {
+                        (sent, tried) = (clock::now(), Some(fencing.sequence));
                     }
                     let record = self.epoch_record(identity);
                     if self.is_whole(log, snapshots).await?
-                        && log.publish(token, record, self.tail.session.sequence).await.is_ok()
+                        && log.publish(token, record, self.tail.fencing.sequence).await.is_ok()
                         && wait_for_epoch(acks, token).await? == Outcome::Full
                     {
                         self.make_room(snapshots).await;
@@ -105,9 +105,9 @@ impl Follower {
                     if claim == Claim::Free && !new {
                         sleep(POLL).await;
                     }
-                    if new && !standby && self.tail.session.writer != identity.writer {
+                    if new && !standby && self.tail.fencing.writer != identity.writer {
                         standby = true;
-                        tracing::info!(epoch = self.tail.session.epoch, "Another writer lives; standing by");
+                        tracing::info!(epoch = self.tail.fencing.epoch, "Another writer lives; standing by");
                     }
                 }
                 Err(BootError::Behind { .. }) if behind < TRIES => {
@@ -117,7 +117,7 @@ impl Follower {
                 Err(error @ BootError::Behind { last, .. }) => {
                     // No writer will restore the records. This process has read them, so they were
                     // stored and may have been acknowledged.
-                    let memory = (&self.tail.recent, &self.tail.session);
+                    let memory = (&self.tail.recent, &self.tail.fencing);
                     match append_again(log, (&mut *acks, &mut token), memory, self.tail.info).await {
                         Ok(Repair::Done) => {
                             tracing::warn!(last, "The log had lost records; they are stored again");
@@ -127,8 +127,8 @@ impl Follower {
                         Err(_) => sleep(AGAIN).await,
                     }
                 }
-                Err(error) if error.is_passing() || matches!(error, BootError::Log(LogError::Refused { .. })) => {
-                    if error.is_passing() || said {
+                Err(error) if error.is_transient() || matches!(error, BootError::Log(LogError::Refused { .. })) => {
+                    if error.is_transient() || said {
                         tracing::debug!(error = %error, "The log cannot be read");
                     } else {
                         said = true;
@@ -159,8 +159,8 @@ impl Follower {
                 );
                 let tail = reinstall(&self.store, Replica::load(log, snapshots).await?)?;
                 self.tail = tail.graced();
-                let session = &self.tail.session;
-                self.store.record_position(session, self.tail.observed + lease(session));
+                let fencing = &self.tail.fencing;
+                self.store.record_position(fencing, self.tail.observed + lease(fencing));
                 Ok(true)
             }
             result => result,
@@ -170,22 +170,22 @@ impl Follower {
     async fn read(&mut self, log: &impl Log) -> Result<bool, BootError> {
         let store = Arc::clone(&self.store);
         self.tail.trim(store.state()).await;
-        let seen = |session: &Session, before: i64| {
+        let seen = |fencing: &FencingState, before: i64| {
             let revision = store.read().mvcc.visible();
-            store.set_stored(session.sequence, revision);
-            store.record_position(session, clock::now() + lease(session));
+            store.set_stored(fencing.sequence, revision);
+            store.record_position(fencing, clock::now() + lease(fencing));
             store.notify_watchers(before, revision);
         };
-        if store.announced() > self.tail.session.sequence && self.tail.read_on(log, store.state(), &seen).await? {
+        if store.announced() > self.tail.fencing.sequence && self.tail.read_on(log, store.state(), &seen).await? {
             return Ok(true);
         }
         let info = log.info().await?;
         self.tail.info = info;
         store.quota.follow(info.limit);
-        if info.last < self.tail.session.sequence {
+        if info.last < self.tail.fencing.sequence {
             return Err(BootError::Behind {
                 last: info.last,
-                known: self.tail.session.sequence,
+                known: self.tail.fencing.sequence,
                 revision: store.revision(),
             });
         }
@@ -205,12 +205,12 @@ impl Follower {
         };
         match asked.await {
             Ok((floor, info)) => (self.tail.floor, self.tail.info) = (floor, info),
-            Err(error) if error.is_passing() => return Ok(false),
+            Err(error) if error.is_transient() => return Ok(false),
             Err(error) => return Err(error),
         }
         match self.tail.check_end() {
             // This process first stores its own records again.
-            Err(_) if self.tail.info.last < self.tail.session.sequence => Ok(false),
+            Err(_) if self.tail.info.last < self.tail.fencing.sequence => Ok(false),
             ended => ended.map(|()| true),
         }
     }
@@ -221,18 +221,18 @@ impl Follower {
             return sleep(POLL * 5).await;
         }
         tracing::error!("The stream is full: no writer can begin");
-        let session = &self.tail.session;
+        let fencing = &self.tail.fencing;
         let leases = self.store.read().leases.terms();
-        let pin = Pin::new(self.store.state(), session.clone(), leases);
+        let pin = Pin::new(self.store.state(), fencing.clone(), leases);
         // A start that failed here may have left chunks at this very sequence.
-        let kept = match snapshots.remove_strays(session.sequence + 1).await {
+        let kept = match snapshots.remove_strays(fencing.sequence + 1).await {
             Ok(()) => snapshots.keep(self.store.state(), &pin).await,
             Err(error) => Err::<u64, SnapshotError>(error),
         };
         match kept {
             Ok(_) => {
                 self.tail.replayed = Unsaved::default();
-                self.pace.succeed(session.sequence);
+                self.pace.succeed(fencing.sequence);
             }
             Err(error) => {
                 self.pace.fail();
@@ -243,20 +243,20 @@ impl Follower {
     }
 
     fn epoch_record(&self, identity: &Identity) -> bytes::Bytes {
-        let session = &self.tail.session;
+        let fencing = &self.tail.fencing;
         let mut operations = Operations::default();
         operations.epoch(u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX), &identity.name);
-        let cluster = if session.epoch == 0 {
+        let cluster = if fencing.epoch == 0 {
             rand::random::<u64>() >> 1 | 1
         } else {
-            session.cluster
+            fencing.cluster
         };
         let header = Header {
             cluster,
-            epoch: session.epoch + 1,
+            epoch: fencing.epoch + 1,
             writer: identity.writer,
             incarnation: identity.incarnation,
-            previous: session.hash,
+            previous: fencing.hash,
             base: self.store.read().mvcc.head(),
         };
         codec::encode(&header, &operations).0
@@ -268,18 +268,18 @@ pub(crate) fn reinstall(store: &Store, replica: Replica) -> Result<Tail, BootErr
     let Replica { tail, state } = replica;
     if state.mvcc.visible() < store.revision() {
         return Err(BootError::Behind {
-            last: tail.session.sequence,
+            last: tail.fencing.sequence,
             known: store.sequence(),
             revision: store.revision(),
         });
     }
-    store.install_state(state, tail.session.sequence);
+    store.install_state(state, tail.fencing.sequence);
     Ok(tail)
 }
 
 /// The lease of the writer, as its challengers count it.
-fn lease(session: &Session) -> Duration {
-    LEASE.max(Duration::from_millis(session.lease_ms.into()))
+fn lease(fencing: &FencingState) -> Duration {
+    LEASE.max(Duration::from_millis(fencing.lease_ms.into()))
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 use crate::clock;
 use crate::codec::{self, CodecError, Operation};
 use crate::grace::Grace;
-use crate::log::fencing::{Session, SessionError, Verdict};
-use crate::log::{Log, LogError, LogInfo, Lost, Passing};
+use crate::log::fencing::{FencingError, FencingState, Verdict};
+use crate::log::{Log, LogError, LogInfo, ServerLoss, Transient};
 use crate::mvcc::Mvcc;
 use crate::snapshot::{Floor, Messages, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
@@ -43,7 +43,7 @@ pub(crate) enum BootError {
     },
     /// The records do not form a chain.
     #[error("open the store: follow the log")]
-    Session(#[from] SessionError),
+    Fencing(#[from] FencingError),
     /// A record does not fit the state.
     #[error("open the store: apply the record at sequence {sequence}")]
     Apply {
@@ -119,10 +119,10 @@ pub(crate) enum BootError {
     AcksEnded,
 }
 
-impl Passing for BootError {
-    fn is_passing(&self) -> bool {
+impl Transient for BootError {
+    fn is_transient(&self) -> bool {
         match self {
-            Self::Log(error) | Self::Snapshot(SnapshotError::Log(error)) => error.is_passing(),
+            Self::Log(error) | Self::Snapshot(SnapshotError::Log(error)) => error.is_transient(),
             _ => false,
         }
     }
@@ -131,7 +131,7 @@ impl Passing for BootError {
 /// How far a process has read the log.
 #[derive(Debug)]
 pub(crate) struct Tail {
-    pub(crate) session: Session,
+    pub(crate) fencing: FencingState,
     /// The records that were replayed behind the snapshot.
     pub(crate) replayed: Unsaved,
     /// The log when its info was last requested.
@@ -163,9 +163,9 @@ pub(crate) struct Salvage {
     pub(crate) problem: Option<BootError>,
 }
 
-/// Callback after each valid record: the session behind it, and the revision that was visible
+/// Callback after each valid record: the fencing state behind it, and the revision that was visible
 /// before it.
-pub(crate) type Seen<'a> = &'a (dyn Fn(&Session, i64) + Sync);
+pub(crate) type Seen<'a> = &'a (dyn Fn(&FencingState, i64) + Sync);
 
 impl Replica {
     /// Reads the newest complete snapshot and the records behind it. A live writer may truncate the
@@ -214,7 +214,7 @@ impl Replica {
             Err(error) => Err(error),
         };
         let problem = match read {
-            Err(error) if error.is_passing() => return Err(error),
+            Err(error) if error.is_transient() => return Err(error),
             Err(error) => Some(error),
             Ok(()) => tail.check_end().err(),
         };
@@ -228,15 +228,15 @@ impl Replica {
         // existed.
         let newest = snapshots.newest().await?;
         let floor = snapshots.floor().await?;
-        let most = newest.as_ref().map_or(0, |snapshot| snapshot.session.sequence);
+        let most = newest.as_ref().map_or(0, |snapshot| snapshot.fencing.sequence);
         let whole = snapshots.count(most).await?;
         let info = log.info().await?;
-        let (session, state) = match newest {
-            Some(Snapshot { session, state }) => (session, state),
-            None => (Session::default(), State::new(Mvcc::new())),
+        let (fencing, state) = match newest {
+            Some(Snapshot { fencing, state }) => (fencing, state),
+            None => (FencingState::default(), State::new(Mvcc::new())),
         };
         let tail = Tail {
-            session,
+            fencing,
             replayed: Unsaved::default(),
             info,
             floor,
@@ -258,7 +258,7 @@ impl Tail {
 
     /// Checks that the log continues where the snapshot ends.
     fn check(&self, state: &State) -> Result<(), BootError> {
-        let (known, LogInfo { first, last, .. }) = (self.session.sequence, self.info);
+        let (known, LogInfo { first, last, .. }) = (self.fencing.sequence, self.info);
         if known > last {
             let revision = state.mvcc.visible();
             Err(BootError::Behind { last, known, revision })
@@ -276,7 +276,7 @@ impl Tail {
         if last < sequence {
             let known = sequence;
             Err(BootError::Behind { last, known, revision })
-        } else if lost != Lost::default() && lost != self.floor.lost {
+        } else if lost != ServerLoss::default() && lost != self.floor.lost {
             let bytes = lost.bytes;
             Err(BootError::Dropped { bytes, last })
         } else {
@@ -293,15 +293,15 @@ impl Tail {
         known: Duration,
         seen: Seen<'_>,
     ) -> Result<bool, BootError> {
-        let (begin, last) = (self.session.sequence, self.info.last);
+        let (begin, last) = (self.fencing.sequence, self.info.last);
         let (mut counted, mut pause) = (self.replayed.records, PAUSE.0);
         let mut waited = Duration::ZERO;
-        while self.session.sequence < last {
+        while self.fencing.sequence < last {
             if self.read_on(log, state, seen).await? {
                 (pause, waited) = (PAUSE.0, Duration::ZERO);
             } else {
                 // Either a replica lags behind, or the log ends in records that were dropped.
-                let next = self.session.sequence + 1;
+                let next = self.fencing.sequence + 1;
                 let stored = if waited < PATIENCE {
                     None
                 } else {
@@ -325,12 +325,12 @@ impl Tail {
                 waited += pause;
                 pause = (pause * 2).min(PAUSE.1);
             }
-            if self.session.sequence == last && self.replayed.records > counted {
+            if self.fencing.sequence == last && self.replayed.records > counted {
                 self.observed = known;
                 counted = self.replayed.records;
             }
         }
-        Ok(self.session.sequence > begin)
+        Ok(self.fencing.sequence > begin)
     }
 
     /// Applies the records of one response of the log. Returns whether there were any.
@@ -340,7 +340,7 @@ impl Tail {
         state: &RwLock<State>,
         seen: Seen<'_>,
     ) -> Result<bool, BootError> {
-        let records = log.read(self.session.sequence + 1).await?;
+        let records = log.read(self.fencing.sequence + 1).await?;
         let (any, now) = (!records.is_empty(), clock::now());
         for (sequence, record) in records {
             if self.apply(sequence, &record, state, seen)? {
@@ -369,14 +369,14 @@ impl Tail {
 
     /// Applies one record. Returns whether it is valid.
     fn apply(&mut self, sequence: u64, bytes: &[u8], state: &RwLock<State>, seen: Seen<'_>) -> Result<bool, BootError> {
-        if self.session.passes_over(sequence, bytes) {
+        if self.fencing.skip_foreign(sequence, bytes) {
             return Ok(false);
         }
         let record = codec::decode(bytes).map_err(|source| BootError::Codec { sequence, source })?;
         let (before, head) = {
             let mut state = state.write().unwrap_or_else(PoisonError::into_inner);
             let before = state.mvcc.head();
-            if self.session.admit(sequence, &record, before)? == Verdict::Void {
+            if self.fencing.admit(sequence, &record, before)? == Verdict::Void {
                 return Ok(false);
             }
             let now = clock::now();
@@ -399,7 +399,7 @@ impl Tail {
             tracing::debug!(epoch = record.header.epoch, name, "A writer began");
         }
         self.replayed.count(bytes.len() as u64, head > before);
-        seen(&self.session, before);
+        seen(&self.fencing, before);
         Ok(true)
     }
 }

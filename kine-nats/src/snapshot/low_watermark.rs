@@ -8,7 +8,7 @@
 //! for.
 
 use crate::codec;
-use crate::log::{Log, Lost};
+use crate::log::{Log, ServerLoss};
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::messages::Messages;
 use crate::snapshot::stream::Snapshots;
@@ -22,7 +22,7 @@ pub(crate) struct Floor {
     /// Revision at that sequence.
     pub(crate) revision: i64,
     /// Losses that the server had reported by then.
-    pub(crate) lost: Lost,
+    pub(crate) lost: ServerLoss,
 }
 
 impl Floor {
@@ -85,7 +85,7 @@ mod tests {
     const GOOD: Floor = Floor {
         sequence: 12,
         revision: 34,
-        lost: Lost { messages: 5, bytes: 67 },
+        lost: ServerLoss { messages: 5, bytes: 67 },
     };
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! The manifest of a snapshot, and loading the chunks that it names.
 
 use crate::codec::{Operation, seal, unseal};
-use crate::log::fencing::Session;
+use crate::log::fencing::FencingState;
 use crate::mvcc::{Item, Mvcc};
 use crate::snapshot::chunk::{Chunk, Section};
 use crate::snapshot::error::SnapshotError;
@@ -20,7 +20,7 @@ const HIGHEST: i64 = i64::MAX / 2;
 /// A snapshot that was read.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
-    pub(crate) session: Session,
+    pub(crate) fencing: FencingState,
     pub(crate) state: State,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Written {
 
 impl Manifest {
     pub(crate) fn new(pin: &Pin, written: Written) -> Self {
-        let Session {
+        let FencingState {
             sequence,
             cluster,
             epoch,
@@ -75,7 +75,7 @@ impl Manifest {
             resigned,
             between,
             ..
-        } = pin.session;
+        } = pin.fencing;
         let Written {
             chunks,
             first,
@@ -133,7 +133,7 @@ impl Manifest {
     /// Creates an empty state into which the chunks are loaded. The time of leases starts with the
     /// next writer.
     pub(crate) fn begin(&self) -> Snapshot {
-        let session = Session {
+        let fencing = FencingState {
             sequence: self.sequence,
             cluster: self.cluster,
             epoch: self.epoch,
@@ -143,13 +143,13 @@ impl Manifest {
             lease_ms: self.lease_ms,
             resigned: self.resigned,
             between: (self.after_void.into(), 0),
-            ..Session::default()
+            ..FencingState::default()
         };
         let mut state = State::new(Mvcc::restored(self.revision, self.compacted));
         for (id, ttl) in &self.leases {
             state.leases.grant(*id, *ttl, Duration::ZERO);
         }
-        Snapshot { session, state }
+        Snapshot { fencing, state }
     }
 }
 

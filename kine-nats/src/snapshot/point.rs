@@ -1,13 +1,13 @@
 //! The position and content that a snapshot describes.
 
-use crate::log::fencing::Session;
+use crate::log::fencing::FencingState;
 use crate::state::State;
 use std::sync::{PoisonError, RwLock};
 
 /// The position and content that a snapshot describes.
 #[derive(Debug, Clone)]
 pub(crate) struct Pin {
-    pub(crate) session: Session,
+    pub(crate) fencing: FencingState,
     pub(crate) revision: i64,
     pub(crate) compacted: i64,
     /// Number and seconds of each lease.
@@ -16,10 +16,10 @@ pub(crate) struct Pin {
 
 impl Pin {
     /// Pins what is acknowledged now, including `leases`.
-    pub(crate) fn new(state: &RwLock<State>, session: Session, leases: Vec<(i64, i64)>) -> Self {
+    pub(crate) fn new(state: &RwLock<State>, fencing: FencingState, leases: Vec<(i64, i64)>) -> Self {
         let state = state.read().unwrap_or_else(PoisonError::into_inner);
         Self {
-            session,
+            fencing,
             revision: state.mvcc.visible(),
             compacted: state.mvcc.compacted(),
             leases,

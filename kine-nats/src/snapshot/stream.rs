@@ -2,8 +2,8 @@
 //! message at its start drops everything behind it in that file. That may be all snapshots of one
 //! stream; those in the other stream are not affected.
 
-use crate::log::fencing::Session;
-use crate::log::{Log, LogError, Passing};
+use crate::log::fencing::FencingState;
+use crate::log::{Log, LogError, Transient};
 use crate::snapshot::chunk::{Chunk, Chunks};
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::manifest::{Manifest, Snapshot, Written};
@@ -236,7 +236,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     }
 
     async fn store(&self, state: &RwLock<State>, pin: &Pin, rests: &mut Rests) -> Result<Manifest, SnapshotError> {
-        let Session { sequence, writer, .. } = pin.session;
+        let FencingState { sequence, writer, .. } = pin.fencing;
         self.remove_strays(sequence).await?;
         let shelf = match (&self.spare, self.whole().await?.last()) {
             (Some(spare), Some(newest)) if std::ptr::eq(newest.shelf, &self.main) => spare,
@@ -367,7 +367,7 @@ async fn sound<'a, 'b, M: Messages>(
     for kept in manifests.iter().rev() {
         match kept.shelf.walk(&kept.manifest, rests, drop).await {
             Ok(()) => return Ok(Some(kept)),
-            Err(SnapshotError::Log(error)) if error.is_passing() => return Err(error.into()),
+            Err(SnapshotError::Log(error)) if error.is_transient() => return Err(error.into()),
             Err(error) => {
                 tracing::error!(sequence = kept.manifest.sequence, error = %error, "A snapshot is damaged");
             }

@@ -36,7 +36,7 @@ pub(super) async fn forward(peers: &dyn Peers, store: &Store, leader: Leader, co
 async fn replaced(store: &Store, leader: Leader) {
     let other = |role: &Role| !matches!(role, Role::Follower(Some(known)) if *known == leader);
     if store.roles().wait_for(other).await.is_ok() {
-        sleep(if store.saw_resign(leader.epoch) {
+        sleep(if store.has_resigned(leader.epoch) {
             FAREWELL
         } else {
             GRACE

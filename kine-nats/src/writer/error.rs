@@ -1,7 +1,7 @@
 //! Why the writer ended.
 
 use crate::log::LogError;
-use crate::log::fencing::SessionError;
+use crate::log::fencing::FencingError;
 
 /// Why the writer ended.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum WriterError {
     },
     /// The log holds a record that cannot be valid.
     #[error("write: the log cannot be continued")]
-    Session(#[from] SessionError),
+    Fencing(#[from] FencingError),
     /// A message in the log is not a record.
     #[error("write: the log holds something else")]
     Codec(#[from] crate::codec::CodecError),

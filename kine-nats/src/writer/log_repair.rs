@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(400);
 impl<L: Log, M: Messages> Writer<L, M> {
     /// Stores lost records in the log again, or ends the writer.
     pub(super) async fn restore(&mut self) -> Result<(), WriterError> {
-        let acknowledged = self.session.sequence;
+        let acknowledged = self.fencing.sequence;
         // A leader that was just elected may not know its own end yet.
         let deadline = Instant::now() + PATIENCE;
         let info = loop {
@@ -33,7 +33,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         };
         let last = info.last;
         tracing::error!(last, acknowledged, "The log has lost records that were acknowledged");
-        let (line, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.session));
+        let (line, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.fencing));
         match append_again(&*self.log, line, memory, info).await {
             Ok(Repair::Done) => {
                 tracing::warn!(acknowledged, "They are stored again");
@@ -41,7 +41,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             Ok(Repair::Impossible) => {
                 self.store.end_lease();
-                self.upkeep.save(&self.store, &self.session).await;
+                self.upkeep.save(&self.store, &self.fencing).await;
             }
             // A snapshot would only keep the processes of that writer from starting.
             Ok(Repair::Taken) => tracing::error!("Another writer began without them"),

@@ -4,7 +4,7 @@ use crate::clock;
 use crate::codec;
 use crate::limits::LEASE_USED;
 use crate::log::fencing::Verdict;
-use crate::log::{Ack, Log, LogError, Passing, Rejection};
+use crate::log::{Ack, Log, LogError, Rejection, Transient};
 use crate::snapshot::Messages;
 use crate::writer::batch::{ACK_LIMIT, Batch, answer};
 use crate::writer::error::WriterError;
@@ -28,7 +28,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         };
         match ack.outcome {
             Ok(stored) => {
-                let expected = self.session.sequence + position as u64 + 1;
+                let expected = self.fencing.sequence + position as u64 + 1;
                 if stored != expected {
                     // Another message lies between the acknowledged end and this record; recovery
                     // of the front record finds it.
@@ -38,7 +38,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     batch.acked = true;
                 }
                 while self.pending.front().is_some_and(|batch| batch.acked) {
-                    let sequence = self.session.sequence + 1;
+                    let sequence = self.fencing.sequence + 1;
                     self.commit(sequence);
                 }
                 Ok(())
@@ -51,7 +51,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// answers.
     fn commit(&mut self, sequence: u64) {
         let Some(batch) = self.pending.pop_front() else { return };
-        self.session.advance(sequence, batch.hash);
+        self.fencing.advance(sequence, batch.hash);
         self.recent.push(sequence, batch.record.clone());
         let before = {
             let mut state = self.store.write();
@@ -89,15 +89,15 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let (mut said, mut told) = (false, false);
         let mut hole: Option<Instant> = None;
         let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
-        let (mut reached, mut pause) = (self.session.sequence, Duration::ZERO);
+        let (mut reached, mut pause) = (self.fencing.sequence, Duration::ZERO);
         while !self.pending.is_empty() {
             // Any other result between two gaps ends their series.
             let seen = hole.take();
-            if reached == self.session.sequence {
+            if reached == self.fencing.sequence {
                 sleep(pause).await;
                 pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
             } else {
-                (reached, pause) = (self.session.sequence, Duration::ZERO);
+                (reached, pause) = (self.fencing.sequence, Duration::ZERO);
             }
             if !said && begun.elapsed() > ACK_LIMIT {
                 said = true;
@@ -106,7 +106,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             if !self.log.is_connected() {
                 continue;
             }
-            let next = self.session.sequence + 1;
+            let next = self.fencing.sequence + 1;
             match self.log.get(next).await {
                 Ok(Some(record)) if self.pending.front().is_some_and(|batch| batch.record == record) => {
                     self.commit(next)
@@ -130,7 +130,9 @@ impl<L: Log, M: Messages> Writer<L, M> {
                         }
                     }
                 },
-                Err(error) if error.is_passing() || told => tracing::debug!(error = %error, "The log cannot be asked"),
+                Err(error) if error.is_transient() || told => {
+                    tracing::debug!(error = %error, "The log cannot be asked")
+                }
                 Err(error) => {
                     told = true;
                     tracing::error!(error = %error, "The log cannot be read. What is remembered of it is stored again when it can");
@@ -152,24 +154,24 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// Handles a record of another writer: ignores it if it is void, and ends this writer
     /// otherwise.
     fn pass(&mut self, sequence: u64, bytes: Bytes) -> Result<(), WriterError> {
-        let mut session = self.session.clone();
-        let void = session.passes_over(sequence, &bytes)
-            || session.admit(sequence, &codec::decode(&bytes)?, self.store.revision())? == Verdict::Void;
+        let mut fencing = self.fencing.clone();
+        let void = fencing.skip_foreign(sequence, &bytes)
+            || fencing.admit(sequence, &codec::decode(&bytes)?, self.store.revision())? == Verdict::Void;
         if void {
             self.store
                 .metrics
                 .foreign
-                .inc_by(session.foreign - self.session.foreign);
-            self.session = session;
+                .inc_by(fencing.foreign - self.fencing.foreign);
+            self.fencing = fencing;
             self.recent.push(sequence, bytes);
             return Ok(());
         }
         self.store.end_lease();
-        Err(WriterError::Fenced { epoch: session.epoch })
+        Err(WriterError::Fenced { epoch: fencing.epoch })
     }
 
     async fn resend(&mut self) -> Result<Resent, WriterError> {
-        let expected = self.session.sequence;
+        let expected = self.fencing.sequence;
         let Some((token, record)) = self.pending.front().map(|batch| (batch.token, batch.record.clone())) else {
             return Ok(Resent::Answered);
         };
@@ -212,7 +214,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     tracing::error!("The stream is full");
                     self.store.set_full(true);
                     self.upkeep.hurry(expected);
-                    self.upkeep.begin(&self.store, &self.session);
+                    self.upkeep.begin(&self.store, &self.fencing);
                     self.wait_for_job().await;
                 }
                 Err(Rejection::Other { code, description }) => {

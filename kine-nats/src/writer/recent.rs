@@ -1,7 +1,7 @@
 //! The newest records of the log in memory, and storing them again in a log that has lost them.
 
 use crate::codec;
-use crate::log::fencing::Session;
+use crate::log::fencing::FencingState;
 use crate::log::{Ack, Log, LogError, LogInfo};
 use crate::writer::batch::ACK_LIMIT;
 use bytes::Bytes;
@@ -52,21 +52,21 @@ impl Recent {
     }
 }
 
-/// Stores the remembered records behind the log's end again, up to the end of a session.
+/// Stores the remembered records behind the log's end again, up to the position of `fencing`.
 pub(crate) async fn append_again(
     log: &impl Log,
     (acks, token): (&mut mpsc::Receiver<Ack>, &mut u64),
-    (recent, session): (&Recent, &Session),
+    (recent, fencing): (&Recent, &FencingState),
     LogInfo { first, last, .. }: LogInfo,
 ) -> Result<Repair, LogError> {
     // An empty log has nothing to compare; its earlier records are in a snapshot.
     if last >= first.max(1) {
         let found = log.get(last).await?;
         if found.is_none() || found.as_ref() != recent.get(last) {
-            return Ok(judge(found, session));
+            return Ok(judge(found, fencing));
         }
     }
-    for sequence in last + 1..=session.sequence {
+    for sequence in last + 1..=fencing.sequence {
         let Some(record) = recent.get(sequence).cloned() else {
             return Ok(Repair::Impossible);
         };
@@ -81,17 +81,17 @@ pub(crate) async fn append_again(
         match log.get(sequence).await? {
             Some(found) if found == record => {}
             None => return Err(LogError::Timeout),
-            found => return Ok(judge(found, session)),
+            found => return Ok(judge(found, fencing)),
         }
     }
     Ok(Repair::Done)
 }
 
 /// Classifies a record in the log that differs from the remembered one.
-fn judge(found: Option<Bytes>, session: &Session) -> Repair {
+fn judge(found: Option<Bytes>, fencing: &FencingState) -> Repair {
     let record = found.and_then(|bytes| codec::decode(&bytes).ok());
     match record {
-        Some(record) if record.header.cluster == session.cluster && record.header.epoch > session.epoch => {
+        Some(record) if record.header.cluster == fencing.cluster && record.header.epoch > fencing.epoch => {
             Repair::Taken
         }
         _ => Repair::Impossible,

@@ -3,7 +3,7 @@
 
 use crate::clock;
 use crate::grace::Grace;
-use crate::log::fencing::Session;
+use crate::log::fencing::FencingState;
 use crate::log::{Log, LogInfo};
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
 use crate::state::State;
@@ -185,7 +185,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
 
     /// Starts a trim or a snapshot if one is due. A snapshot shows the state at the acknowledged
     /// end of the log.
-    pub(super) fn begin(&mut self, store: &Arc<Store>, session: &Session) {
+    pub(super) fn begin(&mut self, store: &Arc<Store>, fencing: &FencingState) {
         if let Some(holes) = self.floor.begin(store, &self.log, &self.snapshots) {
             let before = std::mem::replace(&mut self.holes, holes);
             if holes > 0 {
@@ -197,7 +197,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 }
                 // Only this process still has the lost records. After two snapshots the log starts
                 // behind the gap.
-                self.hurry(session.sequence);
+                self.hurry(fencing.sequence);
             }
         }
         if self.job.is_some() {
@@ -219,9 +219,9 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 since: clock::now(),
                 ..Unsaved::default()
             };
-            self.saving = (std::mem::replace(&mut self.unsaved, now), session.sequence);
+            self.saving = (std::mem::replace(&mut self.unsaved, now), fencing.sequence);
             self.hurried.send_replace(self.is_awaited(&store));
-            let pin = self.pin(&store, session);
+            let pin = self.pin(&store, fencing);
             let snapshots = self.snapshots.resting(self.hurried.subscribe());
             let looking = self.look();
             self.job = Some(tokio::spawn(async move {
@@ -255,9 +255,9 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         store.set_full(self.is_tight());
     }
 
-    fn pin(&self, store: &Store, session: &Session) -> Pin {
+    fn pin(&self, store: &Store, fencing: &FencingState) -> Pin {
         let leases = self.leases.iter().map(|(id, ttl)| (*id, *ttl)).collect();
-        Pin::new(store.state(), session.clone(), leases)
+        Pin::new(store.state(), fencing.clone(), leases)
     }
 
     /// Records that the log's server may have dropped records meanwhile.
@@ -299,12 +299,12 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     }
 
     /// Stores a snapshot and purges nothing.
-    pub(super) async fn save(&mut self, store: &Store, session: &Session) {
+    pub(super) async fn save(&mut self, store: &Store, fencing: &FencingState) {
         // A trim in progress must not run while the snapshot walks the history.
         self.abort().await;
-        let pin = self.pin(store, session);
+        let pin = self.pin(store, fencing);
         match timeout(SAVING, self.snapshots.save(store.state(), &pin)).await {
-            Ok(Ok(_)) => tracing::error!(sequence = session.sequence, "A snapshot holds what the log has lost"),
+            Ok(Ok(_)) => tracing::error!(sequence = fencing.sequence, "A snapshot holds what the log has lost"),
             Ok(Err(error)) => tracing::error!(error = %error, "What the log has lost could not be saved"),
             Err(_) => tracing::error!("What the log has lost could not be saved in time"),
         }

@@ -4,7 +4,7 @@ use crate::clock;
 use crate::codec::{Header, Operations, encode};
 use crate::command::Command;
 use crate::limits::LEASE_USED;
-use crate::log::fencing::Session;
+use crate::log::fencing::FencingState;
 use crate::log::{Ack, Log, LogError};
 use crate::role::{Outcome, Queued};
 use crate::snapshot::Messages;
@@ -47,7 +47,7 @@ pub(crate) struct Writer<L, M> {
     pub(super) store: Arc<Store>,
     pub(super) incarnation: u64,
     /// The acknowledged end of the log.
-    pub(super) session: Session,
+    pub(super) fencing: FencingState,
     /// Sequence at which this writer started, just behind its epoch record.
     pub(super) begun: u64,
     /// Hash of the newest record that was sent.
@@ -73,7 +73,7 @@ pub(crate) struct Parts<L, M> {
     pub(crate) queue: mpsc::Receiver<Queued>,
     pub(crate) store: Arc<Store>,
     pub(crate) incarnation: u64,
-    pub(crate) session: Session,
+    pub(crate) fencing: FencingState,
     pub(crate) upkeep: Upkeep<L, M>,
     /// The newest records of the log.
     pub(crate) recent: Recent,
@@ -87,20 +87,20 @@ impl<L: Log, M: Messages> Writer<L, M> {
             queue,
             store,
             incarnation,
-            session,
+            fencing,
             upkeep,
             recent,
         } = parts;
-        store.set_stored(session.sequence, store.revision());
-        store.metrics.foreign.inc_by(session.foreign);
-        let (hash, begun) = (session.hash, session.sequence);
+        store.set_stored(fencing.sequence, store.revision());
+        store.metrics.foreign.inc_by(fencing.foreign);
+        let (hash, begun) = (fencing.hash, fencing.sequence);
         Self {
             log,
             acks,
             queue,
             store,
             incarnation,
-            session,
+            fencing,
             begun,
             hash,
             pending: VecDeque::new(),
@@ -135,7 +135,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut leaving = None;
         while leaving.is_none_or(|end| clock::now() < end && self.upkeep.is_worth_saving(&self.store)) {
-            self.upkeep.begin(&self.store, &self.session);
+            self.upkeep.begin(&self.store, &self.fencing);
             // Before taking more: an endless stream of requests would use all room in the pipeline.
             self.expire_due().await?;
             let open = self.has_room();
@@ -169,7 +169,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// would continue nothing. The writer therefore sends one record at a time, until the log is
     /// longer than any late record expects.
     fn has_room(&self) -> bool {
-        let alone = self.session.sequence < self.begun + STRAGGLERS;
+        let alone = self.fencing.sequence < self.begun + STRAGGLERS;
         self.pending.len() < if alone { 1 } else { PIPELINE }
     }
 
@@ -317,15 +317,15 @@ impl<L: Log, M: Messages> Writer<L, M> {
             .back()
             .map_or_else(|| self.store.revision(), |batch| batch.revision);
         let header = Header {
-            cluster: self.session.cluster,
-            epoch: self.session.epoch,
-            writer: self.session.writer,
+            cluster: self.fencing.cluster,
+            epoch: self.fencing.epoch,
+            writer: self.fencing.writer,
             incarnation: self.incarnation,
             previous: self.hash,
             base,
         };
         let (record, hash) = encode(&header, &operations);
-        let expected = self.session.sequence + self.pending.len() as u64;
+        let expected = self.fencing.sequence + self.pending.len() as u64;
         let (sent, number) = (clock::now(), self.store.number_record());
         self.token += 1;
         self.hash = hash;

@@ -305,11 +305,11 @@ async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
     let mut operations = Operations::default();
     operations.epoch(2000, "other");
     let header = Header {
-        cluster: replica.tail.session.cluster,
+        cluster: replica.tail.fencing.cluster,
         epoch: 2,
         writer: 2,
         incarnation: 1,
-        previous: replica.tail.session.hash,
+        previous: replica.tail.fencing.hash,
         base: replica.state.mvcc.head(),
     };
     memory.push(codec::encode(&header, &operations).0);

@@ -25,18 +25,18 @@ fn bench(records: u64) -> (Memory, Stored, RwLock<State>) {
 }
 
 fn pin(state: &RwLock<State>, sequence: u64, epoch: u64) -> Pin {
-    let session = Session {
+    let fencing = FencingState {
         sequence,
         epoch,
         writer: epoch,
-        ..Session::default()
+        ..FencingState::default()
     };
-    Pin::new(state, session, Vec::new())
+    Pin::new(state, fencing, Vec::new())
 }
 
 async fn newest(snapshots: &Stored) -> (u64, u64) {
-    let session = snapshots.newest().await.unwrap().unwrap().session;
-    (session.sequence, session.epoch)
+    let fencing = snapshots.newest().await.unwrap().unwrap().fencing;
+    (fencing.sequence, fencing.epoch)
 }
 
 /// Sequences of the snapshots that have chunks.

@@ -64,7 +64,7 @@ pub(super) async fn written() -> (Memory, usize) {
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
     running.stop().await;
-    let saved = snapshots(&memory).newest().await.unwrap().unwrap().session.sequence as usize;
+    let saved = snapshots(&memory).newest().await.unwrap().unwrap().fencing.sequence as usize;
     assert_eq!(
         memory.messages().counts().len(),
         4,
@@ -142,7 +142,7 @@ async fn a_record_that_was_overwritten_is_missed() {
     for (at, record) in records.iter().enumerate().take(records.len() - 4).skip(saved) {
         memory.replace(at, vec![0; record.len()].into());
         let error = read(&memory).await.unwrap_err();
-        assert!(matches!(error, BootError::Session(_)), "record {at}: {error:?}");
+        assert!(matches!(error, BootError::Fencing(_)), "record {at}: {error:?}");
         memory.replace(at, record.clone());
     }
 }

@@ -9,11 +9,11 @@ async fn succeed(memory: &Memory, more: u64) {
     let mut operations = Operations::default();
     operations.epoch(2000, "other");
     let mut header = Header {
-        cluster: replica.tail.session.cluster,
-        epoch: replica.tail.session.epoch + 1,
+        cluster: replica.tail.fencing.cluster,
+        epoch: replica.tail.fencing.epoch + 1,
         writer: 99,
         incarnation: 1,
-        previous: replica.tail.session.hash,
+        previous: replica.tail.fencing.hash,
         base: replica.state.mvcc.head(),
     };
     let (record, mut hash) = codec::encode(&header, &operations);

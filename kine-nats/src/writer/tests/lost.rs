@@ -56,7 +56,7 @@ async fn missing(memory: &Memory, acknowledged: &mut Acknowledged, before: Insta
 
 async fn newest(memory: &Memory) -> usize {
     let newest = snapshots(memory).newest().await.unwrap();
-    newest.map_or(0, |snapshot| snapshot.session.sequence as usize)
+    newest.map_or(0, |snapshot| snapshot.fencing.sequence as usize)
 }
 
 async fn simulate(seed: u64, tally: &mut Tally) {

@@ -8,7 +8,7 @@ async fn snapshot(memory: &Memory) {
     let Replica { tail, state } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
     let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
-    let pin = crate::snapshot::Pin::new(&state, tail.session, leases);
+    let pin = crate::snapshot::Pin::new(&state, tail.fencing, leases);
     snapshots.keep(&state, &pin).await.unwrap();
 }
 
@@ -55,7 +55,7 @@ async fn a_standby_that_the_log_left_behind_reads_the_snapshot() {
         write(&running.store, key).await.unwrap();
         snapshot(&memory).await;
     }
-    assert!(memory.first() > follower.tail.session.sequence + 1);
+    assert!(memory.first() > follower.tail.fencing.sequence + 1);
     running.stop().await;
     follower
         .take_over(&log, &snapshots(&memory), &mut acks, &identity(2, 1))
