@@ -18,8 +18,8 @@ mod tests;
 use bytes::Bytes;
 use index::Index;
 pub(crate) use item::{InvalidItem, Item, encode_event, key_of};
-pub(crate) use pin::Hold;
-use pin::Holds;
+pub(crate) use pin::Pin;
+use pin::Pins;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ pub(crate) struct Mvcc {
     gone: i64,
     bytes: u64,
     /// Pins of readers that read a revision piece by piece.
-    holds: Arc<Holds>,
+    pins: Arc<Pins>,
 }
 
 impl Mvcc {
@@ -88,18 +88,18 @@ impl Mvcc {
             trimmed: i64::MIN,
             gone: compacted - 1,
             bytes: 0,
-            holds: Arc::default(),
+            pins: Arc::default(),
         }
     }
 
     /// Pins a revision that can be read now: it and all later ones stay readable.
-    pub(crate) fn hold(&self, revision: i64) -> Hold {
-        Hold::new(&self.holds, revision)
+    pub(crate) fn pin(&self, revision: i64) -> Pin {
+        Pin::new(&self.pins, revision)
     }
 
     /// Whether a pin belongs to this store, and not to one that this store replaced.
-    pub(crate) fn is_held_by(&self, hold: &Hold) -> bool {
-        hold.is_one_of(&self.holds)
+    pub(crate) fn owns_pin(&self, pin: &Pin) -> bool {
+        pin.belongs_to(&self.pins)
     }
 
     /// Whether there is history to trim that is not pinned.
@@ -110,7 +110,7 @@ impl Mvcc {
     /// Trim may drop what lies below this revision: the compact revision, or the lowest pin if that
     /// is lower.
     fn floor(&self) -> i64 {
-        self.holds
+        self.pins
             .lowest()
             .map_or(self.compacted, |held| held.min(self.compacted))
     }

@@ -30,5 +30,5 @@ pub use error::SnapshotError;
 pub(crate) use low_watermark::Floor;
 pub(crate) use manifest::Snapshot;
 pub(crate) use messages::Messages;
-pub(crate) use point::Pin;
+pub(crate) use point::SnapshotPoint;
 pub(crate) use stream::Snapshots;

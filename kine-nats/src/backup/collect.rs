@@ -4,7 +4,7 @@
 use crate::backup::content::{Parts, Version};
 use crate::error::RpcError;
 use crate::limits::REQUEST_LIMIT;
-use crate::mvcc::Hold;
+use crate::mvcc::Pin;
 use crate::state::State;
 use crate::store::Store;
 use bytes::Bytes;
@@ -16,7 +16,7 @@ const PAGE: usize = 2048;
 
 /// Collects the current content, as soon as it is stored. The history is not trimmed meanwhile.
 pub(crate) async fn collect(store: &Store) -> Result<Parts, RpcError> {
-    let pin = Pin::new(&store.read());
+    let pin = PinnedStore::new(&store.read());
     // Leases have no history. They belong to the head, which a record in flight may have made.
     pin.wait_until_stored(store).await?;
     let base = pin.collect_base(store).await?;
@@ -33,17 +33,17 @@ pub(crate) async fn collect(store: &Store) -> Result<Parts, RpcError> {
     })
 }
 
-struct Pin {
-    hold: Hold,
+struct PinnedStore {
+    pin: Pin,
     revision: i64,
     compacted: i64,
     leases: Vec<(i64, i64)>,
 }
 
-impl Pin {
+impl PinnedStore {
     fn new(state: &State) -> Self {
         Self {
-            hold: state.mvcc.hold(state.mvcc.compacted()),
+            pin: state.mvcc.pin(state.mvcc.compacted()),
             revision: state.mvcc.head(),
             compacted: state.mvcc.compacted(),
             leases: state.leases.terms(),
@@ -69,7 +69,7 @@ impl Pin {
     /// when this process rereads the log.
     fn look<T>(&self, store: &Store, read: impl FnOnce(&State) -> T) -> Result<T, RpcError> {
         let state = store.read();
-        if state.mvcc.is_held_by(&self.hold) {
+        if state.mvcc.owns_pin(&self.pin) {
             Ok(read(&state))
         } else {
             Err(RpcError::LeaderChanged)

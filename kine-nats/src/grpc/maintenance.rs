@@ -185,12 +185,12 @@ fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
 async fn hash_at(store: &Store, revision: i64) -> Result<u32, RpcError> {
     let mut hash = Xxh3::new();
     let mut start = vec![0];
-    let hold = {
+    let pin = {
         let state = store.read();
         if revision < state.mvcc.compacted() {
             return Err(RpcError::Compacted);
         }
-        state.mvcc.hold(revision)
+        state.mvcc.pin(revision)
     };
     loop {
         let mut next = None;
@@ -198,7 +198,7 @@ async fn hash_at(store: &Store, revision: i64) -> Result<u32, RpcError> {
             let state = store.read();
             // The pin keeps history that is compacted meanwhile, unless the state was reread from
             // the log.
-            if !state.mvcc.is_held_by(&hold) && revision < state.mvcc.compacted() {
+            if !state.mvcc.owns_pin(&pin) && revision < state.mvcc.compacted() {
                 return Err(RpcError::Compacted);
             }
             let mut left = HASH_PAGE;

@@ -13,7 +13,7 @@
 
 use crate::error::RpcError;
 use crate::grpc::node::unavailable_error;
-use crate::mvcc::Hold;
+use crate::mvcc::Pin;
 use crate::proto::etcdserverpb as pb;
 use crate::range::gather::Gathering;
 use crate::range::walk::{Step, Walk};
@@ -66,17 +66,17 @@ pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<p
         let visible = mvcc.visible();
         check_revision(request.revision, visible, mvcc.compacted())?;
         let mut gathering = Gathering::new(request, revision(request, visible));
-        let hold = gathering.step(mvcc).then(|| mvcc.hold(gathering.revision()));
-        Ok::<_, RpcError>((gathering, hold, visible))
+        let pin = gathering.step(mvcc).then(|| mvcc.pin(gathering.revision()));
+        Ok::<_, RpcError>((gathering, pin, visible))
     };
     let begun = if request.serializable {
         begin(&store.read())
     } else {
         store.read_latest(begin).await?
     };
-    let (mut gathering, hold, visible) = begun?;
-    if let Some(hold) = hold {
-        while step(store, &mut gathering, &hold)? {
+    let (mut gathering, pin, visible) = begun?;
+    if let Some(pin) = pin {
+        while step(store, &mut gathering, &pin)? {
             yield_now().await;
         }
     }
@@ -85,12 +85,12 @@ pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<p
     Ok(answer)
 }
 
-fn step(store: &Store, gathering: &mut Gathering<'_>, hold: &Hold) -> Result<bool, RpcError> {
+fn step(store: &Store, gathering: &mut Gathering<'_>, pin: &Pin) -> Result<bool, RpcError> {
     let mvcc = &store.read().mvcc;
     // A state that was reread from the log has no pins. It returns the same data as long as it can
     // read the revision at all.
     let shown = mvcc.compacted()..=mvcc.visible();
-    if !mvcc.is_held_by(hold) && !shown.contains(&gathering.revision()) {
+    if !mvcc.owns_pin(pin) && !shown.contains(&gathering.revision()) {
         return Err(RpcError::LeaderChanged);
     }
     Ok(gathering.step(mvcc))

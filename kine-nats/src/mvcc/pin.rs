@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of pins of each revision.
 #[derive(Debug, Default)]
-pub(super) struct Holds(Mutex<BTreeMap<i64, usize>>);
+pub(super) struct Pins(Mutex<BTreeMap<i64, usize>>);
 
-impl Holds {
+impl Pins {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<i64, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -21,32 +21,32 @@ impl Holds {
 
 /// A pin: its revision stays readable until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Hold {
-    holds: Arc<Holds>,
+pub(crate) struct Pin {
+    pins: Arc<Pins>,
     revision: i64,
 }
 
-impl Hold {
-    pub(super) fn new(holds: &Arc<Holds>, revision: i64) -> Self {
-        *holds.lock().entry(revision).or_default() += 1;
+impl Pin {
+    pub(super) fn new(pins: &Arc<Pins>, revision: i64) -> Self {
+        *pins.lock().entry(revision).or_default() += 1;
         Self {
-            holds: Arc::clone(holds),
+            pins: Arc::clone(pins),
             revision,
         }
     }
 
-    pub(super) fn is_one_of(&self, holds: &Arc<Holds>) -> bool {
-        Arc::ptr_eq(&self.holds, holds)
+    pub(super) fn belongs_to(&self, pins: &Arc<Pins>) -> bool {
+        Arc::ptr_eq(&self.pins, pins)
     }
 }
 
-impl Drop for Hold {
+impl Drop for Pin {
     fn drop(&mut self) {
-        let mut holds = self.holds.lock();
-        if let Some(count) = holds.get_mut(&self.revision) {
+        let mut pins = self.pins.lock();
+        if let Some(count) = pins.get_mut(&self.revision) {
             *count -= 1;
             if *count == 0 {
-                holds.remove(&self.revision);
+                pins.remove(&self.revision);
             }
         }
     }

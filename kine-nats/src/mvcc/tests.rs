@@ -221,9 +221,9 @@ fn what_is_held_is_not_trimmed() {
         store.put(b"a", b"", 0);
     }
     store.compact(5);
-    let (one, two, later) = (store.hold(5), store.hold(5), store.hold(8));
+    let (one, two, later) = (store.pin(5), store.pin(5), store.pin(8));
     let other = Mvcc::new();
-    assert!(store.is_held_by(&one) && !other.is_held_by(&one));
+    assert!(store.owns_pin(&one) && !other.owns_pin(&one));
     store.compact(11);
     let seen = |store: &Mvcc, revision| {
         let mut modified = None;
@@ -246,7 +246,7 @@ fn what_is_held_is_not_trimmed() {
     assert!(store.remembers(11) && !store.remembers(10));
     assert!(!store.may_trim(), "there is nothing left to trim");
     // A pin of the newest revision delays no trim.
-    let _newest = store.hold(11);
+    let _newest = store.pin(11);
     store.advance();
     store.put(b"a", b"", 0);
     store.compact(12);

@@ -22,7 +22,7 @@ use crate::process::args::RepairArgs;
 use crate::process::role_loop::retry;
 use crate::process::run::snapshots;
 use crate::replica::recover::{BootError, Replica, Salvage};
-use crate::snapshot::{Floor, Messages, Pin, SnapshotError, Snapshots};
+use crate::snapshot::{Floor, Messages, SnapshotError, SnapshotPoint, Snapshots};
 use crate::state::State;
 use anyhow::Context;
 use std::sync::{Arc, RwLock};
@@ -140,7 +140,7 @@ pub(crate) async fn mend<L: Log, M: Messages>(
     let (fencing, state) = bumped(tail.fencing, state, sequence, bump);
     let leases = state.leases.terms();
     let state = RwLock::new(state);
-    let pin = Pin::new(&state, fencing, leases);
+    let pin = SnapshotPoint::new(&state, fencing, leases);
     snapshots.save(&state, &pin).await?;
     log.purge(sequence + 1).await?;
     let LogInfo { last, lost, .. } = log.info().await?;

@@ -8,7 +8,7 @@ use crate::limits::LEASE;
 use crate::log::fencing::{Claim, FencingState};
 use crate::log::{Ack, Log, LogError, Rejection, Transient};
 use crate::replica::recover::{AGAIN, BootError, Replica, TRIES, Tail};
-use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
+use crate::snapshot::{Messages, SnapshotError, SnapshotPoint, Snapshots};
 use crate::store::Store;
 use crate::writer::{Pace, Repair, Unsaved, append_again};
 use std::sync::Arc;
@@ -223,7 +223,7 @@ impl Follower {
         tracing::error!("The stream is full: no writer can begin");
         let fencing = &self.tail.fencing;
         let leases = self.store.read().leases.terms();
-        let pin = Pin::new(self.store.state(), fencing.clone(), leases);
+        let pin = SnapshotPoint::new(self.store.state(), fencing.clone(), leases);
         // A start that failed here may have left chunks at this very sequence.
         let kept = match snapshots.remove_strays(fencing.sequence + 1).await {
             Ok(()) => snapshots.keep(self.store.state(), &pin).await,

@@ -1,7 +1,7 @@
 //! The chunks of a snapshot: encoded versions in the form of a record's operations.
 
 use crate::codec::{CodecError, Operation, Operations, Reader, decode_operations, operation_bytes, seal, unseal};
-use crate::snapshot::point::Pin;
+use crate::snapshot::point::SnapshotPoint;
 use crate::state::State;
 use bytes::Bytes;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
@@ -102,7 +102,7 @@ enum Place {
 }
 
 impl<'a> Chunks<'a> {
-    pub(crate) fn new(state: &'a RwLock<State>, pin: &'a Pin) -> Self {
+    pub(crate) fn new(state: &'a RwLock<State>, pin: &'a SnapshotPoint) -> Self {
         Self {
             state,
             leases: &pin.leases,

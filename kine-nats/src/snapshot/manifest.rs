@@ -5,7 +5,7 @@ use crate::log::fencing::FencingState;
 use crate::mvcc::{Item, Mvcc};
 use crate::snapshot::chunk::{Chunk, Section};
 use crate::snapshot::error::SnapshotError;
-use crate::snapshot::point::Pin;
+use crate::snapshot::point::SnapshotPoint;
 use crate::state::State;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ pub(crate) struct Written {
 }
 
 impl Manifest {
-    pub(crate) fn new(pin: &Pin, written: Written) -> Self {
+    pub(crate) fn new(pin: &SnapshotPoint, written: Written) -> Self {
         let FencingState {
             sequence,
             cluster,

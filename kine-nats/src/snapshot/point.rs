@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock};
 
 /// The position and content that a snapshot describes.
 #[derive(Debug, Clone)]
-pub(crate) struct Pin {
+pub(crate) struct SnapshotPoint {
     pub(crate) fencing: FencingState,
     pub(crate) revision: i64,
     pub(crate) compacted: i64,
@@ -14,7 +14,7 @@ pub(crate) struct Pin {
     pub(crate) leases: Vec<(i64, i64)>,
 }
 
-impl Pin {
+impl SnapshotPoint {
     /// Pins what is acknowledged now, including `leases`.
     pub(crate) fn new(state: &RwLock<State>, fencing: FencingState, leases: Vec<(i64, i64)>) -> Self {
         let state = state.read().unwrap_or_else(PoisonError::into_inner);

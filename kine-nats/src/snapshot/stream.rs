@@ -8,7 +8,7 @@ use crate::snapshot::chunk::{Chunk, Chunks};
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::manifest::{Manifest, Snapshot, Written};
 use crate::snapshot::messages::Messages;
-use crate::snapshot::point::Pin;
+use crate::snapshot::point::SnapshotPoint;
 use crate::snapshot::rate_limit::Rests;
 use crate::state::State;
 use std::sync::{Arc, RwLock};
@@ -66,7 +66,7 @@ impl<M: Messages> Shelf<M> {
 
     async fn write(
         &self,
-        (state, pin): (&RwLock<State>, &Pin),
+        (state, pin): (&RwLock<State>, &SnapshotPoint),
         name: String,
         rests: &mut Rests,
     ) -> Result<Manifest, SnapshotError> {
@@ -223,7 +223,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 
     /// Stores a snapshot of the pinned state, then purges what it supersedes. Returns its size in
     /// bytes.
-    pub(crate) async fn keep(&self, state: &RwLock<State>, pin: &Pin) -> Result<u64, SnapshotError> {
+    pub(crate) async fn keep(&self, state: &RwLock<State>, pin: &SnapshotPoint) -> Result<u64, SnapshotError> {
         let mut rests = Rests::new(self.hurried.as_ref());
         let manifest = self.store(state, pin, &mut rests).await?;
         self.tidy(&manifest, &mut rests).await?;
@@ -231,11 +231,16 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     }
 
     /// Stores a snapshot of the pinned state without pauses, and purges nothing.
-    pub(crate) async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
+    pub(crate) async fn save(&self, state: &RwLock<State>, pin: &SnapshotPoint) -> Result<Manifest, SnapshotError> {
         self.store(state, pin, &mut Rests::new(None)).await
     }
 
-    async fn store(&self, state: &RwLock<State>, pin: &Pin, rests: &mut Rests) -> Result<Manifest, SnapshotError> {
+    async fn store(
+        &self,
+        state: &RwLock<State>,
+        pin: &SnapshotPoint,
+        rests: &mut Rests,
+    ) -> Result<Manifest, SnapshotError> {
         let FencingState { sequence, writer, .. } = pin.fencing;
         self.remove_strays(sequence).await?;
         let shelf = match (&self.spare, self.whole().await?.last()) {

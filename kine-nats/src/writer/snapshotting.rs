@@ -5,7 +5,7 @@ use crate::clock;
 use crate::grace::Grace;
 use crate::log::fencing::FencingState;
 use crate::log::{Log, LogInfo};
-use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
+use crate::snapshot::{Messages, SnapshotError, SnapshotPoint, Snapshots};
 use crate::state::State;
 use crate::store::Store;
 use crate::writer::batch::Batch;
@@ -255,9 +255,9 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         store.set_full(self.is_tight());
     }
 
-    fn pin(&self, store: &Store, fencing: &FencingState) -> Pin {
+    fn pin(&self, store: &Store, fencing: &FencingState) -> SnapshotPoint {
         let leases = self.leases.iter().map(|(id, ttl)| (*id, *ttl)).collect();
-        Pin::new(store.state(), fencing.clone(), leases)
+        SnapshotPoint::new(store.state(), fencing.clone(), leases)
     }
 
     /// Records that the log's server may have dropped records meanwhile.

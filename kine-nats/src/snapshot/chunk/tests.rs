@@ -54,7 +54,7 @@ fn dump(state: &State, revision: i64) -> Vec<Bytes> {
 #[test]
 fn what_was_pinned_comes_back_although_the_store_went_on() {
     let store = filled();
-    let pin = Pin::new(
+    let pin = SnapshotPoint::new(
         &store,
         FencingState {
             sequence: 9,
@@ -123,7 +123,7 @@ fn every_flipped_byte_is_found() {
     state.put(b"a", b"1", 0);
     state.mvcc.publish(2);
     let store = RwLock::new(state);
-    let pin = Pin::new(&store, FencingState::default(), Vec::new());
+    let pin = SnapshotPoint::new(&store, FencingState::default(), Vec::new());
     let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
     let [chunk] = chunks.as_slice() else {
         panic!("{chunks:?}")
@@ -152,7 +152,7 @@ fn any_number_of_leases_fits() {
     state.mvcc.publish(2);
     let before = state.leases.terms();
     let store = RwLock::new(state);
-    let pin = Pin::new(&store, FencingState::default(), before.clone());
+    let pin = SnapshotPoint::new(&store, FencingState::default(), before.clone());
     let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
     let manifest = Manifest::new(&pin, Written::default());
     let longest = chunks.iter().map(Bytes::len).max();
@@ -166,7 +166,7 @@ fn any_number_of_leases_fits() {
 fn refuses_revisions_that_cannot_be() {
     let store = filled();
     let terms = store.read().unwrap().leases.terms();
-    let pin = Pin::new(&store, FencingState::default(), terms);
+    let pin = SnapshotPoint::new(&store, FencingState::default(), terms);
     let good = Manifest::new(&pin, Written::default());
     assert_eq!(Manifest::decode(&good.encode().unwrap()).unwrap(), good);
     for (revision, compacted) in [(0, -1), (i64::MIN, -1), (i64::MAX, 5000), (7, 8), (7, -2)] {
@@ -196,7 +196,7 @@ fn survives_hostile_bytes_behind_a_good_hash() {
     state.mvcc.compact(3);
     let store = RwLock::new(state);
     let terms = store.read().unwrap().leases.terms();
-    let pin = Pin::new(&store, FencingState::default(), terms);
+    let pin = SnapshotPoint::new(&store, FencingState::default(), terms);
     let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
     assert_eq!(chunks.len(), 3, "leases, base and history");
     let manifest = Manifest::new(&pin, Written::default()).encode().unwrap();

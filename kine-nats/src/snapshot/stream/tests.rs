@@ -24,14 +24,14 @@ fn bench(records: u64) -> (Memory, Stored, RwLock<State>) {
     (memory, snapshots, RwLock::new(state))
 }
 
-fn pin(state: &RwLock<State>, sequence: u64, epoch: u64) -> Pin {
+fn pin(state: &RwLock<State>, sequence: u64, epoch: u64) -> SnapshotPoint {
     let fencing = FencingState {
         sequence,
         epoch,
         writer: epoch,
         ..FencingState::default()
     };
-    Pin::new(state, fencing, Vec::new())
+    SnapshotPoint::new(state, fencing, Vec::new())
 }
 
 async fn newest(snapshots: &Stored) -> (u64, u64) {

@@ -249,7 +249,7 @@ async fn a_log_that_ends_before_a_snapshot_is_not_purged() {
     let Replica { tail, state } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
     let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
-    let pin = crate::snapshot::Pin::new(&state, tail.fencing, leases);
+    let pin = crate::snapshot::SnapshotPoint::new(&state, tail.fencing, leases);
     snapshots.keep(&state, &pin).await.unwrap();
     memory.truncate(1);
     snapshots.keep(&state, &pin).await.unwrap();

@@ -8,7 +8,7 @@ async fn snapshot(memory: &Memory) {
     let Replica { tail, state } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
     let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
-    let pin = crate::snapshot::Pin::new(&state, tail.fencing, leases);
+    let pin = crate::snapshot::SnapshotPoint::new(&state, tail.fencing, leases);
     snapshots.keep(&state, &pin).await.unwrap();
 }
 
