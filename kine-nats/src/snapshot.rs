@@ -27,7 +27,7 @@ mod rate_limit;
 mod stream;
 
 pub use error::SnapshotError;
-pub(crate) use low_watermark::Floor;
+pub(crate) use low_watermark::LowWatermark;
 pub(crate) use manifest::Snapshot;
 pub(crate) use messages::Messages;
 pub(crate) use point::SnapshotPoint;

@@ -22,7 +22,7 @@ use crate::process::args::RepairArgs;
 use crate::process::role_loop::retry;
 use crate::process::run::snapshots;
 use crate::replica::recover::{BootError, Replica, Salvage};
-use crate::snapshot::{Floor, Messages, SnapshotError, SnapshotPoint, Snapshots};
+use crate::snapshot::{LowWatermark, Messages, SnapshotError, SnapshotPoint, Snapshots};
 use crate::state::State;
 use anyhow::Context;
 use std::sync::{Arc, RwLock};
@@ -135,7 +135,7 @@ pub(crate) async fn mend<L: Log, M: Messages>(
     if !accept_loss {
         return Err(RepairError::NotAccepted(problem));
     }
-    let highest = snapshots.highest().await?.max(tail.floor.sequence);
+    let highest = snapshots.highest().await?.max(tail.low_watermark.sequence);
     let sequence = tail.info.last.max(tail.fencing.sequence).max(highest) + 1 + UNKNOWN;
     let (fencing, state) = bumped(tail.fencing, state, sequence, bump);
     let leases = state.leases.terms();
@@ -148,12 +148,12 @@ pub(crate) async fn mend<L: Log, M: Messages>(
         return Err(RepairError::NotEmptied { last, wanted: sequence });
     }
     let revision = pin.revision;
-    let floor = Floor {
+    let low_watermark = LowWatermark {
         sequence,
         revision,
         lost,
     };
-    snapshots.set_floor(&floor).await?;
+    snapshots.set_low_watermark(&low_watermark).await?;
     Ok(Repaired::Bumped { sequence, revision })
 }
 

@@ -121,7 +121,7 @@ impl Follower {
                     match append_again(log, (&mut *acks, &mut token), memory, self.tail.info).await {
                         Ok(Repair::Done) => {
                             tracing::warn!(last, "The log had lost records; they are stored again");
-                            self.tail.floor.lost = self.tail.info.lost;
+                            self.tail.low_watermark.lost = self.tail.info.lost;
                         }
                         Ok(Repair::Impossible | Repair::Taken) => return Err(error),
                         Err(_) => sleep(AGAIN).await,
@@ -200,11 +200,11 @@ impl Follower {
             return Ok(true);
         }
         let asked = async {
-            let floor = snapshots.floor().await?;
-            Ok::<_, BootError>((floor, log.info().await?))
+            let low_watermark = snapshots.low_watermark().await?;
+            Ok::<_, BootError>((low_watermark, log.info().await?))
         };
         match asked.await {
-            Ok((floor, info)) => (self.tail.floor, self.tail.info) = (floor, info),
+            Ok((low_watermark, info)) => (self.tail.low_watermark, self.tail.info) = (low_watermark, info),
             Err(error) if error.is_transient() => return Ok(false),
             Err(error) => return Err(error),
         }
@@ -225,8 +225,8 @@ impl Follower {
         let leases = self.store.read().leases.terms();
         let pin = SnapshotPoint::new(self.store.state(), fencing.clone(), leases);
         // A start that failed here may have left chunks at this very sequence.
-        let kept = match snapshots.remove_strays(fencing.sequence + 1).await {
-            Ok(()) => snapshots.keep(self.store.state(), &pin).await,
+        let kept = match snapshots.remove_orphans(fencing.sequence + 1).await {
+            Ok(()) => snapshots.store_and_purge(self.store.state(), &pin).await,
             Err(error) => Err::<u64, SnapshotError>(error),
         };
         match kept {

@@ -7,7 +7,7 @@ use crate::grace::Grace;
 use crate::log::fencing::{FencingError, FencingState, Verdict};
 use crate::log::{Log, LogError, LogInfo, ServerLoss, Transient};
 use crate::mvcc::Mvcc;
-use crate::snapshot::{Floor, Messages, Snapshot, SnapshotError, Snapshots};
+use crate::snapshot::{LowWatermark, Messages, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
 use crate::writer::{Recent, Unsaved};
 use std::sync::{PoisonError, RwLock};
@@ -137,7 +137,7 @@ pub(crate) struct Tail {
     /// The log when its info was last requested.
     pub(crate) info: LogInfo,
     /// Low watermark: the sequence that the log is known to reach.
-    pub(crate) floor: Floor,
+    pub(crate) low_watermark: LowWatermark,
     /// A truncated log relies on two snapshots, and one of them is missing or unreadable.
     pub(crate) thin: bool,
     /// The newest records of the log.
@@ -227,7 +227,7 @@ impl Replica {
         // The order matters: the log never ends before a snapshot or a low watermark that already
         // existed.
         let newest = snapshots.newest().await?;
-        let floor = snapshots.floor().await?;
+        let low_watermark = snapshots.low_watermark().await?;
         let most = newest.as_ref().map_or(0, |snapshot| snapshot.fencing.sequence);
         let whole = snapshots.count(most).await?;
         let info = log.info().await?;
@@ -239,7 +239,7 @@ impl Replica {
             fencing,
             replayed: Unsaved::default(),
             info,
-            floor,
+            low_watermark,
             thin: info.first > 1 && whole < 2,
             recent: Recent::default(),
             grace: None,
@@ -272,11 +272,11 @@ impl Tail {
     /// Checks that the log reaches its low watermark, and that its server has dropped nothing that
     /// was not restored.
     pub(crate) fn check_end(&self) -> Result<(), BootError> {
-        let (LogInfo { last, lost, .. }, Floor { sequence, revision, .. }) = (self.info, self.floor);
+        let (LogInfo { last, lost, .. }, LowWatermark { sequence, revision, .. }) = (self.info, self.low_watermark);
         if last < sequence {
             let known = sequence;
             Err(BootError::Behind { last, known, revision })
-        } else if lost != ServerLoss::default() && lost != self.floor.lost {
+        } else if lost != ServerLoss::default() && lost != self.low_watermark.lost {
             let bytes = lost.bytes;
             Err(BootError::Dropped { bytes, last })
         } else {

@@ -17,7 +17,7 @@ pub enum SnapshotError {
     Manifest(#[source] serde_json::Error),
     /// The low watermark is corrupt.
     #[error("decode a floor")]
-    Floor(#[source] serde_json::Error),
+    LowWatermark(#[source] serde_json::Error),
     /// A later version wrote the manifest.
     #[error("decode a manifest: its format {0} is not known")]
     Format(u32),

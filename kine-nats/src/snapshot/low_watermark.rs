@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 /// The sequence that a log is known to reach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Floor {
+pub(crate) struct LowWatermark {
     /// Sequence of the newest acknowledged record.
     pub(crate) sequence: u64,
     /// Revision at that sequence.
@@ -25,41 +25,41 @@ pub(crate) struct Floor {
     pub(crate) lost: ServerLoss,
 }
 
-impl Floor {
+impl LowWatermark {
     fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
-        let mut bytes = serde_json::to_vec(self).map_err(SnapshotError::Floor)?;
+        let mut bytes = serde_json::to_vec(self).map_err(SnapshotError::LowWatermark)?;
         codec::seal(&mut bytes);
         Ok(bytes)
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let (body, _) = codec::unseal(bytes)?;
-        serde_json::from_slice(body).map_err(SnapshotError::Floor)
+        serde_json::from_slice(body).map_err(SnapshotError::LowWatermark)
     }
 }
 
 impl<M: Messages, L: Log> Snapshots<M, L> {
-    fn floors(&self) -> String {
+    fn low_watermark_subject(&self) -> String {
         format!("{}.f", self.main.prefix)
     }
 
     /// Reads the newest low watermark; zeros if there is none.
-    pub(crate) async fn floor(&self) -> Result<Floor, SnapshotError> {
-        let Some((sequence, message)) = self.main.stream.last(&self.floors()).await? else {
-            return Ok(Floor::default());
+    pub(crate) async fn low_watermark(&self) -> Result<LowWatermark, SnapshotError> {
+        let Some((sequence, message)) = self.main.stream.last(&self.low_watermark_subject()).await? else {
+            return Ok(LowWatermark::default());
         };
-        Ok(Floor::decode(&message).unwrap_or_else(|error| {
+        Ok(LowWatermark::decode(&message).unwrap_or_else(|error| {
             tracing::error!(sequence, error = %error, "The note of how far the log was acknowledged is damaged");
-            Floor::default()
+            LowWatermark::default()
         }))
     }
 
     /// Stores the newest low watermark again if a purge below a message would drop it.
-    pub(super) async fn lift_floor(&self, below: u64) -> Result<(), SnapshotError> {
-        let _alone = self.floor.lock().await;
-        match self.main.stream.last(&self.floors()).await? {
+    pub(super) async fn store_low_watermark_again(&self, below: u64) -> Result<(), SnapshotError> {
+        let _alone = self.low_watermark.lock().await;
+        match self.main.stream.last(&self.low_watermark_subject()).await? {
             Some((sequence, message)) if sequence < below => {
-                self.main.stream.store(self.floors(), message).await?;
+                self.main.stream.store(self.low_watermark_subject(), message).await?;
                 Ok(())
             }
             _ => Ok(()),
@@ -67,9 +67,12 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     }
 
     /// Stores a low watermark. Older ones are purged together with snapshots.
-    pub(crate) async fn set_floor(&self, floor: &Floor) -> Result<(), SnapshotError> {
-        let _alone = self.floor.lock().await;
-        self.main.stream.store(self.floors(), floor.encode()?.into()).await?;
+    pub(crate) async fn set_low_watermark(&self, low_watermark: &LowWatermark) -> Result<(), SnapshotError> {
+        let _alone = self.low_watermark.lock().await;
+        self.main
+            .stream
+            .store(self.low_watermark_subject(), low_watermark.encode()?.into())
+            .await?;
         Ok(())
     }
 }
@@ -82,7 +85,7 @@ mod tests {
     use rand::RngExt;
     use std::sync::Arc;
 
-    const GOOD: Floor = Floor {
+    const GOOD: LowWatermark = LowWatermark {
         sequence: 12,
         revision: 34,
         lost: ServerLoss { messages: 5, bytes: 67 },
@@ -92,21 +95,27 @@ mod tests {
     async fn one_that_is_raised_while_it_is_lifted_stays_raised() {
         let memory = Memory::new();
         let snapshots = Snapshots::new(memory.messages(), "kine.a.snap".into(), Arc::new(memory.open().0));
-        snapshots.set_floor(&GOOD).await.unwrap();
-        let higher = Floor { sequence: 13, ..GOOD };
-        let (raised, lifted) = tokio::join!(snapshots.set_floor(&higher), snapshots.lift_floor(u64::MAX));
+        snapshots.set_low_watermark(&GOOD).await.unwrap();
+        let higher = LowWatermark { sequence: 13, ..GOOD };
+        let (raised, lifted) = tokio::join!(
+            snapshots.set_low_watermark(&higher),
+            snapshots.store_low_watermark_again(u64::MAX)
+        );
         raised.and(lifted).unwrap();
-        assert_eq!(snapshots.floor().await.unwrap(), higher);
+        assert_eq!(snapshots.low_watermark().await.unwrap(), higher);
     }
 
     #[test]
     fn finds_every_flipped_bit() {
         let good = GOOD.encode().unwrap();
-        assert_eq!(Floor::decode(&good).unwrap(), GOOD);
+        assert_eq!(LowWatermark::decode(&good).unwrap(), GOOD);
         for bit in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(Floor::decode(&bad), Err(SnapshotError::Codec(_))), "bit {bit}");
+            assert!(
+                matches!(LowWatermark::decode(&bad), Err(SnapshotError::Codec(_))),
+                "bit {bit}"
+            );
         }
     }
 
@@ -123,8 +132,11 @@ mod tests {
                 mutate(&mut bad, &mut random);
             }
             codec::seal(&mut bad);
-            if let Ok(floor) = Floor::decode(&bad) {
-                assert_eq!(Floor::decode(&floor.encode().unwrap()).unwrap(), floor);
+            if let Ok(low_watermark) = LowWatermark::decode(&bad) {
+                assert_eq!(
+                    LowWatermark::decode(&low_watermark.encode().unwrap()).unwrap(),
+                    low_watermark
+                );
                 read += 1;
             }
         }

@@ -1,5 +1,5 @@
 //! Rate limit of a snapshot, so that requests do not wait behind it for the processor, the network
-//! and the disk. The time is passed in and the length of a pause is returned; [`Rests`]
+//! and the disk. The time is passed in and the length of a pause is returned; [`Pauses`]
 //! sleeps.
 
 use crate::clock;
@@ -18,14 +18,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The rate limit of one snapshot.
 #[derive(Debug)]
-struct Pacer {
+struct RateLimit {
     /// Start of the current piece of work.
     began: Duration,
     /// End of all pauses.
     until: Duration,
 }
 
-impl Pacer {
+impl RateLimit {
     fn new(now: Duration) -> Self {
         Self {
             began: now,
@@ -47,22 +47,22 @@ impl Pacer {
 
 /// The pauses of one snapshot; `None` if something waits for it from the start.
 #[derive(Debug)]
-pub(super) struct Rests(Option<(Pacer, watch::Receiver<bool>)>);
+pub(super) struct Pauses(Option<(RateLimit, watch::Receiver<bool>)>);
 
-impl Rests {
+impl Pauses {
     /// Creates the pauses. `hurried` becomes true when something waits for the snapshot.
     pub(super) fn new(hurried: Option<&watch::Receiver<bool>>) -> Self {
-        Self(hurried.map(|hurried| (Pacer::new(clock::now()), hurried.clone())))
+        Self(hurried.map(|hurried| (RateLimit::new(clock::now()), hurried.clone())))
     }
 
     /// Pauses after a piece of work, at most until something waits.
-    pub(super) async fn rest(&mut self) {
-        let Some((pacer, hurried)) = &mut self.0 else { return };
-        let rest = pacer.rest(clock::now());
+    pub(super) async fn pause(&mut self) {
+        let Some((limit, hurried)) = &mut self.0 else { return };
+        let rest = limit.rest(clock::now());
         if !rest.is_zero() {
             let _ = timeout(rest, hurried.wait_for(|hurried| *hurried)).await;
         }
-        pacer.resume(clock::now());
+        limit.resume(clock::now());
     }
 }
 
@@ -74,25 +74,25 @@ mod tests {
 
     #[test]
     fn a_rest_is_in_proportion_to_the_work_before_it() {
-        let mut pacer = Pacer::new(7 * MILLISECOND);
+        let mut limit = RateLimit::new(7 * MILLISECOND);
         for (begins, ends, rest) in [(7, 7, 0), (7, 9, 6), (15, 25, 30), (100, 190, 200), (400, 9000, 200)] {
-            pacer.resume(begins * MILLISECOND);
-            assert_eq!(pacer.rest(ends * MILLISECOND), rest * MILLISECOND, "{begins} to {ends}");
+            limit.resume(begins * MILLISECOND);
+            assert_eq!(limit.rest(ends * MILLISECOND), rest * MILLISECOND, "{begins} to {ends}");
         }
         // A clock that goes back shortens nothing.
-        assert_eq!(pacer.rest(Duration::ZERO), Duration::ZERO);
+        assert_eq!(limit.rest(Duration::ZERO), Duration::ZERO);
     }
 
     #[test]
     fn ends_in_bounded_time() {
         for took in [1, 5, 50, 500] {
             let took = took * MILLISECOND;
-            let (mut pacer, mut now, mut worked) = (Pacer::new(Duration::ZERO), Duration::ZERO, Duration::ZERO);
+            let (mut limit, mut now, mut worked) = (RateLimit::new(Duration::ZERO), Duration::ZERO, Duration::ZERO);
             for _ in 0..100_000 {
                 now += took;
                 worked += took;
-                now += pacer.rest(now);
-                pacer.resume(now);
+                now += limit.rest(now);
+                limit.resume(now);
             }
             assert!(
                 now <= worked * 4 && now <= worked + Duration::from_secs(60),

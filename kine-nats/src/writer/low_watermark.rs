@@ -5,7 +5,7 @@
 
 use crate::clock;
 use crate::log::Log;
-use crate::snapshot::{Floor, Messages, Snapshots};
+use crate::snapshot::{LowWatermark, Messages, Snapshots};
 use crate::store::Store;
 use futures::FutureExt;
 use std::sync::Arc;
@@ -122,16 +122,16 @@ async fn raise<L: Log, M: Messages>(store: &Store, log: &L, snapshots: &Snapshot
     // The order matters: a complete log holds all that is acknowledged at this point when its info
     // is read.
     let (revision, sequence) = (store.revision(), store.sequence());
-    let floor = match log.info().await {
+    let low_watermark = match log.info().await {
         Ok(info) if info.holes > 0 => return Raised::Holes(info.holes),
-        Ok(info) if info.last >= sequence => Floor {
+        Ok(info) if info.last >= sequence => LowWatermark {
             sequence,
             revision,
             lost: info.lost,
         },
         _ => return Raised::Not,
     };
-    match snapshots.set_floor(&floor).await {
+    match snapshots.set_low_watermark(&low_watermark).await {
         Ok(()) => Raised::Stored,
         Err(error) => {
             tracing::debug!(error = %error, "How far the log was acknowledged could not be noted");

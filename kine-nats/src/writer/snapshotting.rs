@@ -81,7 +81,7 @@ pub(crate) struct Upkeep<L, M> {
     pace: Pace,
     next_look: Duration,
     job: Option<JoinHandle<Result<Done, SnapshotError>>>,
-    floor: Rise,
+    low_watermark: Rise,
     /// Number of lost records before the end of the log, at the last check.
     holes: u64,
 }
@@ -125,7 +125,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             pace: Pace::default(),
             next_look: clock::now() + LOOK,
             job: None,
-            floor: Rise::new(),
+            low_watermark: Rise::new(),
             holes: 0,
         }
     }
@@ -140,7 +140,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             self.grace.begin();
         }
         if changed || !batch.replies.is_empty() {
-            self.floor.note();
+            self.low_watermark.note();
         }
         for (id, ttl) in &batch.leases {
             match ttl {
@@ -186,7 +186,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     /// Starts a trim or a snapshot if one is due. A snapshot shows the state at the acknowledged
     /// end of the log.
     pub(super) fn begin(&mut self, store: &Arc<Store>, fencing: &FencingState) {
-        if let Some(holes) = self.floor.begin(store, &self.log, &self.snapshots) {
+        if let Some(holes) = self.low_watermark.begin(store, &self.log, &self.snapshots) {
             let before = std::mem::replace(&mut self.holes, holes);
             if holes > 0 {
                 if holes != before {
@@ -222,10 +222,10 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             self.saving = (std::mem::replace(&mut self.unsaved, now), fencing.sequence);
             self.hurried.send_replace(self.is_awaited(&store));
             let pin = self.pin(&store, fencing);
-            let snapshots = self.snapshots.resting(self.hurried.subscribe());
+            let snapshots = self.snapshots.with_pauses(self.hurried.subscribe());
             let looking = self.look();
             self.job = Some(tokio::spawn(async move {
-                let bytes = snapshots.keep(store.state(), &pin).await?;
+                let bytes = snapshots.store_and_purge(store.state(), &pin).await?;
                 Ok(Done::Saved(bytes, looking.await))
             }));
         } else if clock::now() >= self.next_look {
@@ -262,17 +262,17 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
 
     /// Records that the log's server may have dropped records meanwhile.
     pub(super) fn doubt(&mut self) {
-        self.floor.doubt();
+        self.low_watermark.doubt();
     }
 
     /// Raises the low watermark a last time, when no further record follows.
     pub(super) async fn finish(&mut self, store: &Store) {
-        self.floor.finish(store, &*self.log, &self.snapshots).await;
+        self.low_watermark.finish(store, &*self.log, &self.snapshots).await;
     }
 
     /// Aborts the job in progress.
     pub(super) async fn abort(&mut self) {
-        self.floor.abort().await;
+        self.low_watermark.abort().await;
         if let Some(job) = self.job.take() {
             job.abort();
             let _ = job.await;

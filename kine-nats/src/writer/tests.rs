@@ -2,14 +2,14 @@
 
 mod damage;
 mod doubt;
-mod floor;
 mod foreign;
 mod hostile;
 mod leases;
 mod leaving;
-mod loss;
+mod log_repair;
 mod lost;
-mod rests;
+mod low_watermark;
+mod pauses;
 mod simulator;
 mod space;
 mod strict;

@@ -250,8 +250,8 @@ async fn a_log_that_ends_before_a_snapshot_is_not_purged() {
     let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
     let pin = crate::snapshot::SnapshotPoint::new(&state, tail.fencing, leases);
-    snapshots.keep(&state, &pin).await.unwrap();
+    snapshots.store_and_purge(&state, &pin).await.unwrap();
     memory.truncate(1);
-    snapshots.keep(&state, &pin).await.unwrap();
+    snapshots.store_and_purge(&state, &pin).await.unwrap();
     assert_eq!(memory.first(), 1);
 }

@@ -9,7 +9,7 @@ async fn snapshot(memory: &Memory) {
     let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
     let pin = crate::snapshot::SnapshotPoint::new(&state, tail.fencing, leases);
-    snapshots.keep(&state, &pin).await.unwrap();
+    snapshots.store_and_purge(&state, &pin).await.unwrap();
 }
 
 async fn load(memory: &Memory) -> Result<Replica, BootError> {
