@@ -23,7 +23,7 @@ mod task;
 mod tests;
 
 pub use error::WriterError;
-pub(crate) use pacing::{Pace, Pacing, Unsaved};
-pub(crate) use recent::{Recent, Repair, append_again};
-pub(crate) use snapshotting::Upkeep;
-pub(crate) use task::{Parts, Writer, stopped};
+pub(crate) use pacing::{SnapshotBackoff, SnapshotConfig, Unsaved};
+pub(crate) use recent::{AppendResult, RecentRecords, append_again};
+pub(crate) use snapshotting::BackgroundWork;
+pub(crate) use task::{Writer, WriterParts, stopped};

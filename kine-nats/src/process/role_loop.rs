@@ -13,7 +13,7 @@ use crate::role::writer_of;
 use crate::snapshot::{Messages, Snapshots};
 use crate::store::Store;
 use crate::store::peers::Peers;
-use crate::writer::{Pacing, Parts, Unsaved, Upkeep, Writer, WriterError, stopped};
+use crate::writer::{BackgroundWork, SnapshotConfig, Unsaved, Writer, WriterError, WriterParts, stopped};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -33,7 +33,7 @@ pub(crate) struct ProcessConfig {
     pub(crate) incarnation: u64,
     pub(crate) name: String,
     pub(crate) quota: Option<u64>,
-    pub(crate) pacing: Pacing,
+    pub(crate) snapshot_config: SnapshotConfig,
     /// Whether linearizable reads ignore the lease.
     pub(crate) strict_reads: bool,
     pub(crate) metrics: Metrics,
@@ -157,23 +157,23 @@ pub(crate) fn promote<L: Log, M: Messages>(
         urgent: tail.thin,
         ..tail.replayed
     };
-    let upkeep = Upkeep::new(
+    let background = BackgroundWork::new(
         (Arc::clone(&log), tail.info),
         snapshots,
         &store.read(),
-        config.pacing,
+        config.snapshot_config,
         unsaved,
     );
     let (queue, requests) = mpsc::channel(QUEUE);
     store.become_writer(&tail.fencing, queue, sent + LEASE_USED);
-    Writer::new(Parts {
+    Writer::new(WriterParts {
         log,
         acks,
         queue: requests,
         store,
         incarnation: config.incarnation,
         fencing: tail.fencing,
-        upkeep,
+        background,
         recent: tail.recent,
     })
 }

@@ -19,7 +19,7 @@ use crate::quota::{DEFAULT_QUOTA, RESERVE};
 use crate::role;
 use crate::snapshot::Snapshots;
 use crate::store::leader::watch_leader;
-use crate::writer::Pacing;
+use crate::writer::SnapshotConfig;
 use anyhow::{Context, bail};
 use async_nats::Client;
 use axum::Router;
@@ -160,9 +160,9 @@ async fn run_with_peers(
         incarnation: args.incarnation,
         name: std::env::var("HOSTNAME").unwrap_or_default(),
         quota: args.quota,
-        pacing: Pacing {
+        snapshot_config: SnapshotConfig {
             bytes: args.snapshot_bytes,
-            ..Pacing::default()
+            ..SnapshotConfig::default()
         },
         strict_reads: args.strict_reads,
         metrics,

@@ -10,7 +10,7 @@ use crate::log::{Ack, Log, LogError, Rejection, Transient};
 use crate::replica::recover::{AGAIN, BootError, Replica, TRIES, Tail};
 use crate::snapshot::{Messages, SnapshotError, SnapshotPoint, Snapshots};
 use crate::store::Store;
-use crate::writer::{Pace, Repair, Unsaved, append_again};
+use crate::writer::{AppendResult, SnapshotBackoff, Unsaved, append_again};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -36,7 +36,7 @@ pub(crate) struct Identity {
 pub(crate) struct Follower {
     pub(crate) tail: Tail,
     pub(crate) store: Arc<Store>,
-    pace: Pace,
+    backoff: SnapshotBackoff,
 }
 
 impl Follower {
@@ -49,7 +49,7 @@ impl Follower {
         Self {
             tail,
             store,
-            pace: Pace::default(),
+            backoff: SnapshotBackoff::default(),
         }
     }
 
@@ -119,11 +119,11 @@ impl Follower {
                     // stored and may have been acknowledged.
                     let memory = (&self.tail.recent, &self.tail.fencing);
                     match append_again(log, (&mut *acks, &mut token), memory, self.tail.info).await {
-                        Ok(Repair::Done) => {
+                        Ok(AppendResult::Done) => {
                             tracing::warn!(last, "The log had lost records; they are stored again");
                             self.tail.low_watermark.lost = self.tail.info.lost;
                         }
-                        Ok(Repair::Impossible | Repair::Taken) => return Err(error),
+                        Ok(AppendResult::Impossible | AppendResult::Taken) => return Err(error),
                         Err(_) => sleep(AGAIN).await,
                     }
                 }
@@ -217,7 +217,7 @@ impl Follower {
 
     /// Truncates a full log, so that a writer can start.
     async fn make_room<L: Log, M: Messages>(&mut self, snapshots: &Snapshots<M, L>) {
-        if !self.pace.allows() {
+        if !self.backoff.allows() {
             return sleep(POLL * 5).await;
         }
         tracing::error!("The stream is full: no writer can begin");
@@ -232,10 +232,10 @@ impl Follower {
         match kept {
             Ok(_) => {
                 self.tail.replayed = Unsaved::default();
-                self.pace.succeed(fencing.sequence);
+                self.backoff.succeed(fencing.sequence);
             }
             Err(error) => {
-                self.pace.fail();
+                self.backoff.fail();
                 let error = anyhow::Error::new(error);
                 tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
             }

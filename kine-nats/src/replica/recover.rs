@@ -9,7 +9,7 @@ use crate::log::{Log, LogError, LogInfo, ServerLoss, Transient};
 use crate::mvcc::Mvcc;
 use crate::snapshot::{LowWatermark, Messages, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
-use crate::writer::{Recent, Unsaved};
+use crate::writer::{RecentRecords, Unsaved};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 use tokio::time::sleep;
@@ -141,7 +141,7 @@ pub(crate) struct Tail {
     /// A truncated log relies on two snapshots, and one of them is missing or unreadable.
     pub(crate) thin: bool,
     /// The newest records of the log.
-    pub(crate) recent: Recent,
+    pub(crate) recent: RecentRecords,
     /// Delays the trim of compacted history. `None` as long as no client can watch.
     grace: Option<Grace>,
     /// Time at which the newest record was known to be the newest. The lease of its writer expires
@@ -241,7 +241,7 @@ impl Replica {
             info,
             low_watermark,
             thin: info.first > 1 && whole < 2,
-            recent: Recent::default(),
+            recent: RecentRecords::default(),
             grace: None,
             observed: clock::now(),
         };

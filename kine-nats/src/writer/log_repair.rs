@@ -7,7 +7,7 @@
 use crate::log::Log;
 use crate::snapshot::Messages;
 use crate::writer::error::WriterError;
-use crate::writer::recent::{Repair, append_again};
+use crate::writer::recent::{AppendResult, append_again};
 use crate::writer::task::Writer;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(400);
 
 impl<L: Log, M: Messages> Writer<L, M> {
     /// Stores lost records in the log again, or ends the writer.
-    pub(super) async fn restore(&mut self) -> Result<(), WriterError> {
+    pub(super) async fn repair_log(&mut self) -> Result<(), WriterError> {
         let acknowledged = self.fencing.sequence;
         // A leader that was just elected may not know its own end yet.
         let deadline = Instant::now() + PATIENCE;
@@ -35,16 +35,16 @@ impl<L: Log, M: Messages> Writer<L, M> {
         tracing::error!(last, acknowledged, "The log has lost records that were acknowledged");
         let (line, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.fencing));
         match append_again(&*self.log, line, memory, info).await {
-            Ok(Repair::Done) => {
+            Ok(AppendResult::Done) => {
                 tracing::warn!(acknowledged, "They are stored again");
                 return Ok(());
             }
-            Ok(Repair::Impossible) => {
+            Ok(AppendResult::Impossible) => {
                 self.store.end_lease();
-                self.upkeep.save(&self.store, &self.fencing).await;
+                self.background.save(&self.store, &self.fencing).await;
             }
             // A snapshot would only keep the processes of that writer from starting.
-            Ok(Repair::Taken) => tracing::error!("Another writer began without them"),
+            Ok(AppendResult::Taken) => tracing::error!("Another writer began without them"),
             Err(error) => {
                 tracing::warn!(error = %error, "They cannot be stored yet");
                 return Ok(());

@@ -22,7 +22,7 @@ const LAST: Duration = Duration::from_secs(1);
 
 /// The outcome of raising the low watermark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Raised {
+enum RaiseResult {
     Stored,
     /// The low watermark could not be stored, or the log ends below it, which the writer detects by
     /// itself.
@@ -34,13 +34,13 @@ enum Raised {
 
 /// Whether a low watermark is due, and the job that raises it.
 #[derive(Debug)]
-pub(super) struct Rise {
+pub(super) struct LowWatermarkJob {
     due: bool,
     not_before: Duration,
-    job: Option<JoinHandle<Raised>>,
+    job: Option<JoinHandle<RaiseResult>>,
 }
 
-impl Drop for Rise {
+impl Drop for LowWatermarkJob {
     fn drop(&mut self) {
         if let Some(job) = &self.job {
             job.abort();
@@ -48,7 +48,7 @@ impl Drop for Rise {
     }
 }
 
-impl Rise {
+impl LowWatermarkJob {
     /// A low watermark is due at the start, because it is still unknown which records the log's
     /// server has dropped.
     pub(super) fn new() -> Self {
@@ -66,7 +66,7 @@ impl Rise {
 
     /// Marks a low watermark as due at once: the log's server may have dropped records, which were
     /// stored again.
-    pub(super) fn doubt(&mut self) {
+    pub(super) fn recheck_log(&mut self) {
         (self.due, self.not_before) = (true, Duration::ZERO);
     }
 
@@ -82,14 +82,14 @@ impl Rise {
         if let Some(job) = &mut self.job {
             let ended = job.now_or_never()?;
             self.job = None;
-            let raised = ended.unwrap_or(Raised::Not);
-            if raised != Raised::Stored {
+            let raised = ended.unwrap_or(RaiseResult::Not);
+            if raised != RaiseResult::Stored {
                 (self.due, self.not_before) = (true, clock::now() + AGAIN);
             }
             holes = match raised {
-                Raised::Stored => Some(0),
-                Raised::Not => None,
-                Raised::Holes(count) => Some(count),
+                RaiseResult::Stored => Some(0),
+                RaiseResult::Not => None,
+                RaiseResult::Holes(count) => Some(count),
             };
         }
         if self.due && clock::now() >= self.not_before {
@@ -118,24 +118,24 @@ impl Rise {
     }
 }
 
-async fn raise<L: Log, M: Messages>(store: &Store, log: &L, snapshots: &Snapshots<M, L>) -> Raised {
+async fn raise<L: Log, M: Messages>(store: &Store, log: &L, snapshots: &Snapshots<M, L>) -> RaiseResult {
     // The order matters: a complete log holds all that is acknowledged at this point when its info
     // is read.
     let (revision, sequence) = (store.revision(), store.sequence());
     let low_watermark = match log.info().await {
-        Ok(info) if info.holes > 0 => return Raised::Holes(info.holes),
+        Ok(info) if info.holes > 0 => return RaiseResult::Holes(info.holes),
         Ok(info) if info.last >= sequence => LowWatermark {
             sequence,
             revision,
             lost: info.lost,
         },
-        _ => return Raised::Not,
+        _ => return RaiseResult::Not,
     };
     match snapshots.set_low_watermark(&low_watermark).await {
-        Ok(()) => Raised::Stored,
+        Ok(()) => RaiseResult::Stored,
         Err(error) => {
             tracing::debug!(error = %error, "How far the log was acknowledged could not be noted");
-            Raised::Not
+            RaiseResult::Not
         }
     }
 }

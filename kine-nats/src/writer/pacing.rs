@@ -15,7 +15,7 @@ const ENOUGH: u32 = 2;
 
 /// Thresholds at which a snapshot is due.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Cadence {
+pub(crate) struct SnapshotThresholds {
     /// Log bytes. The size of the last snapshot counts instead if it is larger, so that a large
     /// store is not written over and over.
     pub(crate) bytes: u64,
@@ -27,15 +27,15 @@ pub(crate) struct Cadence {
 
 /// Configured thresholds; those that are not set follow from the log's limit.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Pacing {
-    pub(crate) cadence: Option<Cadence>,
+pub(crate) struct SnapshotConfig {
+    pub(crate) thresholds: Option<SnapshotThresholds>,
     pub(crate) bytes: Option<u64>,
 }
 
-impl Pacing {
-    pub(super) fn cadence(self, limit: Option<u64>) -> Cadence {
+impl SnapshotConfig {
+    pub(super) fn thresholds(self, limit: Option<u64>) -> SnapshotThresholds {
         let limit = limit.unwrap_or(u64::MAX);
-        self.cadence.unwrap_or(Cadence {
+        self.thresholds.unwrap_or(SnapshotThresholds {
             bytes: self.bytes.unwrap_or((limit / 4).min(RESERVE)),
             most: limit / 4,
             records: 50_000,
@@ -80,7 +80,7 @@ impl Unsaved {
 
 /// Decides when the next snapshot may start.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct SnapshotBackoff {
     /// Sequence of the newest stored snapshot, and how many were stored there in a row.
     stored: (u64, u32),
     not_before: Duration,
@@ -88,7 +88,7 @@ pub(crate) struct Pace {
     again: Duration,
 }
 
-impl Default for Pace {
+impl Default for SnapshotBackoff {
     fn default() -> Self {
         Self {
             stored: (0, 0),
@@ -98,7 +98,7 @@ impl Default for Pace {
     }
 }
 
-impl Pace {
+impl SnapshotBackoff {
     pub(crate) fn allows(&self) -> bool {
         clock::now() >= self.not_before
     }
@@ -126,7 +126,7 @@ impl Pace {
     }
 
     /// Lets the next snapshot start earlier. It may succeed now, even after repeated failures.
-    pub(super) fn hurry(&mut self, sequence: u64) {
+    pub(super) fn demand(&mut self, sequence: u64) {
         if self.stored.0 != sequence || self.stored.1 < ENOUGH {
             self.not_before = self.not_before.min(clock::now() + AGAIN.0);
         }

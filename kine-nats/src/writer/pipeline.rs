@@ -76,8 +76,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let metrics = &self.store.metrics;
         metrics.batches.inc();
         metrics.committed(clock::now().saturating_sub(batch.sent));
-        self.upkeep.note(batch, batch.revision > before);
-        self.store.set_full(self.upkeep.is_tight());
+        self.background.note(batch, batch.revision > before);
+        self.store.set_full(self.background.is_tight());
     }
 
     /// Determines the fate of all records in flight, front first, and stores them. Returns when no
@@ -142,7 +142,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         if said {
             tracing::info!(revision = self.store.revision(), "The log answers again");
         }
-        self.upkeep.doubt();
+        self.background.recheck_log();
         let now = clock::now();
         if now > since + LEASE_USED {
             // No client could renew a lease meanwhile; etcd does the same when a leader starts.
@@ -179,7 +179,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             return Ok(Resent::Silent);
         };
         if info.last < expected {
-            self.restore().await?;
+            self.repair_log().await?;
             return Ok(Resent::Answered);
         }
         if info.first > expected + 1 {
@@ -213,8 +213,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 Err(Rejection::Full) => {
                     tracing::error!("The stream is full");
                     self.store.set_full(true);
-                    self.upkeep.hurry(expected);
-                    self.upkeep.begin(&self.store, &self.fencing);
+                    self.background.demand(expected);
+                    self.background.begin(&self.store, &self.fencing);
                     self.wait_for_job().await;
                 }
                 Err(Rejection::Other { code, description }) => {
@@ -229,8 +229,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// Gives a snapshot that may free space the time to finish.
     async fn wait_for_job(&mut self) {
         let deadline = Instant::now() + RETRY_FULL;
-        if let Ok(ended) = timeout_at(deadline, self.upkeep.ended()).await {
-            self.upkeep.end(&self.store, ended);
+        if let Ok(ended) = timeout_at(deadline, self.background.ended()).await {
+            self.background.end(&self.store, ended);
         }
         tokio::time::sleep_until(deadline).await;
     }

@@ -15,7 +15,7 @@ const RECORD: usize = 128;
 
 /// The newest records of the log, without a gap.
 #[derive(Debug, Default)]
-pub(crate) struct Recent {
+pub(crate) struct RecentRecords {
     records: VecDeque<Bytes>,
     /// Sequence of the oldest record.
     first: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Recent {
 
 /// The outcome of storing records again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Repair {
+pub(crate) enum AppendResult {
     Done,
     /// The log holds other records than those remembered.
     Impossible,
@@ -32,7 +32,7 @@ pub(crate) enum Repair {
     Taken,
 }
 
-impl Recent {
+impl RecentRecords {
     pub(crate) fn push(&mut self, sequence: u64, record: Bytes) {
         if self.records.is_empty() {
             self.first = sequence;
@@ -56,9 +56,9 @@ impl Recent {
 pub(crate) async fn append_again(
     log: &impl Log,
     (acks, token): (&mut mpsc::Receiver<Ack>, &mut u64),
-    (recent, fencing): (&Recent, &FencingState),
+    (recent, fencing): (&RecentRecords, &FencingState),
     LogInfo { first, last, .. }: LogInfo,
-) -> Result<Repair, LogError> {
+) -> Result<AppendResult, LogError> {
     // An empty log has nothing to compare; its earlier records are in a snapshot.
     if last >= first.max(1) {
         let found = log.get(last).await?;
@@ -68,7 +68,7 @@ pub(crate) async fn append_again(
     }
     for sequence in last + 1..=fencing.sequence {
         let Some(record) = recent.get(sequence).cloned() else {
-            return Ok(Repair::Impossible);
+            return Ok(AppendResult::Impossible);
         };
         *token += 1;
         log.publish(*token, record.clone(), sequence - 1).await?;
@@ -84,16 +84,16 @@ pub(crate) async fn append_again(
             found => return Ok(judge(found, fencing)),
         }
     }
-    Ok(Repair::Done)
+    Ok(AppendResult::Done)
 }
 
 /// Classifies a record in the log that differs from the remembered one.
-fn judge(found: Option<Bytes>, fencing: &FencingState) -> Repair {
+fn judge(found: Option<Bytes>, fencing: &FencingState) -> AppendResult {
     let record = found.and_then(|bytes| codec::decode(&bytes).ok());
     match record {
         Some(record) if record.header.cluster == fencing.cluster && record.header.epoch > fencing.epoch => {
-            Repair::Taken
+            AppendResult::Taken
         }
-        _ => Repair::Impossible,
+        _ => AppendResult::Impossible,
     }
 }

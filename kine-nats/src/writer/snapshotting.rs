@@ -9,8 +9,8 @@ use crate::snapshot::{Messages, SnapshotError, SnapshotPoint, Snapshots};
 use crate::state::State;
 use crate::store::Store;
 use crate::writer::batch::Batch;
-use crate::writer::low_watermark::Rise;
-use crate::writer::pacing::{Cadence, Pace, Pacing, Space, Unsaved};
+use crate::writer::low_watermark::LowWatermarkJob;
+use crate::writer::pacing::{SnapshotBackoff, SnapshotConfig, SnapshotThresholds, Space, Unsaved};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 const MESSAGE: u64 = 256;
 /// Interval of checks of the log, in addition to one after each snapshot. Its limit may change
 /// while the store runs.
-const LOOK: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// A snapshot in progress no longer pauses once this fraction (1/`PART`) of the next one's
 /// threshold has accumulated. The log, retained from the previous snapshot on, then has room for
 /// the records that arrive during a snapshot without pauses.
@@ -45,26 +45,26 @@ const WORTH: (u64, u64) = (1024 * 1024, 1000);
 const WORTH_IDLE: u64 = 10_000;
 
 /// State of the log at a check, and bytes that this writer had appended by then.
-type Seen = Option<(LogInfo, u64)>;
+type LogCheck = Option<(LogInfo, u64)>;
 
 /// The result of a job.
 #[derive(Debug)]
-pub(super) enum Done {
+pub(super) enum JobResult {
     Trimmed,
     /// Bytes of the snapshot, and the state of the log afterwards.
-    Saved(u64, Seen),
-    Looked(Seen),
+    Saved(u64, LogCheck),
+    Checked(LogCheck),
 }
 
-pub(super) type Ended = Result<Result<Done, SnapshotError>, JoinError>;
+pub(super) type JoinedJob = Result<Result<JobResult, SnapshotError>, JoinError>;
 
 /// Due work and the job in progress.
 #[derive(Debug)]
-pub(crate) struct Upkeep<L, M> {
+pub(crate) struct BackgroundWork<L, M> {
     log: Arc<L>,
     snapshots: Snapshots<M, L>,
-    pacing: Pacing,
-    cadence: Cadence,
+    config: SnapshotConfig,
+    thresholds: SnapshotThresholds,
     unsaved: Unsaved,
     /// Content that the snapshot in progress covers, and its sequence.
     saving: (Unsaved, u64),
@@ -78,16 +78,16 @@ pub(crate) struct Upkeep<L, M> {
     grace: Grace,
     /// Bytes of the last snapshot.
     size: u64,
-    pace: Pace,
-    next_look: Duration,
-    job: Option<JoinHandle<Result<Done, SnapshotError>>>,
-    low_watermark: Rise,
+    backoff: SnapshotBackoff,
+    next_check: Duration,
+    job: Option<JoinHandle<Result<JobResult, SnapshotError>>>,
+    low_watermark: LowWatermarkJob,
     /// Number of lost records before the end of the log, at the last check.
     holes: u64,
 }
 
 /// A job must not outlive its writer: it would report on a log that another process writes by then.
-impl<L, M> Drop for Upkeep<L, M> {
+impl<L, M> Drop for BackgroundWork<L, M> {
     fn drop(&mut self) {
         if let Some(job) = &self.job {
             job.abort();
@@ -95,12 +95,12 @@ impl<L, M> Drop for Upkeep<L, M> {
     }
 }
 
-impl<L: Log, M: Messages> Upkeep<L, M> {
+impl<L: Log, M: Messages> BackgroundWork<L, M> {
     pub(crate) fn new(
         (log, info): (Arc<L>, LogInfo),
         snapshots: Snapshots<M, L>,
         state: &State,
-        pacing: Pacing,
+        config: SnapshotConfig,
         unsaved: Unsaved,
     ) -> Self {
         let mut grace = Grace::default();
@@ -108,8 +108,8 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         Self {
             log,
             snapshots,
-            pacing,
-            cadence: pacing.cadence(info.limit),
+            config,
+            thresholds: config.thresholds(info.limit),
             unsaved,
             saving: (Unsaved::default(), 0),
             hurried: watch::Sender::new(false),
@@ -122,10 +122,10 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             compacted: state.mvcc.compacted(),
             grace,
             size: 0,
-            pace: Pace::default(),
-            next_look: clock::now() + LOOK,
+            backoff: SnapshotBackoff::default(),
+            next_check: clock::now() + CHECK_INTERVAL,
             job: None,
-            low_watermark: Rise::new(),
+            low_watermark: LowWatermarkJob::new(),
             holes: 0,
         }
     }
@@ -156,21 +156,21 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     }
 
     /// Records that the log accepts nothing behind a sequence; a snapshot is then urgent.
-    pub(super) fn hurry(&mut self, sequence: u64) {
+    pub(super) fn demand(&mut self, sequence: u64) {
         self.unsaved.urgent = true;
-        self.pace.hurry(sequence);
+        self.backoff.demand(sequence);
     }
 
     fn is_due(&self) -> bool {
         let (unsaved, now) = (&self.unsaved, clock::now());
-        let old = unsaved.changes.1 > 0 && now > unsaved.since + self.cadence.age;
-        self.pace.allows() && (unsaved.urgent || self.is_much(1) || old || self.is_tight())
+        let old = unsaved.changes.1 > 0 && now > unsaved.since + self.thresholds.age;
+        self.backoff.allows() && (unsaved.urgent || self.is_much(1) || old || self.is_tight())
     }
 
     /// Whether the unsaved content reaches `1 / part` of the threshold of a snapshot.
     fn is_much(&self, part: u64) -> bool {
-        let bytes = self.size.min(self.cadence.most).max(self.cadence.bytes);
-        self.unsaved.bytes >= bytes / part || self.unsaved.records >= self.cadence.records / part
+        let bytes = self.size.min(self.thresholds.most).max(self.thresholds.bytes);
+        self.unsaved.bytes >= bytes / part || self.unsaved.records >= self.thresholds.records / part
     }
 
     fn trim_is_due(&self, store: &Store) -> bool {
@@ -197,7 +197,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 }
                 // Only this process still has the lost records. After two snapshots the log starts
                 // behind the gap.
-                self.hurry(fencing.sequence);
+                self.demand(fencing.sequence);
             }
         }
         if self.job.is_some() {
@@ -212,7 +212,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 while store.write().mvcc.trim(1000) {
                     tokio::task::yield_now().await;
                 }
-                Ok(Done::Trimmed)
+                Ok(JobResult::Trimmed)
             }));
         } else if self.is_due() {
             let now = Unsaved {
@@ -223,20 +223,20 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             self.hurried.send_replace(self.is_awaited(&store));
             let pin = self.pin(&store, fencing);
             let snapshots = self.snapshots.with_pauses(self.hurried.subscribe());
-            let looking = self.look();
+            let checking = self.check_log();
             self.job = Some(tokio::spawn(async move {
                 let bytes = snapshots.store_and_purge(store.state(), &pin).await?;
-                Ok(Done::Saved(bytes, looking.await))
+                Ok(JobResult::Saved(bytes, checking.await))
             }));
-        } else if clock::now() >= self.next_look {
-            self.next_look = clock::now() + LOOK;
-            let looking = self.look();
-            self.job = Some(tokio::spawn(async move { Ok(Done::Looked(looking.await)) }));
+        } else if clock::now() >= self.next_check {
+            self.next_check = clock::now() + CHECK_INTERVAL;
+            let checking = self.check_log();
+            self.job = Some(tokio::spawn(async move { Ok(JobResult::Checked(checking.await)) }));
         }
     }
 
     /// Reads the log's limit and its size.
-    fn look(&self) -> impl Future<Output = Seen> + use<L, M> {
+    fn check_log(&self) -> impl Future<Output = LogCheck> + use<L, M> {
         let (log, appended) = (Arc::clone(&self.log), Arc::clone(&self.space.appended));
         async move {
             let appended = appended.load(Ordering::Relaxed);
@@ -245,11 +245,11 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     }
 
     /// Applies the result of a check of the log.
-    fn see(&mut self, store: &Store, seen: Seen) {
+    fn apply_check(&mut self, store: &Store, seen: LogCheck) {
         if let Some((info, appended)) = seen {
             self.space.limit = info.limit;
             self.space.seen = (info.bytes, appended);
-            self.cadence = self.pacing.cadence(info.limit);
+            self.thresholds = self.config.thresholds(info.limit);
             store.quota.follow(info.limit);
         }
         store.set_full(self.is_tight());
@@ -261,8 +261,8 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     }
 
     /// Records that the log's server may have dropped records meanwhile.
-    pub(super) fn doubt(&mut self) {
-        self.low_watermark.doubt();
+    pub(super) fn recheck_log(&mut self) {
+        self.low_watermark.recheck_log();
     }
 
     /// Raises the low watermark a last time, when no further record follows.
@@ -282,7 +282,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
 
     /// Requests a snapshot without pauses if that is worthwhile, because this writer is stopping.
     /// Returns the time at which to stop waiting for it.
-    pub(super) fn leave(&mut self, store: &Store) -> Duration {
+    pub(super) fn prepare_stop(&mut self, store: &Store) -> Duration {
         if self.is_worth_saving(store) {
             self.unsaved.urgent = true;
         }
@@ -311,7 +311,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     }
 
     /// Waits for the job in progress; forever if there is none.
-    pub(super) async fn ended(&mut self) -> Ended {
+    pub(super) async fn ended(&mut self) -> JoinedJob {
         match &mut self.job {
             Some(job) => job.await,
             None => std::future::pending().await,
@@ -319,23 +319,23 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     }
 
     /// Applies the result of a finished job.
-    pub(super) fn end(&mut self, store: &Store, ended: Ended) {
+    pub(super) fn end(&mut self, store: &Store, ended: JoinedJob) {
         self.job = None;
         let saving = std::mem::take(&mut self.saving.0);
         match ended {
-            Ok(Ok(Done::Trimmed)) => {}
-            Ok(Ok(Done::Looked(seen))) => self.see(store, seen),
-            Ok(Ok(Done::Saved(bytes, seen))) => {
+            Ok(Ok(JobResult::Trimmed)) => {}
+            Ok(Ok(JobResult::Checked(seen))) => self.apply_check(store, seen),
+            Ok(Ok(JobResult::Saved(bytes, seen))) => {
                 self.size = bytes;
-                self.see(store, seen);
-                self.pace.succeed(self.saving.1);
+                self.apply_check(store, seen);
+                self.backoff.succeed(self.saving.1);
                 store.metrics.snapshots.inc();
                 let took = clock::now().saturating_sub(self.unsaved.since);
                 tracing::info!(bytes, milliseconds = took.as_millis() as u64, "A snapshot is stored");
             }
             Ok(Err(error)) => {
                 self.unsaved.add(saving);
-                self.pace.fail();
+                self.backoff.fail();
                 store.metrics.failed_snapshots.inc();
                 let error = anyhow::Error::new(error);
                 tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");

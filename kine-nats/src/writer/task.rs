@@ -12,8 +12,8 @@ use crate::store::Store;
 use crate::txn::{Evaluation, evaluate};
 use crate::writer::batch::{ACK_LIMIT, Batch, Reply, answer};
 use crate::writer::error::WriterError;
-use crate::writer::recent::Recent;
-use crate::writer::snapshotting::Upkeep;
+use crate::writer::recent::RecentRecords;
+use crate::writer::snapshotting::BackgroundWork;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,34 +61,34 @@ pub(crate) struct Writer<L, M> {
     pub(super) awake: Duration,
     /// Whether there was a connection at the last check.
     pub(super) connected: bool,
-    pub(super) upkeep: Upkeep<L, M>,
-    pub(super) recent: Recent,
+    pub(super) background: BackgroundWork<L, M>,
+    pub(super) recent: RecentRecords,
 }
 
 /// The parts of a writer.
 #[derive(Debug)]
-pub(crate) struct Parts<L, M> {
+pub(crate) struct WriterParts<L, M> {
     pub(crate) log: Arc<L>,
     pub(crate) acks: mpsc::Receiver<Ack>,
     pub(crate) queue: mpsc::Receiver<Queued>,
     pub(crate) store: Arc<Store>,
     pub(crate) incarnation: u64,
     pub(crate) fencing: FencingState,
-    pub(crate) upkeep: Upkeep<L, M>,
+    pub(crate) background: BackgroundWork<L, M>,
     /// The newest records of the log.
-    pub(crate) recent: Recent,
+    pub(crate) recent: RecentRecords,
 }
 
 impl<L: Log, M: Messages> Writer<L, M> {
-    pub(crate) fn new(parts: Parts<L, M>) -> Self {
-        let Parts {
+    pub(crate) fn new(parts: WriterParts<L, M>) -> Self {
+        let WriterParts {
             log,
             acks,
             queue,
             store,
             incarnation,
             fencing,
-            upkeep,
+            background,
             recent,
         } = parts;
         store.set_stored(fencing.sequence, store.revision());
@@ -109,7 +109,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             expiring: false,
             awake: clock::now(),
             connected: true,
-            upkeep,
+            background,
             recent,
         }
     }
@@ -126,7 +126,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         while let Ok(Queued { command, reply, .. }) = self.queue.try_recv() {
             let _ = reply.send(Outcome::Returned(command));
         }
-        self.upkeep.abort().await;
+        self.background.abort().await;
         ended
     }
 
@@ -134,8 +134,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let mut tick = interval_at(Instant::now() + TICK, TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut leaving = None;
-        while leaving.is_none_or(|end| clock::now() < end && self.upkeep.is_worth_saving(&self.store)) {
-            self.upkeep.begin(&self.store, &self.fencing);
+        while leaving.is_none_or(|end| clock::now() < end && self.background.is_worth_saving(&self.store)) {
+            self.background.begin(&self.store, &self.fencing);
             // Before taking more: an endless stream of requests would use all room in the pipeline.
             self.expire_due().await?;
             let open = self.has_room();
@@ -144,8 +144,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 ack = self.acks.recv() => self.on_ack(ack.ok_or(WriterError::AcksEnded)?).await?,
                 // Before the queue, which may never be empty.
                 _ = tick.tick() => self.on_tick().await?,
-                result = self.upkeep.ended() => self.upkeep.end(&self.store, result),
-                () = stopped(&mut stop), if leaving.is_none() => leaving = Some(self.upkeep.leave(&self.store)),
+                result = self.background.ended() => self.background.end(&self.store, result),
+                () = stopped(&mut stop), if leaving.is_none() => leaving = Some(self.background.prepare_stop(&self.store)),
                 queued = self.queue.recv(), if open => match queued {
                     Some(queued) => self.evaluate(Some(queued)).await?,
                     None => return self.resign().await,
@@ -177,7 +177,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         while !self.pending.is_empty() {
             self.next_ack().await?;
         }
-        self.upkeep.finish(&self.store).await;
+        self.background.finish(&self.store).await;
         self.store.end_lease();
         let mut operations = Operations::default();
         operations.resign();
@@ -206,7 +206,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         // The log may have lost records meanwhile; sending a record shows it.
         let reconnected = connected && !std::mem::replace(&mut self.connected, connected);
         if reconnected {
-            self.upkeep.doubt();
+            self.background.recheck_log();
         }
         if self.pending.is_empty() && (reconnected || now > self.last_sent + IDLE) {
             self.dispatch(Operations::default(), Vec::new()).await?;

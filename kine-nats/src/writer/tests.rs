@@ -16,7 +16,7 @@ mod strict;
 mod takeover;
 
 use super::error::WriterError;
-use super::pacing::{Cadence, Pacing};
+use super::pacing::{SnapshotConfig, SnapshotThresholds};
 use super::task::PIPELINE;
 use crate::clock;
 use crate::codec::{self, Header, Operation, Operations};
@@ -100,17 +100,17 @@ async fn open(
     Ok((log, acks, follower, sent))
 }
 
-const NEVER: Cadence = Cadence {
+const NEVER: SnapshotThresholds = SnapshotThresholds {
     bytes: u64::MAX,
     most: u64::MAX,
     records: u64::MAX,
     age: Duration::from_secs(9999),
 };
 
-fn always(cadence: Cadence) -> Pacing {
-    Pacing {
-        cadence: Some(cadence),
-        ..Pacing::default()
+fn always(thresholds: SnapshotThresholds) -> SnapshotConfig {
+    SnapshotConfig {
+        thresholds: Some(thresholds),
+        ..SnapshotConfig::default()
     }
 }
 
@@ -118,16 +118,16 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
     start_with(memory, identity, NEVER).await
 }
 
-async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Running {
-    try_start(memory, identity, cadence).await.unwrap()
+async fn start_with(memory: &Memory, identity: Identity, thresholds: SnapshotThresholds) -> Running {
+    try_start(memory, identity, thresholds).await.unwrap()
 }
 
-async fn try_start(memory: &Memory, identity: Identity, cadence: Cadence) -> Result<Running, BootError> {
+async fn try_start(memory: &Memory, identity: Identity, thresholds: SnapshotThresholds) -> Result<Running, BootError> {
     let (log, acks, follower, sent) = open(memory, &identity).await?;
     let store = Arc::clone(&follower.store);
     let config = ProcessConfig {
         incarnation: identity.incarnation,
-        pacing: always(cadence),
+        snapshot_config: always(thresholds),
         ..config(0)
     };
     let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &config, sent);
@@ -145,7 +145,7 @@ fn config(member: u64) -> ProcessConfig {
         incarnation: 0,
         name: String::new(),
         quota: Some(u64::MAX),
-        pacing: always(NEVER),
+        snapshot_config: always(NEVER),
         strict_reads: false,
         metrics: Metrics::new(),
         peers: None,

@@ -36,8 +36,8 @@ async fn read(memory: &Memory) -> Result<Shown, BootError> {
 /// covers.
 pub(super) async fn written() -> (Memory, usize) {
     let memory = Memory::new();
-    let cadence = Cadence { records: 15, ..NEVER };
-    let running = start_with(&memory, identity(1, 1), cadence).await;
+    let thresholds = SnapshotThresholds { records: 15, ..NEVER };
+    let running = start_with(&memory, identity(1, 1), thresholds).await;
     let submit = async |command: Command| running.store.submit(command).await.unwrap();
     submit(Command::Grant { id: 7, ttl: 600 }).await;
     submit(Command::Grant { id: 8, ttl: 600 }).await;

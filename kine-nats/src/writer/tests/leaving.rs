@@ -56,14 +56,14 @@ async fn signs_of_life_are_worth_one_only_where_they_are_very_many() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_start_reads_again_is_saved_in_time_if_it_is_a_change() {
-    let cadence = Cadence {
+    let thresholds = SnapshotThresholds {
         age: Duration::from_secs(600),
         ..NEVER
     };
     for (keys, expected) in [(&[][..], 0), (&["a"], 1)] {
         let (memory, first) = started(keys).await;
         first.stop().await;
-        let next = start_with(&memory, identity(2, 1), cadence).await;
+        let next = start_with(&memory, identity(2, 1), thresholds).await;
         tokio::time::sleep(Duration::from_secs(700)).await;
         next.stop().await;
         assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), expected, "{keys:?}");

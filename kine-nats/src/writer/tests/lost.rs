@@ -63,11 +63,11 @@ async fn simulate(seed: u64, tally: &mut Tally) {
     let mut random = StdRng::seed_from_u64(seed);
     let memory = Memory::new();
     memory.let_purge_ahead();
-    let cadence = Cadence {
+    let thresholds = SnapshotThresholds {
         records: [8, 40, u64::MAX][random.random_range(0..3)],
         ..NEVER
     };
-    let mut running = start_with(&memory, identity(1, 1), cadence).await;
+    let mut running = start_with(&memory, identity(1, 1), thresholds).await;
     let (mut acknowledged, mut highest, mut count) = (Acknowledged::new(), 1, 0);
     // The writer started from this record; it remembers the ones behind it.
     let mut snapshot = 0;
@@ -116,7 +116,7 @@ async fn simulate(seed: u64, tally: &mut Tally) {
         }
         let before = acknowledged.len();
         snapshot = newest(&memory).await;
-        running = match try_start(&memory, identity(round, 1), cadence).await {
+        running = match try_start(&memory, identity(round, 1), thresholds).await {
             Ok(running) => {
                 assert!(
                     !lives && (!said || cut == length),
@@ -145,7 +145,7 @@ async fn simulate(seed: u64, tally: &mut Tally) {
                 tally.left += u32::from(lives);
                 tally.refused += u32::from(!lives);
                 snapshot = newest(&memory).await;
-                start_with(&memory, identity(round, 1), cadence).await
+                start_with(&memory, identity(round, 1), thresholds).await
             }
         };
     }

@@ -9,11 +9,11 @@ const RESTED: Duration = Duration::from_secs(9);
 /// A writer of a store whose snapshot takes 2 s of work in 40 chunks, and has started.
 async fn resting() -> (Memory, Running) {
     let memory = Memory::new();
-    let cadence = Cadence {
+    let thresholds = SnapshotThresholds {
         bytes: 16_000_000,
         ..NEVER
     };
-    let running = start_with(&memory, identity(1, 1), cadence).await;
+    let running = start_with(&memory, identity(1, 1), thresholds).await;
     memory.messages().set_slowness(Duration::from_millis(50));
     for number in 0..40 {
         let large = put_bytes(&format!("/large/{number}"), 400_000);

@@ -254,7 +254,7 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
     });
     let config = ProcessConfig {
         incarnation: 1,
-        pacing: always(Cadence {
+        snapshot_config: always(SnapshotThresholds {
             records: world.records,
             ..NEVER
         }),

@@ -5,9 +5,9 @@ use super::*;
 /// A writer whose first snapshot, due after ten keys, could not be stored.
 async fn started_without_snapshot() -> (Memory, Running) {
     let memory = Memory::new();
-    let cadence = Cadence { records: 10, ..NEVER };
+    let thresholds = SnapshotThresholds { records: 10, ..NEVER };
     memory.messages().set_left(Some(0));
-    let running = start_with(&memory, identity(1, 1), cadence).await;
+    let running = start_with(&memory, identity(1, 1), thresholds).await;
     for _ in 0..10 {
         write(&running.store, "a").await.unwrap();
     }
