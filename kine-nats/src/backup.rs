@@ -23,7 +23,7 @@ use crate::mvcc::Item;
 use crate::store::peers::Member;
 use bbolt::{Bucket, Entry, Key};
 use bytes::Bytes;
-use content::{Parts, Version};
+use content::{BackupContent, Version};
 use prost::Message;
 use serde::Serialize;
 
@@ -52,7 +52,7 @@ struct ConfState {
 }
 
 /// Builds all buckets that an etcd 3.6 has.
-pub(crate) fn buckets(parts: Parts) -> Vec<Bucket> {
+pub(crate) fn buckets(parts: BackupContent) -> Vec<Bucket> {
     let meta = meta(&parts);
     let leases = parts.leases.into_iter().map(|(id, ttl)| Entry {
         key: Key::new(&id.to_be_bytes()),
@@ -74,7 +74,7 @@ pub(crate) fn buckets(parts: Parts) -> Vec<Bucket> {
     ]
 }
 
-fn meta(parts: &Parts) -> Vec<Entry> {
+fn meta(parts: &BackupContent) -> Vec<Entry> {
     let voters = parts.members.iter().map(|member| member.id).collect();
     let conf_state = to_json(&ConfState {
         voters,

@@ -19,7 +19,7 @@ mod watch;
 use crate::limits::MAX_REQUEST;
 use crate::metrics::Calls;
 use crate::proto::etcdserverpb as pb;
-use counted::Counted;
+use counted::CountedService;
 use node::Node;
 use pb::cluster_server::ClusterServer;
 use pb::kv_server::KvServer;
@@ -43,11 +43,11 @@ pub(crate) fn routes(node: &Node, calls: &Arc<Calls>) -> Routes {
     let cluster = ClusterServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
     let maintenance = MaintenanceServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
     routes
-        .add_service(Counted::new(kv, Arc::clone(calls)))
-        .add_service(Counted::new(watch, Arc::clone(calls)))
-        .add_service(Counted::new(lease, Arc::clone(calls)))
-        .add_service(Counted::new(cluster, Arc::clone(calls)))
-        .add_service(Counted::new(maintenance, Arc::clone(calls)))
-        .add_service(Counted::new(HealthServer::new(node.clone()), Arc::clone(calls)));
+        .add_service(CountedService::new(kv, Arc::clone(calls)))
+        .add_service(CountedService::new(watch, Arc::clone(calls)))
+        .add_service(CountedService::new(lease, Arc::clone(calls)))
+        .add_service(CountedService::new(cluster, Arc::clone(calls)))
+        .add_service(CountedService::new(maintenance, Arc::clone(calls)))
+        .add_service(CountedService::new(HealthServer::new(node.clone()), Arc::clone(calls)));
     routes.routes()
 }

@@ -100,9 +100,9 @@ struct ReadGauges {
 
 /// Creates metrics and registers each at once.
 #[derive(Debug, Default)]
-struct Maker(Registry);
+struct MetricBuilder(Registry);
 
-impl Maker {
+impl MetricBuilder {
     fn counter(&mut self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
         self.0.register(name, help, counter.clone());
@@ -156,60 +156,60 @@ impl Drop for Proposal<'_> {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let mut make = Maker::default();
+        let mut builder = MetricBuilder::default();
         let calls = Arc::new(Calls::default());
-        make.0.register_collector(Box::new(Arc::clone(&calls)));
-        make.0.register_collector(Box::new(Process::new()));
-        let version = make.label("etcd_server_version", "The version of etcd that it answers like");
+        builder.0.register_collector(Box::new(Arc::clone(&calls)));
+        builder.0.register_collector(Box::new(Process::new()));
+        let version = builder.label("etcd_server_version", "The version of etcd that it answers like");
         version.get_or_create(&[("server_version", VERSION.to_owned())]).set(1);
         let ack = "From sending a record to the log's ack, for which nats-server writes and syncs it";
-        let fsync = make.histogram("etcd_disk_wal_fsync_duration_seconds", ack, 0.001, 14);
+        let fsync = builder.histogram("etcd_disk_wal_fsync_duration_seconds", ack, 0.001, 14);
         let commit = ("etcd_disk_backend_commit_duration_seconds", ack);
-        make.0.register(commit.0, commit.1, fsync.clone());
+        builder.0.register(commit.0, commit.1, fsync.clone());
         Self {
             calls,
-            batches: make.counter("yoke_kine_batches", "Records stored"),
-            requests: make.counter("yoke_kine_requests", "Requests that the writer did"),
-            recoveries: make.counter("yoke_kine_recoveries", "Times a record was in doubt"),
-            snapshots: make.counter("yoke_kine_snapshots", "Snapshots stored"),
-            failed_snapshots: make.counter("yoke_kine_snapshot_failures", "Snapshots that could not be stored"),
-            foreign: make.counter(
+            batches: builder.counter("yoke_kine_batches", "Records stored"),
+            requests: builder.counter("yoke_kine_requests", "Requests that the writer did"),
+            recoveries: builder.counter("yoke_kine_recoveries", "Times a record was in doubt"),
+            snapshots: builder.counter("yoke_kine_snapshots", "Snapshots stored"),
+            failed_snapshots: builder.counter("yoke_kine_snapshot_failures", "Snapshots that could not be stored"),
+            foreign: builder.counter(
                 "yoke_kine_foreign_messages",
                 "Messages in the log that are not of this store, and copies",
             ),
-            forwarded: make.counter("yoke_kine_forwarded", "Times another process was asked to do a request"),
-            leader_changes: make.counter("etcd_server_leader_changes_seen", "Writers that began"),
-            slow_batches: make.counter(
+            forwarded: builder.counter("yoke_kine_forwarded", "Times another process was asked to do a request"),
+            leader_changes: builder.counter("etcd_server_leader_changes_seen", "Writers that began"),
+            slow_batches: builder.counter(
                 "etcd_server_slow_apply",
                 "Times the writer took longer than 0.1 s to evaluate what waited",
             ),
-            slow_reads: make.counter(
+            slow_reads: builder.counter(
                 "etcd_server_slow_read_indexes",
                 "Reads that could not be shown to be the newest in time",
             ),
-            failed_reads: make.counter(
+            failed_reads: builder.counter(
                 "etcd_server_read_indexes_failed",
                 "Reads that could not be shown to be the newest because the writer went",
             ),
-            expired: make.counter(
+            expired: builder.counter(
                 "etcd_debugging_server_lease_expired",
                 "Leases that this process ended in time",
             ),
-            events: make.counter("etcd_debugging_mvcc_events", "Events sent to watches"),
-            failed: make.counter(
+            events: builder.counter("etcd_debugging_mvcc_events", "Events sent to watches"),
+            failed: builder.counter(
                 "etcd_server_proposals_failed",
                 "Writes that got no answer from the writer, or whose client went",
             ),
-            commit: make.histogram(
+            commit: builder.histogram(
                 "yoke_kine_commit_seconds",
                 "From sending a record to its ack",
                 0.000_1,
                 16,
             ),
             fsync,
-            pending: make.gauge("etcd_server_proposals_pending", "Writes that wait for their answer"),
-            read: ReadGauges::new(&mut make),
-            registry: Arc::new(make.0),
+            pending: builder.gauge("etcd_server_proposals_pending", "Writes that wait for their answer"),
+            read: ReadGauges::new(&mut builder),
+            registry: Arc::new(builder.0),
         }
     }
 
@@ -241,42 +241,42 @@ impl Metrics {
 }
 
 impl ReadGauges {
-    fn new(make: &mut Maker) -> Self {
+    fn new(builder: &mut MetricBuilder) -> Self {
         let gauges = Self {
-            revision: make.gauge("yoke_kine_revision", "Newest stored revision"),
-            compacted: make.gauge(
+            revision: builder.gauge("yoke_kine_revision", "Newest stored revision"),
+            compacted: builder.gauge(
                 "etcd_debugging_mvcc_compact_revision",
                 "Lowest revision that can be read; -1 before the first compaction",
             ),
-            bytes: make.gauge("etcd_mvcc_db_total_size_in_bytes", "What is kept, history included"),
-            quota: make.gauge("etcd_server_quota_backend_bytes", "Most that may be kept"),
-            entries: make.gauge("yoke_kine_keys", "Keys with an entry"),
-            keys: make.gauge("etcd_debugging_mvcc_keys_total", "Keys that are there"),
-            history: make.gauge("yoke_kine_history_changes", "Changes since the compact revision"),
-            watches: make.gauge("yoke_kine_watches", "Open watches"),
-            watch_streams: make.gauge("etcd_debugging_mvcc_watch_stream_total", "Open watch streams"),
-            slow_watches: make.gauge(
+            bytes: builder.gauge("etcd_mvcc_db_total_size_in_bytes", "What is kept, history included"),
+            quota: builder.gauge("etcd_server_quota_backend_bytes", "Most that may be kept"),
+            entries: builder.gauge("yoke_kine_keys", "Keys with an entry"),
+            keys: builder.gauge("etcd_debugging_mvcc_keys_total", "Keys that are there"),
+            history: builder.gauge("yoke_kine_history_changes", "Changes since the compact revision"),
+            watches: builder.gauge("yoke_kine_watches", "Open watches"),
+            watch_streams: builder.gauge("etcd_debugging_mvcc_watch_stream_total", "Open watch streams"),
+            slow_watches: builder.gauge(
                 "etcd_debugging_mvcc_slow_watcher_total",
                 "Watches that have not taken what there is for them",
             ),
-            has_leader: make.gauge(
+            has_leader: builder.gauge(
                 "etcd_server_has_leader",
                 "Whether the lease of the writer, here or in another process, holds",
             ),
-            is_leader: make.gauge("etcd_server_is_leader", "Whether this process is the writer"),
-            stored: make.gauge(
+            is_leader: builder.gauge("etcd_server_is_leader", "Whether this process is the writer"),
+            stored: builder.gauge(
                 "etcd_server_proposals_committed_total",
                 "Sequence of the newest record that is known to be in the log, signs of life included",
             ),
-            applied: make.gauge(
+            applied: builder.gauge(
                 "etcd_server_proposals_applied_total",
                 "Sequence of the newest record that this process shows",
             ),
-            full: make.gauge(
+            full: builder.gauge(
                 "yoke_kine_log_full",
                 "Whether nothing is put until there is room in the log",
             ),
-            member: make.label("etcd_server_id", "This process in the list of members"),
+            member: builder.label("etcd_server_id", "This process in the list of members"),
         };
         for (name, help, same) in [
             (
@@ -296,7 +296,7 @@ impl ReadGauges {
                 &gauges.applied,
             ),
         ] {
-            make.0.register(name, help, same.clone());
+            builder.0.register(name, help, same.clone());
         }
         gauges
     }

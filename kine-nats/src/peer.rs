@@ -4,7 +4,7 @@
 //! it does for the writer's own clients.
 //!
 //! ```text
-//! follower ── Ask{epoch, command} ──► kine.<id>.rpc.<member> ──► writer: Store::submit_here ──► answer, in parts
+//! follower ── request{epoch, command} ──► kine.<id>.rpc.<member> ──► writer: Store::submit_here ──► answer, in parts
 //! writer ──── end of the log ───────► kine.<id>.rpc.all ───────► followers read on
 //! everyone ── own existence ────────► kine.<id>.rpc.all ───────► member list
 //! ```
@@ -16,22 +16,22 @@ mod roster;
 
 use crate::role::Outcome;
 use crate::store::Store;
-use crate::store::peers::Told;
+use crate::store::peers::PeerAnswer;
 use bytes::Bytes;
 
 /// Executes the request of another process.
 pub(crate) async fn serve(store: &Store, request: &Bytes) -> Bytes {
-    let told = match message::decode_ask(request) {
+    let told = match message::decode_request(request) {
         Ok((epoch, command)) => match store.submit_here(epoch, command).await {
-            Outcome::Done(result) => Told::Done(result),
-            Outcome::Returned(_) => Told::NotBegun,
+            Outcome::Done(result) => PeerAnswer::Done(result),
+            Outcome::Returned(_) => PeerAnswer::NotStarted,
         },
         // A later version may send requests that this one cannot decode; the sender gets an answer
         // that says so.
         Err(error) => {
             tracing::warn!(error = %error, "Another process asks for something that is not known");
-            Told::NotBegun
+            PeerAnswer::NotStarted
         }
     };
-    message::encode_told(told)
+    message::encode_answer(told)
 }

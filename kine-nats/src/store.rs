@@ -376,7 +376,7 @@ mod tests {
     use crate::command::Command;
     use crate::error::RpcError;
     use crate::mvcc::Mvcc;
-    use crate::store::peers::{Member, Told, Unanswered};
+    use crate::store::peers::{Member, PeerAnswer, PeerError};
     use futures::future::BoxFuture;
     use tokio::time::{Instant, timeout};
 
@@ -418,7 +418,7 @@ mod tests {
             1 << 16
         }
 
-        fn ask<'a>(&'a self, _: u64, _: u64, _: &'a Command) -> BoxFuture<'a, Result<Told, Unanswered>> {
+        fn ask<'a>(&'a self, _: u64, _: u64, _: &'a Command) -> BoxFuture<'a, Result<PeerAnswer, PeerError>> {
             Box::pin(std::future::pending())
         }
 

@@ -1,7 +1,7 @@
 //! Reads the content of a backup from a store, in pieces. The versions are shared with the store
 //! and not copied. Versions that the store drops meanwhile stay in memory until the backup is sent.
 
-use crate::backup::content::{Parts, Version};
+use crate::backup::content::{BackupContent, Version};
 use crate::error::RpcError;
 use crate::limits::REQUEST_LIMIT;
 use crate::mvcc::Pin;
@@ -15,13 +15,13 @@ use tokio::time::{Instant, timeout_at};
 const PAGE: usize = 2048;
 
 /// Collects the current content, as soon as it is stored. The history is not trimmed meanwhile.
-pub(crate) async fn collect(store: &Store) -> Result<Parts, RpcError> {
+pub(crate) async fn collect(store: &Store) -> Result<BackupContent, RpcError> {
     let pin = PinnedStore::new(&store.read());
     // Leases have no history. They belong to the head, which a record in flight may have made.
     pin.wait_until_stored(store).await?;
     let base = pin.collect_base(store).await?;
     let history = pin.collect_history(store).await?;
-    Ok(Parts {
+    Ok(BackupContent {
         base,
         history,
         revision: pin.revision,

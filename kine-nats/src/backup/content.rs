@@ -14,7 +14,7 @@ pub(crate) struct Version {
 
 /// The input of a backup file.
 #[derive(Debug, Default)]
-pub(crate) struct Parts {
+pub(crate) struct BackupContent {
     /// For each key, the newest version older than the compact revision, in any order.
     pub(crate) base: Vec<Version>,
     /// The changes from the compact revision on, in order.

@@ -16,11 +16,14 @@ pub(crate) struct Clients(Arc<watch::Sender<usize>>);
 
 impl Clients {
     /// Counts each connection until it is dropped.
-    pub(crate) fn count<C>(self, incoming: impl Stream<Item = Result<C>>) -> impl Stream<Item = Result<Counted<C>>> {
+    pub(crate) fn count<C>(
+        self,
+        incoming: impl Stream<Item = Result<C>>,
+    ) -> impl Stream<Item = Result<CountedConnection<C>>> {
         incoming.map(move |connection| {
             let connection = connection?;
             self.0.send_modify(|count| *count += 1);
-            Ok(Counted {
+            Ok(CountedConnection {
                 connection,
                 clients: self.clone(),
             })
@@ -36,18 +39,18 @@ impl Clients {
 
 /// A connection that is counted.
 #[derive(Debug)]
-pub(crate) struct Counted<C> {
+pub(crate) struct CountedConnection<C> {
     connection: C,
     clients: Clients,
 }
 
-impl<C> Drop for Counted<C> {
+impl<C> Drop for CountedConnection<C> {
     fn drop(&mut self) {
         self.clients.0.send_modify(|count| *count -= 1);
     }
 }
 
-impl<C: Connected> Connected for Counted<C> {
+impl<C: Connected> Connected for CountedConnection<C> {
     type ConnectInfo = C::ConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {
@@ -55,13 +58,13 @@ impl<C: Connected> Connected for Counted<C> {
     }
 }
 
-impl<C: AsyncRead + Unpin> AsyncRead for Counted<C> {
+impl<C: AsyncRead + Unpin> AsyncRead for CountedConnection<C> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         Pin::new(&mut self.connection).poll_read(context, buffer)
     }
 }
 
-impl<C: AsyncWrite + Unpin> AsyncWrite for Counted<C> {
+impl<C: AsyncWrite + Unpin> AsyncWrite for CountedConnection<C> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
         Pin::new(&mut self.connection).poll_write(context, bytes)
     }

@@ -15,22 +15,22 @@ use tonic::{Code, Status};
 
 /// A service whose calls are counted.
 #[derive(Debug, Clone)]
-pub(super) struct Counted<S> {
+pub(super) struct CountedService<S> {
     service: S,
     calls: Arc<Calls>,
 }
 
-impl<S> Counted<S> {
+impl<S> CountedService<S> {
     pub(super) fn new(service: S, calls: Arc<Calls>) -> Self {
         Self { service, calls }
     }
 }
 
-impl<S: NamedService> NamedService for Counted<S> {
+impl<S: NamedService> NamedService for CountedService<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S> Service<Request<Body>> for Counted<S>
+impl<S> Service<Request<Body>> for CountedService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     S::Future: Unpin,
@@ -68,19 +68,19 @@ impl<F: Future<Output = Result<Response<Body>, Infallible>> + Unpin> Future for 
         match code(answer.headers()) {
             Some(code) => call.ends_with(code),
             None if call.is_unary() => call.ends_with(Code::Ok),
-            None => return Poll::Ready(Ok(answer.map(|body| Body::new(Stream { body, call })))),
+            None => return Poll::Ready(Ok(answer.map(|body| Body::new(CountedStream { body, call })))),
         }
         Poll::Ready(Ok(answer))
     }
 }
 
 /// The responses of a stream.
-struct Stream {
+struct CountedStream {
     body: Body,
     call: Call,
 }
 
-impl hyper::body::Body for Stream {
+impl hyper::body::Body for CountedStream {
     type Data = Bytes;
     type Error = Status;
 
@@ -166,7 +166,7 @@ mod tests {
         ] {
             let metrics = Metrics::new();
             let fixed = Fixed(status(headers), trailers.map(|code| status(Some(code))));
-            let mut service = Counted::new(fixed, Arc::clone(&metrics.calls));
+            let mut service = CountedService::new(fixed, Arc::clone(&metrics.calls));
             let request = Request::builder().uri(path).body(Body::empty()).unwrap();
             let Ok(answer) = service.call(request).await;
             let mut body = answer.into_body();
@@ -186,7 +186,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_does_not_wait_has_cancelled() {
         let metrics = Metrics::new();
-        let mut service = Counted::new(Fixed(HeaderMap::new(), None), Arc::clone(&metrics.calls));
+        let mut service = CountedService::new(Fixed(HeaderMap::new(), None), Arc::clone(&metrics.calls));
         let request = Request::builder().uri("/etcdserverpb.KV/Put");
         drop(service.call(request.body(Body::empty()).unwrap()));
         assert!(metrics.text(None).contains("grpc_code=\"Canceled\"} 1"));

@@ -44,13 +44,13 @@ impl Health for Node {
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (answers, receiver) = mpsc::channel(1);
         let known = request.get_ref().service.is_empty();
-        tokio::spawn(tell(self.clone(), known, answers));
+        tokio::spawn(send_changes(self.clone(), known, answers));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 
 /// Sends each change of the status until the client disconnects or the server stops.
-async fn tell(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
+async fn send_changes(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
     let mut told = None;
     let mut looks = tokio::time::interval(LOOK);
     loop {

@@ -6,7 +6,7 @@ use crate::store::Store;
 use tonic::Status;
 
 /// A response type that a call expects from the writer.
-pub(super) trait Wanted: Sized {
+pub(super) trait FromAnswer: Sized {
     /// Unwraps the answer if it is of this type.
     fn take(answer: Answer) -> Option<Self>;
     fn header(&mut self) -> &mut Option<pb::ResponseHeader>;
@@ -15,7 +15,7 @@ pub(super) trait Wanted: Sized {
 macro_rules! wanted {
     ($($kind:ident: $answer:ident),*) => {
         $(
-            impl Wanted for pb::$answer {
+            impl FromAnswer for pb::$answer {
                 fn take(answer: Answer) -> Option<Self> {
                     match answer {
                         Answer::$kind(answer) => Some(answer),
@@ -45,7 +45,7 @@ wanted!(
 
 /// Submits a request to the writer, and completes the header of the answer, which holds only the
 /// revision.
-pub(super) async fn submit<A: Wanted>(store: &Store, command: Command) -> Result<A, Status> {
+pub(super) async fn submit<A: FromAnswer>(store: &Store, command: Command) -> Result<A, Status> {
     let answer = store.submit(command).await?;
     let mut answer = A::take(answer).ok_or_else(|| Status::internal("the writer answered another request"))?;
     let header = answer.header();

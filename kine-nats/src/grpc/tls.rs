@@ -8,7 +8,7 @@ use yoke_runtime::tls::Reload;
 const POLL: Duration = Duration::from_secs(2);
 
 /// Rereads the files until stopped. A change that cannot be used is logged once.
-pub(crate) async fn keep(mut reload: Reload, mut stop: watch::Receiver<bool>) {
+pub(crate) async fn reload_certificates(mut reload: Reload, mut stop: watch::Receiver<bool>) {
     let mut complaint = None;
     while timeout(POLL, stop.wait_for(|stop| *stop)).await.is_err() {
         match reload.look().await {

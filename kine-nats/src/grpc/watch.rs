@@ -40,7 +40,7 @@ impl Watch for Node {
         let needs_leader = needs_leader(request.metadata());
         let store = self.store(request.metadata()).await?;
         let (answers, receiver) = mpsc::channel(2);
-        let stream = Stream {
+        let stream = OpenStream {
             store,
             answers,
             notify: Arc::new(Notify::new()),
@@ -55,9 +55,9 @@ impl Watch for Node {
 }
 
 /// The client has disconnected, or the stream has ended.
-struct Gone;
+struct Disconnected;
 
-impl<T> From<mpsc::error::SendError<T>> for Gone {
+impl<T> From<mpsc::error::SendError<T>> for Disconnected {
     fn from(_: mpsc::error::SendError<T>) -> Self {
         Self
     }
@@ -84,7 +84,7 @@ struct OpenWatch {
     active: bool,
 }
 
-struct Stream {
+struct OpenStream {
     store: Arc<Store>,
     answers: Answers,
     notify: Arc<Notify>,
@@ -95,7 +95,7 @@ struct Stream {
     needs_leader: bool,
 }
 
-impl Drop for Stream {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         for watch in self.watches.values() {
             self.store.hub.unregister(&watch.registration);
@@ -112,7 +112,7 @@ struct Found {
     more: bool,
 }
 
-impl Stream {
+impl OpenStream {
     async fn run(mut self, mut requests: Streaming<pb::WatchRequest>, progress: Duration) {
         let store = Arc::clone(&self.store);
         let notify = Arc::clone(&self.notify);
@@ -132,12 +132,12 @@ impl Stream {
                     Ok(Some(request)) => self.on_request(request).await,
                     // The client may close its half of the stream and continue to receive.
                     Ok(None) => { open = false; Ok(()) }
-                    Err(_) => Err(Gone),
+                    Err(_) => Err(Disconnected),
                 },
                 () = notify.notified() => self.send_events().await,
                 _ = progress_tick.tick(), if has_progress => self.send_progress().await,
                 () = woken => Ok(()),
-                () = answers.closed() => Err(Gone),
+                () = answers.closed() => Err(Disconnected),
             };
             if done.is_err() {
                 return;
@@ -145,7 +145,7 @@ impl Stream {
         }
     }
 
-    async fn on_request(&mut self, request: pb::WatchRequest) -> Result<(), Gone> {
+    async fn on_request(&mut self, request: pb::WatchRequest) -> Result<(), Disconnected> {
         match request.request_union {
             Some(RequestUnion::CreateRequest(request)) => self.create(request).await,
             Some(RequestUnion::CancelRequest(request)) => self.cancel(request.watch_id).await,
@@ -154,7 +154,7 @@ impl Stream {
         }
     }
 
-    async fn create(&mut self, request: pb::WatchCreateRequest) -> Result<(), Gone> {
+    async fn create(&mut self, request: pb::WatchCreateRequest) -> Result<(), Disconnected> {
         let start = if request.key.is_empty() {
             Bytes::from_static(&[0])
         } else {
@@ -230,7 +230,7 @@ impl Stream {
         Ok(())
     }
 
-    async fn refuse(&mut self, reason: &str) -> Result<(), Gone> {
+    async fn refuse(&mut self, reason: &str) -> Result<(), Disconnected> {
         let answer = pb::WatchResponse {
             header: Some(self.store.header(self.store.revision())),
             watch_id: NO_WATCH,
@@ -244,7 +244,7 @@ impl Stream {
 
     /// Ends a watch whose start revision is compacted. Like etcd, it sends no reason besides the
     /// revision, and keeps the id reserved until the client cancels it too.
-    async fn send_compacted(&mut self, id: i64, compacted: i64) -> Result<(), Gone> {
+    async fn send_compacted(&mut self, id: i64, compacted: i64) -> Result<(), Disconnected> {
         self.ended.insert(id);
         let answer = pb::WatchResponse {
             header: Some(self.store.header(0)),
@@ -269,7 +269,7 @@ impl Stream {
         id
     }
 
-    async fn cancel(&mut self, id: i64) -> Result<(), Gone> {
+    async fn cancel(&mut self, id: i64) -> Result<(), Disconnected> {
         if let Some(watch) = self.watches.remove(&id) {
             self.store.hub.unregister(&watch.registration);
         } else if !self.ended.remove(&id) {
@@ -289,7 +289,7 @@ impl Stream {
 
     /// Sends each marked watch one page of its pending events. A watch with many events then delays
     /// neither the others nor the client's requests.
-    async fn send_events(&mut self) -> Result<(), Gone> {
+    async fn send_events(&mut self) -> Result<(), Disconnected> {
         let ids: Vec<i64> = self
             .watches
             .iter()
@@ -303,7 +303,7 @@ impl Stream {
     }
 
     /// Sends a watch its next page, and marks it again if more remains.
-    async fn send_page(&mut self, id: i64) -> Result<(), Gone> {
+    async fn send_page(&mut self, id: i64) -> Result<(), Disconnected> {
         let Some(watch) = self.watches.get_mut(&id) else {
             return Ok(());
         };
@@ -338,7 +338,7 @@ impl Stream {
     }
 
     /// Sends progress notifications to idle watches.
-    async fn send_progress(&mut self) -> Result<(), Gone> {
+    async fn send_progress(&mut self) -> Result<(), Disconnected> {
         let marked = self.store.hub.marked();
         for (id, watch) in &mut self.watches {
             if !watch.progress || std::mem::take(&mut watch.active) {
@@ -360,7 +360,7 @@ impl Stream {
 
     /// Sends the progress of the whole stream, after all due events. A watch that starts at a
     /// future revision has no progress.
-    async fn answer_progress(&mut self) -> Result<(), Gone> {
+    async fn answer_progress(&mut self) -> Result<(), Disconnected> {
         for _ in 0..PROGRESS_TRIES {
             self.send_events().await?;
             let marked = self.store.hub.marked();
@@ -444,7 +444,7 @@ async fn send_answer(
     header: pb::ResponseHeader,
     events: Vec<Bytes>,
     fragment: bool,
-) -> Result<(), Gone> {
+) -> Result<(), Disconnected> {
     let mut pieces = if fragment { split(events) } else { vec![events] };
     let last = pieces.pop();
     for events in pieces {

@@ -2,7 +2,7 @@
 //! is pure.
 //!
 //! ```text
-//!  kube-apiserver ──audit events──▶ audit.rs ──▶ Seen ──▶ Report ──▶ the operator, which decides whether the cluster sleeps
+//!  kube-apiserver ──audit events──▶ audit_webhook.rs ──▶ ObservedRequests ──▶ Report ──▶ the operator, which decides whether the cluster sleeps
 //! ```
 //!
 //! The audit policy of the API server leaves out nodes and controllers, so only requests that count
@@ -67,9 +67,9 @@ impl Event {
 /// Clients that do not count. Each pattern is a complete `User-Agent`, or a prefix of one followed
 /// by `*`.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ignored(pub(crate) Vec<String>);
+pub(crate) struct IgnoredClients(pub(crate) Vec<String>);
 
-impl Ignored {
+impl IgnoredClients {
     fn has(&self, agent: &str) -> bool {
         self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
             Some(beginning) => agent.starts_with(beginning),
@@ -80,8 +80,8 @@ impl Ignored {
 
 /// Requests observed so far.
 #[derive(Debug)]
-pub(crate) struct Seen {
-    ignored: Ignored,
+pub(crate) struct ObservedRequests {
+    ignored: IgnoredClients,
     since: Second,
     last: Second,
     open: HashMap<u128, Open>,
@@ -110,10 +110,10 @@ pub(crate) struct Report {
     pub(crate) opened: Option<Second>,
 }
 
-impl Seen {
+impl ObservedRequests {
     /// Starts the observation now and counts that as activity, because earlier requests are
     /// unknown.
-    pub(crate) fn new(ignored: Ignored, now: Second) -> Self {
+    pub(crate) fn new(ignored: IgnoredClients, now: Second) -> Self {
         Self {
             ignored,
             since: now,
@@ -124,7 +124,7 @@ impl Seen {
     }
 
     /// Records the events of one message.
-    pub(crate) fn hear(&mut self, events: &Events, now: Second) {
+    pub(crate) fn record_events(&mut self, events: &Events, now: Second) {
         for event in &events.items {
             if !self.ignored.has(&event.user_agent) {
                 self.last = self.last.max(now);
@@ -136,7 +136,7 @@ impl Seen {
     /// Records a message that cannot be decoded: it shows activity, and may have contained the end
     /// of an open request. Watches are forgotten as after a start, because the API server ends each
     /// within the hour. Other open requests, such as a port-forward, may last longer and stay.
-    pub(crate) fn hear_noise(&mut self, now: Second) {
+    pub(crate) fn record_unreadable(&mut self, now: Second) {
         (self.since, self.last) = (now, self.last.max(now));
         self.open.retain(|_, open| !open.is_watch);
     }
@@ -189,17 +189,17 @@ mod tests {
         json!({"auditID": id, "stage": stage, "verb": verb, "userAgent": "kubectl/v1.35.4 (linux/amd64)", "user": {"username": "a"}})
     }
 
-    fn seen(ignored: &[&str]) -> Seen {
-        Seen::new(Ignored(ignored.iter().map(ToString::to_string).collect()), 100)
+    fn seen(ignored: &[&str]) -> ObservedRequests {
+        ObservedRequests::new(IgnoredClients(ignored.iter().map(ToString::to_string).collect()), 100)
     }
 
     /// The time of the newest event and the number of open requests after messages that arrive one
     /// second apart, from second 101 on.
-    fn after(seen: &mut Seen, messages: &[Vec<Value>]) -> (Second, usize) {
+    fn after(seen: &mut ObservedRequests, messages: &[Vec<Value>]) -> (Second, usize) {
         let mut now = 100;
         for message in messages {
             now += 1;
-            seen.hear(&events(message), now);
+            seen.record_events(&events(message), now);
         }
         let report = seen.report(now);
         (report.last, report.open)
@@ -258,7 +258,7 @@ mod tests {
         let watches = ["a", "b"].map(|id| vec![event(id, "ResponseStarted", "watch")]);
         after(&mut seen, &watches);
         assert_eq!(seen.report(103).opened, Some(102));
-        seen.hear(&events(&[event("b", "ResponseComplete", "watch")]), 104);
+        seen.record_events(&events(&[event("b", "ResponseComplete", "watch")]), 104);
         assert_eq!(seen.report(104).opened, Some(101));
     }
 
@@ -267,7 +267,7 @@ mod tests {
         let mut seen = seen(&[]);
         let watch = |id: &str| vec![vec![event(id, "ResponseStarted", "watch")]];
         assert_eq!(after(&mut seen, &watch("a")), (101, 1));
-        seen.hear_noise(200);
+        seen.record_unreadable(200);
         let report = seen.report(200);
         assert_eq!((report.since, report.last), (200, 200));
         assert_eq!(
@@ -275,14 +275,14 @@ mod tests {
             (0, None),
             "its end was in what could not be read"
         );
-        seen.hear(&events(&watch("b")[0]), 201);
+        seen.record_events(&events(&watch("b")[0]), 201);
         assert_eq!(seen.report(201).open, 1);
 
         // A session may stay open for longer than an API server lets a watch run.
         let exec = json!({"subresource": "exec"});
         let session = json!({"auditID": "c", "stage": "ResponseStarted", "verb": "create", "objectRef": exec});
-        seen.hear(&events(&[session]), 202);
-        seen.hear_noise(300);
+        seen.record_events(&events(&[session]), 202);
+        seen.record_unreadable(300);
         let report = seen.report(300);
         assert_eq!((report.open, report.opened), (1, Some(202)));
     }

@@ -39,7 +39,7 @@ const JSON: &str = "application/json";
 const LONGEST_WAIT: u64 = 60;
 
 /// Query parameters of a request.
-type Wishes = Vec<(String, String)>;
+type QueryParams = Vec<(String, String)>;
 
 #[derive(Debug, Clone)]
 struct Shared {
@@ -109,22 +109,22 @@ async fn answer_ready(State(shared): State<Shared>) -> Response {
 
 /// Answers like etcd: `serializable=true` checks this process alone, and `exclude=NOSPACE` ignores
 /// that alarm.
-async fn answer_health(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
-    let wished = |name: &str, value: &str| wishes.iter().any(|(n, v)| n == name && v == value);
+async fn answer_health(State(shared): State<Shared>, Query(params): Query<QueryParams>) -> Response {
+    let has_param = |name: &str, value: &str| params.iter().any(|(n, v)| n == name && v == value);
     let reason = match shared.store.borrow().as_deref() {
-        Some(store) if store.rejects_puts() && !wished("exclude", "NOSPACE") => "ALARM NOSPACE",
-        Some(store) if store.has_leader() || wished("serializable", "true") => "",
+        Some(store) if store.rejects_puts() && !has_param("exclude", "NOSPACE") => "ALARM NOSPACE",
+        Some(store) if store.has_leader() || has_param("serializable", "true") => "",
         _ => "RAFT NO LEADER",
     };
     let (status, health) = match reason {
         "" => (StatusCode::OK, "true"),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "false"),
     };
-    told(status, &json!({"health": health, "reason": reason}))
+    json_response(status, &json!({"health": health, "reason": reason}))
 }
 
 async fn answer_version() -> Response {
-    told(
+    json_response(
         StatusCode::OK,
         &json!({"etcdserver": VERSION, "etcdcluster": STORAGE_VERSION, "storage": STORAGE_VERSION}),
     )
@@ -162,26 +162,30 @@ async fn answer_release(State(shared): State<Shared>) -> &'static str {
 
 /// Responds when this process is released, or after `seconds`. A program beside it that is being
 /// stopped continues to serve until then.
-async fn answer_released(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
+async fn answer_released(State(shared): State<Shared>, Query(params): Query<QueryParams>) -> Response {
     let mut released = shared.released.subscribe();
     let wait = async {
         let _ = released.wait_for(|released| *released).await;
     };
-    answer_after(wait, &wishes, ("released\n", "nobody has released it in time\n")).await
+    answer_after(wait, &params, ("released\n", "nobody has released it in time\n")).await
 }
 
 /// Responds when no client of the etcd API is connected, or after `seconds`. A process that is
 /// stopped together with its clients serves until then.
-async fn answer_unused(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
+async fn answer_unused(State(shared): State<Shared>, Query(params): Query<QueryParams>) -> Response {
     let (gone, stay) = ("unused\n", "clients have stayed connected\n");
-    answer_after(shared.clients.gone(), &wishes, (gone, stay)).await
+    answer_after(shared.clients.gone(), &params, (gone, stay)).await
 }
 
 /// Waits for at most the requested `seconds`. `says` holds the text of a completed wait, and of one
 /// that timed out.
-async fn answer_after(wait: impl Future<Output = ()>, wishes: &Wishes, says: (&'static str, &'static str)) -> Response {
-    let wished = wishes.iter().find(|(name, _)| name == "seconds");
-    let seconds = wished.and_then(|(_, value)| value.parse().ok());
+async fn answer_after(
+    wait: impl Future<Output = ()>,
+    params: &QueryParams,
+    says: (&'static str, &'static str),
+) -> Response {
+    let wanted = params.iter().find(|(name, _)| name == "seconds");
+    let seconds = wanted.and_then(|(_, value)| value.parse().ok());
     let Some(seconds) = seconds.filter(|seconds| *seconds <= LONGEST_WAIT) else {
         let how = format!("give seconds=N, of {LONGEST_WAIT} at most\n");
         return (StatusCode::BAD_REQUEST, how).into_response();
@@ -192,6 +196,6 @@ async fn answer_after(wait: impl Future<Output = ()>, wishes: &Wishes, says: (&'
     }
 }
 
-fn told(status: StatusCode, what: &Value) -> Response {
+fn json_response(status: StatusCode, what: &Value) -> Response {
     (status, [(CONTENT_TYPE, JSON)], what.to_string()).into_response()
 }

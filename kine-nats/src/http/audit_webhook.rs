@@ -4,7 +4,7 @@
 //! Every message is answered with 200 at once. The API server would resend a rejected message, and
 //! no event here is worth that.
 
-use crate::http::activity::{Events, Ignored, Report, Second, Seen};
+use crate::http::activity::{Events, IgnoredClients, ObservedRequests, Report, Second};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::{get, post};
@@ -32,18 +32,18 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Requests observed so far, shared by the audit listener and the metrics listener.
 #[derive(Debug, Clone)]
 pub(crate) struct Activity {
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<ObservedRequests>>,
 }
 
 impl Activity {
     pub(crate) fn new(ignored: Vec<String>) -> Self {
         Self {
-            seen: Arc::new(Mutex::new(Seen::new(Ignored(ignored), now()))),
+            seen: Arc::new(Mutex::new(ObservedRequests::new(IgnoredClients(ignored), now()))),
         }
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut Seen) -> T) -> T {
-        // `Seen` is a time and sets, so it is consistent after any panic.
+    fn with<T>(&self, work: impl FnOnce(&mut ObservedRequests) -> T) -> T {
+        // `ObservedRequests` is a time and sets, so it is consistent after any panic.
         work(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -62,7 +62,7 @@ pub(crate) fn routes(activity: Activity) -> Router {
 /// does not resend a message that hits a connection about to be closed.
 pub(crate) async fn serve(listener: TcpListener, activity: Activity) {
     let routes = Router::new()
-        .route("/audit", post(hear))
+        .route("/audit", post(receive_events))
         .layer(DefaultBodyLimit::max(MESSAGE_MAX))
         .with_state(activity);
     let (seats, mut backoff) = (Arc::new(Semaphore::new(CONNECTIONS)), AcceptBackoff::default());
@@ -86,13 +86,13 @@ pub(crate) async fn serve(listener: TcpListener, activity: Activity) {
     }
 }
 
-async fn hear(State(activity): State<Activity>, message: Result<Bytes, BytesRejection>) {
+async fn receive_events(State(activity): State<Activity>, message: Result<Bytes, BytesRejection>) {
     let events = message
         .ok()
         .and_then(|body| serde_json::from_slice::<Events>(&body).ok());
     activity.with(|seen| match events {
-        Some(events) => seen.hear(&events, now()),
-        None => seen.hear_noise(now()),
+        Some(events) => seen.record_events(&events, now()),
+        None => seen.record_unreadable(now()),
     });
 }
 

@@ -3,13 +3,13 @@
 
 use crate::clock;
 use crate::command::Command;
-use crate::peer::message::{self, Here, Said};
-use crate::peer::parts::{self, Parts};
-use crate::peer::roster::{EVERY, Roster};
+use crate::peer::message::{self, Announcement, Broadcast};
+use crate::peer::parts::{self, AnswerParts};
+use crate::peer::roster::{ANNOUNCE_INTERVAL, Roster};
 use crate::peer::serve;
 use crate::store::Store;
 use crate::store::peers::Member;
-use crate::store::peers::{Peers, Told, Unanswered};
+use crate::store::peers::{PeerAnswer, PeerError, Peers};
 use anyhow::{Context, bail};
 use async_nats::connection::State as Connection;
 use async_nats::{Client, Message, StatusCode, Subscriber};
@@ -38,8 +38,8 @@ type Stores = watch::Receiver<Option<Arc<Store>>>;
 /// A pending request whose answer is not complete yet.
 #[derive(Debug)]
 struct Waiting {
-    parts: Parts,
-    answer: oneshot::Sender<Result<Bytes, Unanswered>>,
+    parts: AnswerParts,
+    answer: oneshot::Sender<Result<Bytes, PeerError>>,
 }
 
 /// This process as a peer of the others.
@@ -49,7 +49,7 @@ pub(crate) struct NatsPeers {
     /// `kine.<id>.rpc`.
     subject: String,
     inbox: String,
-    here: Here,
+    own: Announcement,
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Waiting>>,
     roster: Mutex<Roster>,
@@ -58,7 +58,7 @@ pub(crate) struct NatsPeers {
 
 /// Subscriptions of this process.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Subscriptions {
     answers: Subscriber,
     requests: Subscriber,
     all: Subscriber,
@@ -71,8 +71,8 @@ impl NatsPeers {
         subject: String,
         (member, name): (u64, String),
         client_urls: Vec<String>,
-    ) -> anyhow::Result<(Arc<Self>, Line)> {
-        let here = Here {
+    ) -> anyhow::Result<(Arc<Self>, Subscriptions)> {
+        let own = Announcement {
             member,
             name,
             client_urls,
@@ -84,7 +84,7 @@ impl NatsPeers {
             let subscription = client.subscribe(subject.clone()).await;
             subscription.with_context(|| format!("subscribe to {subject}"))
         };
-        let line = Line {
+        let subscriptions = Subscriptions {
             answers: subscribe(format!("{inbox}.*")).await?,
             requests: subscribe(to_one(&subject, member)).await?,
             all: subscribe(to_all(&subject)).await?,
@@ -93,35 +93,35 @@ impl NatsPeers {
             client,
             subject,
             inbox,
-            here,
+            own,
             next: AtomicU64::new(0),
             waiting: Mutex::default(),
             roster: Mutex::default(),
             busy: Arc::new(Semaphore::new(BUSY as usize)),
         };
-        Ok((Arc::new(peers), line))
+        Ok((Arc::new(peers), subscriptions))
     }
 
     /// Receives messages, answers requests, and announces the end of the log.
-    pub(crate) async fn run(&self, line: &mut Line, stores: Stores) -> anyhow::Result<()> {
+    pub(crate) async fn run(&self, subscriptions: &mut Subscriptions, stores: Stores) -> anyhow::Result<()> {
         tokio::select! {
-            result = self.listen(line, stores.clone()) => result,
-            () = self.tell(stores) => bail!("the store has gone"),
+            result = self.listen(subscriptions, stores.clone()) => result,
+            () = self.announce_progress(stores) => bail!("the store has gone"),
         }
     }
 
-    async fn listen(&self, line: &mut Line, stores: Stores) -> anyhow::Result<()> {
-        let mut tick = interval(EVERY);
+    async fn listen(&self, subscriptions: &mut Subscriptions, stores: Stores) -> anyhow::Result<()> {
+        let mut tick = interval(ANNOUNCE_INTERVAL);
         loop {
             let message = tokio::select! {
-                answer = line.answers.next() => answer.map(|answer| self.on_answer(answer)),
-                request = line.requests.next() => request.map(|request| self.on_request(request, &stores)),
-                said = line.all.next() => said.map(|said| self.on_said(&said, &stores)),
+                answer = subscriptions.answers.next() => answer.map(|answer| self.on_answer(answer)),
+                request = subscriptions.requests.next() => request.map(|request| self.on_request(request, &stores)),
+                said = subscriptions.all.next() => said.map(|said| self.on_broadcast(&said, &stores)),
                 _ = tick.tick() => {
                     let store = stores.borrow().clone();
                     if !store.as_ref().is_some_and(|store| store.is_writer()) || self.has_others() {
                         let full = store.is_some_and(|store| store.is_full());
-                        self.say(&Said::Here(Here { full, ..self.here.clone() })).await;
+                        self.broadcast(&Broadcast::Announcement(Announcement { full, ..self.own.clone() })).await;
                     }
                     Some(())
                 }
@@ -136,7 +136,7 @@ impl NatsPeers {
         };
         let mut waiting = self.lock();
         let result = if message.status == Some(StatusCode::NO_RESPONDERS) {
-            Err(Unanswered::NotDelivered)
+            Err(PeerError::NotDelivered)
         } else {
             let Some(whole) = waiting.get_mut(&number) else { return };
             let Some(done) = whole.parts.take(message.headers.as_ref(), &message.payload) else {
@@ -157,7 +157,7 @@ impl NatsPeers {
         tokio::spawn(async move {
             let answer = match (&store, &permit) {
                 (Some(store), Ok(_)) => serve(store, &message.payload).await,
-                _ => message::encode_told(Told::NotBegun),
+                _ => message::encode_answer(PeerAnswer::NotStarted),
             };
             for (header, part) in parts::split(&answer) {
                 let reply = reply.clone();
@@ -173,15 +173,15 @@ impl NatsPeers {
         });
     }
 
-    fn on_said(&self, message: &Message, stores: &Stores) {
-        match message::decode_said(&message.payload) {
-            Ok(Said::Stored(sequence)) => {
+    fn on_broadcast(&self, message: &Message, stores: &Stores) {
+        match message::decode_broadcast(&message.payload) {
+            Ok(Broadcast::Stored(sequence)) => {
                 if let Some(store) = &*stores.borrow() {
                     store.notify_appended(sequence);
                 }
             }
-            Ok(Said::Here(here)) => self.roster().hear(here, clock::now()),
-            Ok(Said::Successor(member)) => {
+            Ok(Broadcast::Announcement(peer)) => self.roster().record(peer, clock::now()),
+            Ok(Broadcast::Successor(member)) => {
                 if let Some(store) = &*stores.borrow() {
                     store.name_successor(member);
                 }
@@ -191,7 +191,7 @@ impl NatsPeers {
     }
 
     /// Announces the end of the log whenever this process appended to it.
-    async fn tell(&self, mut stores: Stores) {
+    async fn announce_progress(&self, mut stores: Stores) {
         let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
             return;
         };
@@ -201,7 +201,7 @@ impl NatsPeers {
             let sequence = store.written();
             if sequence > told && self.has_others() {
                 told = sequence;
-                self.say(&Said::Stored(sequence)).await;
+                self.broadcast(&Broadcast::Stored(sequence)).await;
                 sleep(SPACING).await;
             } else {
                 changed.await;
@@ -212,15 +212,15 @@ impl NatsPeers {
     /// Whether another process announced itself lately.
     fn has_others(&self) -> bool {
         let members = self.roster().members(clock::now());
-        members.iter().any(|member| member.id != self.here.member)
+        members.iter().any(|member| member.id != self.own.member)
     }
 
-    async fn say(&self, said: &Said) {
+    async fn broadcast(&self, said: &Broadcast) {
         if self.client.connection_state() == Connection::Connected {
             // Delivery is not required.
             let _ = self
                 .client
-                .publish(to_all(&self.subject), message::encode_said(said))
+                .publish(to_all(&self.subject), message::encode_broadcast(said))
                 .await;
         }
     }
@@ -230,20 +230,20 @@ impl NatsPeers {
     /// could not know otherwise that these were not started. The subscription stays open meanwhile.
     /// [`Subscriber::drain`] does not wait for messages that the server had sent before it learned
     /// of the end: async-nats 0.51 drops the subscription with the next action of the connection.
-    pub(crate) async fn leave(&self, line: &mut Line, stores: &Stores) {
+    pub(crate) async fn leave(&self, subscriptions: &mut Subscriptions, stores: &Stores) {
         let store = stores.borrow().clone();
         let quiet = if self.has_others() { QUIET } else { Duration::ZERO };
         let work = async {
             if let Some(store) = store {
-                self.say(&Said::Stored(store.sequence())).await;
+                self.broadcast(&Broadcast::Stored(store.sequence())).await;
             }
             let leaving = true;
-            self.say(&Said::Here(Here {
+            self.broadcast(&Broadcast::Announcement(Announcement {
                 leaving,
-                ..self.here.clone()
+                ..self.own.clone()
             }))
             .await;
-            while let Ok(Some(request)) = timeout(quiet, line.requests.next()).await {
+            while let Ok(Some(request)) = timeout(quiet, subscriptions.requests.next()).await {
                 self.on_request(request, stores);
             }
             let _ = self.busy.acquire_many(BUSY).await;
@@ -274,39 +274,44 @@ impl Drop for Listed<'_> {
 
 impl Peers for NatsPeers {
     fn member(&self) -> u64 {
-        self.here.member
+        self.own.member
     }
 
-    fn ask<'a>(&'a self, member: u64, epoch: u64, command: &'a Command) -> BoxFuture<'a, Result<Told, Unanswered>> {
+    fn ask<'a>(
+        &'a self,
+        member: u64,
+        epoch: u64,
+        command: &'a Command,
+    ) -> BoxFuture<'a, Result<PeerAnswer, PeerError>> {
         Box::pin(async move {
-            let request = message::encode_ask(epoch, command);
+            let request = message::encode_request(epoch, command);
             if self.client.connection_state() != Connection::Connected {
-                return Err(Unanswered::NotDelivered);
+                return Err(PeerError::NotDelivered);
             }
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let (answer, answered) = oneshot::channel();
-            let parts = Parts::default();
+            let parts = AnswerParts::default();
             self.lock().insert(number, Waiting { parts, answer });
             let _listed = Listed(self, number);
             let reply = format!("{}.{number}", self.inbox);
             let sent = self
                 .client
                 .publish_with_reply(to_one(&self.subject, member), reply, request);
-            sent.await.map_err(|_| Unanswered::NotDelivered)?;
-            let answer = answered.await.unwrap_or(Err(Unanswered::Unknown))?;
+            sent.await.map_err(|_| PeerError::NotDelivered)?;
+            let answer = answered.await.unwrap_or(Err(PeerError::Unknown))?;
             // The writer may have executed a request whose answer cannot be decoded.
-            message::decode_told(&answer).map_err(|_| Unanswered::Unknown)
+            message::decode_answer(&answer).map_err(|_| PeerError::Unknown)
         })
     }
 
     fn name_successor(&self, member: u64) -> BoxFuture<'_, ()> {
-        Box::pin(async move { self.say(&Said::Successor(member)).await })
+        Box::pin(async move { self.broadcast(&Broadcast::Successor(member)).await })
     }
 
     fn members(&self) -> Vec<Member> {
         let mut roster = self.roster();
         // This process is a member even without a connection.
-        roster.hear(self.here.clone(), clock::now());
+        roster.record(self.own.clone(), clock::now());
         roster.members(clock::now())
     }
 }

@@ -2,7 +2,7 @@
 //! one. The number of the part is in a header, which processes of earlier versions neither send nor
 //! read.
 
-use crate::store::peers::Unanswered;
+use crate::store::peers::PeerError;
 use async_nats::HeaderMap;
 use bytes::Bytes;
 
@@ -30,20 +30,20 @@ pub(super) fn split(answer: &[u8]) -> impl Iterator<Item = (Option<HeaderMap>, B
 
 /// The received parts of an answer.
 #[derive(Debug, Default)]
-pub(super) struct Parts {
+pub(super) struct AnswerParts {
     bytes: Vec<u8>,
     /// Number of received parts.
     taken: usize,
 }
 
-impl Parts {
+impl AnswerParts {
     /// Adds a part. Returns the complete answer after the last part, or an error if a part is
     /// missing.
-    pub(super) fn take(&mut self, header: Option<&HeaderMap>, payload: &[u8]) -> Option<Result<Bytes, Unanswered>> {
+    pub(super) fn take(&mut self, header: Option<&HeaderMap>, payload: &[u8]) -> Option<Result<Bytes, PeerError>> {
         let (flag, part) = payload.split_last()?;
         let number = header.and_then(|header| header.get(HEADER));
         if number.is_some_and(|number| number.as_str() != self.taken.to_string()) {
-            return Some(Err(Unanswered::Unknown));
+            return Some(Err(PeerError::Unknown));
         }
         self.taken += 1;
         self.bytes.extend_from_slice(part);
@@ -56,9 +56,9 @@ mod tests {
     use super::*;
 
     /// The result of receiving some of the messages of an answer, in this order.
-    fn join(answer: &[u8], order: &[usize]) -> Option<Result<Bytes, Unanswered>> {
+    fn join(answer: &[u8], order: &[usize]) -> Option<Result<Bytes, PeerError>> {
         let messages: Vec<_> = split(answer).collect();
-        let mut parts = Parts::default();
+        let mut parts = AnswerParts::default();
         let mut taken = order.iter().map(|at| {
             let (header, payload) = &messages[*at];
             parts.take(header.as_ref(), payload)
@@ -73,10 +73,10 @@ mod tests {
         for (name, order, expected) in [
             ("all", &[0, 1, 2][..], &whole),
             ("no end", &[0, 1], &None),
-            ("the last one alone", &[2], &Some(Err(Unanswered::Unknown))),
-            ("not the first", &[1, 2], &Some(Err(Unanswered::Unknown))),
-            ("a gap", &[0, 2], &Some(Err(Unanswered::Unknown))),
-            ("one twice", &[0, 0, 1, 2], &Some(Err(Unanswered::Unknown))),
+            ("the last one alone", &[2], &Some(Err(PeerError::Unknown))),
+            ("not the first", &[1, 2], &Some(Err(PeerError::Unknown))),
+            ("a gap", &[0, 2], &Some(Err(PeerError::Unknown))),
+            ("one twice", &[0, 0, 1, 2], &Some(Err(PeerError::Unknown))),
         ] {
             assert!(join(&answer, order) == *expected, "{name}");
         }
@@ -92,9 +92,9 @@ mod tests {
 
     #[test]
     fn a_writer_of_an_earlier_version_is_understood() {
-        let mut parts = Parts::default();
+        let mut parts = AnswerParts::default();
         assert_eq!(parts.take(None, b"a\x00"), None);
         assert_eq!(parts.take(None, b"b\x01"), Some(Ok(Bytes::from_static(b"ab"))));
-        assert_eq!(Parts::default().take(None, b""), None);
+        assert_eq!(AnswerParts::default().take(None, b""), None);
     }
 }

@@ -88,7 +88,7 @@ pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
     .await?;
     let log = Arc::new(log);
     let snapshots = snapshots(&args.nats, &client, &log);
-    let repaired = mend(&*log, &snapshots, args.bump, args.accept_loss).await;
+    let repaired = repair_store(&*log, &snapshots, args.bump, args.accept_loss).await;
     match repaired.with_context(|| format!("repair {}", args.nats.stream.log()))? {
         Repaired::Nothing => tracing::info!("The store is whole; nothing was changed"),
         Repaired::Bumped { sequence, revision } => {
@@ -103,7 +103,7 @@ pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
 }
 
 /// Repairs a store that no process writes to.
-pub(crate) async fn mend<L: Log, M: Messages>(
+pub(crate) async fn repair_store<L: Log, M: Messages>(
     log: &L,
     snapshots: &Snapshots<M, L>,
     bump: i64,
@@ -137,7 +137,7 @@ pub(crate) async fn mend<L: Log, M: Messages>(
     }
     let highest = snapshots.highest().await?.max(tail.low_watermark.sequence);
     let sequence = tail.info.last.max(tail.fencing.sequence).max(highest) + 1 + UNKNOWN;
-    let (fencing, state) = bumped(tail.fencing, state, sequence, bump);
+    let (fencing, state) = continue_above(tail.fencing, state, sequence, bump);
     let leases = state.leases.terms();
     let state = RwLock::new(state);
     let pin = SnapshotPoint::new(&state, fencing, leases);
@@ -159,7 +159,7 @@ pub(crate) async fn mend<L: Log, M: Messages>(
 
 /// Builds the state of the repaired store: behind all records, far above every revision, and
 /// without history.
-fn bumped(fencing: FencingState, mut state: State, sequence: u64, bump: i64) -> (FencingState, State) {
+fn continue_above(fencing: FencingState, mut state: State, sequence: u64, bump: i64) -> (FencingState, State) {
     let revision = state.mvcc.head().max(state.mvcc.visible()).saturating_add(bump);
     state.mvcc.set_head(revision);
     state.mvcc.publish(revision);
@@ -202,7 +202,7 @@ mod tests {
             cluster: 7,
             ..FencingState::default()
         };
-        let (fencing, state) = bumped(fencing, state, 11, 1000);
+        let (fencing, state) = continue_above(fencing, state, 11, 1000);
         assert_eq!((fencing.sequence, fencing.epoch, fencing.incarnation), (11, 3, 3));
         assert_eq!((fencing.cluster, fencing.writer, fencing.resigned), (7, 0, true));
         let mvcc = &state.mvcc;

@@ -7,7 +7,7 @@ use crate::limits::LEASE_USED;
 use crate::log::{Ack, Log, Transient};
 use crate::metrics::Metrics;
 use crate::quota::Quota;
-use crate::replica::follower::{self, Follower, Identity};
+use crate::replica::follower::{self, Follower, WriterIdentity};
 use crate::replica::recover::{BootError, Replica};
 use crate::role::writer_of;
 use crate::snapshot::{Messages, Snapshots};
@@ -103,7 +103,7 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
     if config.peers.is_some() {
         stores.send_replace(Some(Arc::clone(&store)));
     }
-    let identity = Identity {
+    let identity = WriterIdentity {
         writer: writer_of(config.member, cycle),
         incarnation: config.incarnation,
         name: config.name.clone(),
@@ -154,7 +154,7 @@ pub(crate) fn promote<L: Log, M: Messages>(
     store.write().leases.renew_all(now);
     let unsaved = Unsaved {
         since: now,
-        urgent: tail.thin,
+        urgent: tail.lacks_snapshot,
         ..tail.replayed
     };
     let background = BackgroundWork::new(

@@ -115,7 +115,7 @@ async fn listen(
             let (reload, configs) = Reload::load(files).await.context("load the certificates")?;
             let stop = stop.clone();
             tasks.spawn(async move {
-                tls::keep(reload, stop).await;
+                tls::reload_certificates(reload, stop).await;
                 Ok(())
             });
             Some(configs)
@@ -173,13 +173,13 @@ async fn run_with_peers(
         return run_cycles(args, client, config, &stores, stop).await;
     }
     let (subject, own) = (args.nats.stream.peers_subject(), (config.member, config.name.clone()));
-    let (peers, mut line) = NatsPeers::open(client.clone(), subject, own, args.client_urls()).await?;
+    let (peers, mut subscriptions) = NatsPeers::open(client.clone(), subject, own, args.client_urls()).await?;
     config.peers = Some(Arc::clone(&peers) as _);
     let ended = tokio::select! {
         ended = run_cycles(args, client, config, &stores, stop) => ended,
-        ended = peers.run(&mut line, stores.subscribe()) => ended.context("hear of other processes"),
+        ended = peers.run(&mut subscriptions, stores.subscribe()) => ended.context("hear of other processes"),
     };
-    peers.leave(&mut line, &stores.subscribe()).await;
+    peers.leave(&mut subscriptions, &stores.subscribe()).await;
     ended
 }
 

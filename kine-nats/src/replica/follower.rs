@@ -24,7 +24,7 @@ const EPOCH_LIMIT: Duration = Duration::from_secs(2);
 
 /// A process that wants to become the writer.
 #[derive(Debug, Clone)]
-pub(crate) struct Identity {
+pub(crate) struct WriterIdentity {
     /// Random; differs in each cycle of a process.
     pub(crate) writer: u64,
     pub(crate) incarnation: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Follower {
 impl Follower {
     /// Starts behind the records that were loaded into the store.
     pub(crate) fn new(tail: Tail, store: Arc<Store>) -> Self {
-        let tail = tail.graced();
+        let tail = tail.with_grace();
         store.quota.follow(tail.info.limit);
         store.set_stored(tail.fencing.sequence, store.revision());
         store.record_position(&tail.fencing, tail.observed + lease(&tail.fencing));
@@ -60,7 +60,7 @@ impl Follower {
         log: &L,
         snapshots: &Snapshots<M, L>,
         acks: &mut mpsc::Receiver<Ack>,
-        identity: &Identity,
+        identity: &WriterIdentity,
     ) -> Result<Duration, BootError> {
         let mut token = u64::MAX / 2;
         // Time of the first attempt at the current end of the log. Any of the attempts may be the
@@ -92,7 +92,7 @@ impl Follower {
                     let record = self.epoch_record(identity);
                     if self.is_whole(log, snapshots).await?
                         && log.publish(token, record, self.tail.fencing.sequence).await.is_ok()
-                        && wait_for_epoch(acks, token).await? == Outcome::Full
+                        && wait_for_epoch(acks, token).await? == EpochResult::Full
                     {
                         self.make_room(snapshots).await;
                     }
@@ -158,7 +158,7 @@ impl Follower {
                     "The log was shortened; starting again from the newest snapshot"
                 );
                 let tail = reinstall(&self.store, Replica::load(log, snapshots).await?)?;
-                self.tail = tail.graced();
+                self.tail = tail.with_grace();
                 let fencing = &self.tail.fencing;
                 self.store.record_position(fencing, self.tail.observed + lease(fencing));
                 Ok(true)
@@ -242,7 +242,7 @@ impl Follower {
         }
     }
 
-    fn epoch_record(&self, identity: &Identity) -> bytes::Bytes {
+    fn epoch_record(&self, identity: &WriterIdentity) -> bytes::Bytes {
         let fencing = &self.tail.fencing;
         let mut operations = Operations::default();
         operations.epoch(u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX), &identity.name);
@@ -283,14 +283,14 @@ fn lease(fencing: &FencingState) -> Duration {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum EpochResult {
     /// The log shows whether the record was stored.
     Look,
     Full,
 }
 
 /// Waits for the acknowledgement of an epoch record.
-async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<Outcome, BootError> {
+async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<EpochResult, BootError> {
     while let Ok(ack) = timeout(EPOCH_LIMIT, acks.recv()).await {
         let ack = ack.ok_or(BootError::AcksEnded)?;
         if ack.token != token {
@@ -298,7 +298,7 @@ async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<Ou
         }
         match ack.outcome {
             Ok(_) | Err(Rejection::Conflict) => {}
-            Err(Rejection::Full) => return Ok(Outcome::Full),
+            Err(Rejection::Full) => return Ok(EpochResult::Full),
             Err(Rejection::Other { code, description }) => {
                 tracing::warn!(code, description, "The log refuses the epoch record");
                 sleep(POLL).await;
@@ -306,5 +306,5 @@ async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<Ou
         }
         break;
     }
-    Ok(Outcome::Look)
+    Ok(EpochResult::Look)
 }

@@ -139,7 +139,7 @@ pub(crate) struct Tail {
     /// Low watermark: the sequence that the log is known to reach.
     pub(crate) low_watermark: LowWatermark,
     /// A truncated log relies on two snapshots, and one of them is missing or unreadable.
-    pub(crate) thin: bool,
+    pub(crate) lacks_snapshot: bool,
     /// The newest records of the log.
     pub(crate) recent: RecentRecords,
     /// Delays the trim of compacted history. `None` as long as no client can watch.
@@ -165,7 +165,7 @@ pub(crate) struct Salvage {
 
 /// Callback after each valid record: the fencing state behind it, and the revision that was visible
 /// before it.
-pub(crate) type Seen<'a> = &'a (dyn Fn(&FencingState, i64) + Sync);
+pub(crate) type OnRecord<'a> = &'a (dyn Fn(&FencingState, i64) + Sync);
 
 impl Replica {
     /// Reads the newest complete snapshot and the records behind it. A live writer may truncate the
@@ -192,7 +192,7 @@ impl Replica {
     }
 
     async fn read<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
-        let (mut tail, state) = Self::begin(log, snapshots).await?;
+        let (mut tail, state) = Self::load_snapshot(log, snapshots).await?;
         tail.check(&state)?;
         tail.check_end()?;
         let state = RwLock::new(state);
@@ -206,7 +206,7 @@ impl Replica {
         log: &L,
         snapshots: &Snapshots<M, L>,
     ) -> Result<Salvage, BootError> {
-        let (mut tail, state) = Self::begin(log, snapshots).await?;
+        let (mut tail, state) = Self::load_snapshot(log, snapshots).await?;
         let state = RwLock::new(state);
         let checked = tail.check(&state.read().unwrap_or_else(PoisonError::into_inner));
         let read = match checked {
@@ -223,7 +223,10 @@ impl Replica {
         Ok(Salvage { replica, problem })
     }
 
-    async fn begin<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<(Tail, State), BootError> {
+    async fn load_snapshot<L: Log, M: Messages>(
+        log: &L,
+        snapshots: &Snapshots<M, L>,
+    ) -> Result<(Tail, State), BootError> {
         // The order matters: the log never ends before a snapshot or a low watermark that already
         // existed.
         let newest = snapshots.newest().await?;
@@ -240,7 +243,7 @@ impl Replica {
             replayed: Unsaved::default(),
             info,
             low_watermark,
-            thin: info.first > 1 && whole < 2,
+            lacks_snapshot: info.first > 1 && whole < 2,
             recent: RecentRecords::default(),
             grace: None,
             observed: clock::now(),
@@ -251,7 +254,7 @@ impl Replica {
 
 impl Tail {
     /// Delays the trim of what is compacted from here on, because clients may watch.
-    pub(crate) fn graced(self) -> Self {
+    pub(crate) fn with_grace(self) -> Self {
         let grace = Some(Grace::default());
         Self { grace, ..self }
     }
@@ -291,7 +294,7 @@ impl Tail {
         log: &impl Log,
         state: &RwLock<State>,
         known: Duration,
-        seen: Seen<'_>,
+        seen: OnRecord<'_>,
     ) -> Result<bool, BootError> {
         let (begin, last) = (self.fencing.sequence, self.info.last);
         let (mut counted, mut pause) = (self.replayed.records, PAUSE.0);
@@ -338,7 +341,7 @@ impl Tail {
         &mut self,
         log: &impl Log,
         state: &RwLock<State>,
-        seen: Seen<'_>,
+        seen: OnRecord<'_>,
     ) -> Result<bool, BootError> {
         let records = log.read(self.fencing.sequence + 1).await?;
         let (any, now) = (!records.is_empty(), clock::now());
@@ -368,7 +371,13 @@ impl Tail {
     }
 
     /// Applies one record. Returns whether it is valid.
-    fn apply(&mut self, sequence: u64, bytes: &[u8], state: &RwLock<State>, seen: Seen<'_>) -> Result<bool, BootError> {
+    fn apply(
+        &mut self,
+        sequence: u64,
+        bytes: &[u8],
+        state: &RwLock<State>,
+        seen: OnRecord<'_>,
+    ) -> Result<bool, BootError> {
         if self.fencing.skip_foreign(sequence, bytes) {
             return Ok(false);
         }

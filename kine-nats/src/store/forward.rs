@@ -4,7 +4,7 @@ use crate::command::Command;
 use crate::error::RpcError;
 use crate::role::{Leader, Outcome, Role};
 use crate::store::Store;
-use crate::store::peers::{Peers, Told, Unanswered};
+use crate::store::peers::{PeerAnswer, PeerError, Peers};
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -21,14 +21,14 @@ pub(super) async fn forward(peers: &dyn Peers, store: &Store, leader: Leader, co
     let asked = tokio::select! {
         biased;
         asked = peers.ask(leader.member(), leader.epoch, &command) => asked,
-        () = replaced(store, leader) => Err(Unanswered::Unknown),
-        () = sleep(REPEAT), if command.is_repeatable() => Err(Unanswered::Unknown),
+        () = replaced(store, leader) => Err(PeerError::Unknown),
+        () = sleep(REPEAT), if command.is_repeatable() => Err(PeerError::Unknown),
     };
     match asked {
-        Ok(Told::Done(result)) => Outcome::Done(result),
-        Ok(Told::NotBegun) | Err(Unanswered::NotDelivered) => Outcome::Returned(command),
+        Ok(PeerAnswer::Done(result)) => Outcome::Done(result),
+        Ok(PeerAnswer::NotStarted) | Err(PeerError::NotDelivered) => Outcome::Returned(command),
         _ if command.is_repeatable() => Outcome::Returned(command),
-        Err(Unanswered::Unknown) => Outcome::Done(Err(RpcError::LeaderFailed)),
+        Err(PeerError::Unknown) => Outcome::Done(Err(RpcError::LeaderFailed)),
     }
 }
 

@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 
 /// Why there is no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unanswered {
+pub(crate) enum PeerError {
     /// The process was not reached, and will not be.
     NotDelivered,
     /// The process may have been reached.
@@ -15,10 +15,10 @@ pub(crate) enum Unanswered {
 
 /// The outcome of a request at the writer.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum PeerAnswer {
     Done(Result<Answer, RpcError>),
     /// The request was not started: the process is not the writer of that epoch, or is stopping.
-    NotBegun,
+    NotStarted,
 }
 
 /// A process of the store.
@@ -33,7 +33,7 @@ pub(crate) struct Member {
 
 /// Connection to the other processes of the store.
 ///
-/// # Guarantees An answer belongs to its request. [`Unanswered::NotDelivered`] is returned only if
+/// # Guarantees An answer belongs to its request. [`PeerError::NotDelivered`] is returned only if
 /// no process will ever execute the request.
 ///
 /// # Caveats An answer may never arrive; the caller sets a timeout.
@@ -41,7 +41,8 @@ pub(crate) trait Peers: std::fmt::Debug + Send + Sync {
     /// The member id of this process.
     fn member(&self) -> u64;
     /// Sends a request to the writer of an epoch in a process, and waits for its answer.
-    fn ask<'a>(&'a self, member: u64, epoch: u64, command: &'a Command) -> BoxFuture<'a, Result<Told, Unanswered>>;
+    fn ask<'a>(&'a self, member: u64, epoch: u64, command: &'a Command)
+    -> BoxFuture<'a, Result<PeerAnswer, PeerError>>;
     /// Announces to all processes which of them is to become the writer after this one resigns. The
     /// announcement arrives before any record that this process sends to the log afterwards.
     fn name_successor(&self, member: u64) -> BoxFuture<'_, ()>;

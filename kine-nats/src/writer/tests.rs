@@ -30,7 +30,7 @@ use crate::metrics::Metrics;
 use crate::process::role_loop::{ProcessConfig, promote};
 use crate::proto::etcdserverpb as pb;
 use crate::quota::Quota;
-use crate::replica::follower::{Follower, Identity};
+use crate::replica::follower::{Follower, WriterIdentity};
 use crate::replica::recover::{BootError, Replica};
 use crate::snapshot::Snapshots;
 use crate::snapshot::memory::MemoryMessages;
@@ -70,8 +70,8 @@ struct Running {
     stop: watch::Sender<bool>,
 }
 
-fn identity(writer: u64, incarnation: u64) -> Identity {
-    Identity {
+fn identity(writer: u64, incarnation: u64) -> WriterIdentity {
+    WriterIdentity {
         writer,
         incarnation,
         name: format!("w{writer}"),
@@ -90,7 +90,7 @@ fn follow_with(replica: Replica, quota: Option<u64>) -> Follower {
 
 async fn open(
     memory: &Memory,
-    identity: &Identity,
+    identity: &WriterIdentity,
 ) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Follower, Duration), BootError> {
     let (log, mut acks) = memory.open();
     let mut follower = follow(Replica::load(&log, &snapshots(memory)).await?);
@@ -114,15 +114,19 @@ fn always(thresholds: SnapshotThresholds) -> SnapshotConfig {
     }
 }
 
-async fn start(memory: &Memory, identity: Identity) -> Running {
+async fn start(memory: &Memory, identity: WriterIdentity) -> Running {
     start_with(memory, identity, NEVER).await
 }
 
-async fn start_with(memory: &Memory, identity: Identity, thresholds: SnapshotThresholds) -> Running {
+async fn start_with(memory: &Memory, identity: WriterIdentity, thresholds: SnapshotThresholds) -> Running {
     try_start(memory, identity, thresholds).await.unwrap()
 }
 
-async fn try_start(memory: &Memory, identity: Identity, thresholds: SnapshotThresholds) -> Result<Running, BootError> {
+async fn try_start(
+    memory: &Memory,
+    identity: WriterIdentity,
+    thresholds: SnapshotThresholds,
+) -> Result<Running, BootError> {
     let (log, acks, follower, sent) = open(memory, &identity).await?;
     let store = Arc::clone(&follower.store);
     let config = ProcessConfig {

@@ -31,9 +31,9 @@ fn commit(store: &Store) -> i64 {
     head
 }
 
-fn stream(store: &Arc<Store>) -> (Stream, mpsc::Receiver<Result<pb::WatchResponse, Status>>) {
+fn stream(store: &Arc<Store>) -> (OpenStream, mpsc::Receiver<Result<pb::WatchResponse, Status>>) {
     let (answers, receiver) = mpsc::channel(1);
-    let stream = Stream {
+    let stream = OpenStream {
         store: Arc::clone(store),
         answers,
         notify: Arc::new(Notify::new()),

@@ -1,7 +1,7 @@
 //! A process that stops, at a NATS server that has sent it a request.
 
 use super::*;
-use crate::store::peers::Told;
+use crate::store::peers::PeerAnswer;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -25,9 +25,9 @@ async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<V
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read);
     write.write_all(format!("{INFO}\r\n").as_bytes()).await?;
-    let (mut line, mut request) = (String::new(), String::new());
-    while read.read_line(&mut line).await? > 0 {
-        let words: Vec<&str> = line.split_whitespace().collect();
+    let (mut subscriptions, mut request) = (String::new(), String::new());
+    while read.read_line(&mut subscriptions).await? > 0 {
+        let words: Vec<&str> = subscriptions.split_whitespace().collect();
         let mut goes = false;
         match words[..] {
             ["PING"] => write.write_all(b"PONG\r\n").await?,
@@ -63,40 +63,40 @@ async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<V
         if goes {
             write.write_all(std::mem::take(&mut request).as_bytes()).await?;
         }
-        line.clear();
+        subscriptions.clear();
     }
     Ok(())
 }
 
 /// Stops a process; returns its answer to a request, and how long the stop took.
-async fn answered(sends: Sends, has_others: bool) -> (Option<Told>, Duration) {
+async fn answered(sends: Sends, has_others: bool) -> (Option<PeerAnswer>, Duration) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (answers, mut answered) = mpsc::unbounded_channel();
     tokio::spawn(async move { serve(listener.accept().await.unwrap().0, sends, answers).await });
     let client = async_nats::connect(address.to_string()).await.unwrap();
     let own = (MEMBER, "a".to_owned());
-    let (peers, mut line) = NatsPeers::open(client.clone(), SUBJECT.into(), own, Vec::new())
+    let (peers, mut subscriptions) = NatsPeers::open(client.clone(), SUBJECT.into(), own, Vec::new())
         .await
         .unwrap();
     if has_others {
-        let other = Here {
+        let other = Announcement {
             member: 8,
-            ..peers.here.clone()
+            ..peers.own.clone()
         };
-        peers.roster().hear(other, clock::now());
+        peers.roster().record(other, clock::now());
     }
     // Everything that the server sent before this message has arrived, too.
-    line.all.next().await.unwrap();
+    subscriptions.all.next().await.unwrap();
     let begun = Instant::now();
-    peers.leave(&mut line, &watch::channel(None).1).await;
+    peers.leave(&mut subscriptions, &watch::channel(None).1).await;
     let took = begun.elapsed();
     // The server reads until the connection closes.
-    drop((client, peers, line));
+    drop((client, peers, subscriptions));
     let answer = answered.recv().await;
     let told = answer.map(|answer| {
-        let whole = Parts::default().take(None, &answer).unwrap().unwrap();
-        message::decode_told(&whole).unwrap()
+        let whole = AnswerParts::default().take(None, &answer).unwrap().unwrap();
+        message::decode_answer(&whole).unwrap()
     });
     (told, took)
 }
@@ -104,12 +104,12 @@ async fn answered(sends: Sends, has_others: bool) -> (Option<Told>, Duration) {
 #[tokio::test]
 async fn what_others_ask_until_they_know_that_it_goes_is_answered() {
     let (told, _) = answered(Sends::AsItGoes, true).await;
-    assert!(matches!(told, Some(Told::NotBegun)), "{told:?}");
+    assert!(matches!(told, Some(PeerAnswer::NotStarted)), "{told:?}");
 }
 
 #[tokio::test]
 async fn who_is_alone_answers_what_has_come_and_waits_for_nobody() {
     let (told, took) = answered(Sends::AtOnce, false).await;
-    assert!(matches!(told, Some(Told::NotBegun)), "{told:?}");
+    assert!(matches!(told, Some(PeerAnswer::NotStarted)), "{told:?}");
     assert!(took < QUIET, "{took:?}");
 }

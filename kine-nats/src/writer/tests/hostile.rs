@@ -4,7 +4,7 @@
 use super::*;
 use crate::fuzz::{fuzz_runs, mutate, seeded};
 use crate::peer::{message, serve};
-use crate::store::peers::Told;
+use crate::store::peers::PeerAnswer;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -66,15 +66,15 @@ async fn what_other_processes_ask_for_harms_nothing() {
     running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
     let asks: Vec<Bytes> = commands()
         .iter()
-        .map(|command| message::encode_ask(running.store.epoch(), command))
+        .map(|command| message::encode_request(running.store.epoch(), command))
         .collect();
     let mut done = 0;
     for _ in 0..fuzz_runs(4000) {
         let mut bad = asks[random.random_range(0..asks.len())].to_vec();
         mutate(&mut bad, &mut random);
         let told = serve(&running.store, &bad.into()).await;
-        let told = message::decode_told(&told).expect("an answer that is understood");
-        done += u64::from(matches!(told, Told::Done(Ok(_))));
+        let told = message::decode_answer(&told).expect("an answer that is understood");
+        done += u64::from(matches!(told, PeerAnswer::Done(Ok(_))));
     }
     assert!(done > 100, "{done} were done all the same");
     for key in [&b""[..], b"\0"] {
@@ -82,9 +82,9 @@ async fn what_other_processes_ask_for_harms_nothing() {
             key: key.to_vec().into(),
             ..Default::default()
         };
-        let ask = message::encode_ask(running.store.epoch(), &Command::Put(put));
-        let told = message::decode_told(&serve(&running.store, &ask).await).unwrap();
-        let refused = matches!(told, Told::Done(Err(RpcError::EmptyKey)));
+        let ask = message::encode_request(running.store.epoch(), &Command::Put(put));
+        let told = message::decode_answer(&serve(&running.store, &ask).await).unwrap();
+        let refused = matches!(told, PeerAnswer::Done(Err(RpcError::EmptyKey)));
         assert_eq!(refused, key.is_empty(), "{told:?}");
     }
     let store = Arc::clone(&running.store);
@@ -110,18 +110,18 @@ async fn what_other_processes_ask_for_harms_nothing() {
 fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
     let mut random = seeded();
     let told = [
-        Told::NotBegun,
-        Told::Done(Err(RpcError::NoSpace)),
-        Told::Done(Ok(Answer::Barrier {
+        PeerAnswer::NotStarted,
+        PeerAnswer::Done(Err(RpcError::NoSpace)),
+        PeerAnswer::Done(Ok(Answer::Barrier {
             revision: 5,
             compacted: 3,
         })),
-        Told::Done(Ok(Answer::Put(pb::PutResponse {
+        PeerAnswer::Done(Ok(Answer::Put(pb::PutResponse {
             header: Some(pb::ResponseHeader::default()),
             prev_kv: Some("encoded".into()),
         }))),
     ];
-    let here = message::Here {
+    let here = message::Announcement {
         member: 7,
         name: "one".into(),
         client_urls: vec!["http://a:1".into()],
@@ -129,13 +129,15 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
         full: true,
     };
     let said = [
-        message::Said::Stored(9),
-        message::Said::Here(here),
-        message::Said::Successor(7),
+        message::Broadcast::Stored(9),
+        message::Broadcast::Announcement(here),
+        message::Broadcast::Successor(7),
     ];
-    let all = told.map(message::encode_told).into_iter();
-    let all = all.chain(said.iter().map(message::encode_said));
-    let asked = commands().into_iter().map(|command| message::encode_ask(3, &command));
+    let all = told.map(message::encode_answer).into_iter();
+    let all = all.chain(said.iter().map(message::encode_broadcast));
+    let asked = commands()
+        .into_iter()
+        .map(|command| message::encode_request(3, &command));
     let all: Vec<Bytes> = all.chain(asked).collect();
     let mut understood = [0; 3];
     for _ in 0..fuzz_runs(50_000) {
@@ -148,19 +150,22 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
         let bad = Bytes::from(bad);
         // Each message is also decoded as the other kinds. A decoded message stays the same when it
         // is encoded and decoded again.
-        if let Ok(said) = message::decode_said(&bad) {
-            assert_eq!(message::decode_said(&message::encode_said(&said)).unwrap(), said);
+        if let Ok(said) = message::decode_broadcast(&bad) {
+            assert_eq!(
+                message::decode_broadcast(&message::encode_broadcast(&said)).unwrap(),
+                said
+            );
             understood[0] += 1;
         }
-        if let Ok((epoch, command)) = message::decode_ask(&bad) {
-            let (again, same) = message::decode_ask(&message::encode_ask(epoch, &command)).unwrap();
+        if let Ok((epoch, command)) = message::decode_request(&bad) {
+            let (again, same) = message::decode_request(&message::encode_request(epoch, &command)).unwrap();
             assert_eq!((again, format!("{same:?}")), (epoch, format!("{command:?}")));
             understood[1] += 1;
         }
-        if let Ok(told) = message::decode_told(&bad) {
+        if let Ok(told) = message::decode_answer(&bad) {
             let meant = format!("{told:?}");
             assert_eq!(
-                format!("{:?}", message::decode_told(&message::encode_told(told)).unwrap()),
+                format!("{:?}", message::decode_answer(&message::encode_answer(told)).unwrap()),
                 meant
             );
             understood[2] += 1;

@@ -12,7 +12,7 @@
 
 use super::*;
 use crate::fuzz::chosen;
-use crate::process::repair::{Repaired, mend};
+use crate::process::repair::{Repaired, repair_store};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
@@ -132,7 +132,9 @@ async fn simulate(seed: u64, tally: &mut Tally) {
                 println!("{error}");
                 assert!(error.to_string().contains("`kine-nats repair`"), "{error}");
                 assert!(cut < length, "it is whole: {error}");
-                let repaired = mend(&memory.open().0, &snapshots(&memory), 1000, true).await.unwrap();
+                let repaired = repair_store(&memory.open().0, &snapshots(&memory), 1000, true)
+                    .await
+                    .unwrap();
                 let Repaired::Bumped { revision, .. } = repaired else {
                     panic!("{repaired:?}")
                 };
@@ -191,7 +193,7 @@ async fn a_repair_keeps_what_lies_before_a_hole() {
         matches!(refused, BootError::Missing { sequence } if sequence == hole),
         "{refused:?}"
     );
-    mend(&log, &snapshots(&memory), 1000, true).await.unwrap();
+    repair_store(&log, &snapshots(&memory), 1000, true).await.unwrap();
     let mvcc = Replica::load(&log, &snapshots(&memory)).await.unwrap().state.mvcc;
     let there = ["a", "b", "c", "d"].map(|key| mvcc.latest(key.as_bytes()).is_some());
     assert_eq!(there, [true, true, false, false]);

@@ -2,7 +2,7 @@
 //! watermark shows the loss, or the server reports it.
 
 use super::*;
-use crate::process::repair::{RepairError, Repaired, mend};
+use crate::process::repair::{RepairError, Repaired, repair_store};
 
 async fn load(memory: &Memory) -> Result<Replica, BootError> {
     Replica::load(&memory.open().0, &snapshots(memory)).await
@@ -128,7 +128,7 @@ async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
     memory.lose(2);
     memory.let_purge_ahead();
     let (log, snapshots) = (memory.open().0, snapshots(&memory));
-    let refused = mend(&log, &snapshots, 1000, false).await;
+    let refused = repair_store(&log, &snapshots, 1000, false).await;
     assert!(
         matches!(
             refused,
@@ -136,7 +136,7 @@ async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
         ),
         "{refused:?}"
     );
-    let repaired = mend(&log, &snapshots, 1000, true).await.unwrap();
+    let repaired = repair_store(&log, &snapshots, 1000, true).await.unwrap();
     // Behind every record that a process may remember alone.
     let (sequence, revision) = (65_539, 1002);
     assert_eq!(repaired, Repaired::Bumped { sequence, revision });
@@ -144,7 +144,10 @@ async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
     let running = start(&memory, identity(2, 1)).await;
     assert_eq!(write(&running.store, "c").await, Ok(1003));
     running.stop().await;
-    assert_eq!(mend(&log, &snapshots, 1000, true).await.unwrap(), Repaired::Nothing);
+    assert_eq!(
+        repair_store(&log, &snapshots, 1000, true).await.unwrap(),
+        Repaired::Nothing
+    );
 
     // The server restarts and no longer reports the loss; then it drops more.
     memory.forget_lost();
@@ -163,7 +166,9 @@ async fn a_repair_keeps_what_can_be_read_below_the_floor() {
     running.stop().await;
     memory.truncate(3);
     memory.let_purge_ahead();
-    let repaired = mend(&memory.open().0, &snapshots(&memory), 1000, true).await.unwrap();
+    let repaired = repair_store(&memory.open().0, &snapshots(&memory), 1000, true)
+        .await
+        .unwrap();
     let Repaired::Bumped { revision, sequence } = repaired else {
         panic!("{repaired:?}")
     };

@@ -19,7 +19,7 @@ use crate::fuzz::chosen;
 use crate::log::LogInfo;
 use crate::peer::{message, serve};
 use crate::process::role_loop::{CycleEnd, CycleError, run_cycle};
-use crate::store::peers::{Member, Peers, Told, Unanswered};
+use crate::store::peers::{Member, PeerAnswer, PeerError, Peers};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -196,8 +196,13 @@ impl Peers for Far {
         self.member
     }
 
-    fn ask<'a>(&'a self, member: u64, epoch: u64, command: &'a Command) -> BoxFuture<'a, Result<Told, Unanswered>> {
-        let request = message::encode_ask(epoch, command);
+    fn ask<'a>(
+        &'a self,
+        member: u64,
+        epoch: u64,
+        command: &'a Command,
+    ) -> BoxFuture<'a, Result<PeerAnswer, PeerError>> {
+        let request = message::encode_request(epoch, command);
         let (delays, lost) = {
             let mut random = self.random.lock().unwrap();
             let calm = self.world.calm.load(Ordering::Relaxed);
@@ -216,7 +221,7 @@ impl Peers for Far {
             if !lost[0] {
                 let letter = Letter { request, reply };
                 let sent = mailbox.and_then(|mailbox| mailbox.try_send(letter).ok());
-                sent.ok_or(Unanswered::NotDelivered)?;
+                sent.ok_or(PeerError::NotDelivered)?;
             }
             let Ok(answer) = answer.await else {
                 return std::future::pending().await;
@@ -225,7 +230,7 @@ impl Peers for Far {
             if lost[1] {
                 std::future::pending().await
             } else {
-                message::decode_told(&answer).map_err(|_| Unanswered::Unknown)
+                message::decode_answer(&answer).map_err(|_| PeerError::Unknown)
             }
         })
     }
