@@ -21,19 +21,19 @@ const HASH: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
     /// The bytes are too short, or the lengths do not add up.
-    #[error("decode a record: it is cut short or has bytes left over")]
+    #[error("decode a record: its length is wrong")]
     Length,
     /// The magic number is not that of this program.
-    #[error("decode a record: it does not begin as a record does")]
+    #[error("decode a record: it does not start with the magic number")]
     Magic,
     /// A later version wrote the record.
-    #[error("decode a record: its format {0} is not known")]
+    #[error("decode a record: its format {0} is unknown")]
     Format(u16),
     /// The bytes are not those that were written.
     #[error("decode a record: its hash does not match")]
     Hash,
     /// An operation is invalid.
-    #[error("decode a record: an operation of kind {0} is not valid")]
+    #[error("decode a record: an operation of kind {0} is invalid")]
     Operation(u8),
 }
 

@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The client is not connected.
-    #[error("reach the log: not connected")]
+    #[error("reach the log: not connected to NATS")]
     Disconnected,
     /// No response before the timeout.
-    #[error("reach the log: no answer in time")]
+    #[error("reach the log: no response before the timeout")]
     Timeout,
     /// The server rejected the request.
-    #[error("use the log: the server answered {code}: {description}")]
+    #[error("use the log: NATS returned error {code}: {description}")]
     Refused {
         /// JetStream's error code.
         code: u64,
@@ -29,18 +29,18 @@ pub enum LogError {
         description: String,
     },
     /// The record exceeds the servers' maximum payload.
-    #[error("use the log: the servers take no message of {bytes} bytes; set their max_payload to at least 2 MiB")]
+    #[error("use the log: the NATS servers reject a message of {bytes} bytes; set their max_payload to at least 2 MiB")]
     TooLarge {
         /// Bytes of the record.
         bytes: usize,
     },
     /// The response has an unexpected form.
-    #[error("use the log: the answer to {0} is not understood")]
+    #[error("use the log: the response to {0} cannot be decoded")]
     Answer(&'static str),
     /// The server sends a message in a form that no client can read.
     #[error(
-        "read the stream {stream}: on {times} connections in a row nothing readable came from sequence {sequence} on; if it \
-         stays so, the message there is damaged, and `kine-nats repair` says what can be read without it"
+        "read the stream {stream}: {times} connections in a row failed at sequence {sequence}; if this continues, that \
+         message is corrupt, and `kine-nats repair` shows what can be read without it"
     )]
     Unreadable {
         /// Name of the stream.

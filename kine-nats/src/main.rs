@@ -23,7 +23,7 @@ async fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "kine-nats ends");
+            tracing::error!(error = format!("{error:#}"), "kine-nats exits");
             ExitCode::FAILURE
         }
     }

@@ -160,7 +160,7 @@ impl Metrics {
         let calls = Arc::new(Calls::default());
         builder.0.register_collector(Box::new(Arc::clone(&calls)));
         builder.0.register_collector(Box::new(Process::new()));
-        let version = builder.label("etcd_server_version", "The version of etcd that it answers like");
+        let version = builder.label("etcd_server_version", "etcd version that the server reports");
         version.get_or_create(&[("server_version", VERSION.to_owned())]).set(1);
         let ack = "From sending a record to the log's ack, for which nats-server writes and syncs it";
         let fsync = builder.histogram("etcd_disk_wal_fsync_duration_seconds", ack, 0.001, 14);
@@ -169,36 +169,36 @@ impl Metrics {
         Self {
             calls,
             batches: builder.counter("yoke_kine_batches", "Records stored"),
-            requests: builder.counter("yoke_kine_requests", "Requests that the writer did"),
-            recoveries: builder.counter("yoke_kine_recoveries", "Times a record was in doubt"),
+            requests: builder.counter("yoke_kine_requests", "Requests that the writer executed"),
+            recoveries: builder.counter(
+                "yoke_kine_recoveries",
+                "Times records were unacknowledged and had to be looked up",
+            ),
             snapshots: builder.counter("yoke_kine_snapshots", "Snapshots stored"),
-            failed_snapshots: builder.counter("yoke_kine_snapshot_failures", "Snapshots that could not be stored"),
+            failed_snapshots: builder.counter("yoke_kine_snapshot_failures", "Snapshots that failed"),
             foreign: builder.counter(
                 "yoke_kine_foreign_messages",
-                "Messages in the log that are not of this store, and copies",
+                "Ignored messages in the log: copies, and messages of other senders",
             ),
-            forwarded: builder.counter("yoke_kine_forwarded", "Times another process was asked to do a request"),
-            leader_changes: builder.counter("etcd_server_leader_changes_seen", "Writers that began"),
+            forwarded: builder.counter("yoke_kine_forwarded", "Requests forwarded to another process"),
+            leader_changes: builder.counter("etcd_server_leader_changes_seen", "Changes of the writer"),
             slow_batches: builder.counter(
                 "etcd_server_slow_apply",
-                "Times the writer took longer than 0.1 s to evaluate what waited",
+                "Batches whose evaluation took longer than 0.1 s",
             ),
-            slow_reads: builder.counter(
-                "etcd_server_slow_read_indexes",
-                "Reads that could not be shown to be the newest in time",
-            ),
+            slow_reads: builder.counter("etcd_server_slow_read_indexes", "Linearizable reads that timed out"),
             failed_reads: builder.counter(
                 "etcd_server_read_indexes_failed",
-                "Reads that could not be shown to be the newest because the writer went",
+                "Linearizable reads that failed because the writer failed",
             ),
             expired: builder.counter(
                 "etcd_debugging_server_lease_expired",
-                "Leases that this process ended in time",
+                "Leases that expired in this process",
             ),
             events: builder.counter("etcd_debugging_mvcc_events", "Events sent to watches"),
             failed: builder.counter(
                 "etcd_server_proposals_failed",
-                "Writes that got no answer from the writer, or whose client went",
+                "Writes without an answer from the writer, or whose client disconnected",
             ),
             commit: builder.histogram(
                 "yoke_kine_commit_seconds",
@@ -207,7 +207,7 @@ impl Metrics {
                 16,
             ),
             fsync,
-            pending: builder.gauge("etcd_server_proposals_pending", "Writes that wait for their answer"),
+            pending: builder.gauge("etcd_server_proposals_pending", "Writes that wait for an answer"),
             read: ReadGauges::new(&mut builder),
             registry: Arc::new(builder.0),
         }
@@ -248,35 +248,32 @@ impl ReadGauges {
                 "etcd_debugging_mvcc_compact_revision",
                 "Lowest revision that can be read; -1 before the first compaction",
             ),
-            bytes: builder.gauge("etcd_mvcc_db_total_size_in_bytes", "What is kept, history included"),
-            quota: builder.gauge("etcd_server_quota_backend_bytes", "Most that may be kept"),
-            entries: builder.gauge("yoke_kine_keys", "Keys with an entry"),
-            keys: builder.gauge("etcd_debugging_mvcc_keys_total", "Keys that are there"),
+            bytes: builder.gauge("etcd_mvcc_db_total_size_in_bytes", "Bytes of keys and history"),
+            quota: builder.gauge("etcd_server_quota_backend_bytes", "Quota in bytes"),
+            entries: builder.gauge(
+                "yoke_kine_keys",
+                "Keys in the index, including deleted ones with history",
+            ),
+            keys: builder.gauge("etcd_debugging_mvcc_keys_total", "Live keys"),
             history: builder.gauge("yoke_kine_history_changes", "Changes since the compact revision"),
             watches: builder.gauge("yoke_kine_watches", "Open watches"),
             watch_streams: builder.gauge("etcd_debugging_mvcc_watch_stream_total", "Open watch streams"),
-            slow_watches: builder.gauge(
-                "etcd_debugging_mvcc_slow_watcher_total",
-                "Watches that have not taken what there is for them",
-            ),
+            slow_watches: builder.gauge("etcd_debugging_mvcc_slow_watcher_total", "Watches with unread events"),
             has_leader: builder.gauge(
                 "etcd_server_has_leader",
-                "Whether the lease of the writer, here or in another process, holds",
+                "Whether the lease of the writer, in this process or another, is valid",
             ),
             is_leader: builder.gauge("etcd_server_is_leader", "Whether this process is the writer"),
             stored: builder.gauge(
                 "etcd_server_proposals_committed_total",
-                "Sequence of the newest record that is known to be in the log, signs of life included",
+                "Sequence of the newest record that is known to be in the log, heartbeats included",
             ),
             applied: builder.gauge(
                 "etcd_server_proposals_applied_total",
                 "Sequence of the newest record that this process shows",
             ),
-            full: builder.gauge(
-                "yoke_kine_log_full",
-                "Whether nothing is put until there is room in the log",
-            ),
-            member: builder.label("etcd_server_id", "This process in the list of members"),
+            full: builder.gauge("yoke_kine_log_full", "Whether puts are rejected until the log has room"),
+            member: builder.label("etcd_server_id", "Member id of this process"),
         };
         for (name, help, same) in [
             (
@@ -286,7 +283,7 @@ impl ReadGauges {
             ),
             (
                 "etcd_mvcc_db_total_size_in_use_in_bytes",
-                "What is kept, history included: nothing is ever free",
+                "Bytes of keys and history; no space is ever free",
                 &gauges.bytes,
             ),
             ("etcd_debugging_mvcc_watcher_total", "Open watches", &gauges.watches),

@@ -101,7 +101,7 @@ impl FromStr for StreamName {
         if valid {
             Ok(Self { id: id.to_owned() })
         } else {
-            Err("give KINE_<id>, the id of letters, digits and dashes".into())
+            Err("use KINE_<id>, with an id of at most 64 letters, digits and dashes".into())
         }
     }
 }
@@ -172,7 +172,7 @@ pub(crate) async fn until_unfit(client: &Client, made: &Notify) -> anyhow::Error
 fn check(client: &Client) -> anyhow::Result<()> {
     let payload = client.server_info().max_payload;
     if payload < MIN_PAYLOAD {
-        bail!("the NATS server takes messages of {payload} bytes; set its max_payload to at least 2 MiB");
+        bail!("the NATS server accepts messages of at most {payload} bytes; set its max_payload to at least 2 MiB");
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ pub(crate) async fn serve(store: &Store, request: &Bytes) -> Bytes {
         // A later version may send requests that this one cannot decode; the sender gets an answer
         // that says so.
         Err(error) => {
-            tracing::warn!(error = %error, "Another process asks for something that is not known");
+            tracing::warn!(error = %error, "Rejected a request of another process that this version cannot decode");
             PeerAnswer::NotStarted
         }
     };

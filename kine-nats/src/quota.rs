@@ -30,7 +30,11 @@ impl Quota {
         let bytes = derive(limit);
         let before = self.bytes.swap(bytes, Ordering::Relaxed);
         if before != bytes {
-            tracing::info!(before, bytes, "The log has another limit, and the store another quota");
+            tracing::info!(
+                before,
+                bytes,
+                "The size limit of the log changed, and with it the quota"
+            );
         }
     }
 

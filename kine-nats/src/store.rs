@@ -342,8 +342,8 @@ impl Store {
 
     pub(crate) fn set_full(&self, full: bool) {
         match (self.full.swap(full, Ordering::Relaxed), full) {
-            (false, true) => tracing::warn!("The log is nearly full: nothing is put until there is room"),
-            (true, false) => tracing::info!("The log has room again"),
+            (false, true) => tracing::warn!("The log is nearly full; rejecting puts until it has room"),
+            (true, false) => tracing::info!("The log has room again; accepting puts"),
             _ => {}
         }
     }

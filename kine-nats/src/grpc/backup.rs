@@ -71,11 +71,11 @@ struct Sending {
 /// Why a backup ends early.
 #[derive(Debug, thiserror::Error)]
 enum Unsent {
-    #[error("the client has gone")]
+    #[error("the client disconnected")]
     Gone,
-    #[error("the client takes nothing")]
+    #[error("the client accepts no data")]
     Stalled,
-    #[error("it takes too long")]
+    #[error("the backup takes too long")]
     Late,
     #[error(transparent)]
     Refused(#[from] RpcError),
@@ -85,11 +85,11 @@ impl Sending {
     async fn run(mut self, file: File, _permit: OwnedSemaphorePermit) {
         let sent = timeout(LIMIT, self.send(file)).await;
         match sent.unwrap_or(Err(Unsent::Late)) {
-            Ok(()) => tracing::info!(bytes = self.sent, "A backup is sent"),
+            Ok(()) => tracing::info!(bytes = self.sent, "Sent a backup"),
             Err(Unsent::Refused(error)) => {
                 let _ = timeout(STALLED, self.answers.send(Err(error.into()))).await;
             }
-            Err(error) => tracing::warn!(error = %error, bytes = self.sent, "A backup was not sent whole"),
+            Err(error) => tracing::warn!(error = %error, bytes = self.sent, "Stopped sending a backup early"),
         }
     }
 

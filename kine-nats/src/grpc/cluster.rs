@@ -7,7 +7,7 @@ use crate::store::peers::{Member, Peers};
 use pb::cluster_server::Cluster;
 use tonic::{Request, Response, Status};
 
-const FIXED: &str = "members are not added, removed or changed: a process joins by being started on the streams";
+const FIXED: &str = "members cannot be added, removed or changed: a process joins when it starts on the streams";
 
 #[tonic::async_trait]
 impl Cluster for Node {

@@ -57,7 +57,7 @@ impl FromStr for Listen {
         };
         match address.map(|rest| rest.trim_end_matches('/')) {
             Some(address) if address.contains(':') => Ok(kind(address.to_owned())),
-            _ => Err("give unix:///path, http://host:port or https://host:port".to_owned()),
+            _ => Err("use unix:///path, http://host:port or https://host:port".to_owned()),
         }
     }
 }
@@ -109,7 +109,8 @@ pub(crate) async fn bind(listen: &Listen, tls: Option<&TlsConfigs>) -> io::Resul
     match listen {
         Listen::Tcp(address) => TcpListener::bind(address.as_str()).await.map(Bound::Tcp),
         Listen::Tls(address) => {
-            let configs = tls.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "there is no certificate"))?;
+            let configs = tls
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "an https listener needs a certificate"))?;
             let listener = TcpListener::bind(address.as_str()).await?;
             Ok(Bound::Tls(listener, configs.clone()))
         }
@@ -126,7 +127,9 @@ async fn make_room(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
-        Ok(metadata) if !metadata.file_type().is_socket() => return taken("there is a file that is no socket"),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return taken("a file that is not a socket exists at this path");
+        }
         Ok(_) => {}
     }
     let unserved = match UnixStream::connect(path).await {
@@ -262,7 +265,7 @@ mod tests {
         let path = dir.path().join("file");
         std::fs::write(&path, "kept").unwrap();
         let refused = open(&path).await.unwrap_err();
-        assert!(refused.to_string().contains("no socket"), "{refused}");
+        assert!(refused.to_string().contains("not a socket"), "{refused}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
     }
 }

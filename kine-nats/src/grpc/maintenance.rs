@@ -125,7 +125,7 @@ impl Maintenance for Node {
     }
 
     async fn downgrade(&self, _: Request<pb::DowngradeRequest>) -> Result<Response<pb::DowngradeResponse>, Status> {
-        Err(unsupported("there is no older etcd version to go back to"))
+        Err(unsupported("there is no older etcd version to downgrade to"))
     }
 }
 

@@ -15,13 +15,16 @@ pub(crate) async fn reload_certificates(mut reload: Reload, mut stop: watch::Rec
             Ok(changed) => {
                 complaint = None;
                 if changed {
-                    tracing::info!("Certificates are reread");
+                    tracing::info!("Reloaded the certificates");
                 }
             }
             Err(error) => {
                 let error = format!("{:#}", anyhow::Error::new(error));
                 if complaint.as_ref() != Some(&error) {
-                    tracing::warn!(error, "Changed certificates cannot be used");
+                    tracing::warn!(
+                        error,
+                        "Cannot use the changed certificates; the previous ones stay in use"
+                    );
                     complaint = Some(error);
                 }
             }

@@ -102,7 +102,7 @@ async fn answer_ready(State(shared): State<Shared>) -> Response {
         Some(store) if store.is_stopping() => "stopping\n",
         Some(store) if store.has_leader() => return "ok\n".into_response(),
         Some(_) => "no writer is alive, or the log does not answer\n",
-        None => "neither the writer nor a follower yet\n",
+        None => "this process is neither the writer nor a follower yet\n",
     };
     (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
 }
@@ -155,7 +155,7 @@ async fn answer_writer(State(mut shared): State<Shared>) -> Response {
 /// this process continues, and so does any program that is not being stopped.
 async fn answer_release(State(shared): State<Shared>) -> &'static str {
     if !shared.released.send_replace(true) {
-        tracing::info!("Released: nobody waits for a process that takes over");
+        tracing::info!("Released: programs that wait at /released may stop now");
     }
     "released\n"
 }
@@ -167,13 +167,13 @@ async fn answer_released(State(shared): State<Shared>, Query(params): Query<Quer
     let wait = async {
         let _ = released.wait_for(|released| *released).await;
     };
-    answer_after(wait, &params, ("released\n", "nobody has released it in time\n")).await
+    answer_after(wait, &params, ("released\n", "not released in time\n")).await
 }
 
 /// Responds when no client of the etcd API is connected, or after `seconds`. A process that is
 /// stopped together with its clients serves until then.
 async fn answer_unused(State(shared): State<Shared>, Query(params): Query<QueryParams>) -> Response {
-    let (gone, stay) = ("unused\n", "clients have stayed connected\n");
+    let (gone, stay) = ("unused\n", "clients are still connected\n");
     answer_after(shared.clients.gone(), &params, (gone, stay)).await
 }
 
@@ -187,7 +187,7 @@ async fn answer_after(
     let wanted = params.iter().find(|(name, _)| name == "seconds");
     let seconds = wanted.and_then(|(_, value)| value.parse().ok());
     let Some(seconds) = seconds.filter(|seconds| *seconds <= LONGEST_WAIT) else {
-        let how = format!("give seconds=N, of {LONGEST_WAIT} at most\n");
+        let how = format!("set seconds=N to at most {LONGEST_WAIT}\n");
         return (StatusCode::BAD_REQUEST, how).into_response();
     };
     match timeout(Duration::from_secs(seconds), wait).await {

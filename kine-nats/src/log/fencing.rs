@@ -83,7 +83,10 @@ impl FencingState {
     pub(crate) fn skip_foreign(&mut self, sequence: u64, bytes: &[u8]) -> bool {
         let foreign = codec::is_foreign(bytes, (self.epoch > 0).then_some(self.cluster));
         if foreign {
-            tracing::warn!(sequence, "The log holds a message that is not of this store");
+            tracing::warn!(
+                sequence,
+                "Ignoring a message in the log that no process of this store wrote"
+            );
             self.foreign += 1;
             self.sequence = sequence;
             self.between.0 += 1;
@@ -146,7 +149,7 @@ impl FencingState {
                 Verdict::Void
             }
             _ if header.epoch == self.epoch && self.is_copy(record, revision) => {
-                tracing::warn!(sequence, "The log holds a copy of a record");
+                tracing::warn!(sequence, "Ignoring a copy of a record in the log");
                 self.foreign += 1;
                 Verdict::Void
             }

@@ -182,7 +182,7 @@ impl Drop for Call {
 /// Leaves out series that are zero: Kubernetes calls few methods, and few codes occur.
 impl Collector for Calls {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let (name, help) = ("grpc_server_started", "Calls that began");
+        let (name, help) = ("grpc_server_started", "Calls that started");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, count) in self.seen() {
             ConstCounter::new(load(&count.begun)).encode(metric.encode_family(&labels)?)?;
@@ -198,7 +198,7 @@ impl Collector for Calls {
                 }
             }
         }
-        let (name, help) = ("grpc_server_handling_seconds", "How long calls took that ended");
+        let (name, help) = ("grpc_server_handling_seconds", "Duration of ended calls");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (labels, count) in self.seen() {
             let took: Vec<_> = BOUNDS.into_iter().zip(count.took.iter().map(load)).collect();
@@ -215,7 +215,7 @@ impl Collector for Calls {
             ),
             (
                 "etcd_network_client_grpc_sent_bytes",
-                "Bytes of the answers to clients",
+                "Bytes of the responses to clients",
                 &BYTES.1,
             ),
         ] {

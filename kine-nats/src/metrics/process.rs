@@ -41,23 +41,23 @@ impl Collector for Process {
         for (name, help, value) in [
             (
                 "process_resident_memory_bytes",
-                "Memory that is in use",
+                "Resident memory",
                 bytes(&status, "VmRSS:"),
             ),
             (
                 "process_virtual_memory_bytes",
-                "Memory that is mapped",
+                "Virtual memory",
                 bytes(&status, "VmSize:"),
             ),
             ("process_open_fds", "Open files", files.map(|files| files as f64)),
             (
                 "process_max_fds",
-                "Most files that may be open",
+                "Limit of open files",
                 getrlimit(Resource::Nofile).current.map(|limit| limit as f64),
             ),
             (
                 "process_start_time_seconds",
-                "When it started, since 1970",
+                "Start time in seconds since 1970",
                 Some(self.started),
             ),
         ] {

@@ -9,7 +9,7 @@ use prost::{Message, Oneof};
 
 /// A message that cannot be decoded.
 #[derive(Debug, thiserror::Error)]
-#[error("decode what another process says")]
+#[error("decode a message of another process")]
 pub(crate) struct UndecodableMessage(#[source] Option<prost::DecodeError>);
 
 /// A broadcast to all processes.

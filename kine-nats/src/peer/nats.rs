@@ -106,7 +106,7 @@ impl NatsPeers {
     pub(crate) async fn run(&self, subscriptions: &mut Subscriptions, stores: Stores) -> anyhow::Result<()> {
         tokio::select! {
             result = self.listen(subscriptions, stores.clone()) => result,
-            () = self.announce_progress(stores) => bail!("the store has gone"),
+            () = self.announce_progress(stores) => bail!("the store was dropped"),
         }
     }
 
@@ -126,7 +126,7 @@ impl NatsPeers {
                     Some(())
                 }
             };
-            message.context("the subscriptions of the other processes ended")?;
+            message.context("the subscriptions to other processes ended")?;
         }
     }
 
@@ -186,7 +186,7 @@ impl NatsPeers {
                     store.name_successor(member);
                 }
             }
-            Err(error) => tracing::debug!(error = %error, "Another process says something unknown"),
+            Err(error) => tracing::debug!(error = %error, "Ignoring a broadcast that this version cannot decode"),
         }
     }
 
@@ -250,7 +250,7 @@ impl NatsPeers {
             let _ = self.client.flush().await;
         };
         if timeout(LEAVING, work).await.is_err() {
-            tracing::warn!("Other processes may not have the last answers");
+            tracing::warn!("Timed out sending the last answers to other processes");
         }
     }
 

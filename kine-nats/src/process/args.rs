@@ -14,7 +14,7 @@ use yoke_runtime::tls::TlsFiles;
     name = "kine-nats",
     version,
     max_term_width = 110,
-    after_help = "kine-nats repair --help: how to go on with a store whose log has lost what was acknowledged"
+    after_help = "kine-nats repair --help explains how to continue a store whose log has lost acknowledged records"
 )]
 pub struct Args {
     /// Address to serve the etcd API on: unix:///path, http://host:port or https://host:port. May
@@ -156,7 +156,7 @@ pub enum TlsMismatch {
     #[error("an https listener needs --tls-cert and --tls-key")]
     NoCertificate,
     /// A certificate without an https listener: it would protect nothing.
-    #[error("--tls-cert and --tls-client-ca are for https listeners, and none is given")]
+    #[error("--tls-cert and --tls-client-ca need an https listener, and --listen has none")]
     NoListener,
 }
 
@@ -199,12 +199,12 @@ pub enum LogFormat {
 fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address: Option<SocketAddr> = text.parse().ok();
     let address = address.filter(|address| address.ip().is_loopback());
-    address.ok_or_else(|| "give an address of loopback and a port, like 127.0.0.1:2382".to_owned())
+    address.ok_or_else(|| "use a loopback address with a port, such as 127.0.0.1:2382".to_owned())
 }
 
 /// Parses a duration in Go's syntax: 100ms, 5s, 1m30s, 10m0s. At least 100 ms.
 fn duration(text: &str) -> Result<Duration, String> {
-    let error = || "give a duration of at least 100ms, like 500ms, 5s or 1m30s".to_owned();
+    let error = || "use a duration of at least 100ms, such as 500ms, 5s or 1m30s".to_owned();
     let (mut rest, mut total) = (text, Duration::ZERO);
     while !rest.is_empty() {
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(error)?;

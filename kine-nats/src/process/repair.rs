@@ -41,13 +41,13 @@ const UNKNOWN: u64 = 1 << 16;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RepairError {
     /// A process writes to the store.
-    #[error("repair the store: a process writes to it; stop all that are started on this stream first")]
+    #[error("repair the store: a process writes to it; stop all processes of this stream first")]
     Alive,
     /// Nothing of the store can be read.
     #[error("repair the store: nothing of it can be read; restore the streams from a backup")]
     Nothing(#[source] BootError),
     /// The operator did not accept the loss.
-    #[error("repair the store: nothing was changed; run again with --accept-loss to go on with what can be read")]
+    #[error("repair the store: nothing was changed; run again with --accept-loss to continue with what can be read")]
     NotAccepted(#[source] BootError),
     /// The store cannot be read now.
     #[error("repair the store: read it")]
@@ -59,7 +59,7 @@ pub(crate) enum RepairError {
     #[error("repair the store: use the log")]
     Log(#[from] LogError),
     /// The server did not empty the log as requested.
-    #[error("repair the store: the log ends at sequence {last} where it should end at {wanted}; run again")]
+    #[error("repair the store: the log ends at sequence {last} instead of {wanted}; run the repair again")]
     NotEmptied {
         /// Last sequence of the log.
         last: u64,
@@ -90,12 +90,12 @@ pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
     let snapshots = snapshots(&args.nats, &client, &log);
     let repaired = repair_store(&*log, &snapshots, args.bump, args.accept_loss).await;
     match repaired.with_context(|| format!("repair {}", args.nats.stream.log()))? {
-        Repaired::Nothing => tracing::info!("The store is whole; nothing was changed"),
+        Repaired::Nothing => tracing::info!("The store is complete; nothing was changed"),
         Repaired::Bumped { sequence, revision } => {
             tracing::warn!(
                 sequence,
                 revision,
-                "The store goes on from here; everything before is compacted"
+                "Repaired the store; it continues here, and everything before is compacted"
             );
         }
     }
@@ -130,7 +130,7 @@ pub(crate) async fn repair_store<L: Log, M: Messages>(
         log_first = tail.info.first,
         log_last = tail.info.last,
         error = format!("{:#}", anyhow::anyhow!("{problem}")),
-        "What can be read ends here; what was acknowledged behind it is lost"
+        "The readable part of the store ends here; acknowledged records behind it are lost"
     );
     if !accept_loss {
         return Err(RepairError::NotAccepted(problem));

@@ -56,10 +56,10 @@ pub(crate) enum CycleEnd {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CycleError {
     /// The log cannot be followed.
-    #[error("keep the store: read and follow its log")]
+    #[error("run the store: read and follow its log")]
     Follow(#[from] BootError),
     /// The log cannot be written, or not by this process.
-    #[error("keep the store: write its log")]
+    #[error("run the store: write its log")]
     Write(#[from] WriterError),
 }
 
@@ -84,7 +84,7 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
         keys = replica.state.mvcc.keys(),
         sequence,
         milliseconds = (clock::now() - begun).as_millis() as u64,
-        "The log is read"
+        "Recovered the store from the log"
     );
     let known = stores.borrow().clone();
     let (store, tail) = match known {
@@ -124,17 +124,17 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
     match writer.run(stop).await {
         Ok(()) if *halt.borrow() || halt.has_changed().is_err() => Ok(CycleEnd::Stopped),
         Ok(()) if config.end_when_replaced => {
-            tracing::info!("Another process is to write");
+            tracing::info!("Another process takes over as the writer; exiting");
             Ok(CycleEnd::Stopped)
         }
         Ok(()) => {
-            tracing::info!("Another process is to write; this one follows from here on");
+            tracing::info!("Another process takes over as the writer; following it");
             Ok(CycleEnd::Replaced)
         }
         Err(error @ (WriterError::Fenced { .. } | WriterError::Overtaken { .. }))
             if config.peers.is_some() && !config.end_when_replaced =>
         {
-            tracing::warn!(error = %error, "This process was replaced; it follows from here on");
+            tracing::warn!(error = %error, "Another process replaced this one as the writer; following it");
             Ok(CycleEnd::Replaced)
         }
         Err(error) => Err(error.into()),

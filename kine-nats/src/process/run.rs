@@ -75,7 +75,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     store.stop();
     match timeout(DRAIN, &mut running).await {
         Ok(result) => result?,
-        Err(_) => tracing::warn!("The log did not answer in time; nothing acknowledged is lost"),
+        Err(_) => tracing::warn!("Timed out waiting for the log while stopping; no acknowledged write is lost"),
     }
     let _ = timeout(Duration::from_secs(1), async {
         while tasks.join_next().await.is_some() {}
@@ -177,7 +177,7 @@ async fn run_with_peers(
     config.peers = Some(Arc::clone(&peers) as _);
     let ended = tokio::select! {
         ended = run_cycles(args, client, config, &stores, stop) => ended,
-        ended = peers.run(&mut subscriptions, stores.subscribe()) => ended.context("hear of other processes"),
+        ended = peers.run(&mut subscriptions, stores.subscribe()) => ended.context("communicate with other processes"),
     };
     peers.leave(&mut subscriptions, &stores.subscribe()).await;
     ended
@@ -203,7 +203,7 @@ async fn run_cycles(
             return Ok(());
         }
     }
-    bail!("this process was replaced too often; start another one")
+    bail!("this process was replaced too often; restart it")
 }
 
 /// Opens the streams of the snapshots.
@@ -228,7 +228,7 @@ async fn create(args: &Args, client: &Client, log: &Stream) -> anyhow::Result<()
     let subject = args.nats.stream.log_subject();
     retry(|| log.create(&subject, limits(log_bytes)))
         .await
-        .context("make the log's stream")?;
+        .context("create the log's stream")?;
     let names = &args.nats.stream;
     // The first stream holds two snapshots while a third is written; the second stream holds one.
     let mut streams = vec![(names.snapshots(), names.snapshot_subject(), 3 * quota)];
@@ -239,7 +239,7 @@ async fn create(args: &Args, client: &Client, log: &Stream) -> anyhow::Result<()
         let (stream, subject) = (Stream::new(client.clone(), name), format!("{subject}.>"));
         retry(|| stream.create(&subject, limits(bytes + RESERVE)))
             .await
-            .context("make a stream for snapshots")?;
+            .context("create a stream for snapshots")?;
     }
     Ok(())
 }
@@ -261,7 +261,7 @@ fn allow_files() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, limit = limit.current, "The limit of open files could not be raised");
+        tracing::warn!(%error, limit = limit.current, "Cannot raise the limit of open files");
     }
 }
 

@@ -107,7 +107,10 @@ impl Follower {
                     }
                     if new && !standby && self.tail.fencing.writer != identity.writer {
                         standby = true;
-                        tracing::info!(epoch = self.tail.fencing.epoch, "Another writer lives; standing by");
+                        tracing::info!(
+                            epoch = self.tail.fencing.epoch,
+                            "Another process writes the log; this one is on standby"
+                        );
                     }
                 }
                 Err(BootError::Behind { .. }) if behind < TRIES => {
@@ -120,7 +123,7 @@ impl Follower {
                     let memory = (&self.tail.recent, &self.tail.fencing);
                     match append_again(log, (&mut *acks, &mut token), memory, self.tail.info).await {
                         Ok(AppendResult::Done) => {
-                            tracing::warn!(last, "The log had lost records; they are stored again");
+                            tracing::warn!(last, "The log had lost records; stored them again");
                             self.tail.low_watermark.lost = self.tail.info.lost;
                         }
                         Ok(AppendResult::Impossible | AppendResult::Taken) => return Err(error),
@@ -129,11 +132,11 @@ impl Follower {
                 }
                 Err(error) if error.is_transient() || matches!(error, BootError::Log(LogError::Refused { .. })) => {
                     if error.is_transient() || said {
-                        tracing::debug!(error = %error, "The log cannot be read");
+                        tracing::debug!(error = %error, "Cannot read the log");
                     } else {
                         said = true;
                         let error = anyhow::Error::new(error);
-                        tracing::warn!(error = format!("{error:#}"), "The log refuses to be read; trying on");
+                        tracing::warn!(error = format!("{error:#}"), "NATS rejects reads of the log; retrying");
                     }
                     sleep(POLL).await;
                 }
@@ -153,10 +156,7 @@ impl Follower {
     async fn follow<L: Log, M: Messages>(&mut self, log: &L, snapshots: &Snapshots<M, L>) -> Result<bool, BootError> {
         match self.read(log).await {
             Err(BootError::Log(LogError::Gap(sequence))) => {
-                tracing::info!(
-                    sequence,
-                    "The log was shortened; starting again from the newest snapshot"
-                );
+                tracing::info!(sequence, "The log was truncated; reloading from the newest snapshot");
                 let tail = reinstall(&self.store, Replica::load(log, snapshots).await?)?;
                 self.tail = tail.with_grace();
                 let fencing = &self.tail.fencing;
@@ -220,7 +220,7 @@ impl Follower {
         if !self.backoff.allows() {
             return sleep(POLL * 5).await;
         }
-        tracing::error!("The stream is full: no writer can begin");
+        tracing::error!("The log's stream is full, so no writer can start; storing a snapshot to free space");
         let fencing = &self.tail.fencing;
         let leases = self.store.read().leases.terms();
         let pin = SnapshotPoint::new(self.store.state(), fencing.clone(), leases);
@@ -237,7 +237,7 @@ impl Follower {
             Err(error) => {
                 self.backoff.fail();
                 let error = anyhow::Error::new(error);
-                tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
+                tracing::warn!(error = format!("{error:#}"), "Cannot store a snapshot");
             }
         }
     }
@@ -300,7 +300,7 @@ async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<Ep
             Ok(_) | Err(Rejection::Conflict) => {}
             Err(Rejection::Full) => return Ok(EpochResult::Full),
             Err(Rejection::Other { code, description }) => {
-                tracing::warn!(code, description, "The log refuses the epoch record");
+                tracing::warn!(code, description, "NATS rejects the epoch record");
                 sleep(POLL).await;
             }
         }

@@ -33,7 +33,7 @@ pub(crate) enum BootError {
     #[error("open the store: use the log")]
     Log(#[from] LogError),
     /// A message is not a record.
-    #[error("open the store: the record at sequence {sequence} is damaged")]
+    #[error("open the store: the record at sequence {sequence} is corrupt")]
     Codec {
         /// Sequence of the message.
         sequence: u64,
@@ -54,15 +54,15 @@ pub(crate) enum BootError {
         source: ApplyError,
     },
     /// The log starts behind the end of every snapshot.
-    #[error("open the store: the log begins at sequence {first} and no whole snapshot reaches it")]
+    #[error("open the store: the log starts at sequence {first}, and no complete snapshot reaches it")]
     NoSnapshot {
         /// First sequence of the log.
         first: u64,
     },
     /// The log ends before a sequence that is known to be acknowledged.
     #[error(
-        "open the store: the log has lost what is behind sequence {last}: the snapshots' stream or this process knows it \
-         up to {known}, with revision {revision}; if it cannot be brought back, `kine-nats repair` goes on without it"
+        "open the store: the log has lost the records behind sequence {last}: it is known to have reached {known}, at \
+         revision {revision}; restore the files of NATS, or continue without these records with `kine-nats repair`"
     )]
     Behind {
         /// Last sequence of the log.
@@ -74,8 +74,8 @@ pub(crate) enum BootError {
     },
     /// The log ends before the sequence at which it ended earlier in the same read.
     #[error(
-        "open the store: the log ended at sequence {known} while it was read, and ends at {last} now: if what is behind \
-         that was acknowledged, it is lost; `kine-nats repair` says what can be read without it"
+        "open the store: the log ended at sequence {known} at first, and ends at {last} now: acknowledged records behind \
+         that are lost; `kine-nats repair` shows what can be read without them"
     )]
     Shrunk {
         /// Last sequence of the log.
@@ -85,8 +85,8 @@ pub(crate) enum BootError {
     },
     /// The NATS server reports that it dropped the end of the log.
     #[error(
-        "open the store: the NATS server found the log damaged and dropped {bytes} bytes of it: what was acknowledged \
-         behind sequence {last} may be lost; if it cannot be brought back, `kine-nats repair` goes on without it"
+        "open the store: the NATS server found the log corrupt and dropped {bytes} bytes of it: acknowledged records behind \
+         sequence {last} may be lost; restore the files of NATS, or continue without these records with `kine-nats repair`"
     )]
     Dropped {
         /// Bytes that were dropped.
@@ -96,8 +96,8 @@ pub(crate) enum BootError {
     },
     /// The log has a gap.
     #[error(
-        "open the store: the log has lost the record at sequence {sequence} and holds what is behind it; \
-         `kine-nats repair` says what can be read without it"
+        "open the store: the log has lost the record at sequence {sequence}, but has records behind it; \
+         `kine-nats repair` shows what can be read without it"
     )]
     Missing {
         /// Sequence of the missing record.
@@ -107,7 +107,7 @@ pub(crate) enum BootError {
     #[error("open the store: read snapshots")]
     Snapshot(#[from] SnapshotError),
     /// A process of a newer incarnation owns the store.
-    #[error("open the store: incarnation {theirs} has it, and this is incarnation {ours}")]
+    #[error("open the store: incarnation {theirs} owns it, and this process is incarnation {ours}")]
     Superseded {
         /// Incarnation of the newest writer.
         theirs: u64,
@@ -115,7 +115,7 @@ pub(crate) enum BootError {
         ours: u64,
     },
     /// The task that receives acknowledgements of the log ended.
-    #[error("open the store: the log's acknowledgements ended")]
+    #[error("open the store: the task that receives acknowledgements ended")]
     AcksEnded,
 }
 
@@ -180,7 +180,7 @@ impl Replica {
                     | BootError::Dropped { .. }
                     | BootError::Log(LogError::Gap(_))),
                 ) if tries < TRIES => {
-                    tracing::debug!(error = %error, "The log and the snapshots do not meet");
+                    tracing::debug!(error = %error, "The log does not continue any snapshot; reading both again");
                     tries += 1;
                     sleep(AGAIN).await;
                 }
@@ -405,7 +405,7 @@ impl Tail {
             grace.begin();
         }
         if let Some(Operation::Epoch { name, .. }) = record.operations.first() {
-            tracing::debug!(epoch = record.header.epoch, name, "A writer began");
+            tracing::debug!(epoch = record.header.epoch, name, "A writer started");
         }
         self.replayed.count(bytes.len() as u64, head > before);
         seen(&self.fencing, before);

@@ -16,13 +16,13 @@ pub enum SnapshotError {
     #[error("decode a manifest")]
     Manifest(#[source] serde_json::Error),
     /// The low watermark is corrupt.
-    #[error("decode a floor")]
+    #[error("decode a low watermark")]
     LowWatermark(#[source] serde_json::Error),
     /// A later version wrote the manifest.
-    #[error("decode a manifest: its format {0} is not known")]
+    #[error("decode a manifest: its format {0} is unknown")]
     Format(u32),
     /// The hash of the manifest matches, but its numbers are impossible.
-    #[error("decode a manifest: no store is at revision {revision} and compacted at {compacted}")]
+    #[error("decode a manifest: revision {revision} with compact revision {compacted} is impossible")]
     Numbers {
         /// Newest revision.
         revision: i64,
@@ -30,10 +30,10 @@ pub enum SnapshotError {
         compacted: i64,
     },
     /// Chunks are missing, or do not belong to the manifest.
-    #[error("read a snapshot: its chunks are not whole")]
+    #[error("read a snapshot: chunks are missing")]
     Incomplete,
     /// A newer snapshot exists already.
-    #[error("store a snapshot: there is one at sequence {newest} already")]
+    #[error("store a snapshot: a newer one exists at sequence {newest}")]
     Stale {
         /// Sequence of the newer snapshot.
         newest: u64,

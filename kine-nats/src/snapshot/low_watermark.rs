@@ -49,7 +49,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             return Ok(LowWatermark::default());
         };
         Ok(LowWatermark::decode(&message).unwrap_or_else(|error| {
-            tracing::error!(sequence, error = %error, "The note of how far the log was acknowledged is damaged");
+            tracing::error!(sequence, error = %error, "The low watermark is corrupt; ignoring it");
             LowWatermark::default()
         }))
     }

@@ -133,7 +133,7 @@ impl<M: Messages> Location<M> {
                     sequence,
                     manifest,
                 }),
-                Err(error) => tracing::error!(sequence, error = %error, "A snapshot's manifest is damaged"),
+                Err(error) => tracing::error!(sequence, error = %error, "The manifest of a snapshot is corrupt"),
             }
         }
     }
@@ -258,7 +258,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             && let Err(error) = location.stream.purge_subject(&subject).await
         {
             // The next snapshot removes them.
-            tracing::debug!(error = %error, "The chunks of a failed snapshot stay for now");
+            tracing::debug!(error = %error, "Cannot remove the chunks of a failed snapshot; the next snapshot removes them");
         }
         saved
     }
@@ -333,7 +333,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         };
         let (end, sequence) = (self.log.info().await?.last, older.manifest.sequence);
         if end < sequence {
-            tracing::error!(end, sequence, "The log ends before its snapshots; nothing is dropped");
+            tracing::error!(end, sequence, "The log ends before its snapshots; purging nothing");
             return Ok(());
         }
         for location in self.locations() {
@@ -361,7 +361,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
                     return Err(error.into());
                 }
                 Err(error) => {
-                    tracing::error!(sequence = manifest.sequence, error = %error, "A snapshot is damaged");
+                    tracing::error!(sequence = manifest.sequence, error = %error, "A snapshot is corrupt");
                 }
             }
         }
@@ -380,7 +380,7 @@ async fn newest_readable<'a, 'b, M: Messages>(
             Ok(()) => return Ok(Some(kept)),
             Err(SnapshotError::Log(error)) if error.is_transient() => return Err(error.into()),
             Err(error) => {
-                tracing::error!(sequence = kept.manifest.sequence, error = %error, "A snapshot is damaged");
+                tracing::error!(sequence = kept.manifest.sequence, error = %error, "A snapshot is corrupt");
             }
         }
     }

@@ -13,7 +13,9 @@ pub enum WriterError {
         epoch: u64,
     },
     /// Another writer started, and has purged the records that show it.
-    #[error("write: overtaken: the log begins at sequence {first}, and this writer ended at {acknowledged}")]
+    #[error(
+        "write: another writer took over: the log starts at sequence {first}, but this writer stopped at {acknowledged}"
+    )]
     Overtaken {
         /// First sequence of the log.
         first: u64,
@@ -23,7 +25,7 @@ pub enum WriterError {
     /// The log has lost acknowledged records.
     #[error(
         "write: the log has lost records: it ends at sequence {last}, \
-         and records up to {acknowledged} were acknowledged, with revision {revision}; `kine-nats repair` says what is left"
+         and records up to {acknowledged} were acknowledged, with revision {revision}; `kine-nats repair` shows what is left"
     )]
     Lost {
         /// Last sequence of the log.
@@ -35,8 +37,8 @@ pub enum WriterError {
     },
     /// The log has a gap behind the acknowledged records.
     #[error(
-        "write: the log has lost the record at sequence {sequence}, which nobody was told of, and holds what is behind it; \
-         `kine-nats repair` says what can be read without it"
+        "write: the log has lost the unacknowledged record at sequence {sequence}, but has records behind it; \
+         `kine-nats repair` shows what can be read without it"
     )]
     Missing {
         /// Sequence of the missing record.
@@ -46,10 +48,10 @@ pub enum WriterError {
     #[error("write: the log cannot be continued")]
     Fencing(#[from] FencingError),
     /// A message in the log is not a record.
-    #[error("write: the log holds something else")]
+    #[error("write: the log holds a message that is not a record")]
     Codec(#[from] crate::codec::CodecError),
     /// The task that receives acknowledgements of the log ended.
-    #[error("write: the log's acknowledgements ended")]
+    #[error("write: the task that receives acknowledgements ended")]
     AcksEnded,
     /// The log cannot be used.
     #[error("write: use the log")]

@@ -32,11 +32,11 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
         };
         let last = info.last;
-        tracing::error!(last, acknowledged, "The log has lost records that were acknowledged");
+        tracing::error!(last, acknowledged, "The log has lost acknowledged records");
         let (line, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.fencing));
         match append_again(&*self.log, line, memory, info).await {
             Ok(AppendResult::Done) => {
-                tracing::warn!(acknowledged, "They are stored again");
+                tracing::warn!(acknowledged, "Stored the lost records in the log again");
                 return Ok(());
             }
             Ok(AppendResult::Impossible) => {
@@ -44,9 +44,9 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 self.background.save(&self.store, &self.fencing).await;
             }
             // A snapshot would only keep the processes of that writer from starting.
-            Ok(AppendResult::Taken) => tracing::error!("Another writer began without them"),
+            Ok(AppendResult::Taken) => tracing::error!("Another writer started without the lost records"),
             Err(error) => {
-                tracing::warn!(error = %error, "They cannot be stored yet");
+                tracing::warn!(error = %error, "Cannot store the lost records yet; retrying");
                 return Ok(());
             }
         }

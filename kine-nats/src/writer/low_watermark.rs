@@ -134,7 +134,7 @@ async fn raise<L: Log, M: Messages>(store: &Store, log: &L, snapshots: &Snapshot
     match snapshots.set_low_watermark(&low_watermark).await {
         Ok(()) => RaiseResult::Stored,
         Err(error) => {
-            tracing::debug!(error = %error, "How far the log was acknowledged could not be noted");
+            tracing::debug!(error = %error, "Cannot store the low watermark");
             RaiseResult::Not
         }
     }

@@ -84,7 +84,10 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// record is in doubt.
     pub(super) async fn recover(&mut self) -> Result<(), WriterError> {
         self.store.metrics.recoveries.inc();
-        tracing::debug!(pending = self.pending.len(), "Records are in doubt");
+        tracing::debug!(
+            pending = self.pending.len(),
+            "Records are unacknowledged; looking them up in the log"
+        );
         let (begun, mut silent) = (Instant::now(), 0);
         let (mut said, mut told) = (false, false);
         let mut hole: Option<Instant> = None;
@@ -131,11 +134,11 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     }
                 },
                 Err(error) if error.is_transient() || told => {
-                    tracing::debug!(error = %error, "The log cannot be asked")
+                    tracing::debug!(error = %error, "Cannot read the log")
                 }
                 Err(error) => {
                     told = true;
-                    tracing::error!(error = %error, "The log cannot be read. What is remembered of it is stored again when it can");
+                    tracing::error!(error = %error, "Cannot read the log; storing the remembered records again once it can be read");
                 }
             }
         }
@@ -211,14 +214,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 // The ack belongs to an earlier send that was ignored; the log shows the result.
                 Ok(_) | Err(Rejection::Conflict) => {}
                 Err(Rejection::Full) => {
-                    tracing::error!("The stream is full");
+                    tracing::error!("The log's stream is full; storing a snapshot to free space");
                     self.store.set_full(true);
                     self.background.demand(expected);
                     self.background.begin(&self.store, &self.fencing);
                     self.wait_for_job().await;
                 }
                 Err(Rejection::Other { code, description }) => {
-                    tracing::warn!(code, description, "The log refuses a record");
+                    tracing::warn!(code, description, "NATS rejects a record");
                     sleep(RETRY_FULL).await;
                 }
             }

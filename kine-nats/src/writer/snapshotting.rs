@@ -192,7 +192,7 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
                 if holes != before {
                     tracing::error!(
                         holes,
-                        "The log has lost records before its end; a snapshot takes their place"
+                        "The log has lost records before its end; replacing them by a snapshot"
                     );
                 }
                 // Only this process still has the lost records. After two snapshots the log starts
@@ -304,9 +304,12 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
         self.abort().await;
         let pin = self.pin(store, fencing);
         match timeout(SAVING, self.snapshots.save(store.state(), &pin)).await {
-            Ok(Ok(_)) => tracing::error!(sequence = fencing.sequence, "A snapshot holds what the log has lost"),
-            Ok(Err(error)) => tracing::error!(error = %error, "What the log has lost could not be saved"),
-            Err(_) => tracing::error!("What the log has lost could not be saved in time"),
+            Ok(Ok(_)) => tracing::error!(
+                sequence = fencing.sequence,
+                "Saved the records that the log has lost in a snapshot"
+            ),
+            Ok(Err(error)) => tracing::error!(error = %error, "Cannot save the records that the log has lost"),
+            Err(_) => tracing::error!("Timed out saving the records that the log has lost"),
         }
     }
 
@@ -331,14 +334,14 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
                 self.backoff.succeed(self.saving.1);
                 store.metrics.snapshots.inc();
                 let took = clock::now().saturating_sub(self.unsaved.since);
-                tracing::info!(bytes, milliseconds = took.as_millis() as u64, "A snapshot is stored");
+                tracing::info!(bytes, milliseconds = took.as_millis() as u64, "Stored a snapshot");
             }
             Ok(Err(error)) => {
                 self.unsaved.add(saving);
                 self.backoff.fail();
                 store.metrics.failed_snapshots.inc();
                 let error = anyhow::Error::new(error);
-                tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
+                tracing::warn!(error = format!("{error:#}"), "Cannot store a snapshot");
             }
             Err(error) => tracing::error!(error = %error, "A background task failed"),
         }

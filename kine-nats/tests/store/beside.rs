@@ -225,7 +225,7 @@ async fn a_writer_that_saves_before_it_ends_is_asked_meanwhile() {
     }
     let log = writer.log();
     let (_, last) = log.split_once("Stopping").unwrap();
-    assert!(last.contains("A snapshot is stored"), "{log}");
+    assert!(last.contains("Stored a snapshot"), "{log}");
     println!("{rounds} writes and reads while it ended, the longest in {longest:?}");
     assert!(rounds > 5, "they wait until it has ended: {rounds}");
 }

@@ -263,7 +263,7 @@ pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers) {
     let mut old = first.client().await;
     old.put("/a", b"1").await.unwrap();
     eventually("the second one stands by", || {
-        std::future::ready(second.log().contains("standing by").then_some(()))
+        std::future::ready(second.log().contains("on standby").then_some(()))
     })
     .await;
     // Longer than a lease.
@@ -305,7 +305,10 @@ async fn a_lower_incarnation_never_begins() {
     let mut low = Kine::spawn(&nats, "three", &["--incarnation", "6"]);
     let status = eventually("it ends", || std::future::ready(low.exited())).await;
     assert!(
-        !status.success() && low.log().contains("incarnation 7 has it, and this is incarnation 6"),
+        !status.success()
+            && low
+                .log()
+                .contains("incarnation 7 owns it, and this process is incarnation 6"),
         "{}",
         low.log()
     );
@@ -449,7 +452,7 @@ async fn a_store_that_was_killed_while_its_stream_was_full_comes_back() {
         "{changed:?}"
     );
     kine.restart().await;
-    assert!(kine.log().contains("no writer can begin"), "{}", kine.log());
+    assert!(kine.log().contains("no writer can start"), "{}", kine.log());
     let put = client.put("/t/again", b"1").await;
     assert_eq!(put.ok(), Some(22), "{}", kine.log());
     assert_eq!(client.range("/t/", "/t0", 0).await.unwrap().count, 21);

@@ -302,7 +302,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     }
     let written = write.await.unwrap();
     eventually("it follows", || {
-        let said = "This process was replaced; it follows from here on";
+        let said = "Another process replaced this one as the writer; following it";
         std::future::ready(writer.log().contains(said).then_some(()))
     })
     .await;
@@ -356,7 +356,7 @@ async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends
     let mut low = Kine::spawn(&nats, "alone", &["--follow", "--incarnation=6"]);
     let status = eventually("it ends", || std::future::ready(low.exited())).await;
     assert!(
-        !status.success() && low.log().contains("incarnation 7 has it"),
+        !status.success() && low.log().contains("incarnation 7 owns it"),
         "{}",
         low.log()
     );
@@ -451,7 +451,7 @@ async fn the_leader_moves_where_it_is_told_to_while_all_write() {
     }
     let term = || status(&first)["raftTerm"].as_u64().unwrap();
     eventually("nobody else came in between, but where a lease had ended", || async {
-        let replaced = |kine: &Kine| kine.log().matches("This process was replaced").count();
+        let replaced = |kine: &Kine| kine.log().matches("Another process replaced this one").count();
         let lapses: usize = [&first, &second, &third].map(replaced).iter().sum();
         (term() == 5 + lapses as u64).then_some(())
     })

@@ -49,7 +49,9 @@ async fn shorten<D: Disks>(nats: &mut D, stream: &str, shorten: impl AsyncFnOnce
     shorten(nats, &load).await;
     nats.restart_all().await;
     eventually("it is stored again", || async {
-        kine.log().contains("They are stored again").then_some(())
+        kine.log()
+            .contains("Stored the lost records in the log again")
+            .then_some(())
     })
     .await;
     serves(&client).await;

@@ -9,7 +9,7 @@ pub(crate) async fn accept_loss(nats: &impl Servers, kine: &mut Kine, stream: &s
     let refused = repair(nats, stream, more).unwrap_err();
     assert!(refused.contains("run again with --accept-loss"), "{refused}");
     let said = repair(nats, stream, &[&["--accept-loss"], more].concat()).unwrap();
-    assert!(said.contains("The store goes on from here"), "{said}");
+    assert!(said.contains("Repaired the store"), "{said}");
     kine.restart().await;
 }
 
@@ -31,7 +31,7 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     assert!(refused.contains("a process writes to it"), "{refused}");
     kine.terminate().await;
     let said = repair(&nats, "lost", &["--accept-loss"]).unwrap();
-    assert!(said.contains("The store is whole"), "{said}");
+    assert!(said.contains("The store is complete"), "{said}");
 
     let direct = async_nats::connect(nats.url()).await.unwrap();
     direct
@@ -42,10 +42,13 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     let status = eventually("it ends", || std::future::ready(kine.exited())).await;
     let log = kine.log();
     assert!(
-        !status.success() && log.contains("the log has lost what is behind sequence 0"),
+        !status.success() && log.contains("the log has lost the records behind sequence 0"),
         "{log}"
     );
-    assert!(log.contains("`kine-nats repair` goes on without it"), "{log}");
+    assert!(
+        log.contains("continue without these records with `kine-nats repair`"),
+        "{log}"
+    );
 
     accept_loss(&nats, &mut kine, "lost", &["--bump=5000000"]).await;
     let answer = client.range("/r/", "/r0", 0).await.unwrap();
@@ -66,5 +69,5 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     assert_eq!(client.get("/r/new").await.unwrap().mod_revision, revision + 1);
     kine.terminate().await;
     let said = repair(&nats, "lost", &[]).unwrap();
-    assert!(said.contains("The store is whole"), "{said}");
+    assert!(said.contains("The store is complete"), "{said}");
 }

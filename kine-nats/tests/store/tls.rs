@@ -201,7 +201,7 @@ async fn certificates_are_reread() {
 
     files.write("server.key", "nonsense");
     eventually("a change that cannot be used is told", || async {
-        kine.log().contains("Changed certificates cannot be used").then_some(())
+        kine.log().contains("Cannot use the changed certificates").then_some(())
     })
     .await;
     let served = files.etcdctl(&url, Some("before"), &get);
@@ -216,7 +216,7 @@ async fn certificates_are_reread() {
     })
     .await;
     files.refused(&url, Some("before"), &get);
-    assert!(kine.log().contains("Certificates are reread"));
+    assert!(kine.log().contains("Reloaded the certificates"));
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn certificates_that_cannot_be_used_end_the_start() {
             &["--listen=https://127.0.0.1:0"][..],
             "an https listener needs --tls-cert and --tls-key",
         ),
-        (&[&certificate, &key], "are for https listeners, and none is given"),
+        (&[&certificate, &key], "need an https listener, and --listen has none"),
         (
             &["--listen=https://127.0.0.1:0", &certificate, &key],
             "reading /does/not/exist",

@@ -41,9 +41,7 @@ impl Server {
         command.args([AWAIT, &self.address.to_string(), &self.name.to_str()]);
         match command.arg(&self.ca).status()?.success() {
             true => Ok(()),
-            false => Err(Error::other(
-                "the API server beside this process cannot be asked whether it lives",
-            )),
+            false => Err(Error::other("cannot probe the API server beside this process")),
         }
     }
 
@@ -65,7 +63,7 @@ impl Server {
             let why = error.to_string();
             if why != said {
                 eprintln!(
-                    "yoke-launch: waits until the API server at {} lives: {why}",
+                    "yoke-launch: waiting until the API server at {} is alive: {why}",
                     self.address
                 );
                 said = why;

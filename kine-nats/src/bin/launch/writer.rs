@@ -64,7 +64,7 @@ pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Comman
         let _ = copy(&mut answer, &mut sink());
         if lock(&running).program.take().is_some() {
             eprintln!(
-                "yoke-launch: the store beside this does not write any more; the program ends, and begins when it does"
+                "yoke-launch: the store beside this process is no longer the writer; the program is stopped until it is again"
             );
             // The program may have exited at this very moment.
             let _ = kill_process(pid, Signal::KILL);
