@@ -2,15 +2,17 @@
 //! from the history when the client is ready for them. Nothing is buffered beyond the response that
 //! is being sent.
 
+mod events;
+
 use crate::grpc::node::{Node, needs_leader, unavailable_error};
-use crate::mvcc::{Change, contains, encode_event};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
-use crate::watch_hub::{Registration, WatchCursor};
+use crate::watch_hub::WatchCursor;
 use bytes::Bytes;
+use events::{OpenWatch, split};
 use pb::watch_request::RequestUnion;
 use pb::watch_server::Watch;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -18,10 +20,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// A response that has reached this size takes no further events. It never splits a revision.
-const ANSWER: usize = 1 << 20;
-/// Changes that are visited while the store is locked.
-const PAGE: usize = 4096;
 /// Watch id of responses that concern a whole stream, or no watch.
 const NO_WATCH: i64 = -1;
 /// Attempts to answer a progress request; a client without an answer requests progress again.
@@ -63,27 +61,6 @@ impl<T> From<mpsc::error::SendError<T>> for Disconnected {
     }
 }
 
-struct OpenWatch {
-    start: Bytes,
-    end: Bytes,
-    cursor: Arc<WatchCursor>,
-    registration: Registration,
-    /// First revision that the client requested.
-    begin: i64,
-    /// Compact revision at the start of the watch. The version before a change at or below it could
-    /// no longer be read.
-    compacted: i64,
-    /// First revision that was not sent.
-    next: i64,
-    previous: bool,
-    no_put: bool,
-    no_delete: bool,
-    progress: bool,
-    fragment: bool,
-    /// Events were sent since the last progress tick.
-    active: bool,
-}
-
 struct OpenStream {
     store: Arc<Store>,
     answers: Answers,
@@ -101,15 +78,6 @@ impl Drop for OpenStream {
             self.store.hub.unregister(&watch.registration);
         }
     }
-}
-
-/// Events that one pass over the history found for a watch.
-struct Found {
-    events: Vec<Bytes>,
-    /// Last revision that was visited.
-    through: i64,
-    /// More revisions remain.
-    more: bool,
 }
 
 impl OpenStream {
@@ -154,14 +122,10 @@ impl OpenStream {
         }
     }
 
-    async fn create(&mut self, request: pb::WatchCreateRequest) -> Result<(), Disconnected> {
-        let start = if request.key.is_empty() {
-            Bytes::from_static(&[0])
-        } else {
-            request.key.clone()
-        };
-        let end = request.range_end.clone();
-        let refused = if request.start_revision < 0 {
+    /// Why a watch is refused, in etcd's words.
+    fn check_create(&self, request: &pb::WatchCreateRequest, start: &Bytes) -> Option<&'static str> {
+        let end = &request.range_end;
+        if request.start_revision < 0 {
             Some("etcdserver: mvcc: required revision has been compacted")
         } else if !end.is_empty() && end.as_ref() != [0] && end <= start {
             Some("mvcc: watcher range is empty")
@@ -169,8 +133,17 @@ impl OpenStream {
             Some("mvcc: duplicate watch ID provided on the WatchStream")
         } else {
             None
+        }
+    }
+
+    async fn create(&mut self, request: pb::WatchCreateRequest) -> Result<(), Disconnected> {
+        let start = if request.key.is_empty() {
+            Bytes::from_static(&[0])
+        } else {
+            request.key.clone()
         };
-        if let Some(reason) = refused {
+        let end = request.range_end.clone();
+        if let Some(reason) = self.check_create(&request, &start) {
             return self.refuse(reason).await;
         }
         let id = match request.watch_id {
@@ -212,15 +185,13 @@ impl OpenStream {
         // Insert before the first await: if the client disconnects, dropping the stream removes the
         // registration.
         self.watches.insert(id, watch);
-        let header = Some(self.store.header(visible));
-        self.answers
-            .send(Ok(pb::WatchResponse {
-                header,
-                watch_id: id,
-                created: true,
-                ..Default::default()
-            }))
-            .await?;
+        let answer = pb::WatchResponse {
+            header: Some(self.store.header(visible)),
+            watch_id: id,
+            created: true,
+            ..Default::default()
+        };
+        self.answers.send(Ok(answer)).await?;
         if next < compacted {
             if let Some(watch) = self.watches.remove(&id) {
                 self.store.hub.unregister(&watch.registration);
@@ -388,56 +359,6 @@ impl OpenStream {
     }
 }
 
-impl OpenWatch {
-    /// Visits a page of changes. Only complete revisions are returned.
-    fn find<'a>(&self, changes: impl Iterator<Item = &'a Change>, from: i64, visible: i64) -> Found {
-        let mut found = Found {
-            events: Vec::new(),
-            through: from - 1,
-            more: false,
-        };
-        let (mut size, mut looked, mut revision) = (0, 0, from - 1);
-        let mut puts: HashMap<&[u8], &Change> = HashMap::new();
-        for change in changes {
-            if change.revision > visible {
-                break;
-            }
-            if change.revision > revision {
-                if looked >= PAGE || size >= ANSWER {
-                    found.through = revision;
-                    found.more = true;
-                    return found;
-                }
-                revision = change.revision;
-                puts.clear();
-            }
-            looked += 1;
-            // The previous version is the one before the revision, even for a key that the revision
-            // put and then deleted.
-            let put = puts.get(change.key());
-            let previous = put.map_or(&change.previous, |put| &put.previous);
-            if self.previous && !change.delete {
-                puts.entry(change.key()).or_insert(change);
-            }
-            if self.wants(change) {
-                let previous = previous
-                    .as_deref()
-                    .filter(|_| self.previous && change.revision > self.compacted);
-                let event = encode_event(change.delete, &change.kv, previous);
-                size += event.len();
-                found.events.push(event);
-            }
-        }
-        found.through = visible.max(from - 1);
-        found
-    }
-
-    fn wants(&self, change: &Change) -> bool {
-        let filtered = if change.delete { self.no_delete } else { self.no_put };
-        !filtered && contains(&self.start, &self.end, change.key())
-    }
-}
-
 async fn send_answer(
     answers: &Answers,
     watch_id: i64,
@@ -465,22 +386,6 @@ async fn send_answer(
         ..Default::default()
     };
     Ok(answers.send(Ok(answer)).await?)
-}
-
-/// Cuts events into pieces of about the size of a response.
-fn split(events: Vec<Bytes>) -> Vec<Vec<Bytes>> {
-    let (mut pieces, mut size) = (vec![Vec::new()], 0);
-    for event in events {
-        if size > 0 && size + event.len() > ANSWER {
-            pieces.push(Vec::new());
-            size = 0;
-        }
-        size += event.len();
-        if let Some(piece) = pieces.last_mut() {
-            piece.push(event);
-        }
-    }
-    pieces
 }
 
 #[cfg(test)]

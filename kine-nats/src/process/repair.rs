@@ -21,7 +21,8 @@ use crate::nats;
 use crate::process::args::RepairArgs;
 use crate::process::role_loop::retry;
 use crate::process::run::snapshots;
-use crate::replica::recover::{BootError, Replica, Salvage};
+use crate::replica::error::RecoverError;
+use crate::replica::recover::{Replica, Salvage};
 use crate::snapshot::{LowWatermark, Messages, SnapshotError, SnapshotPoint, Snapshots};
 use crate::state::State;
 use anyhow::Context;
@@ -45,13 +46,13 @@ pub(crate) enum RepairError {
     Alive,
     /// Nothing of the store can be read.
     #[error("repair the store: nothing of it can be read; restore the streams from a backup")]
-    Nothing(#[source] BootError),
+    Nothing(#[source] RecoverError),
     /// The operator did not accept the loss.
     #[error("repair the store: nothing was changed; run again with --accept-loss to continue with what can be read")]
-    NotAccepted(#[source] BootError),
+    NotAccepted(#[source] RecoverError),
     /// The store cannot be read now.
     #[error("repair the store: read it")]
-    Read(#[from] BootError),
+    Read(#[from] RecoverError),
     /// The snapshot cannot be stored.
     #[error("repair the store: store what can be read")]
     Snapshot(#[from] SnapshotError),

@@ -7,8 +7,9 @@ use crate::limits::LEASE_USED;
 use crate::log::{Ack, Log, Transient};
 use crate::metrics::Metrics;
 use crate::quota::Quota;
+use crate::replica::error::RecoverError;
 use crate::replica::follower::{self, Follower, WriterIdentity};
-use crate::replica::recover::{BootError, Replica};
+use crate::replica::recover::{Replica, Tail};
 use crate::role::writer_of;
 use crate::snapshot::{Messages, Snapshots};
 use crate::store::Store;
@@ -57,7 +58,7 @@ pub(crate) enum CycleEnd {
 pub(crate) enum CycleError {
     /// The log cannot be followed.
     #[error("run the store: read and follow its log")]
-    Follow(#[from] BootError),
+    Follow(#[from] RecoverError),
     /// The log cannot be written, or not by this process.
     #[error("run the store: write its log")]
     Write(#[from] WriterError),
@@ -86,19 +87,7 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
         milliseconds = (clock::now() - begun).as_millis() as u64,
         "Recovered the store from the log"
     );
-    let known = stores.borrow().clone();
-    let (store, tail) = match known {
-        Some(store) => {
-            let tail = follower::reinstall(&store, replica)?;
-            (store, tail)
-        }
-        None => {
-            let Replica { tail, state } = replica;
-            let quota = Quota::new(config.quota, tail.info.limit);
-            let store = Store::new(state, quota, config.metrics.clone(), config.peers.clone());
-            (Arc::new(store.with_strict_reads(config.strict_reads)), tail)
-        }
-    };
+    let (store, tail) = open_store(stores, replica, config)?;
     let mut follower = Follower::new(tail, Arc::clone(&store));
     if config.peers.is_some() {
         stores.send_replace(Some(Arc::clone(&store)));
@@ -121,8 +110,32 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
         "This process is the writer"
     );
     stores.send_replace(Some(store));
-    match writer.run(stop).await {
-        Ok(()) if *halt.borrow() || halt.has_changed().is_err() => Ok(CycleEnd::Stopped),
+    let ended = writer.run(stop).await;
+    let is_stopped = *halt.borrow() || halt.has_changed().is_err();
+    end_cycle(ended, is_stopped, config)
+}
+
+/// Puts a recovered state into the store of the previous cycle, or creates the store.
+fn open_store(
+    stores: &StoreSender,
+    replica: Replica,
+    config: &ProcessConfig,
+) -> Result<(Arc<Store>, Tail), CycleError> {
+    let known = stores.borrow().clone();
+    if let Some(store) = known {
+        let tail = follower::reinstall(&store, replica)?;
+        return Ok((store, tail));
+    }
+    let Replica { tail, state } = replica;
+    let quota = Quota::new(config.quota, tail.info.limit);
+    let store = Store::new(state, quota, config.metrics.clone(), config.peers.clone());
+    Ok((Arc::new(store.with_strict_reads(config.strict_reads)), tail))
+}
+
+/// Decides what follows after the writer of this process has ended.
+fn end_cycle(ended: Result<(), WriterError>, is_stopped: bool, config: &ProcessConfig) -> Result<CycleEnd, CycleError> {
+    match ended {
+        Ok(()) if is_stopped => Ok(CycleEnd::Stopped),
         Ok(()) if config.end_when_replaced => {
             tracing::info!("Another process takes over as the writer; exiting");
             Ok(CycleEnd::Stopped)

@@ -7,7 +7,8 @@ use crate::codec::{self, Header, Operations};
 use crate::limits::LEASE;
 use crate::log::fencing::{Claim, FencingState};
 use crate::log::{Ack, Log, LogError, Rejection, Transient};
-use crate::replica::recover::{AGAIN, BootError, Replica, TRIES, Tail};
+use crate::replica::error::RecoverError;
+use crate::replica::recover::{AGAIN, Replica, TRIES, Tail};
 use crate::snapshot::{Messages, SnapshotError, SnapshotPoint, Snapshots};
 use crate::store::Store;
 use crate::writer::{AppendResult, SnapshotBackoff, Unsaved, append_again};
@@ -61,7 +62,7 @@ impl Follower {
         snapshots: &Snapshots<M, L>,
         acks: &mut mpsc::Receiver<Ack>,
         identity: &WriterIdentity,
-    ) -> Result<Duration, BootError> {
+    ) -> Result<Duration, RecoverError> {
         let mut token = u64::MAX / 2;
         // Time of the first attempt at the current end of the log. Any of the attempts may be the
         // one that is stored.
@@ -79,7 +80,7 @@ impl Follower {
             };
             match claim {
                 Claim::Superseded => {
-                    return Err(BootError::Superseded {
+                    return Err(RecoverError::Superseded {
                         theirs: fencing.incarnation,
                         ours: identity.incarnation,
                     });
@@ -113,11 +114,11 @@ impl Follower {
                         );
                     }
                 }
-                Err(BootError::Behind { .. }) if behind < TRIES => {
+                Err(RecoverError::Behind { .. }) if behind < TRIES => {
                     behind += 1;
                     sleep(AGAIN).await;
                 }
-                Err(error @ BootError::Behind { last, .. }) => {
+                Err(error @ RecoverError::Behind { last, .. }) => {
                     // No writer will restore the records. This process has read them, so they were
                     // stored and may have been acknowledged.
                     let memory = (&self.tail.recent, &self.tail.fencing);
@@ -130,7 +131,7 @@ impl Follower {
                         Err(_) => sleep(AGAIN).await,
                     }
                 }
-                Err(error) if error.is_transient() || matches!(error, BootError::Log(LogError::Refused { .. })) => {
+                Err(error) if error.is_transient() || matches!(error, RecoverError::Log(LogError::Refused { .. })) => {
                     if error.is_transient() || said {
                         tracing::debug!(error = %error, "Cannot read the log");
                     } else {
@@ -153,9 +154,13 @@ impl Follower {
     }
 
     /// Reads new records. If the log no longer starts early enough, reloads from a snapshot.
-    async fn follow<L: Log, M: Messages>(&mut self, log: &L, snapshots: &Snapshots<M, L>) -> Result<bool, BootError> {
+    async fn follow<L: Log, M: Messages>(
+        &mut self,
+        log: &L,
+        snapshots: &Snapshots<M, L>,
+    ) -> Result<bool, RecoverError> {
         match self.read(log).await {
-            Err(BootError::Log(LogError::Gap(sequence))) => {
+            Err(RecoverError::Log(LogError::Gap(sequence))) => {
                 tracing::info!(sequence, "The log was truncated; reloading from the newest snapshot");
                 let tail = reinstall(&self.store, Replica::load(log, snapshots).await?)?;
                 self.tail = tail.with_grace();
@@ -167,7 +172,7 @@ impl Follower {
         }
     }
 
-    async fn read(&mut self, log: &impl Log) -> Result<bool, BootError> {
+    async fn read(&mut self, log: &impl Log) -> Result<bool, RecoverError> {
         let store = Arc::clone(&self.store);
         self.tail.trim(store.state()).await;
         let seen = |fencing: &FencingState, before: i64| {
@@ -183,7 +188,7 @@ impl Follower {
         self.tail.info = info;
         store.quota.follow(info.limit);
         if info.last < self.tail.fencing.sequence {
-            return Err(BootError::Behind {
+            return Err(RecoverError::Behind {
                 last: info.last,
                 known: self.tail.fencing.sequence,
                 revision: store.revision(),
@@ -195,13 +200,17 @@ impl Follower {
     /// Whether this process may continue the log that it has read. It may not if the server dropped
     /// records that neither this process nor a writer stored again; the low watermark of a writer
     /// would show that. Returns `false` while that cannot be determined.
-    async fn is_whole<L: Log, M: Messages>(&mut self, log: &L, snapshots: &Snapshots<M, L>) -> Result<bool, BootError> {
+    async fn is_whole<L: Log, M: Messages>(
+        &mut self,
+        log: &L,
+        snapshots: &Snapshots<M, L>,
+    ) -> Result<bool, RecoverError> {
         if self.tail.check_end().is_ok() {
             return Ok(true);
         }
         let asked = async {
             let low_watermark = snapshots.low_watermark().await?;
-            Ok::<_, BootError>((low_watermark, log.info().await?))
+            Ok::<_, RecoverError>((low_watermark, log.info().await?))
         };
         match asked.await {
             Ok((low_watermark, info)) => (self.tail.low_watermark, self.tail.info) = (low_watermark, info),
@@ -264,10 +273,10 @@ impl Follower {
 }
 
 /// Replaces the state of a store by one that was reread from the log.
-pub(crate) fn reinstall(store: &Store, replica: Replica) -> Result<Tail, BootError> {
+pub(crate) fn reinstall(store: &Store, replica: Replica) -> Result<Tail, RecoverError> {
     let Replica { tail, state } = replica;
     if state.mvcc.visible() < store.revision() {
-        return Err(BootError::Behind {
+        return Err(RecoverError::Behind {
             last: tail.fencing.sequence,
             known: store.sequence(),
             revision: store.revision(),
@@ -290,9 +299,9 @@ enum EpochResult {
 }
 
 /// Waits for the acknowledgement of an epoch record.
-async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<EpochResult, BootError> {
+async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<EpochResult, RecoverError> {
     while let Ok(ack) = timeout(EPOCH_LIMIT, acks.recv()).await {
-        let ack = ack.ok_or(BootError::AcksEnded)?;
+        let ack = ack.ok_or(RecoverError::AcksEnded)?;
         if ack.token != token {
             continue;
         }

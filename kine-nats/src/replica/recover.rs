@@ -2,13 +2,14 @@
 //! records behind it.
 
 use crate::clock;
-use crate::codec::{self, CodecError, Operation};
+use crate::codec::{self, Operation};
 use crate::grace::Grace;
-use crate::log::fencing::{FencingError, FencingState, Verdict};
+use crate::log::fencing::{FencingState, Verdict};
 use crate::log::{Log, LogError, LogInfo, ServerLoss, Transient};
 use crate::mvcc::Mvcc;
-use crate::snapshot::{LowWatermark, Messages, Snapshot, SnapshotError, Snapshots};
-use crate::state::{ApplyError, State};
+use crate::replica::error::RecoverError;
+use crate::snapshot::{LowWatermark, Messages, Snapshot, Snapshots};
+use crate::state::State;
 use crate::writer::{RecentRecords, Unsaved};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
@@ -25,108 +26,6 @@ const LEADERLESS: Duration = Duration::from_secs(4);
 /// it.
 pub(crate) const TRIES: u32 = 12;
 pub(crate) const AGAIN: Duration = Duration::from_millis(300);
-
-/// Why a store cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BootError {
-    /// The log does not answer.
-    #[error("open the store: use the log")]
-    Log(#[from] LogError),
-    /// A message is not a record.
-    #[error("open the store: the record at sequence {sequence} is corrupt")]
-    Codec {
-        /// Sequence of the message.
-        sequence: u64,
-        /// Why the record cannot be decoded.
-        #[source]
-        source: CodecError,
-    },
-    /// The records do not form a chain.
-    #[error("open the store: follow the log")]
-    Fencing(#[from] FencingError),
-    /// A record does not fit the state.
-    #[error("open the store: apply the record at sequence {sequence}")]
-    Apply {
-        /// Sequence of the record.
-        sequence: u64,
-        /// The mismatch.
-        #[source]
-        source: ApplyError,
-    },
-    /// The log starts behind the end of every snapshot.
-    #[error("open the store: the log starts at sequence {first}, and no complete snapshot reaches it")]
-    NoSnapshot {
-        /// First sequence of the log.
-        first: u64,
-    },
-    /// The log ends before a sequence that is known to be acknowledged.
-    #[error(
-        "open the store: the log has lost the records behind sequence {last}: it is known to have reached {known}, at \
-         revision {revision}; restore the files of NATS, or continue without these records with `kine-nats repair`"
-    )]
-    Behind {
-        /// Last sequence of the log.
-        last: u64,
-        /// Last sequence that is known.
-        known: u64,
-        /// Revision at that sequence.
-        revision: i64,
-    },
-    /// The log ends before the sequence at which it ended earlier in the same read.
-    #[error(
-        "open the store: the log ended at sequence {known} at first, and ends at {last} now: acknowledged records behind \
-         that are lost; `kine-nats repair` shows what can be read without them"
-    )]
-    Shrunk {
-        /// Last sequence of the log.
-        last: u64,
-        /// Last sequence that the log had before.
-        known: u64,
-    },
-    /// The NATS server reports that it dropped the end of the log.
-    #[error(
-        "open the store: the NATS server found the log corrupt and dropped {bytes} bytes of it: acknowledged records behind \
-         sequence {last} may be lost; restore the files of NATS, or continue without these records with `kine-nats repair`"
-    )]
-    Dropped {
-        /// Bytes that were dropped.
-        bytes: u64,
-        /// Last sequence of the log.
-        last: u64,
-    },
-    /// The log has a gap.
-    #[error(
-        "open the store: the log has lost the record at sequence {sequence}, but has records behind it; \
-         `kine-nats repair` shows what can be read without it"
-    )]
-    Missing {
-        /// Sequence of the missing record.
-        sequence: u64,
-    },
-    /// Snapshots cannot be read.
-    #[error("open the store: read snapshots")]
-    Snapshot(#[from] SnapshotError),
-    /// A process of a newer incarnation owns the store.
-    #[error("open the store: incarnation {theirs} owns it, and this process is incarnation {ours}")]
-    Superseded {
-        /// Incarnation of the newest writer.
-        theirs: u64,
-        /// Incarnation of this process.
-        ours: u64,
-    },
-    /// The task that receives acknowledgements of the log ended.
-    #[error("open the store: the task that receives acknowledgements ended")]
-    AcksEnded,
-}
-
-impl Transient for BootError {
-    fn is_transient(&self) -> bool {
-        match self {
-            Self::Log(error) | Self::Snapshot(SnapshotError::Log(error)) => error.is_transient(),
-            _ => false,
-        }
-    }
-}
 
 /// How far a process has read the log.
 #[derive(Debug)]
@@ -160,7 +59,7 @@ pub(crate) struct Replica {
 #[derive(Debug)]
 pub(crate) struct Salvage {
     pub(crate) replica: Replica,
-    pub(crate) problem: Option<BootError>,
+    pub(crate) problem: Option<RecoverError>,
 }
 
 /// Callback after each valid record: the fencing state behind it, and the revision that was visible
@@ -170,28 +69,28 @@ pub(crate) type OnRecord<'a> = &'a (dyn Fn(&FencingState, i64) + Sync);
 impl Replica {
     /// Reads the newest complete snapshot and the records behind it. A live writer may truncate the
     /// log meanwhile; then a newer snapshot exists, and the read is repeated.
-    pub(crate) async fn load<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
+    pub(crate) async fn load<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, RecoverError> {
         let mut tries = 1;
         loop {
             match Self::read(log, snapshots).await {
                 Err(
-                    error @ (BootError::NoSnapshot { .. }
-                    | BootError::Behind { .. }
-                    | BootError::Dropped { .. }
-                    | BootError::Log(LogError::Gap(_))),
+                    error @ (RecoverError::NoSnapshot { .. }
+                    | RecoverError::Behind { .. }
+                    | RecoverError::Dropped { .. }
+                    | RecoverError::Log(LogError::Gap(_))),
                 ) if tries < TRIES => {
                     tracing::debug!(error = %error, "The log does not continue any snapshot; reading both again");
                     tries += 1;
                     sleep(AGAIN).await;
                 }
                 // No snapshot replaces the missing record.
-                Err(BootError::Log(LogError::Gap(sequence))) => return Err(BootError::Missing { sequence }),
+                Err(RecoverError::Log(LogError::Gap(sequence))) => return Err(RecoverError::Missing { sequence }),
                 result => return result,
             }
         }
     }
 
-    async fn read<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
+    async fn read<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, RecoverError> {
         let (mut tail, state) = Self::load_snapshot(log, snapshots).await?;
         tail.check(&state)?;
         tail.check_end()?;
@@ -205,7 +104,7 @@ impl Replica {
     pub(crate) async fn salvage<L: Log, M: Messages>(
         log: &L,
         snapshots: &Snapshots<M, L>,
-    ) -> Result<Salvage, BootError> {
+    ) -> Result<Salvage, RecoverError> {
         let (mut tail, state) = Self::load_snapshot(log, snapshots).await?;
         let state = RwLock::new(state);
         let checked = tail.check(&state.read().unwrap_or_else(PoisonError::into_inner));
@@ -226,7 +125,7 @@ impl Replica {
     async fn load_snapshot<L: Log, M: Messages>(
         log: &L,
         snapshots: &Snapshots<M, L>,
-    ) -> Result<(Tail, State), BootError> {
+    ) -> Result<(Tail, State), RecoverError> {
         // The order matters: the log never ends before a snapshot or a low watermark that already
         // existed.
         let newest = snapshots.newest().await?;
@@ -260,13 +159,13 @@ impl Tail {
     }
 
     /// Checks that the log continues where the snapshot ends.
-    fn check(&self, state: &State) -> Result<(), BootError> {
+    fn check(&self, state: &State) -> Result<(), RecoverError> {
         let (known, LogInfo { first, last, .. }) = (self.fencing.sequence, self.info);
         if known > last {
             let revision = state.mvcc.visible();
-            Err(BootError::Behind { last, known, revision })
+            Err(RecoverError::Behind { last, known, revision })
         } else if first > known + 1 && last > known {
-            Err(BootError::NoSnapshot { first })
+            Err(RecoverError::NoSnapshot { first })
         } else {
             Ok(())
         }
@@ -274,14 +173,14 @@ impl Tail {
 
     /// Checks that the log reaches its low watermark, and that its server has dropped nothing that
     /// was not restored.
-    pub(crate) fn check_end(&self) -> Result<(), BootError> {
+    pub(crate) fn check_end(&self) -> Result<(), RecoverError> {
         let (LogInfo { last, lost, .. }, LowWatermark { sequence, revision, .. }) = (self.info, self.low_watermark);
         if last < sequence {
             let known = sequence;
-            Err(BootError::Behind { last, known, revision })
+            Err(RecoverError::Behind { last, known, revision })
         } else if lost != ServerLoss::default() && lost != self.low_watermark.lost {
             let bytes = lost.bytes;
-            Err(BootError::Dropped { bytes, last })
+            Err(RecoverError::Dropped { bytes, last })
         } else {
             Ok(())
         }
@@ -295,7 +194,7 @@ impl Tail {
         state: &RwLock<State>,
         known: Duration,
         seen: OnRecord<'_>,
-    ) -> Result<bool, BootError> {
+    ) -> Result<bool, RecoverError> {
         let (begin, last) = (self.fencing.sequence, self.info.last);
         let (mut counted, mut pause) = (self.replayed.records, PAUSE.0);
         let mut waited = Duration::ZERO;
@@ -316,10 +215,10 @@ impl Tail {
                 }
                 // A leader that was just elected may not know its own end yet.
                 if info.last >= next && stored == Some(None) {
-                    return Err(BootError::Missing { sequence: next });
+                    return Err(RecoverError::Missing { sequence: next });
                 }
                 if info.last < next && waited > LEADERLESS {
-                    return Err(BootError::Shrunk {
+                    return Err(RecoverError::Shrunk {
                         last: info.last,
                         known: last,
                     });
@@ -342,7 +241,7 @@ impl Tail {
         log: &impl Log,
         state: &RwLock<State>,
         seen: OnRecord<'_>,
-    ) -> Result<bool, BootError> {
+    ) -> Result<bool, RecoverError> {
         let records = log.read(self.fencing.sequence + 1).await?;
         let (any, now) = (!records.is_empty(), clock::now());
         for (sequence, record) in records {
@@ -377,11 +276,11 @@ impl Tail {
         bytes: &[u8],
         state: &RwLock<State>,
         seen: OnRecord<'_>,
-    ) -> Result<bool, BootError> {
+    ) -> Result<bool, RecoverError> {
         if self.fencing.skip_foreign(sequence, bytes) {
             return Ok(false);
         }
-        let record = codec::decode(bytes).map_err(|source| BootError::Codec { sequence, source })?;
+        let record = codec::decode(bytes).map_err(|source| RecoverError::Codec { sequence, source })?;
         let (before, head) = {
             let mut state = state.write().unwrap_or_else(PoisonError::into_inner);
             let before = state.mvcc.head();
@@ -392,7 +291,7 @@ impl Tail {
             for operation in &record.operations {
                 state
                     .apply(operation, now)
-                    .map_err(|source| BootError::Apply { sequence, source })?;
+                    .map_err(|source| RecoverError::Apply { sequence, source })?;
             }
             let head = state.mvcc.head();
             state.mvcc.publish(head);

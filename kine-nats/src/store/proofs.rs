@@ -1,4 +1,4 @@
-//! Which records prove to a strict read that no other process wrote before the read arrived.
+//! Selects the records that prove to a strict read that no other process wrote before it arrived.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;

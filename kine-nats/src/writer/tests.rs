@@ -30,8 +30,9 @@ use crate::metrics::Metrics;
 use crate::process::role_loop::{ProcessConfig, promote};
 use crate::proto::etcdserverpb as pb;
 use crate::quota::Quota;
+use crate::replica::error::RecoverError;
 use crate::replica::follower::{Follower, WriterIdentity};
-use crate::replica::recover::{BootError, Replica};
+use crate::replica::recover::Replica;
 use crate::snapshot::Snapshots;
 use crate::snapshot::memory::MemoryMessages;
 use crate::store::Store;
@@ -91,7 +92,7 @@ fn follow_with(replica: Replica, quota: Option<u64>) -> Follower {
 async fn open(
     memory: &Memory,
     identity: &WriterIdentity,
-) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Follower, Duration), BootError> {
+) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Follower, Duration), RecoverError> {
     let (log, mut acks) = memory.open();
     let mut follower = follow(Replica::load(&log, &snapshots(memory)).await?);
     let sent = follower
@@ -126,7 +127,7 @@ async fn try_start(
     memory: &Memory,
     identity: WriterIdentity,
     thresholds: SnapshotThresholds,
-) -> Result<Running, BootError> {
+) -> Result<Running, RecoverError> {
     let (log, acks, follower, sent) = open(memory, &identity).await?;
     let store = Arc::clone(&follower.store);
     let config = ProcessConfig {
@@ -402,5 +403,5 @@ async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_beg
     start(&memory, identity(2, 5)).await.stop().await;
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     let refused = open(&memory, &identity(3, 4)).await;
-    assert!(matches!(refused, Err(BootError::Superseded { theirs: 5, ours: 4 })));
+    assert!(matches!(refused, Err(RecoverError::Superseded { theirs: 5, ours: 4 })));
 }

@@ -1,5 +1,6 @@
 //! A watch stream with a slow client on a store that changes.
 
+use super::events::PAGE;
 use super::*;
 use crate::metrics::Metrics;
 use crate::mvcc::Mvcc;

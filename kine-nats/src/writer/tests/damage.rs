@@ -15,7 +15,7 @@ struct Shown {
     leases: Vec<(i64, i64, BTreeSet<Bytes>)>,
 }
 
-async fn read(memory: &Memory) -> Result<Shown, BootError> {
+async fn read(memory: &Memory) -> Result<Shown, RecoverError> {
     let state = Replica::load(&memory.open().0, &snapshots(memory)).await?.state;
     let (visible, compacted) = (state.mvcc.visible(), state.mvcc.compacted());
     let mut items = Vec::new();
@@ -104,7 +104,7 @@ async fn no_flipped_bit_of_the_log_is_ever_served() {
             match read(&memory).await {
                 // Records that the snapshot covers are not read again.
                 Ok(shown) => assert!(at < saved && shown == stored, "record {at}, bit {bit}"),
-                Err(BootError::Codec { sequence, .. }) => assert_eq!(sequence, at as u64 + 1, "bit {bit}"),
+                Err(RecoverError::Codec { sequence, .. }) => assert_eq!(sequence, at as u64 + 1, "bit {bit}"),
                 Err(error) => panic!("record {at}, bit {bit}: {error:?}"),
             }
         }
@@ -130,7 +130,7 @@ async fn no_flipped_bit_of_a_snapshot_is_ever_served() {
         messages.replace(sequence, flipped(&message, 77));
     }
     let error = read(&memory).await.unwrap_err();
-    assert!(matches!(error, BootError::NoSnapshot { .. }), "{error:?}");
+    assert!(matches!(error, RecoverError::NoSnapshot { .. }), "{error:?}");
 }
 
 /// Replaces a record completely, by bytes that do not resemble one.
@@ -142,7 +142,7 @@ async fn a_record_that_was_overwritten_is_missed() {
     for (at, record) in records.iter().enumerate().take(records.len() - 4).skip(saved) {
         memory.replace(at, vec![0; record.len()].into());
         let error = read(&memory).await.unwrap_err();
-        assert!(matches!(error, BootError::Fencing(_)), "record {at}: {error:?}");
+        assert!(matches!(error, RecoverError::Fencing(_)), "record {at}: {error:?}");
         memory.replace(at, record.clone());
     }
 }

@@ -154,7 +154,7 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
     );
     let refused = open(&memory, &identity(2, 1)).await.map(|_| ());
     assert!(
-        matches!(refused, Err(BootError::Behind { last: 1, known: 6, .. })),
+        matches!(refused, Err(RecoverError::Behind { last: 1, known: 6, .. })),
         "{refused:?}"
     );
 }

@@ -72,7 +72,7 @@ async fn a_damaged_record_of_this_store_ends_the_writer_and_is_never_passed_over
     );
     let refused = open(&memory, &identity(2, 1)).await.map(|_| ());
     assert!(
-        matches!(refused, Err(BootError::Codec { sequence: 3, .. })),
+        matches!(refused, Err(RecoverError::Codec { sequence: 3, .. })),
         "{refused:?}"
     );
 }

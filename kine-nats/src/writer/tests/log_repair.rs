@@ -125,7 +125,7 @@ async fn a_follower_does_not_write_over_what_another_began_on_the_shorter_log() 
     let records = memory.records();
     let snapshots = snapshots(&memory);
     let refused = follower.take_over(&log, &snapshots, &mut acks, &identity(2, 1)).await;
-    let Err(BootError::Behind { last, known, revision }) = refused else {
+    let Err(RecoverError::Behind { last, known, revision }) = refused else {
         panic!("{refused:?}")
     };
     assert_eq!((last, known, revision), (2, 4, 4));

@@ -190,7 +190,7 @@ async fn a_repair_keeps_what_lies_before_a_hole() {
     let (log, _acks) = memory.open();
     let refused = Replica::load(&log, &snapshots(&memory)).await.unwrap_err();
     assert!(
-        matches!(refused, BootError::Missing { sequence } if sequence == hole),
+        matches!(refused, RecoverError::Missing { sequence } if sequence == hole),
         "{refused:?}"
     );
     repair_store(&log, &snapshots(&memory), 1000, true).await.unwrap();

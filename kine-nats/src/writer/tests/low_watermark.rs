@@ -4,7 +4,7 @@
 use super::*;
 use crate::process::repair::{RepairError, Repaired, repair_store};
 
-async fn load(memory: &Memory) -> Result<Replica, BootError> {
+async fn load(memory: &Memory) -> Result<Replica, RecoverError> {
     Replica::load(&memory.open().0, &snapshots(memory)).await
 }
 
@@ -17,9 +17,9 @@ async fn died(keys: &[&str], later: Duration) -> Memory {
     memory
 }
 
-fn dropped(loaded: Result<Replica, BootError>) -> u64 {
+fn dropped(loaded: Result<Replica, RecoverError>) -> u64 {
     match loaded {
-        Err(BootError::Dropped { last, .. }) => last,
+        Err(RecoverError::Dropped { last, .. }) => last,
         other => panic!("{other:?}"),
     }
 }
@@ -34,7 +34,7 @@ async fn a_log_that_ends_before_what_was_acknowledged_at_a_clean_stop_is_refused
     load(&memory).await.unwrap();
     memory.truncate(records.len() - 2);
     let refused = load(&memory).await;
-    let Err(BootError::Behind { last, known, revision }) = refused else {
+    let Err(RecoverError::Behind { last, known, revision }) = refused else {
         panic!("{refused:?}")
     };
     assert_eq!((last, known, revision), (2, 3, 3));
@@ -48,7 +48,7 @@ async fn what_was_acknowledged_some_seconds_before_a_power_failure_is_known() {
     assert!(
         matches!(
             refused,
-            Err(BootError::Behind {
+            Err(RecoverError::Behind {
                 last: 2,
                 known: 3..,
                 revision: 3
@@ -116,7 +116,7 @@ async fn a_follower_goes_on_with_what_it_stored_again_and_not_with_what_it_canno
         let began = follower.take_over(&log, &snapshots, &mut acks, &identity(2, 1)).await;
         match began {
             Ok(_) if whole => {}
-            Err(BootError::Dropped { last: 4, .. }) if !whole => {}
+            Err(RecoverError::Dropped { last: 4, .. }) if !whole => {}
             other => panic!("{kept}: {other:?}"),
         }
     }
@@ -132,7 +132,7 @@ async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
     assert!(
         matches!(
             refused,
-            Err(RepairError::NotAccepted(BootError::Dropped { last: 2, .. }))
+            Err(RepairError::NotAccepted(RecoverError::Dropped { last: 2, .. }))
         ),
         "{refused:?}"
     );

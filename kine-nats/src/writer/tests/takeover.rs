@@ -12,7 +12,7 @@ async fn snapshot(memory: &Memory) {
     snapshots.store_and_purge(&state, &pin).await.unwrap();
 }
 
-async fn load(memory: &Memory) -> Result<Replica, BootError> {
+async fn load(memory: &Memory) -> Result<Replica, RecoverError> {
     let (log, snapshots) = (memory.open().0, snapshots(memory));
     let loading = Replica::load(&log, &snapshots);
     tokio::time::timeout(Duration::from_secs(30), loading)
@@ -70,7 +70,7 @@ async fn a_log_with_a_hole_is_an_error_soon() {
     running.stop().await;
     memory.purge(3);
     let refused = load(&memory).await.unwrap_err();
-    assert!(matches!(refused, BootError::NoSnapshot { first: 3 }), "{refused:?}");
+    assert!(matches!(refused, RecoverError::NoSnapshot { first: 3 }), "{refused:?}");
 }
 
 #[tokio::test(start_paused = true)]
