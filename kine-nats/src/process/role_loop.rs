@@ -197,14 +197,14 @@ where
     E: Transient,
     F: Future<Output = Result<T, E>>,
 {
-    let mut said = false;
+    let mut is_reported = false;
     loop {
         match work().await {
             Err(error) if error.is_transient() => {
-                if !said {
+                if !is_reported {
                     tracing::warn!(error = %error, cause = error.source().map(ToString::to_string), "Waiting for NATS");
                 }
-                said = true;
+                is_reported = true;
                 sleep(RETRY).await;
             }
             result => return result,

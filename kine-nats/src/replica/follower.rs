@@ -67,7 +67,7 @@ impl Follower {
         // Time of the first attempt at the current end of the log. Any of the attempts may be the
         // one that is stored.
         let (mut sent, mut tried) = (Duration::ZERO, None);
-        let (mut standby, mut behind, mut said) = (false, 0, false);
+        let (mut standby, mut behind, mut is_reported) = (false, 0, false);
         loop {
             let fencing = &self.tail.fencing;
             if fencing.writer == identity.writer {
@@ -90,13 +90,7 @@ impl Follower {
                     if tried != Some(fencing.sequence) {
                         (sent, tried) = (clock::now(), Some(fencing.sequence));
                     }
-                    let record = self.epoch_record(identity);
-                    if self.is_whole(log, snapshots).await?
-                        && log.publish(token, record, self.tail.fencing.sequence).await.is_ok()
-                        && wait_for_epoch(acks, token).await? == EpochResult::Full
-                    {
-                        self.make_room(snapshots).await;
-                    }
+                    self.send_epoch(log, snapshots, (&mut *acks, token), identity).await?;
                 }
                 Claim::Wait(left) => self.wait(left).await,
             }
@@ -119,23 +113,15 @@ impl Follower {
                     sleep(AGAIN).await;
                 }
                 Err(error @ RecoverError::Behind { last, .. }) => {
-                    // No writer will restore the records. This process has read them, so they were
-                    // stored and may have been acknowledged.
-                    let memory = (&self.tail.recent, &self.tail.fencing);
-                    match append_again(log, (&mut *acks, &mut token), memory, self.tail.info).await {
-                        Ok(AppendResult::Done) => {
-                            tracing::warn!(last, "The log had lost records; stored them again");
-                            self.tail.low_watermark.lost = self.tail.info.lost;
-                        }
-                        Ok(AppendResult::Impossible | AppendResult::Taken) => return Err(error),
-                        Err(_) => sleep(AGAIN).await,
+                    if !self.restore_records(log, (&mut *acks, &mut token), last).await {
+                        return Err(error);
                     }
                 }
                 Err(error) if error.is_transient() || matches!(error, RecoverError::Log(LogError::Refused { .. })) => {
-                    if error.is_transient() || said {
+                    if error.is_transient() || is_reported {
                         tracing::debug!(error = %error, "Cannot read the log");
                     } else {
-                        said = true;
+                        is_reported = true;
                         let error = anyhow::Error::new(error);
                         tracing::warn!(error = format!("{error:#}"), "NATS rejects reads of the log; retrying");
                     }
@@ -144,6 +130,40 @@ impl Follower {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Sends an epoch record, and frees space if the log is full. The log then shows the result.
+    async fn send_epoch<L: Log, M: Messages>(
+        &mut self,
+        log: &L,
+        snapshots: &Snapshots<M, L>,
+        (acks, token): (&mut mpsc::Receiver<Ack>, u64),
+        identity: &WriterIdentity,
+    ) -> Result<(), RecoverError> {
+        let record = self.epoch_record(identity);
+        if self.may_continue(log, snapshots).await?
+            && log.publish(token, record, self.tail.fencing.sequence).await.is_ok()
+            && wait_for_epoch(acks, token).await? == EpochResult::Full
+        {
+            self.make_room(snapshots).await;
+        }
+        Ok(())
+    }
+
+    /// Stores records again that the log has lost. No writer will restore them. This process has
+    /// read them, so they were stored and may have been acknowledged. Returns `false` if that is
+    /// impossible.
+    async fn restore_records(&mut self, log: &impl Log, line: (&mut mpsc::Receiver<Ack>, &mut u64), last: u64) -> bool {
+        let memory = (&self.tail.recent, &self.tail.fencing);
+        match append_again(log, line, memory, self.tail.info).await {
+            Ok(AppendResult::Done) => {
+                tracing::warn!(last, "The log had lost records; stored them again");
+                self.tail.low_watermark.lost = self.tail.info.lost;
+            }
+            Ok(AppendResult::Impossible | AppendResult::Taken) => return false,
+            Err(_) => sleep(AGAIN).await,
+        }
+        true
     }
 
     /// Waits until there may be something to do.
@@ -200,7 +220,7 @@ impl Follower {
     /// Whether this process may continue the log that it has read. It may not if the server dropped
     /// records that neither this process nor a writer stored again; the low watermark of a writer
     /// would show that. Returns `false` while that cannot be determined.
-    async fn is_whole<L: Log, M: Messages>(
+    async fn may_continue<L: Log, M: Messages>(
         &mut self,
         log: &L,
         snapshots: &Snapshots<M, L>,

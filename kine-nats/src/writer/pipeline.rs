@@ -89,7 +89,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             "Records are unacknowledged; looking them up in the log"
         );
         let (begun, mut silent) = (Instant::now(), 0);
-        let (mut said, mut told) = (false, false);
+        let (mut is_silent, mut is_reported) = (false, false);
         let mut hole: Option<Instant> = None;
         let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
         let (mut reached, mut pause) = (self.fencing.sequence, Duration::ZERO);
@@ -102,8 +102,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
             } else {
                 (reached, pause) = (self.fencing.sequence, Duration::ZERO);
             }
-            if !said && begun.elapsed() > ACK_LIMIT {
-                said = true;
+            if !is_silent && begun.elapsed() > ACK_LIMIT {
+                is_silent = true;
                 tracing::warn!(pending = self.pending.len(), "The log does not answer");
             }
             if !self.log.is_connected() {
@@ -133,16 +133,16 @@ impl<L: Log, M: Messages> Writer<L, M> {
                         }
                     }
                 },
-                Err(error) if error.is_transient() || told => {
+                Err(error) if error.is_transient() || is_reported => {
                     tracing::debug!(error = %error, "Cannot read the log")
                 }
                 Err(error) => {
-                    told = true;
+                    is_reported = true;
                     tracing::error!(error = %error, "Cannot read the log; storing the remembered records again once it can be read");
                 }
             }
         }
-        if said {
+        if is_silent {
             tracing::info!(revision = self.store.revision(), "The log answers again");
         }
         self.background.recheck_log();
