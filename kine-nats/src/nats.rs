@@ -119,7 +119,7 @@ fn reconnect_delay(attempts: usize) -> Duration {
 /// new connection.
 pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<(Client, Arc<Notify>)> {
     let made = Arc::new(Notify::new());
-    let say = Arc::clone(&made);
+    let notify = Arc::clone(&made);
     let mut options = ConnectOptions::new()
         .name("kine-nats")
         .custom_inbox_prefix(args.stream.inbox())
@@ -128,12 +128,12 @@ pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<(Client, Arc<Noti
         .connection_timeout(Duration::from_secs(3))
         .reconnect_delay_callback(reconnect_delay)
         .event_callback(move |event| {
-            let say = Arc::clone(&say);
+            let notify = Arc::clone(&notify);
             async move {
                 match event {
                     Event::Connected => {
                         tracing::info!("Connected to NATS");
-                        say.notify_one();
+                        notify.notify_one();
                     }
                     Event::Disconnected => tracing::warn!("Disconnected from NATS"),
                     other => tracing::debug!(event = %other, "NATS"),

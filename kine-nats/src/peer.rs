@@ -21,7 +21,7 @@ use bytes::Bytes;
 
 /// Executes the request of another process.
 pub(crate) async fn serve(store: &Store, request: &Bytes) -> Bytes {
-    let told = match message::decode_request(request) {
+    let outcome = match message::decode_request(request) {
         Ok((epoch, command)) => match store.submit_here(epoch, command).await {
             Outcome::Done(result) => PeerAnswer::Done(result),
             Outcome::Returned(_) => PeerAnswer::NotStarted,
@@ -33,5 +33,5 @@ pub(crate) async fn serve(store: &Store, request: &Bytes) -> Bytes {
             PeerAnswer::NotStarted
         }
     };
-    message::encode_answer(told)
+    message::encode_answer(outcome)
 }

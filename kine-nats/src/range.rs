@@ -15,12 +15,12 @@ use std::borrow::Borrow;
 const WHOLE: i64 = 10_000;
 
 /// Checks that a requested revision can be read while the store is at `current`.
-pub(crate) fn check_revision(asked: i64, current: i64, compacted: i64) -> Result<(), RpcError> {
-    if asked <= 0 {
+pub(crate) fn check_revision(requested: i64, current: i64, compacted: i64) -> Result<(), RpcError> {
+    if requested <= 0 {
         Ok(())
-    } else if asked > current {
+    } else if requested > current {
         Err(RpcError::FutureRevision)
-    } else if asked < compacted {
+    } else if requested < compacted {
         Err(RpcError::Compacted)
     } else {
         Ok(())

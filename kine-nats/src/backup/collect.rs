@@ -54,7 +54,7 @@ impl PinnedStore {
         let deadline = Instant::now() + REQUEST_LIMIT;
         loop {
             let changed = store.changed();
-            self.look(store, |_| ())?;
+            self.read_state(store, |_| ())?;
             if store.revision() >= self.revision {
                 return Ok(());
             }
@@ -67,7 +67,7 @@ impl PinnedStore {
 
     /// Reads the state that this pin belongs to. It fails if the state was replaced, which happens
     /// when this process rereads the log.
-    fn look<T>(&self, store: &Store, read: impl FnOnce(&State) -> T) -> Result<T, RpcError> {
+    fn read_state<T>(&self, store: &Store, read: impl FnOnce(&State) -> T) -> Result<T, RpcError> {
         let state = store.read();
         if state.mvcc.owns_pin(&self.pin) {
             Ok(read(&state))
@@ -80,7 +80,7 @@ impl PinnedStore {
         let mut versions = Vec::new();
         let mut from = Some(Bytes::from_static(&[0]));
         while let Some(key) = from {
-            let (page, next) = self.look(store, |state| state.mvcc.base_page(&key, PAGE, self.compacted + 1))?;
+            let (page, next) = self.read_state(store, |state| state.mvcc.base_page(&key, PAGE, self.compacted + 1))?;
             let before = page.into_iter().filter(|item| item.modified < self.compacted);
             versions.extend(before.map(|item| Version {
                 revision: item.modified,
@@ -101,7 +101,7 @@ impl PinnedStore {
         let (mut revision, mut done) = (self.compacted, 0);
         loop {
             let before = versions.len();
-            self.look(store, |state| {
+            self.read_state(store, |state| {
                 let changes = state.mvcc.changes(revision).skip(done).take(PAGE);
                 for change in changes.take_while(|change| change.revision <= self.revision) {
                     done = if change.revision == revision { done + 1 } else { 1 };

@@ -11,7 +11,7 @@ use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 /// Poll interval of a watch: a lease expires silently, so no event announces it.
-const LOOK: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 type Answer = Result<HealthCheckResponse, Status>;
 
@@ -51,11 +51,11 @@ impl Health for Node {
 
 /// Sends each change of the status until the client disconnects or the server stops.
 async fn send_changes(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
-    let mut told = None;
-    let mut looks = tokio::time::interval(LOOK);
+    let mut last_sent = None;
+    let mut ticks = tokio::time::interval(CHECK_INTERVAL);
     loop {
         tokio::select! {
-            _ = looks.tick() => {}
+            _ = ticks.tick() => {}
             () = answers.closed() => return,
         }
         let status = if known {
@@ -63,7 +63,7 @@ async fn send_changes(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
         } else {
             ServingStatus::ServiceUnknown
         };
-        if told.replace(status) != Some(status) && answers.send(Ok(response(status))).await.is_err() {
+        if last_sent.replace(status) != Some(status) && answers.send(Ok(response(status))).await.is_err() {
             return;
         }
         if node.is_stopping() {

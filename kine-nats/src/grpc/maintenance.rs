@@ -80,7 +80,7 @@ impl Maintenance for Node {
 
     async fn hash(&self, request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let hashed = self.hash_in_turn(&store, 0).await?;
+        let hashed = self.hash_exclusively(&store, 0).await?;
         Ok(Response::new(pb::HashResponse {
             header: Some(store.header(hashed.visible)),
             hash: hashed.hash,
@@ -89,7 +89,7 @@ impl Maintenance for Node {
 
     async fn hash_kv(&self, request: Request<pb::HashKvRequest>) -> Result<Response<pb::HashKvResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let hashed = self.hash_in_turn(&store, request.into_inner().revision).await?;
+        let hashed = self.hash_exclusively(&store, request.into_inner().revision).await?;
         Ok(Response::new(pb::HashKvResponse {
             header: Some(store.header(hashed.visible)),
             hash: hashed.hash,
@@ -141,27 +141,27 @@ struct Hashed {
 impl Node {
     /// Hashes the keys at a revision (0 means the newest), one call at a time. A delay follows,
     /// even if the caller disconnects: compacted history is trimmed only while no hash runs.
-    async fn hash_in_turn(&self, store: &Arc<Store>, asked: i64) -> Result<Hashed, RpcError> {
-        let turn = timeout(REQUEST_LIMIT, Arc::clone(&self.hashes).lock_owned()).await;
-        let turn = turn.map_err(|_| RpcError::TooManyRequests)?;
+    async fn hash_exclusively(&self, store: &Arc<Store>, requested: i64) -> Result<Hashed, RpcError> {
+        let permit = timeout(REQUEST_LIMIT, Arc::clone(&self.hashes).lock_owned()).await;
+        let permit = permit.map_err(|_| RpcError::TooManyRequests)?;
         let store = Arc::clone(store);
         let (answer, hashed) = oneshot::channel();
         tokio::spawn(async move {
-            let _ = answer.send(hash(&store, asked).await);
+            let _ = answer.send(hash(&store, requested).await);
             sleep(HASH_PAUSE).await;
-            drop(turn);
+            drop(permit);
         });
         hashed.await.unwrap_or(Err(RpcError::Stopped))
     }
 }
 
-async fn hash(store: &Store, asked: i64) -> Result<Hashed, RpcError> {
+async fn hash(store: &Store, requested: i64) -> Result<Hashed, RpcError> {
     let (visible, compacted) = {
         let state = store.read();
         (state.mvcc.visible(), state.mvcc.compacted())
     };
-    range::check_revision(asked, visible, compacted)?;
-    let revision = if asked > 0 { asked } else { visible };
+    range::check_revision(requested, visible, compacted)?;
+    let revision = if requested > 0 { requested } else { visible };
     Ok(Hashed {
         hash: hash_at(store, revision).await?,
         revision,

@@ -177,12 +177,12 @@ async fn answer_unused(State(shared): State<Shared>, Query(params): Query<QueryP
     answer_after(shared.clients.gone(), &params, (gone, stay)).await
 }
 
-/// Waits for at most the requested `seconds`. `says` holds the text of a completed wait, and of one
+/// Waits for at most the requested `seconds`. `texts` holds the text of a completed wait, and of one
 /// that timed out.
 async fn answer_after(
     wait: impl Future<Output = ()>,
     params: &QueryParams,
-    says: (&'static str, &'static str),
+    texts: (&'static str, &'static str),
 ) -> Response {
     let wanted = params.iter().find(|(name, _)| name == "seconds");
     let seconds = wanted.and_then(|(_, value)| value.parse().ok());
@@ -191,8 +191,8 @@ async fn answer_after(
         return (StatusCode::BAD_REQUEST, how).into_response();
     };
     match timeout(Duration::from_secs(seconds), wait).await {
-        Ok(()) => says.0.into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, says.1).into_response(),
+        Ok(()) => texts.0.into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, texts.1).into_response(),
     }
 }
 

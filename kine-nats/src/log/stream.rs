@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 /// Timeout of a request to the server.
 const REQUEST: Duration = Duration::from_secs(5);
 /// Interval at which a pending read checks that its connection still exists.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Limits of one batched read: bytes and messages.
 const READ_BYTES: usize = 4 << 20;
 const READ_MESSAGES: usize = 2000;
@@ -230,7 +230,7 @@ impl Stream {
     async fn next(&self, answers: &mut Subscriber, connection: u64) -> Result<Message, LogError> {
         let deadline = Instant::now() + REQUEST;
         loop {
-            if let Ok(answer) = timeout(LOOK, answers.next()).await {
+            if let Ok(answer) = timeout(CHECK_INTERVAL, answers.next()).await {
                 return answer.ok_or(LogError::Disconnected);
             }
             if self.connection() != connection {

@@ -61,7 +61,7 @@ struct RequestMessage {
     #[prost(uint64, tag = "1")]
     epoch: u64,
     #[prost(oneof = "RequestKind", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
-    asked: Option<RequestKind>,
+    kind: Option<RequestKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
@@ -91,7 +91,7 @@ enum RequestKind {
 #[derive(Clone, PartialEq, Message)]
 struct AnswerMessage {
     #[prost(oneof = "AnswerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13")]
-    telling: Option<AnswerKind>,
+    kind: Option<AnswerKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
@@ -131,10 +131,10 @@ struct Barrier {
     compacted: i64,
 }
 
-pub(crate) fn encode_broadcast(said: &Broadcast) -> Bytes {
-    let kind = match said {
+pub(crate) fn encode_broadcast(broadcast: &Broadcast) -> Bytes {
+    let kind = match broadcast {
         Broadcast::Stored(sequence) => BroadcastKind::Stored(*sequence),
-        Broadcast::Announcement(here) => BroadcastKind::Announcement(here.clone()),
+        Broadcast::Announcement(announcement) => BroadcastKind::Announcement(announcement.clone()),
         Broadcast::Successor(member) => BroadcastKind::Successor(*member),
     };
     BroadcastMessage { kind: Some(kind) }.encode_to_vec().into()
@@ -143,14 +143,14 @@ pub(crate) fn encode_broadcast(said: &Broadcast) -> Bytes {
 pub(crate) fn decode_broadcast(bytes: &Bytes) -> Result<Broadcast, UndecodableMessage> {
     match decode::<BroadcastMessage>(bytes)?.kind {
         Some(BroadcastKind::Stored(sequence)) => Ok(Broadcast::Stored(sequence)),
-        Some(BroadcastKind::Announcement(here)) => Ok(Broadcast::Announcement(here)),
+        Some(BroadcastKind::Announcement(announcement)) => Ok(Broadcast::Announcement(announcement)),
         Some(BroadcastKind::Successor(member)) => Ok(Broadcast::Successor(member)),
         None => Err(UndecodableMessage(None)),
     }
 }
 
 pub(crate) fn encode_request(epoch: u64, command: &Command) -> Bytes {
-    let asked = match command {
+    let kind = match command {
         Command::Put(request) => RequestKind::Put(request.clone()),
         Command::DeleteRange(request) => RequestKind::DeleteRange(request.clone()),
         Command::Txn(request) => RequestKind::Txn(request.clone()),
@@ -164,14 +164,14 @@ pub(crate) fn encode_request(epoch: u64, command: &Command) -> Bytes {
         Command::Leases => RequestKind::Leases(true),
         Command::Barrier => RequestKind::Barrier(true),
     };
-    let asked = Some(asked);
-    RequestMessage { epoch, asked }.encode_to_vec().into()
+    let kind = Some(kind);
+    RequestMessage { epoch, kind }.encode_to_vec().into()
 }
 
 /// Decodes a request. Returns it with the epoch of the writer that it is meant for.
 pub(crate) fn decode_request(bytes: &Bytes) -> Result<(u64, Command), UndecodableMessage> {
-    let RequestMessage { epoch, asked } = decode(bytes)?;
-    let command = match asked.ok_or(UndecodableMessage(None))? {
+    let RequestMessage { epoch, kind } = decode(bytes)?;
+    let command = match kind.ok_or(UndecodableMessage(None))? {
         RequestKind::Put(request) => Command::Put(request),
         RequestKind::DeleteRange(request) => Command::DeleteRange(request),
         RequestKind::Txn(request) => Command::Txn(request),
@@ -186,8 +186,8 @@ pub(crate) fn decode_request(bytes: &Bytes) -> Result<(u64, Command), Undecodabl
     Ok((epoch, command))
 }
 
-pub(crate) fn encode_answer(told: PeerAnswer) -> Bytes {
-    let telling = match told {
+pub(crate) fn encode_answer(outcome: PeerAnswer) -> Bytes {
+    let kind = match outcome {
         PeerAnswer::NotStarted => AnswerKind::NotStarted(true),
         PeerAnswer::Done(Err(error)) => AnswerKind::Refused(error.to_string()),
         PeerAnswer::Done(Ok(answer)) => match answer {
@@ -203,15 +203,12 @@ pub(crate) fn encode_answer(told: PeerAnswer) -> Bytes {
             Answer::Barrier { revision, compacted } => AnswerKind::Barrier(Barrier { revision, compacted }),
         },
     };
-    let telling = Some(telling);
-    AnswerMessage { telling }.encode_to_vec().into()
+    let kind = Some(kind);
+    AnswerMessage { kind }.encode_to_vec().into()
 }
 
 pub(crate) fn decode_answer(bytes: &Bytes) -> Result<PeerAnswer, UndecodableMessage> {
-    let answer = match decode::<AnswerMessage>(bytes)?
-        .telling
-        .ok_or(UndecodableMessage(None))?
-    {
+    let answer = match decode::<AnswerMessage>(bytes)?.kind.ok_or(UndecodableMessage(None))? {
         AnswerKind::NotStarted(_) => return Ok(PeerAnswer::NotStarted),
         AnswerKind::Refused(text) => {
             let error = RpcError::from_text(&text).ok_or(UndecodableMessage(None))?;
@@ -273,7 +270,7 @@ mod tests {
             }),
             prev_kv: Some("encoded".into()),
         };
-        let told = [
+        let outcome = [
             PeerAnswer::Done(Ok(Answer::Put(answer))),
             PeerAnswer::Done(Ok(Answer::Barrier {
                 revision: 7,
@@ -283,28 +280,28 @@ mod tests {
             PeerAnswer::Done(Err(RpcError::LeaderFailed)),
             PeerAnswer::NotStarted,
         ];
-        for told in told {
-            let said = format!("{told:?}");
-            assert_eq!(format!("{:?}", decode_answer(&encode_answer(told)).unwrap()), said);
+        for outcome in outcome {
+            let debug = format!("{outcome:?}");
+            assert_eq!(format!("{:?}", decode_answer(&encode_answer(outcome)).unwrap()), debug);
         }
     }
 
     #[test]
     fn what_is_said_to_all_arrives() {
-        let here = Announcement {
+        let announcement = Announcement {
             member: u64::MAX,
             name: "a".into(),
             client_urls: vec!["http://a:1".into()],
             leaving: true,
             full: true,
         };
-        for said in [
+        for broadcast in [
             Broadcast::Stored(0),
             Broadcast::Stored(u64::MAX),
-            Broadcast::Announcement(here),
+            Broadcast::Announcement(announcement),
             Broadcast::Successor(7),
         ] {
-            assert_eq!(decode_broadcast(&encode_broadcast(&said)).unwrap(), said);
+            assert_eq!(decode_broadcast(&encode_broadcast(&broadcast)).unwrap(), broadcast);
         }
     }
 
@@ -316,7 +313,7 @@ mod tests {
             assert!(decode_answer(&bytes).is_err(), "{bytes:?}");
         }
         let other = AnswerMessage {
-            telling: Some(AnswerKind::Refused("of a later version".into())),
+            kind: Some(AnswerKind::Refused("of a later version".into())),
         };
         assert!(decode_answer(&other.encode_to_vec().into()).is_err());
     }

@@ -116,7 +116,7 @@ impl NatsPeers {
             let message = tokio::select! {
                 answer = subscriptions.answers.next() => answer.map(|answer| self.on_answer(answer)),
                 request = subscriptions.requests.next() => request.map(|request| self.on_request(request, &stores)),
-                said = subscriptions.all.next() => said.map(|said| self.on_broadcast(&said, &stores)),
+                message = subscriptions.all.next() => message.map(|message| self.on_broadcast(&message, &stores)),
                 _ = tick.tick() => {
                     let store = stores.borrow().clone();
                     if !store.as_ref().is_some_and(|store| store.is_writer()) || self.has_others() {
@@ -195,12 +195,12 @@ impl NatsPeers {
         let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
             return;
         };
-        let mut told = 0;
+        let mut announced = 0;
         loop {
             let changed = store.changed();
             let sequence = store.written();
-            if sequence > told && self.has_others() {
-                told = sequence;
+            if sequence > announced && self.has_others() {
+                announced = sequence;
                 self.broadcast(&Broadcast::Stored(sequence)).await;
                 sleep(SPACING).await;
             } else {
@@ -215,12 +215,12 @@ impl NatsPeers {
         members.iter().any(|member| member.id != self.own.member)
     }
 
-    async fn broadcast(&self, said: &Broadcast) {
+    async fn broadcast(&self, message: &Broadcast) {
         if self.client.connection_state() == Connection::Connected {
             // Delivery is not required.
             let _ = self
                 .client
-                .publish(to_all(&self.subject), message::encode_broadcast(said))
+                .publish(to_all(&self.subject), message::encode_broadcast(message))
                 .await;
         }
     }

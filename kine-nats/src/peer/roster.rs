@@ -19,14 +19,14 @@ pub(crate) struct Roster {
 
 impl Roster {
     /// Records the announcement of a process.
-    pub(crate) fn record(&mut self, here: Announcement, now: Duration) {
+    pub(crate) fn record(&mut self, announcement: Announcement, now: Duration) {
         let Announcement {
             member: id,
             name,
             client_urls,
             leaving,
             full,
-        } = here;
+        } = announcement;
         if leaving {
             self.seen.remove(&id);
         } else {
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn who_is_silent_or_leaves_is_gone() {
-        let here = |member: u64, leaving: bool| Announcement {
+        let announcement = |member: u64, leaving: bool| Announcement {
             member,
             name: String::new(),
             client_urls: Vec::new(),
@@ -63,16 +63,16 @@ mod tests {
         };
         let second = Duration::from_secs(1);
         let mut roster = Roster::default();
-        roster.record(here(1, false), second);
-        roster.record(here(2, false), 4 * second);
+        roster.record(announcement(1, false), second);
+        roster.record(announcement(2, false), 4 * second);
         let ids = |roster: &Roster, now: u32| -> Vec<u64> {
             roster.members(now * second).iter().map(|member| member.id).collect()
         };
         assert_eq!(ids(&roster, 6), [1, 2]);
         assert_eq!(ids(&roster, 7), [2]);
-        roster.record(here(1, false), 8 * second);
+        roster.record(announcement(1, false), 8 * second);
         assert_eq!(ids(&roster, 9), [1, 2]);
-        roster.record(here(1, true), 9 * second);
+        roster.record(announcement(1, true), 9 * second);
         assert_eq!(ids(&roster, 9), [2]);
         assert_eq!(ids(&roster, 10), [0; 0]);
     }

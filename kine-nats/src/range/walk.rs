@@ -33,7 +33,7 @@ pub(crate) struct Walk {
     limit: usize,
     keys_only: bool,
     /// Number of keys in the previous pages.
-    told: usize,
+    sent_keys: usize,
     page: Vec<Bytes>,
     size: usize,
 }
@@ -61,7 +61,7 @@ impl Walk {
             visible,
             limit: usize::try_from(request.limit).unwrap_or(0),
             keys_only: request.keys_only,
-            told: 0,
+            sent_keys: 0,
             page: Vec::new(),
             size: 0,
         };
@@ -85,7 +85,7 @@ impl Walk {
     pub(crate) fn step(&mut self, mvcc: &Mvcc) -> Result<Step, RpcError> {
         check_revision(self.revision, mvcc.visible(), mvcc.compacted())?;
         let Self { page, size, .. } = self;
-        let (left, keys_only) = (self.limit.saturating_sub(self.told), self.keys_only);
+        let (left, keys_only) = (self.limit.saturating_sub(self.sent_keys), self.keys_only);
         let is_cut = |page: &Vec<Bytes>| self.limit > 0 && page.len() == left;
         let mut full = false;
         let next = mvcc.visit_part(&self.from, &self.end, self.revision, SLICE, |item| {
@@ -113,17 +113,17 @@ impl Walk {
             return Ok(self.last(mvcc.count(&self.from, &self.end, self.revision)));
         }
         self.size = 0;
-        self.told += self.page.len();
+        self.sent_keys += self.page.len();
         Ok(Step::Page(std::mem::take(&mut self.page)))
     }
 
     fn last(&mut self, behind: i64) -> Step {
-        let told = (self.told + self.page.len()) as i64;
+        let sent_keys = (self.sent_keys + self.page.len()) as i64;
         Step::Last(RangeResponse {
             header: None,
             kvs: std::mem::take(&mut self.page),
             more: behind > 0,
-            count: told + behind,
+            count: sent_keys + behind,
         })
     }
 }

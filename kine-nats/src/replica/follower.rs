@@ -228,11 +228,11 @@ impl Follower {
         if self.tail.check_end().is_ok() {
             return Ok(true);
         }
-        let asked = async {
+        let checked = async {
             let low_watermark = snapshots.low_watermark().await?;
             Ok::<_, RecoverError>((low_watermark, log.info().await?))
         };
-        match asked.await {
+        match checked.await {
             Ok((low_watermark, info)) => (self.tail.low_watermark, self.tail.info) = (low_watermark, info),
             Err(error) if error.is_transient() => return Ok(false),
             Err(error) => return Err(error),

@@ -253,14 +253,14 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         };
         let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
         let subject = location.chunks(&name);
-        let saved = location.write((state, pin), name, pauses).await;
-        if saved.is_err()
+        let manifest_result = location.write((state, pin), name, pauses).await;
+        if manifest_result.is_err()
             && let Err(error) = location.stream.purge_subject(&subject).await
         {
             // The next snapshot removes them.
             tracing::debug!(error = %error, "Cannot remove the chunks of a failed snapshot; the next snapshot removes them");
         }
-        saved
+        manifest_result
     }
 
     /// Removes chunks below a sequence that no manifest names. Chunks at or above a writer's own

@@ -18,13 +18,13 @@ const REPEAT: Duration = Duration::from_millis(1500);
 
 /// Forwards a request to the writer in another process.
 pub(super) async fn forward(peers: &dyn Peers, store: &Store, leader: Leader, command: Command) -> Outcome {
-    let asked = tokio::select! {
+    let answered = tokio::select! {
         biased;
-        asked = peers.ask(leader.member(), leader.epoch, &command) => asked,
+        answered = peers.ask(leader.member(), leader.epoch, &command) => answered,
         () = replaced(store, leader) => Err(PeerError::Unknown),
         () = sleep(REPEAT), if command.is_repeatable() => Err(PeerError::Unknown),
     };
-    match asked {
+    match answered {
         Ok(PeerAnswer::Done(result)) => Outcome::Done(result),
         Ok(PeerAnswer::NotStarted) | Err(PeerError::NotDelivered) => Outcome::Returned(command),
         _ if command.is_repeatable() => Outcome::Returned(command),

@@ -52,8 +52,8 @@ impl Store {
                 _ => {}
             }
             // Followers send requests as long as this process writes.
-            let is_asked = self.peers.is_some() && self.is_writer();
-            if self.is_stopping() && !is_asked {
+            let has_followers = self.peers.is_some() && self.is_writer();
+            if self.is_stopping() && !has_followers {
                 return Err(RpcError::Stopped);
             }
             if self.is_writer() {
