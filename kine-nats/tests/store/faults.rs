@@ -273,7 +273,7 @@ pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers) {
     second.ready().await;
     let mut new = second.client().await;
     assert_eq!(new.put("/a", b"2").await.unwrap(), 3);
-    // Its lease expired during the suspension: it answers no request from memory.
+    // The lease expired during the suspension: the process answers no request from memory.
     let read = tokio::spawn({
         let mut old = old.clone();
         async move { old.range("/a", "", 0).await }

@@ -276,7 +276,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     for number in 0..50 {
         new.put(&format!("/b/{number}"), b"").await.unwrap();
     }
-    // It answers these requests when it resumes, and only with what is true then.
+    // The process answers these requests when it resumes, and only with what is true then.
     let (head, before) = (new.revision().await, writer.unread());
     let read = tokio::spawn({
         let mut old = old.clone();
@@ -310,13 +310,13 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     let once = new.get("/once").await;
     match written {
         Ok(revision) => assert_eq!(once.map(|kv| kv.mod_revision), revision),
-        // It was executed at most once.
+        // The request was executed at most once.
         Err(error) => {
             assert_eq!(error.code(), Code::Unavailable, "{error}");
             assert!(once.is_none_or(|kv| kv.version == 1));
         }
     }
-    // Its watches received everything, and receive the events that follow.
+    // The watches of the process received everything, and receive the events that follow.
     let head = old.put("/c", b"").await.unwrap();
     let mut next = 2;
     hear(&mut watching, &mut next, head).await;

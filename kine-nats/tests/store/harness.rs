@@ -308,7 +308,7 @@ impl Kine {
         answer.is_some_and(|answer| answer.starts_with("HTTP/1.0 200"))
     }
 
-    /// Its metrics, with the head of the response.
+    /// The metrics of the process, with the head of the response.
     pub(crate) fn metrics_address(&self) -> String {
         format!("127.0.0.1:{}", self.metrics)
     }
@@ -396,7 +396,7 @@ fn signal(child: &Child, name: &str) {
         .status();
     assert!(sent.unwrap().success());
     if name == "STOP" {
-        // Its threads continue until each of them has received the signal.
+        // The threads continue until each of them has received the signal.
         let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
         let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
         assert!(status.stopped(), "{status:?}");

@@ -60,7 +60,7 @@ async fn shorten<D: Disks>(nats: &mut D, stream: &str, shorten: impl AsyncFnOnce
     assert!(kine.exited().is_none());
 
     // Records that were stored again can be read from the log, even from a server that restarts
-    // once more.
+    // another time.
     kine.terminate().await;
     kine.restart().await;
     check(&mut client, &acknowledged).await;

@@ -107,7 +107,7 @@ async fn who_is_told_to_end_waits_until_it_is_released() {
     }
     assert_eq!(tell(&address, "/release").await, "200", "again");
     assert_eq!(ask(&address, "/released?seconds=60").await.0, "200");
-    // It has no other effect: the process continues to serve.
+    // The release has no other effect: the process continues to serve.
     kine.client().await.put("/a", b"b").await.unwrap();
     assert_eq!(ask(&address, "/readyz").await.0, "200");
 }

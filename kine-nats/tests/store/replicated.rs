@@ -51,7 +51,8 @@ async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
     if all {
         cluster.servers[leader].restart().await;
         cluster.is_whole(&STREAMS).await;
-        // It holds its connections open without answering, until it learns that others lead.
+        // The server holds its connections open without answering, until it learns that others
+        // lead.
         leader = cluster.leader("KINE_pair").await;
         cluster.servers[leader].signal("STOP");
         println!("the leader sleeps: answers after {:?}", gaps(&clients).await);

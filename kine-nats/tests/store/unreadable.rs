@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, copy};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What is garbled.
+/// The data to garble.
 #[derive(Default)]
 struct Damage {
     /// Stream and sequence of a message of a batched read.

@@ -158,8 +158,8 @@ impl Oracle {
         self.compare((etcd, ours)).expect("nothing is refused");
     }
 
-    /// The same revision has the same hash in all of ours, at any time. etcd's number is different,
-    /// and depends on more than the revision: it covers the changes between the compaction and that
+    /// A revision has the same hash in all of ours, at any time. etcd's number is different, and
+    /// depends on more than the revision: it covers the changes between the compaction and that
     /// time.
     async fn hash_kv(&mut self, revision: i64) {
         let request = pb::HashKvRequest { revision };
@@ -200,7 +200,7 @@ impl Oracle {
             .await;
     }
 
-    /// Compares the hashes of two etcds, one of which started from a snapshot of ours.
+    /// Compares the hashes of two etcds; one started from a snapshot of ours.
     ///
     /// etcd's history numbers the operations of a transaction. Ours knows their order only until
     /// they are compacted. The numbers may differ if a compaction removed some operations of a

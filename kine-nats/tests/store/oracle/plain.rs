@@ -3,8 +3,7 @@
 use tonic::{Code, Response, Status};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// What a client receives: a response, or an error with its text, by which clients distinguish
-/// errors.
+/// A response, or an error with its text. Clients distinguish errors by the text.
 pub(super) type Told<T> = Result<T, (Code, String)>;
 
 /// A response with a header.
@@ -73,10 +72,10 @@ pub(super) fn streamed(request: &pb::RangeRequest, whole: &Told<pb::RangeRespons
     }
 }
 
-/// Seconds by which the remaining time of a lease may differ although both count the same time:
+/// Tolerance in seconds of the remaining time of a lease, although both count the same time:
 /// requests reach the two servers one after the other.
 const LATE: i64 = 10;
-/// Seconds by which etcd prolongs every lease when a leader starts: its election timeout.
+/// Seconds that etcd adds to every lease when a leader starts: its election timeout.
 const PROLONGED: i64 = 1;
 
 /// Normalizes the remaining time of leases within limits. It is never less than in etcd. It may be

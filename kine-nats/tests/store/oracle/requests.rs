@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// So few keys that requests collide: prefixes of each other, the smallest and the largest.
+/// Few keys, so that requests collide: prefixes of each other, the smallest and the largest.
 pub(super) const KEYS: [&[u8]; 9] = [b"a", b"aa", b"b", b"b/1", b"b/2", b"b/3", b"c", b"\0", b"\xff"];
 /// Ends of ranges: none, everything, and positions between and on keys.
 const ENDS: [&[u8]; 8] = [b"", b"", b"\0", b"b", b"b0", b"c", b"a\0", b"\xff\xff"];
