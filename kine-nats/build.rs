@@ -1,4 +1,4 @@
-//! Compiles the protocol files under `proto/` with protox, so that no protoc is needed.
+//! Compiles the protocol files under `proto/` with protox, so that the build needs no protoc.
 
 use std::error::Error;
 
@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = protox::compile(["mvccpb/kv.proto", "etcdserverpb/rpc.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .bytes(".")
-        .codec_path("crate::grpc::wire::Wire")
+        .codec_path("crate::proto::wire::Wire")
         .compile_fds(files)?;
     Ok(())
 }

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs etcd's robustness tests against kine-nats: their traffic, model and checks unchanged, faults of our own, and our log
-# as what was stored.
+# Runs etcd's robustness tests against kine-nats: their traffic, model and checks are unchanged; the faults are our own, and
+# the stored data is read from our log.
 #
 #   robustness.sh [arguments of the program: -runs N -seed N -fault NAME -traffic NAME -shape SHAPE]
 #
-# Wants nats-server in YOKE_BIN or PATH, kine-nats in KINE_NATS or target/debug, and go.
+# Needs nats-server in YOKE_BIN or PATH, kine-nats in KINE_NATS or target/debug, and go.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +20,7 @@ done
 mkdir -p "$cache"
 go test -C "$here/robustness" .
 go build -C "$here/robustness" -o "$cache/robustness" .
-# Small disks are mounted, which only root may do; they go with the namespace.
+# Only root may mount the small disks; they are removed with the mount namespace.
 case $(id -u) in
 0) exec unshare --mount "$cache/robustness" "$@" ;;
 *) exec "$cache/robustness" "$@" ;;

@@ -3,8 +3,8 @@
 #
 #   storage-suite.sh [etcd3] [cacher] [-- arguments for the test binaries]
 #
-# Wants nats-server in YOKE_BIN or PATH, kine-nats in KINE_NATS or target/debug, and go. Builds in CONTRACT_CACHE
-# (by default ~/.cache/yoke/contract), so that a second run only runs.
+# Needs nats-server in YOKE_BIN or PATH, kine-nats in KINE_NATS or target/debug, and go. Builds in CONTRACT_CACHE
+# (by default ~/.cache/yoke/contract), so that a second run does not build.
 set -eu
 
 version=${APISERVER_VERSION:-v0.35.4}

@@ -1,5 +1,5 @@
-// Package testserver takes the place of the package of this name in k8s.io/apiserver/pkg/storage/etcd3, so that
-// Kubernetes' own storage tests run against kine-nats: each test gets a process and a stream of its own.
+// Package testserver replaces the package of the same name in k8s.io/apiserver/pkg/storage/etcd3, so that Kubernetes' own
+// storage tests run against kine-nats: each test gets a process and a stream of its own.
 //
 // KINE_NATS names the binary, KINE_NATS_URL the NATS server.
 package testserver
@@ -28,7 +28,7 @@ import (
 
 const startLimit = 20 * time.Second
 
-// NewTestConfig reserves an address; tests change the interval of progress notifications in what it returns.
+// NewTestConfig reserves an address; tests change the interval of progress notifications in the returned configuration.
 func NewTestConfig(t testing.TB) *embed.Config {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -46,7 +46,7 @@ func NewTestConfig(t testing.TB) *embed.Config {
 	return config
 }
 
-// RunEtcd starts kine-nats and returns a client of it.
+// RunEtcd starts kine-nats and returns a client for it.
 func RunEtcd(t testing.TB, config *embed.Config) *kubernetes.Client {
 	t.Helper()
 	if config == nil {
@@ -88,7 +88,7 @@ func start(t testing.TB, address, log string, progress time.Duration) {
 		"--create",
 		"--progress-interval", progress.String(),
 	)
-	// The variables of this test are options of the process, too.
+	// The environment variables of this test are also options of the process.
 	command.Env = []string{"RUST_LOG=" + os.Getenv("RUST_LOG")}
 	command.Stderr = output
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -1,53 +1,31 @@
-//! A store as the database file of an etcd 3.6, for `etcdctl snapshot save`: what etcd's own tools check and restore, and
-//! an etcd serves with the same keys, revisions and leases.
+//! Exports a store as the database file of an etcd 3.6, for `etcdctl snapshot save`. etcd's own
+//! tools verify and restore it, and an etcd serves it with the same keys, revisions and leases.
 //!
 //! ```text
-//! store ─► collect (keys at a revision, leases) ─► buckets (etcd's schema) ─► bolt (pages) ─► grpc: pieces, SHA-256
+//! store ─► collect (keys at a revision, leases) ─► buckets (etcd's schema) ─► bbolt (pages) ─► grpc: pieces, SHA-256
 //! ```
 //!
-//! Not in it: alarms, which follow from the state here and would stay until they are disarmed there; users and roles,
-//! which there are none of. `etcdutl snapshot restore` puts other members in the place of those that are named.
+//! The file leaves out:
+//! - alarms: here they follow from the state, and in an etcd they would stay until they are
+//!   disarmed;
+//! - users and roles: a store has none.
+//!
+//! `etcdutl snapshot restore` replaces the members in the file by others.
 //!
 //! The schema is that of <https://github.com/etcd-io/etcd/tree/v3.6.8/server/storage/schema>.
 
-pub(crate) mod bolt;
-mod collect;
+pub(crate) mod bbolt;
+pub(crate) mod collect;
+pub(crate) mod content;
 
+use crate::limits::STORAGE_VERSION;
 use crate::mvcc::Item;
-use crate::peer::Member;
-use bolt::{Bucket, Entry, Key};
+use crate::store::peers::Member;
+use bbolt::{Bucket, Entry, Key};
 use bytes::Bytes;
-pub(crate) use collect::collect;
+use content::{BackupContent, Version};
 use prost::Message;
 use serde::Serialize;
-
-/// What the file says that it is.
-pub(crate) const STORAGE_VERSION: &str = "3.6.0";
-
-/// A version of a key, as etcd stores it.
-#[derive(Debug)]
-pub(crate) struct Version {
-    pub(crate) revision: i64,
-    pub(crate) delete: bool,
-    /// Encoded `mvccpb.KeyValue`.
-    pub(crate) kv: Bytes,
-}
-
-/// What goes into a file.
-#[derive(Debug, Default)]
-pub(crate) struct Parts {
-    /// The version of each key that is read at the compact revision and older than it, in any order.
-    pub(crate) base: Vec<Version>,
-    /// The changes from the compact revision on, in order.
-    pub(crate) history: Vec<Version>,
-    pub(crate) revision: i64,
-    pub(crate) compacted: i64,
-    /// Number and seconds of each.
-    pub(crate) leases: Vec<(i64, i64)>,
-    pub(crate) sequence: u64,
-    pub(crate) epoch: u64,
-    pub(crate) members: Vec<Member>,
-}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct Lease {
@@ -73,8 +51,8 @@ struct ConfState {
     auto_leave: bool,
 }
 
-/// All buckets that an etcd 3.6 has.
-pub(crate) fn buckets(parts: Parts) -> Vec<Bucket> {
+/// Builds all buckets that an etcd 3.6 has.
+pub(crate) fn buckets(parts: BackupContent) -> Vec<Bucket> {
     let meta = meta(&parts);
     let leases = parts.leases.into_iter().map(|(id, ttl)| Entry {
         key: Key::new(&id.to_be_bytes()),
@@ -96,7 +74,7 @@ pub(crate) fn buckets(parts: Parts) -> Vec<Bucket> {
     ]
 }
 
-fn meta(parts: &Parts) -> Vec<Entry> {
+fn meta(parts: &BackupContent) -> Vec<Entry> {
     let voters = parts.members.iter().map(|member| member.id).collect();
     let conf_state = to_json(&ConfState {
         voters,
@@ -108,7 +86,7 @@ fn meta(parts: &Parts) -> Vec<Entry> {
         entry(b"storageVersion", STORAGE_VERSION),
         entry(b"term", parts.epoch.to_be_bytes().to_vec()),
     ];
-    // etcd's is -1 before any compaction, and may be compacted at 0.
+    // etcd's compact revision is -1 before any compaction, and a compaction at 0 is possible.
     if parts.compacted >= 0 {
         let revision = revision_bytes(parts.compacted, 0).to_vec();
         meta.push(entry(b"finishedCompactRev", revision.clone()));
@@ -117,7 +95,7 @@ fn meta(parts: &Parts) -> Vec<Entry> {
     meta
 }
 
-/// The versions under etcd's keys: the revision, and a number within it.
+/// Sorts the versions under etcd's keys: the revision, and a number within the revision.
 fn to_entries(mut base: Vec<Version>, history: Vec<Version>) -> Vec<Entry> {
     base.sort_unstable_by_key(|version| version.revision);
     let (mut last, mut sub) = (0, 0);
@@ -136,7 +114,7 @@ fn to_entry(version: Version, sub: i64) -> Entry {
         let mut marked = [0; 18];
         marked[..17].copy_from_slice(&place);
         marked[17] = b't';
-        // Of what is gone etcd stores the key alone.
+        // etcd stores only the key of a deleted version.
         let value = Item::tombstone(crate::mvcc::key_of(&kv), 0).kv;
         let key = Key::new(&marked);
         Entry { key, value }

@@ -1,11 +1,12 @@
-//! The bytes of a record, which is one message of the log: a batch of operations behind a header, with a hash at the end.
+//! Encodes and decodes a record. A record is one message of the log: a header, a batch of
+//! operations, and a hash at the end.
 //!
 //! ```text
 //! magic 4 | format 2 | zero 2 | cluster 8 | epoch 8 | writer 8 | incarnation 8 | previous hash 8 | base revision 8
 //! | operations 4 | body length 4 | { kind 1, length 4, bytes }* | xxh3 of all before 8          (little endian)
 //! ```
 //!
-//! Snapshot chunks hold operations in the same form. Everything here takes bytes that may be hostile.
+//! Snapshot chunks hold operations in the same encoding. All functions here accept hostile bytes.
 
 use crate::mvcc::{InvalidItem, Item};
 use bytes::Bytes;
@@ -19,35 +20,35 @@ const HASH: usize = 8;
 /// Why bytes are not a record.
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
-    /// Too short, or lengths that do not add up.
-    #[error("decode a record: it is cut short or has bytes left over")]
+    /// The bytes are too short, or the lengths do not add up.
+    #[error("decode a record: its length is wrong")]
     Length,
-    /// Not written by this program.
-    #[error("decode a record: it does not begin as a record does")]
+    /// The magic number is not that of this program.
+    #[error("decode a record: it does not start with the magic number")]
     Magic,
-    /// Written by a later version.
-    #[error("decode a record: its format {0} is not known")]
+    /// A later version wrote the record.
+    #[error("decode a record: its format {0} is unknown")]
     Format(u16),
-    /// The bytes are not what was written.
+    /// The bytes are not those that were written.
     #[error("decode a record: its hash does not match")]
     Hash,
-    /// An operation that does not make sense.
-    #[error("decode a record: an operation of kind {0} is not valid")]
+    /// An operation is invalid.
+    #[error("decode a record: an operation of kind {0} is invalid")]
     Operation(u8),
 }
 
-/// What stands at the head of a record.
+/// The header of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// The store; random, made with its first record.
+    /// Id of the store; random, created with its first record.
     pub(crate) cluster: u64,
-    /// Counts the writers; each begins with an epoch record.
+    /// Number of the writer; each writer starts with an epoch record.
     pub(crate) epoch: u64,
-    /// The process that wrote it; random.
+    /// Number of the process that wrote the record; random.
     pub(crate) writer: u64,
-    /// The generation of the process that the operator gives out.
+    /// Generation of the process, assigned by the operator.
     pub(crate) incarnation: u64,
-    /// Hash of the record that it stands on.
+    /// Hash of the record before it.
     pub(crate) previous: u64,
     /// Revision of the store before it.
     pub(crate) base: i64,
@@ -56,19 +57,19 @@ pub(crate) struct Header {
 /// One operation of a record.
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
-    /// A key was written or removed: its encoded version.
+    /// A key was put or deleted: its encoded version.
     Change(Item),
-    /// All keys of a range were removed at a revision.
+    /// All keys of a range were deleted at a revision.
     DeleteRange { revision: i64, start: Bytes, end: Bytes },
-    /// A lease was made.
+    /// A lease was granted.
     Grant { id: i64, ttl: i64 },
-    /// A lease ended, and its keys were removed at the revision, when it is not 0.
+    /// A lease ended. Its keys were deleted at the revision; 0 means that it had none.
     Revoke { id: i64, revision: i64 },
-    /// History below the revision is gone.
+    /// History below the revision is compacted.
     Compact { revision: i64 },
-    /// A writer begins; how long its lease is.
+    /// A writer starts, with this lease duration.
     Epoch { lease_ms: u32, name: String },
-    /// The writer ends and holds no lease from here on.
+    /// The writer ends and gives up its lease.
     Resign,
 }
 
@@ -77,11 +78,11 @@ pub(crate) enum Operation {
 pub(crate) struct Record {
     pub(crate) header: Header,
     pub(crate) operations: Vec<Operation>,
-    /// Its own hash, which the next record names.
+    /// Hash of the record, which the next record names.
     pub(crate) hash: u64,
 }
 
-/// Collects operations in their encoded form.
+/// Collects operations in encoded form.
 #[derive(Debug, Default)]
 pub(crate) struct Operations {
     bytes: Vec<u8>,
@@ -102,7 +103,7 @@ impl Operations {
         self.count
     }
 
-    /// Leases that are made, with their seconds, or ended, in order.
+    /// Takes the leases that the operations grant (with their seconds) or end, in order.
     pub(crate) fn take_leases(&mut self) -> Vec<(i64, Option<i64>)> {
         std::mem::take(&mut self.leases)
     }
@@ -149,7 +150,7 @@ impl Operations {
     }
 }
 
-/// Makes the record; answers it with its hash.
+/// Encodes a record; returns it with its hash.
 pub(crate) fn encode(header: &Header, operations: &Operations) -> (Bytes, u64) {
     let mut out = Vec::with_capacity(HEADER + operations.bytes.len() + HASH);
     out.extend_from_slice(&MAGIC);
@@ -172,18 +173,19 @@ pub(crate) fn encode(header: &Header, operations: &Operations) -> (Bytes, u64) {
     (Bytes::from(out), hash)
 }
 
-/// Whether bytes were never a record of the store `cluster`. What was, and is damaged, is none of these.
+/// Whether bytes were never a record of the store `cluster`. A corrupt record of the store still
+/// counts as its record.
 pub(crate) fn is_foreign(bytes: &[u8], cluster: Option<u64>) -> bool {
     let other = cluster.is_some_and(|cluster| bytes.get(8..16) != Some(cluster.to_le_bytes().as_slice()));
     if bytes.starts_with(&MAGIC) {
         return other && unseal(bytes).is_ok();
     }
-    // A record whose first bytes alone are damaged has its hash still.
+    // If only the first bytes of a record are corrupt, its hash still matches.
     let rest = bytes.get(MAGIC.len()..).unwrap_or_default();
     other || unseal(&[&MAGIC, rest].concat()).is_err()
 }
 
-/// Reads a record.
+/// Decodes a record.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Record, CodecError> {
     let (body, hash) = unseal(bytes)?;
     let mut reader = Reader(body);
@@ -214,14 +216,14 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Record, CodecError> {
     })
 }
 
-/// Appends the hash of what is there, and answers it.
+/// Appends the hash of the bytes, and returns it.
 pub(crate) fn seal(out: &mut Vec<u8>) -> u64 {
     let hash = xxh3_64(out);
     out.extend_from_slice(&hash.to_le_bytes());
     hash
 }
 
-/// Splits the hash off, after checking it.
+/// Splits off the hash after checking it.
 pub(crate) fn unseal(bytes: &[u8]) -> Result<(&[u8], u64), CodecError> {
     let at = bytes.len().checked_sub(HASH).ok_or(CodecError::Length)?;
     let (body, hash) = bytes.split_at(at);
@@ -233,15 +235,15 @@ pub(crate) fn unseal(bytes: &[u8]) -> Result<(&[u8], u64), CodecError> {
     }
 }
 
-/// The bytes of collected operations, for a snapshot chunk.
+/// The encoded operations, for a snapshot chunk.
 pub(crate) fn operation_bytes(operations: &Operations) -> &[u8] {
     &operations.bytes
 }
 
-/// Reads operations; there must be exactly `count`.
+/// Decodes operations; there must be exactly `count`.
 pub(crate) fn decode_operations(bytes: &[u8], count: u32) -> Result<Vec<Operation>, CodecError> {
     let mut reader = Reader(bytes);
-    // An operation takes at least five bytes: a count that promises more must not reserve memory.
+    // An operation takes at least five bytes. A count that claims more must not reserve memory.
     let mut operations = Vec::with_capacity((count as usize).min(bytes.len() / 5));
     while !reader.0.is_empty() {
         let kind = reader.take(1)?.first().copied().unwrap_or_default();
@@ -297,7 +299,7 @@ fn decode_operation(kind: u8, bytes: &[u8]) -> Result<Operation, CodecError> {
     }
 }
 
-/// Takes numbers and slices from the front, never behind the end.
+/// Takes numbers and slices from the front, and never reads beyond the end.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -1,17 +1,17 @@
-//! Random numbers that can be had again, and hostile bytes: what is valid, changed a little.
+//! Test helpers: reproducible random numbers, and hostile bytes made by mutating valid ones.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Numbers that lengths and revisions must not be believed to be.
+/// Extreme values for lengths and revisions.
 const NUMBERS: [u64; 6] = [0, 1, 127, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
-/// The seed of a run that is to be done again: `SEED`.
+/// The seed to repeat: `SEED`.
 pub(crate) fn chosen() -> Option<u64> {
     std::env::var("SEED").ok().map(|seed| seed.parse().unwrap())
 }
 
-/// So many seeds that follow each other, or the one that is chosen.
+/// Returns `count` consecutive seeds, or only the chosen one.
 pub(crate) fn seeds(count: u64) -> Vec<u64> {
     chosen().map_or_else(
         || {
@@ -22,14 +22,14 @@ pub(crate) fn seeds(count: u64) -> Vec<u64> {
     )
 }
 
-/// Random numbers, with the seed that brings them back.
+/// A random generator that prints its seed.
 pub(crate) fn seeded() -> StdRng {
     let seed = chosen().unwrap_or_else(rand::random);
     println!("SEED={seed}");
     StdRng::seed_from_u64(seed)
 }
 
-/// How often to try; `FUZZ_TIMES` multiplies it.
+/// Number of runs; `FUZZ_TIMES` multiplies it.
 pub(crate) fn fuzz_runs(usual: u64) -> u64 {
     let times = std::env::var("FUZZ_TIMES").map_or(1, |times| times.parse().unwrap());
     usual * times
@@ -44,7 +44,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, random: &mut StdRng) {
             1 => bytes.extend((0..random.random_range(0..9)).map(|_| random.random::<u8>())),
             2 => bytes.insert(at, random.random()),
             3 => {
-                // A piece twice, as fields may be.
+                // A piece twice, as protobuf fields may occur.
                 let end = random.random_range(at..=bytes.len());
                 let piece = bytes[at..end].to_vec();
                 bytes.extend(piece);

@@ -1,14 +1,14 @@
-//! For how long what was compacted is kept: watches that are up to date hear of it first, as etcd's do.
+//! How long compacted history is retained: as in etcd, up-to-date watches receive it first.
 
 use crate::clock;
 use std::time::Duration;
 
-/// After a compaction, at least.
+/// Shortest time after a compaction.
 const GRACE: Duration = Duration::from_secs(1);
-/// After the first of many that follow each other closely, at most.
+/// Longest time after the first of several compactions in close succession.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// The compactions that nothing was dropped for yet.
+/// The compactions whose history is not dropped yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Grace {
     first: Duration,
@@ -16,7 +16,7 @@ pub(crate) struct Grace {
 }
 
 impl Grace {
-    /// Notes a compaction.
+    /// Records a compaction.
     pub(crate) fn begin(&mut self) {
         let now = clock::now();
         if self.is_over() {
@@ -25,7 +25,7 @@ impl Grace {
         self.until = (now + GRACE).min(self.first + LONGEST);
     }
 
-    /// Whether what was compacted may be dropped.
+    /// Whether compacted history may be dropped.
     pub(crate) fn is_over(&self) -> bool {
         clock::now() >= self.until
     }

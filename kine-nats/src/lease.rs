@@ -1,5 +1,5 @@
-//! Leases: which there are, what hangs on them, and until when they last. Times come in as arguments; they are this
-//! process's own and start again at full length after a restart, as etcd's do after a change of leader.
+//! Leases: their keys, and when they expire. Times are passed in. They are local to this process
+//! and start again at full length after a restart, as etcd's do after a change of leader.
 
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,17 +10,18 @@ const SHORTEST: i64 = 2;
 /// etcd's longest lease, in seconds.
 pub(crate) const LONGEST: i64 = 9_000_000_000;
 
-/// What a lease costs, for the quota: its entries here and by its end, and what the writer notes of it for snapshots.
+/// Bytes that a lease counts for in the quota: its entries in both indexes here, and what the
+/// writer records of it for snapshots.
 const COST: u64 = 256;
 
 /// One lease.
 #[derive(Debug, Clone)]
 pub(crate) struct Lease {
-    /// Seconds.
+    /// Granted length in seconds.
     pub(crate) ttl: i64,
-    /// When it ends on this process's clock.
+    /// Time of expiry by this process's clock.
     pub(crate) ends: Duration,
-    /// What hangs on it, in order.
+    /// Keys that are attached to the lease, in order.
     pub(crate) keys: BTreeSet<Bytes>,
 }
 
@@ -40,17 +41,17 @@ impl Leases {
         self.leases.iter().map(|(id, lease)| (*id, lease))
     }
 
-    /// What they cost, in bytes; keys that hang on one are counted as keys.
+    /// Bytes that the leases count for in the quota. Attached keys are counted as keys.
     pub(crate) fn bytes(&self) -> u64 {
         self.leases.len() as u64 * COST
     }
 
-    /// Number and seconds of each.
+    /// Number and seconds of each lease.
     pub(crate) fn terms(&self) -> Vec<(i64, i64)> {
         self.iter().map(|(id, lease)| (id, lease.ttl)).collect()
     }
 
-    /// The length that a lease gets when a client asks for `ttl`.
+    /// The length of a lease for which a client requests `ttl`.
     pub(crate) fn granted_ttl(ttl: i64) -> i64 {
         ttl.max(SHORTEST)
     }
@@ -73,15 +74,15 @@ impl Leases {
         }
     }
 
-    /// Ends a lease; answers the keys that hung on it.
+    /// Ends a lease; returns it with its attached keys.
     pub(crate) fn revoke(&mut self, id: i64) -> Option<Lease> {
         let lease = self.leases.remove(&id)?;
         self.ends.remove(&(lease.ends, id));
         Some(lease)
     }
 
-    /// Starts the time of a lease again; answers its length. One that has ended is only not removed yet, and stays so, as
-    /// with etcd (`lessor.Renew`).
+    /// Restarts the time of a lease; returns its length. A lease that has expired, but is not
+    /// removed yet, stays expired, as with etcd (`lessor.Renew`).
     pub(crate) fn renew(&mut self, id: i64, now: Duration) -> Option<i64> {
         let lease = self.leases.get_mut(&id).filter(|lease| now < lease.ends)?;
         self.ends.remove(&(lease.ends, id));
@@ -90,7 +91,7 @@ impl Leases {
         Some(lease.ttl)
     }
 
-    /// Starts the time of all leases again.
+    /// Restarts the time of all leases.
     pub(crate) fn renew_all(&mut self, now: Duration) {
         self.ends.clear();
         for (id, lease) in &mut self.leases {
@@ -99,7 +100,7 @@ impl Leases {
         }
     }
 
-    /// Moves a key from the lease it hung on to another; 0 is none.
+    /// Moves a key from one lease to another; 0 is no lease.
     pub(crate) fn attach(&mut self, key: &[u8], from: i64, to: i64) {
         if from == to {
             return;
@@ -112,7 +113,7 @@ impl Leases {
         }
     }
 
-    /// Leases whose time is up, at most `limit`.
+    /// Leases that have expired, at most `limit`.
     pub(crate) fn expired(&self, now: Duration, limit: usize) -> Vec<i64> {
         self.ends
             .iter()

@@ -1,53 +1,45 @@
 //! kine-nats: the etcd v3 API for kube-apiserver, on a log in NATS JetStream.
 //!
-//! What comes in: etcd's gRPC requests on unix and TCP sockets. What goes out: records to one stream, one message a batch
-//! of transactions, and snapshots to another. One process writes at a time; its state is in memory.
+//! etcd's gRPC requests come in, on unix and TCP sockets. Records go out to one stream, one message
+//! for each batch of transactions, and snapshots go to another. One process writes at a time; its
+//! state is in memory.
 //!
 //! ```text
 //! grpc ── validate ──► store::submit ──► writer ──► txn (decides) ──► codec ──► log ──► JetStream
 //!   ▲                                       │ stored
 //!   ├── range ◄── mvcc ◄────────────────────┤
-//!   └── watch ◄── hub (who has to hear) ◄───┘          boot: snapshot + log ──► session (who may write) ──► state
+//!   └── watch ◄── watch_hub (cursors) ◄─────┘
+//!
+//! replica: snapshot + log ──► log::fencing (which records are valid) ──► state
 //! ```
 
-mod activity;
-pub mod args;
-mod audit;
 mod backup;
-mod boot;
-mod clients;
 mod clock;
 pub mod codec;
-mod follow;
+mod command;
+mod error;
 #[cfg(test)]
 mod fuzz;
 mod grace;
 mod grpc;
 mod http;
-mod hub;
-mod keep;
 mod lease;
-mod listen;
+mod limits;
 pub mod log;
 mod metrics;
 mod mvcc;
 mod nats;
 mod peer;
+pub mod process;
 pub mod proto;
 mod quota;
 mod range;
-mod refusal;
-mod repair;
+mod replica;
 mod role;
-mod run;
-pub mod session;
 pub mod snapshot;
 mod state;
 mod store;
-mod tls;
 mod txn;
 mod validate;
+mod watch_hub;
 pub mod writer;
-
-pub use repair::repair;
-pub use run::run;

@@ -1,6 +1,8 @@
-//! The log: an ordered stream of records that takes a new one only on top of the last one its writer knows.
+//! The log: an ordered stream of records. It accepts a new record only directly behind the last
+//! record that its writer knows.
 
-mod breaks;
+mod disconnects;
+pub mod fencing;
 pub(crate) mod jetstream;
 #[cfg(test)]
 pub(crate) mod memory;
@@ -12,54 +14,54 @@ use serde::{Deserialize, Serialize};
 /// Why the log did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// There is no connection.
-    #[error("reach the log: not connected")]
+    /// The client is not connected.
+    #[error("reach the log: not connected to NATS")]
     Disconnected,
-    /// No answer in time.
-    #[error("reach the log: no answer in time")]
+    /// No response before the timeout.
+    #[error("reach the log: no response before the timeout")]
     Timeout,
-    /// The server refuses.
-    #[error("use the log: the server answered {code}: {description}")]
+    /// The server rejected the request.
+    #[error("use the log: NATS returned error {code}: {description}")]
     Refused {
         /// JetStream's error code.
         code: u64,
-        /// Its text.
+        /// JetStream's description of the error.
         description: String,
     },
-    /// No server takes a message of this size.
-    #[error("use the log: the servers take no message of {bytes} bytes; set their max_payload to at least 2 MiB")]
+    /// The record exceeds the servers' maximum payload.
+    #[error("use the log: the NATS servers reject a message of {bytes} bytes; set their max_payload to at least 2 MiB")]
     TooLarge {
         /// Bytes of the record.
         bytes: usize,
     },
-    /// The answer is not what it should be.
-    #[error("use the log: the answer to {0} is not understood")]
+    /// The response has an unexpected form.
+    #[error("use the log: the response to {0} cannot be decoded")]
     Answer(&'static str),
-    /// What the server sends of a message is nothing that a client reads.
+    /// The server sends a message in a form that no client can read.
     #[error(
-        "read the stream {stream}: on {times} connections in a row nothing readable came from sequence {sequence} on; if it \
-         stays so, the message there is damaged, and `kine-nats repair` says what can be read without it"
+        "read the stream {stream}: {times} connections in a row failed at sequence {sequence}; if this continues, that \
+         message is corrupt, and `kine-nats repair` shows what can be read without it"
     )]
     Unreadable {
-        /// The stream.
+        /// Name of the stream.
         stream: String,
-        /// Where.
+        /// Sequence of the message.
         sequence: u64,
-        /// How often that was tried.
+        /// Number of connections on which the read failed.
         times: u32,
     },
-    /// The records asked for are not there any more.
+    /// The requested records no longer exist.
     #[error("read the log: it has a gap at sequence {0}")]
     Gap(u64),
 }
 
-/// Whether an error may go away by itself.
-pub(crate) trait Passing: std::error::Error {
-    fn is_passing(&self) -> bool;
+/// Tells transient errors from permanent ones.
+pub(crate) trait Transient: std::error::Error {
+    fn is_transient(&self) -> bool;
 }
 
-impl Passing for LogError {
-    fn is_passing(&self) -> bool {
+impl Transient for LogError {
+    fn is_transient(&self) -> bool {
         match self {
             Self::Disconnected | Self::Timeout => true,
             // No meta leader, no quorum, no responders.
@@ -69,7 +71,7 @@ impl Passing for LogError {
     }
 }
 
-/// What lies before the first hole of records that were read from a sequence on.
+/// Returns the records before the first gap, out of records that were read from a sequence on.
 fn until_hole(from: u64, mut records: Vec<(u64, Bytes)>) -> Result<Vec<(u64, Bytes)>, LogError> {
     let follow = (from..)
         .zip(&records)
@@ -82,77 +84,78 @@ fn until_hole(from: u64, mut records: Vec<(u64, Bytes)>) -> Result<Vec<(u64, Byt
     Ok(records)
 }
 
-/// Where a log begins and ends.
+/// First and last sequence, size and losses of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogInfo {
-    /// Sequence of the oldest message that is kept.
+    /// Sequence of the oldest retained message.
     pub(crate) first: u64,
     /// Sequence of the newest message.
     pub(crate) last: u64,
-    /// Messages between these that are not there any more.
+    /// Number of missing messages between `first` and `last`.
     pub(crate) holes: u64,
-    /// Bytes that are kept.
+    /// Bytes of the retained messages.
     pub(crate) bytes: u64,
-    /// Most bytes that may be kept; `None` for no limit.
+    /// Size limit in bytes; `None` for no limit.
     pub(crate) limit: Option<u64>,
-    /// What the server found damaged and dropped.
-    pub(crate) lost: Lost,
+    /// Records that the server found corrupt and dropped.
+    pub(crate) lost: ServerLoss,
 }
 
-/// What a server says that it dropped of a stream since it was started. It forgets that when it is started again; the
-/// bytes may be of a record that it was never to acknowledge, and be all that it knows.
+/// The part of a stream that a server reports as dropped since its start. The server forgets this
+/// when it restarts. The dropped bytes may belong to a record that it never acknowledged, and may
+/// be all that it knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Lost {
-    /// Messages whose sequences it knew.
+pub(crate) struct ServerLoss {
+    /// Messages with known sequences.
     pub(crate) messages: u64,
     /// Bytes of its files.
     pub(crate) bytes: u64,
 }
 
-/// What became of a record.
+/// The outcome of publishing a record.
 #[derive(Debug)]
 pub(crate) struct Ack {
-    /// As given to [`Log::publish`].
+    /// The token that was passed to [`Log::publish`].
     pub(crate) token: u64,
     pub(crate) outcome: Result<u64, Rejection>,
 }
 
-/// Why a record was not taken.
+/// Why a record was rejected.
 #[derive(Debug, Clone)]
 pub(crate) enum Rejection {
-    /// The last sequence is another one.
+    /// The log has another last sequence than expected.
     Conflict,
     /// The stream is full.
     Full,
-    /// Anything else: no leader, no quorum, no permission.
+    /// Any other error: no leader, no quorum, no permission.
     Other { code: u64, description: String },
 }
 
 /// An append-only stream of records with one subject.
 ///
-/// # Guarantees
-/// A record published with `expected` n is stored at sequence n + 1 or not at all. An ack with a sequence is sent only
-/// for what is stored.
+/// # Guarantees A record published with `expected` n is stored at sequence n + 1 or not at all. An
+/// ack with a sequence is sent only for a stored record.
 ///
-/// # Assumptions
-/// Nobody deletes a single record; old ones go only by [`Log::purge`].
+/// # Assumptions No process deletes a single record; old records are dropped only by
+/// [`Log::purge`].
 ///
-/// # Caveats
-/// An ack may never come, and a record may be stored all the same. [`Log::read`] may answer from a replica that is behind.
+/// # Caveats An ack may never arrive although the record is stored. [`Log::read`] may answer from a
+/// replica that lags behind.
 pub(crate) trait Log: Send + Sync + 'static {
-    /// Sends a record. The outcome comes through the channel that was made with the log.
+    /// Sends a record. Its ack arrives on the channel that was created with the log.
     fn publish(&self, token: u64, record: Bytes, expected: u64) -> impl Future<Output = Result<(), LogError>> + Send;
-    /// Reads records from a sequence on, as many as fit one answer or came of it; empty at the end.
+    /// Reads records from a sequence on: as many as fit into one response, or as arrived before an
+    /// error. Empty at the end.
     fn read(&self, from: u64) -> impl Future<Output = Result<Vec<(u64, Bytes)>, LogError>> + Send;
     /// Reads one record from the stream's leader.
     fn get(&self, sequence: u64) -> impl Future<Output = Result<Option<Bytes>, LogError>> + Send;
-    /// Where the log begins and ends, from the stream's leader.
+    /// Reads the state of the log from the stream's leader.
     fn info(&self) -> impl Future<Output = Result<LogInfo, LogError>> + Send;
-    /// Drops what lies below a sequence.
+    /// Drops all records below a sequence.
     fn purge(&self, below: u64) -> impl Future<Output = Result<(), LogError>> + Send;
-    /// Whether sending makes sense.
+    /// Whether there is a connection.
     fn is_connected(&self) -> bool;
-    /// Gives up the connection, which is made again.
+    /// Drops the connection, so that the client reconnects.
     fn reconnect(&self) -> impl Future<Output = ()> + Send;
 }
 

@@ -1,14 +1,15 @@
 //! The kine-nats process.
 
 use std::process::ExitCode;
-use yoke_kine_nats::args::Cli;
+use yoke_kine_nats::process::args::Cli;
+use yoke_kine_nats::process::{repair, run};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // mimalloc asks for pages of 2 MiB, of which a small store fills little: 21 MiB in place of 9 beside an idle API server.
-    // Where the kernel refuses, memory is all that it costs.
+    // mimalloc requests pages of 2 MiB, and a small store uses little of each: 21 MiB instead of 9
+    // beside an idle API server. If the kernel refuses this call, the only cost is memory.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     run()
 }
@@ -16,13 +17,13 @@ fn main() -> ExitCode {
 #[tokio::main(worker_threads = 2)]
 async fn run() -> ExitCode {
     let done = match Cli::parse() {
-        Cli::Serve(args) => yoke_kine_nats::run(*args).await,
-        Cli::Repair(args) => yoke_kine_nats::repair(*args).await,
+        Cli::Serve(args) => run::run(*args).await,
+        Cli::Repair(args) => repair::repair(*args).await,
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "kine-nats ends");
+            tracing::error!(error = format!("{error:#}"), "kine-nats exits");
             ExitCode::FAILURE
         }
     }

@@ -1,13 +1,12 @@
-//! What is counted: in etcd's names where it means the same here, so that etcd's dashboards and alerts work, and in our own.
-//! `docs/monitoring.md` lists both.
+//! Metrics. A metric with the same meaning as in etcd has etcd's name, so that its dashboards and
+//! alerts work; the others have our own. `docs/monitoring.md` lists both.
 
 mod calls;
 mod process;
 #[cfg(test)]
 mod tests;
 
-use crate::grpc::VERSION;
-use crate::store::Store;
+use crate::limits::VERSION;
 pub(crate) use calls::{BYTES, Call, Calls};
 use process::Process;
 use prometheus_client::encoding::text::encode;
@@ -21,7 +20,7 @@ use std::time::Duration;
 
 type Label = [(&'static str, String); 1];
 
-/// Counters that the tasks hold.
+/// All metrics; clones share the same counters.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
     registry: Arc<Registry>,
@@ -46,7 +45,39 @@ pub(crate) struct Metrics {
     read: ReadGauges,
 }
 
-/// What is looked up when it is asked for.
+/// The state of a store at the time when the metrics are read.
+#[derive(Debug)]
+pub(crate) struct StoreValues {
+    /// Newest stored revision.
+    pub(crate) revision: i64,
+    /// Compact revision.
+    pub(crate) compacted: i64,
+    /// Quota bytes of keys and history.
+    pub(crate) bytes: u64,
+    /// Quota in bytes.
+    pub(crate) quota: u64,
+    /// Number of keys in the index, including deleted ones with history.
+    pub(crate) entries: usize,
+    /// Number of live keys.
+    pub(crate) keys: i64,
+    /// Number of changes in the history.
+    pub(crate) history: usize,
+    pub(crate) watches: usize,
+    /// Number of watches with something to read.
+    pub(crate) slow_watches: usize,
+    pub(crate) has_leader: bool,
+    pub(crate) is_leader: bool,
+    /// Sequence of the newest record that is known to be in the log.
+    pub(crate) stored: u64,
+    /// Sequence of the newest record that this process shows.
+    pub(crate) applied: u64,
+    /// Whether puts wait until there is room in the log.
+    pub(crate) full: bool,
+    /// Member id of this process.
+    pub(crate) member: u64,
+}
+
+/// Gauges that are set when the metrics are read.
 #[derive(Debug, Clone)]
 struct ReadGauges {
     revision: Gauge,
@@ -67,11 +98,11 @@ struct ReadGauges {
     member: Family<Label, Gauge>,
 }
 
-/// Makes metrics, and registers them at once.
+/// Creates metrics and registers each at once.
 #[derive(Debug, Default)]
-struct Maker(Registry);
+struct MetricBuilder(Registry);
 
-impl Maker {
+impl MetricBuilder {
     fn counter(&mut self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
         self.0.register(name, help, counter.clone());
@@ -84,14 +115,14 @@ impl Maker {
         gauge
     }
 
-    /// One whose buckets double `count` times, from `first` seconds on.
+    /// Creates a histogram with `count` buckets that double, from `first` seconds on.
     fn histogram(&mut self, name: &str, help: &str, first: f64, count: u16) -> Histogram {
         let histogram = Histogram::new(exponential_buckets(first, 2.0, count));
         self.0.register(name, help, histogram.clone());
         histogram
     }
 
-    /// What is always 1 and says something by its label.
+    /// Creates a metric that is always 1 and carries its information in a label.
     fn label(&mut self, name: &str, help: &str) -> Family<Label, Gauge> {
         let family = Family::default();
         self.0.register(name, help, family.clone());
@@ -99,7 +130,8 @@ impl Maker {
     }
 }
 
-/// A write on its way to the writer. It has failed unless it was answered when this is dropped.
+/// A write that is being submitted to the writer. If it is dropped without an answer, it counts as
+/// failed.
 #[derive(Debug)]
 pub(crate) struct Proposal<'a> {
     metrics: &'a Metrics,
@@ -107,7 +139,7 @@ pub(crate) struct Proposal<'a> {
 }
 
 impl Proposal<'_> {
-    /// Notes that it was done, or refused for what it asks.
+    /// Records that the writer answered, with a result or with an error of the request itself.
     pub(crate) fn answered(mut self) {
         self.answered = true;
     }
@@ -124,70 +156,70 @@ impl Drop for Proposal<'_> {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let mut make = Maker::default();
+        let mut builder = MetricBuilder::default();
         let calls = Arc::new(Calls::default());
-        make.0.register_collector(Box::new(Arc::clone(&calls)));
-        make.0.register_collector(Box::new(Process::new()));
-        let version = make.label("etcd_server_version", "The version of etcd that it answers like");
+        builder.0.register_collector(Box::new(Arc::clone(&calls)));
+        builder.0.register_collector(Box::new(Process::new()));
+        let version = builder.label("etcd_server_version", "etcd version that the server reports");
         version.get_or_create(&[("server_version", VERSION.to_owned())]).set(1);
         let ack = "From sending a record to the log's ack, for which nats-server writes and syncs it";
-        let fsync = make.histogram("etcd_disk_wal_fsync_duration_seconds", ack, 0.001, 14);
+        let fsync = builder.histogram("etcd_disk_wal_fsync_duration_seconds", ack, 0.001, 14);
         let commit = ("etcd_disk_backend_commit_duration_seconds", ack);
-        make.0.register(commit.0, commit.1, fsync.clone());
+        builder.0.register(commit.0, commit.1, fsync.clone());
         Self {
             calls,
-            batches: make.counter("yoke_kine_batches", "Records stored"),
-            requests: make.counter("yoke_kine_requests", "Requests that the writer did"),
-            recoveries: make.counter("yoke_kine_recoveries", "Times a record was in doubt"),
-            snapshots: make.counter("yoke_kine_snapshots", "Snapshots stored"),
-            failed_snapshots: make.counter("yoke_kine_snapshot_failures", "Snapshots that could not be stored"),
-            foreign: make.counter(
+            batches: builder.counter("yoke_kine_batches", "Records stored"),
+            requests: builder.counter("yoke_kine_requests", "Requests that the writer executed"),
+            recoveries: builder.counter(
+                "yoke_kine_recoveries",
+                "Times records were unacknowledged and had to be looked up",
+            ),
+            snapshots: builder.counter("yoke_kine_snapshots", "Snapshots stored"),
+            failed_snapshots: builder.counter("yoke_kine_snapshot_failures", "Snapshots that failed"),
+            foreign: builder.counter(
                 "yoke_kine_foreign_messages",
-                "Messages in the log that are not of this store, and copies",
+                "Ignored messages in the log: copies, and messages of other senders",
             ),
-            forwarded: make.counter("yoke_kine_forwarded", "Times another process was asked to do a request"),
-            leader_changes: make.counter("etcd_server_leader_changes_seen", "Writers that began"),
-            slow_batches: make.counter(
+            forwarded: builder.counter("yoke_kine_forwarded", "Requests forwarded to another process"),
+            leader_changes: builder.counter("etcd_server_leader_changes_seen", "Changes of the writer"),
+            slow_batches: builder.counter(
                 "etcd_server_slow_apply",
-                "Times the writer took longer than 0.1 s to evaluate what waited",
+                "Batches whose evaluation took longer than 0.1 s",
             ),
-            slow_reads: make.counter(
-                "etcd_server_slow_read_indexes",
-                "Reads that could not be shown to be the newest in time",
-            ),
-            failed_reads: make.counter(
+            slow_reads: builder.counter("etcd_server_slow_read_indexes", "Linearizable reads that timed out"),
+            failed_reads: builder.counter(
                 "etcd_server_read_indexes_failed",
-                "Reads that could not be shown to be the newest because the writer went",
+                "Linearizable reads that failed because the writer failed",
             ),
-            expired: make.counter(
+            expired: builder.counter(
                 "etcd_debugging_server_lease_expired",
-                "Leases that this process ended in time",
+                "Leases that expired in this process",
             ),
-            events: make.counter("etcd_debugging_mvcc_events", "Events sent to watches"),
-            failed: make.counter(
+            events: builder.counter("etcd_debugging_mvcc_events", "Events sent to watches"),
+            failed: builder.counter(
                 "etcd_server_proposals_failed",
-                "Writes that got no answer from the writer, or whose client went",
+                "Writes without an answer from the writer, or whose client disconnected",
             ),
-            commit: make.histogram(
+            commit: builder.histogram(
                 "yoke_kine_commit_seconds",
                 "From sending a record to its ack",
                 0.000_1,
                 16,
             ),
             fsync,
-            pending: make.gauge("etcd_server_proposals_pending", "Writes that wait for their answer"),
-            read: ReadGauges::new(&mut make),
-            registry: Arc::new(make.0),
+            pending: builder.gauge("etcd_server_proposals_pending", "Writes that wait for an answer"),
+            read: ReadGauges::new(&mut builder),
+            registry: Arc::new(builder.0),
         }
     }
 
-    /// Notes how long a record took to be stored.
+    /// Records how long it took to store a record.
     pub(crate) fn committed(&self, took: Duration) {
         self.commit.observe(took.as_secs_f64());
         self.fsync.observe(took.as_secs_f64());
     }
 
-    /// Notes a write that begins.
+    /// Records the start of a write.
     pub(crate) fn propose(&self) -> Proposal<'_> {
         self.pending.inc();
         Proposal {
@@ -196,11 +228,11 @@ impl Metrics {
         }
     }
 
-    /// All of it as text.
-    pub(crate) fn text(&self, store: Option<&Store>) -> String {
+    /// All metrics as text.
+    pub(crate) fn text(&self, store: Option<&StoreValues>) -> String {
         self.read.watch_streams.set(self.calls.watch_streams().cast_signed());
-        if let Some(store) = store {
-            self.read.look_up(store);
+        if let Some(values) = store {
+            self.read.set(values);
         }
         let mut text = String::new();
         let _ = encode(&mut text, &self.registry);
@@ -209,42 +241,39 @@ impl Metrics {
 }
 
 impl ReadGauges {
-    fn new(make: &mut Maker) -> Self {
+    fn new(builder: &mut MetricBuilder) -> Self {
         let gauges = Self {
-            revision: make.gauge("yoke_kine_revision", "Newest stored revision"),
-            compacted: make.gauge(
+            revision: builder.gauge("yoke_kine_revision", "Newest stored revision"),
+            compacted: builder.gauge(
                 "etcd_debugging_mvcc_compact_revision",
                 "Lowest revision that can be read; -1 before the first compaction",
             ),
-            bytes: make.gauge("etcd_mvcc_db_total_size_in_bytes", "What is kept, history included"),
-            quota: make.gauge("etcd_server_quota_backend_bytes", "Most that may be kept"),
-            entries: make.gauge("yoke_kine_keys", "Keys with an entry"),
-            keys: make.gauge("etcd_debugging_mvcc_keys_total", "Keys that are there"),
-            history: make.gauge("yoke_kine_history_changes", "Changes since the compact revision"),
-            watches: make.gauge("yoke_kine_watches", "Open watches"),
-            watch_streams: make.gauge("etcd_debugging_mvcc_watch_stream_total", "Open watch streams"),
-            slow_watches: make.gauge(
-                "etcd_debugging_mvcc_slow_watcher_total",
-                "Watches that have not taken what there is for them",
+            bytes: builder.gauge("etcd_mvcc_db_total_size_in_bytes", "Bytes of keys and history"),
+            quota: builder.gauge("etcd_server_quota_backend_bytes", "Quota in bytes"),
+            entries: builder.gauge(
+                "yoke_kine_keys",
+                "Keys in the index, including deleted ones with history",
             ),
-            has_leader: make.gauge(
+            keys: builder.gauge("etcd_debugging_mvcc_keys_total", "Live keys"),
+            history: builder.gauge("yoke_kine_history_changes", "Changes since the compact revision"),
+            watches: builder.gauge("yoke_kine_watches", "Open watches"),
+            watch_streams: builder.gauge("etcd_debugging_mvcc_watch_stream_total", "Open watch streams"),
+            slow_watches: builder.gauge("etcd_debugging_mvcc_slow_watcher_total", "Watches with unread events"),
+            has_leader: builder.gauge(
                 "etcd_server_has_leader",
-                "Whether the lease of the writer, here or in another process, holds",
+                "Whether the lease of the writer, in this process or another, is valid",
             ),
-            is_leader: make.gauge("etcd_server_is_leader", "Whether this process is the writer"),
-            stored: make.gauge(
+            is_leader: builder.gauge("etcd_server_is_leader", "Whether this process is the writer"),
+            stored: builder.gauge(
                 "etcd_server_proposals_committed_total",
-                "Sequence of the newest record that is known to be in the log, signs of life included",
+                "Sequence of the newest record that is known to be in the log, heartbeats included",
             ),
-            applied: make.gauge(
+            applied: builder.gauge(
                 "etcd_server_proposals_applied_total",
                 "Sequence of the newest record that this process shows",
             ),
-            full: make.gauge(
-                "yoke_kine_log_full",
-                "Whether nothing is put until there is room in the log",
-            ),
-            member: make.label("etcd_server_id", "This process in the list of members"),
+            full: builder.gauge("yoke_kine_log_full", "Whether puts are rejected until the log has room"),
+            member: builder.label("etcd_server_id", "Member id of this process"),
         };
         for (name, help, same) in [
             (
@@ -254,7 +283,7 @@ impl ReadGauges {
             ),
             (
                 "etcd_mvcc_db_total_size_in_use_in_bytes",
-                "What is kept, history included: nothing is ever free",
+                "Bytes of keys and history; no space is ever free",
                 &gauges.bytes,
             ),
             ("etcd_debugging_mvcc_watcher_total", "Open watches", &gauges.watches),
@@ -264,43 +293,33 @@ impl ReadGauges {
                 &gauges.applied,
             ),
         ] {
-            make.0.register(name, help, same.clone());
+            builder.0.register(name, help, same.clone());
         }
         gauges
     }
 
-    fn look_up(&self, store: &Store) {
-        let (watches, slow) = store.hub.watches();
-        let writes = store.is_writer();
-        let led = if writes {
-            store.lease_holds()
-        } else {
-            store.has_leader()
-        };
-        let sequence = store.sequence();
-        let state = store.read();
-        let visible = state.mvcc.visible();
+    fn set(&self, values: &StoreValues) {
         for (gauge, value) in [
-            (&self.revision, visible),
-            (&self.compacted, state.mvcc.compacted()),
-            (&self.bytes, state.bytes().cast_signed()),
-            (&self.quota, store.quota.bytes().cast_signed()),
-            (&self.entries, state.mvcc.keys() as i64),
-            (&self.keys, state.mvcc.count(&[0], &[0], visible)),
-            (&self.history, state.mvcc.history_len() as i64),
-            (&self.watches, watches as i64),
-            (&self.slow_watches, slow as i64),
-            (&self.has_leader, led.into()),
-            (&self.is_leader, writes.into()),
-            (&self.stored, sequence.max(store.announced()).cast_signed()),
-            (&self.applied, sequence.cast_signed()),
-            (&self.full, store.is_full().into()),
+            (&self.revision, values.revision),
+            (&self.compacted, values.compacted),
+            (&self.bytes, values.bytes.cast_signed()),
+            (&self.quota, values.quota.cast_signed()),
+            (&self.entries, values.entries as i64),
+            (&self.keys, values.keys),
+            (&self.history, values.history as i64),
+            (&self.watches, values.watches as i64),
+            (&self.slow_watches, values.slow_watches as i64),
+            (&self.has_leader, values.has_leader.into()),
+            (&self.is_leader, values.is_leader.into()),
+            (&self.stored, values.stored.cast_signed()),
+            (&self.applied, values.applied.cast_signed()),
+            (&self.full, values.full.into()),
         ] {
             gauge.set(value);
         }
-        // It is another one once the name of the store is known.
+        // The member id changes once the id of the store is known.
         self.member.clear();
-        let member = format!("{:x}", store.member());
+        let member = format!("{:x}", values.member);
         self.member.get_or_create(&[("server_id", member)]).set(1);
     }
 }

@@ -1,30 +1,31 @@
 //! Keys at revisions, in memory.
 //!
-//! The writer changes the head; readers see up to `visible`, the newest revision that is stored. One structure holds
-//! both: what is between them is in flight. Besides the ordered index there is the history, one entry a change, which
-//! watches read and by which counts at older revisions are corrected:
+//! The writer changes the head. Readers see up to `visible`, the newest stored revision. One
+//! structure holds both; the revisions in between are in flight. Besides the ordered index there is
+//! the history with one entry per change. Watches read it, and counts at older revisions use it:
 //!
 //! ```text
 //! put, delete ──► index (latest and older versions) ◄── range, count
 //!             └─► history (changes since the compact revision) ◄── watches, snapshots
 //! ```
 
-mod hold;
 mod index;
 mod item;
+mod pin;
 #[cfg(test)]
 mod tests;
 
 use bytes::Bytes;
-pub(crate) use hold::Hold;
-use hold::Holds;
 use index::Index;
 pub(crate) use item::{InvalidItem, Item, encode_event, key_of};
+pub(crate) use pin::Pin;
+use pin::Pins;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What a version costs besides its bytes, for the quota: index entry, history entry, allocations. Measured with values of
-/// 1 KiB (docs/benchmarks.md); with less the quota would not bound the memory of small values.
+/// Quota bytes of a version besides its content: index entry, history entry, allocations. Measured
+/// with values of 1 KiB (docs/benchmarks.md). A lower value would not bound the memory of small
+/// values.
 const ITEM_OVERHEAD: u64 = 400;
 
 /// One change of one key.
@@ -32,9 +33,9 @@ const ITEM_OVERHEAD: u64 = 400;
 pub(crate) struct Change {
     pub(crate) revision: i64,
     pub(crate) delete: bool,
-    /// Encoded version that the change made.
+    /// The encoded version that the change created.
     pub(crate) kv: Bytes,
-    /// Encoded version before it.
+    /// The encoded version before the change.
     pub(crate) previous: Option<Bytes>,
 }
 
@@ -43,7 +44,7 @@ impl Change {
         key_of(&self.kv)
     }
 
-    /// How the number of live keys changed.
+    /// How the change affects the number of live keys.
     fn delta(&self) -> i64 {
         match (self.delete, &self.previous) {
             (false, None) => 1,
@@ -63,15 +64,15 @@ pub(crate) struct Mvcc {
     visible: i64,
     compacted: i64,
     trimmed: i64,
-    /// The highest revision of which the history has no changes any more.
+    /// The highest revision whose changes are no longer in the history.
     gone: i64,
     bytes: u64,
-    /// Shared with everyone who reads a revision piece by piece.
-    holds: Arc<Holds>,
+    /// Pins of readers that read a revision piece by piece.
+    pins: Arc<Pins>,
 }
 
 impl Mvcc {
-    /// A store in which nothing happened: etcd begins at revision 1.
+    /// A new store: like etcd it starts at revision 1.
     pub(crate) fn new() -> Self {
         Self::restored(1, -1)
     }
@@ -87,28 +88,29 @@ impl Mvcc {
             trimmed: i64::MIN,
             gone: compacted - 1,
             bytes: 0,
-            holds: Arc::default(),
+            pins: Arc::default(),
         }
     }
 
-    /// Keeps a revision that can be read now, and all later ones, readable.
-    pub(crate) fn hold(&self, revision: i64) -> Hold {
-        Hold::new(&self.holds, revision)
+    /// Pins a revision that can be read now: it and all later ones stay readable.
+    pub(crate) fn pin(&self, revision: i64) -> Pin {
+        Pin::new(&self.pins, revision)
     }
 
-    /// Whether a hold is one of this store, and not of one that it took the place of.
-    pub(crate) fn is_held_by(&self, hold: &Hold) -> bool {
-        hold.is_one_of(&self.holds)
+    /// Whether a pin belongs to this store, and not to one that this store replaced.
+    pub(crate) fn owns_pin(&self, pin: &Pin) -> bool {
+        pin.belongs_to(&self.pins)
     }
 
-    /// Whether there is something to trim that nobody holds.
+    /// Whether there is history to trim that is not pinned.
     pub(crate) fn may_trim(&self) -> bool {
         self.trimmed < self.compacted && self.trimmed < self.floor()
     }
 
-    /// What lies below it is not needed: the compact revision, unless a lower one is held.
+    /// Trim may drop what lies below this revision: the compact revision, or the lowest pin if that
+    /// is lower.
     fn floor(&self) -> i64 {
-        self.holds
+        self.pins
             .lowest()
             .map_or(self.compacted, |held| held.min(self.compacted))
     }
@@ -118,7 +120,7 @@ impl Mvcc {
         self.head
     }
 
-    /// Newest revision that is stored.
+    /// Newest stored revision.
     pub(crate) fn visible(&self) -> i64 {
         self.visible
     }
@@ -128,17 +130,17 @@ impl Mvcc {
         self.compacted
     }
 
-    /// What is kept, in bytes.
+    /// Quota bytes of all versions.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many keys have an entry, deleted ones with history included.
+    /// Number of keys in the index, including deleted keys with history.
     pub(crate) fn keys(&self) -> usize {
         self.index.keys()
     }
 
-    /// How many changes the history holds.
+    /// Number of changes in the history.
     pub(crate) fn history_len(&self) -> usize {
         self.history.len()
     }
@@ -149,13 +151,13 @@ impl Mvcc {
         self.visible = revision;
     }
 
-    /// Counts the head up; the changes of the new revision follow.
+    /// Increments the head; the changes of the new revision follow.
     pub(crate) fn advance(&mut self) -> i64 {
         self.head += 1;
         self.head
     }
 
-    /// Writes a key at the head. Answers the version made and the one before.
+    /// Writes a key at the head. Returns the new version and the previous one.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8], lease: i64) -> (Item, Option<Item>) {
         let previous = self.latest(key);
         let (created, version) = previous.map_or((self.head, 1), |item| (item.created, item.version + 1));
@@ -164,7 +166,8 @@ impl Mvcc {
         (item, previous)
     }
 
-    /// Removes a key at the head. Answers what was made and what was there; `None` when there was nothing.
+    /// Deletes a key at the head. Returns the tombstone and the previous version; `None` if the key
+    /// did not exist.
     pub(crate) fn delete(&mut self, key: &[u8]) -> Option<(Item, Item)> {
         self.latest(key)?;
         let item = Item::tombstone(key, self.head);
@@ -172,18 +175,18 @@ impl Mvcc {
         Some((item, previous))
     }
 
-    /// Takes over a change from the log. The head must have been advanced to its revision.
+    /// Applies a change from the log. The head must already be at its revision.
     pub(crate) fn replay(&mut self, item: Item) -> Option<Item> {
         self.push(item)
     }
 
-    /// Takes over a version from a snapshot, older than the history.
+    /// Loads a version from a snapshot that is older than the history.
     pub(crate) fn load(&mut self, item: Item) {
         self.bytes += item.kv.len() as u64 + ITEM_OVERHEAD;
         self.index.push(item);
     }
 
-    /// Sets the head while changes are taken from the log or a snapshot.
+    /// Sets the head while changes are applied from the log or a snapshot.
     pub(crate) fn set_head(&mut self, revision: i64) {
         self.head = revision;
     }
@@ -193,7 +196,8 @@ impl Mvcc {
         self.index.get(key)?.latest().filter(|item| !item.is_tombstone())
     }
 
-    /// Calls `visit` with the live versions of the range at a revision, in key order, until it answers `false`.
+    /// Calls `visit` with the live versions of the range at a revision, in key order, until it
+    /// returns `false`.
     pub(crate) fn visit<'a>(
         &'a self,
         start: &[u8],
@@ -201,7 +205,7 @@ impl Mvcc {
         revision: i64,
         mut visit: impl FnMut(&'a Item) -> bool,
     ) {
-        // Most reads are of one key.
+        // Fast path: most reads are for one key.
         if end.is_empty() {
             if let Some(item) = self.index.get(start).and_then(|chain| chain.at(revision)) {
                 visit(item);
@@ -217,8 +221,9 @@ impl Mvcc {
         }
     }
 
-    /// As [`Mvcc::visit`], but looks at `most` keys only, those that are not live included. Answers the key to go on from:
-    /// the one for which `visit` answered `false`, or the first that was not looked at.
+    /// Like [`Mvcc::visit`], but visits at most `most` keys, including those that are not live.
+    /// Returns the key to continue from: the one for which `visit` returned `false`, or the first
+    /// that was not visited.
     pub(crate) fn visit_part<'a>(
         &'a self,
         start: &[u8],
@@ -235,13 +240,13 @@ impl Mvcc {
         None
     }
 
-    /// How many keys or changes [`Mvcc::count`] goes over: at the newest revision none.
+    /// How many keys or changes [`Mvcc::count`] visits; 0 at the newest revision.
     pub(crate) fn counting(&self, start: &[u8], end: &[u8], revision: i64) -> i64 {
         let later = self.history.len() - self.position(revision + 1);
         i64::try_from(later.min(4 * self.index.span(start, end))).unwrap_or(i64::MAX)
     }
 
-    /// How many keys of the range are live at a revision.
+    /// Number of keys in the range that are live at a revision.
     pub(crate) fn count(&self, start: &[u8], end: &[u8], revision: i64) -> i64 {
         let since = self.position(revision + 1);
         if self.history.len() - since > 4 * self.index.span(start, end) {
@@ -266,17 +271,19 @@ impl Mvcc {
         self.history.range(self.position(from)..)
     }
 
-    /// Whether the history has every change from a revision on. It may have more than can be read.
+    /// Whether the history has every change from a revision on. It may reach further back than
+    /// reads may.
     pub(crate) fn remembers(&self, from: i64) -> bool {
         from > self.gone
     }
 
-    /// Makes `revision` the lowest that can be read. The space comes back by [`Mvcc::trim`].
+    /// Makes `revision` the lowest that can be read. [`Mvcc::trim`] frees the space.
     pub(crate) fn compact(&mut self, revision: i64) {
         self.compacted = self.compacted.max(revision);
     }
 
-    /// Drops what lies below the compact revision and is not held, at most `limit` changes. Answers whether there is more.
+    /// Drops history below the compact revision that is not pinned, at most `limit` changes.
+    /// Returns whether more remains.
     pub(crate) fn trim(&mut self, limit: usize) -> bool {
         if !self.may_trim() {
             return false;
@@ -310,8 +317,9 @@ impl Mvcc {
         false
     }
 
-    /// A page of the versions that a reader of `floor` and later needs besides the changes since `floor`: for each key the
-    /// newest one below it. Answers the key to go on from, or `None` at the end.
+    /// A page of the versions that a reader of `floor` and later needs besides the changes since
+    /// `floor`: for each key the newest version below it. Returns the key to continue from, or
+    /// `None` at the end.
     pub(crate) fn base_page(&self, from: &[u8], limit: usize, floor: i64) -> (Vec<Item>, Option<Bytes>) {
         let mut page = Vec::new();
         for (seen, chain) in self.index.range(from, &[0]).enumerate() {
@@ -358,7 +366,8 @@ impl Mvcc {
     }
 }
 
-/// Whether a key lies in a range as requests write it: an empty end means the start alone, a zero byte no end.
+/// Whether a key lies in a range in etcd's notation: an empty end means only the start, and a zero
+/// byte means no end.
 pub(crate) fn contains(start: &[u8], end: &[u8], key: &[u8]) -> bool {
     match end {
         [] => key == start,

@@ -1,9 +1,11 @@
 //! The etcd v3 API as compiled from `proto/`: messages, servers and clients.
 
-// Generated: the .proto files say what there is to say.
+// Generated code: the .proto files are its documentation.
 #![allow(missing_docs, unreachable_pub, clippy::all, clippy::unwrap_used)]
 
-/// Requests, answers and services.
+pub(crate) mod wire;
+
+/// Requests, responses and services.
 pub mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");
 }

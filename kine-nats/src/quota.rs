@@ -1,13 +1,14 @@
-//! How much a store may hold, as follows from how much its log may: that may change while the store runs.
+//! The quota of a store. It follows from the size limit of the log, which may change while the
+//! store runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is kept free in the log; a quarter of a small one.
+/// Bytes of the log that stay free; a quarter of the limit if that is less.
 pub(crate) const RESERVE: u64 = 64 << 20;
-/// Most bytes of keys and history where nothing says otherwise.
+/// Default quota: bytes of keys and history.
 pub(crate) const DEFAULT_QUOTA: u64 = 512 << 20;
 
-/// Bytes of keys and history above which nothing is put.
+/// Bytes of keys and history above which puts are rejected.
 #[derive(Debug)]
 pub(crate) struct Quota {
     given: Option<u64>,
@@ -15,13 +16,13 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// What was given counts, or else what follows from the log's limit.
+    /// Uses the configured quota, or derives one from the log's limit.
     pub(crate) fn new(given: Option<u64>, limit: Option<u64>) -> Self {
         let bytes = AtomicU64::new(given.unwrap_or_else(|| derive(limit)));
         Self { given, bytes }
     }
 
-    /// Notes what limit the log has by now.
+    /// Applies the current limit of the log.
     pub(crate) fn follow(&self, limit: Option<u64>) {
         if self.given.is_some() {
             return;
@@ -29,7 +30,11 @@ impl Quota {
         let bytes = derive(limit);
         let before = self.bytes.swap(bytes, Ordering::Relaxed);
         if before != bytes {
-            tracing::info!(before, bytes, "The log has another limit, and the store another quota");
+            tracing::info!(
+                before,
+                bytes,
+                "The size limit of the log changed, and with it the quota"
+            );
         }
     }
 

@@ -1,33 +1,33 @@
-//! Answers a Range from the store, with etcd's rules for limits, filters, orders and counts; piece by piece by [`gather`],
-//! in pages by [`walk`].
+//! Answers a Range from the store, with etcd's rules for limits, filters, orders and counts.
+//! [`gather`] reads piece by piece, and [`walk`] reads in pages.
 
 pub(crate) mod gather;
 pub(crate) mod walk;
 
+use crate::error::RpcError;
 use crate::mvcc::{Item, Mvcc};
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::refusal::Refusal;
 use bytes::Bytes;
 use std::borrow::Borrow;
 
-/// Most keys that a Range goes over in one piece; kube-apiserver asks for no more at a time.
+/// Most keys that a Range reads in one piece; kube-apiserver requests no more at a time.
 const WHOLE: i64 = 10_000;
 
-/// Whether the revision that is asked for can be read when the store is at `current`.
-pub(crate) fn check_revision(asked: i64, current: i64, compacted: i64) -> Result<(), Refusal> {
-    if asked <= 0 {
+/// Checks that a requested revision can be read while the store is at `current`.
+pub(crate) fn check_revision(requested: i64, current: i64, compacted: i64) -> Result<(), RpcError> {
+    if requested <= 0 {
         Ok(())
-    } else if asked > current {
-        Err(Refusal::FutureRevision)
-    } else if asked < compacted {
-        Err(Refusal::Compacted)
+    } else if requested > current {
+        Err(RpcError::FutureRevision)
+    } else if requested < compacted {
+        Err(RpcError::Compacted)
     } else {
         Ok(())
     }
 }
 
-/// The revision that a request reads at when the store is at `visible`.
+/// The revision that a request reads at while the store is at `visible`.
 pub(crate) fn revision(request: &RangeRequest, visible: i64) -> i64 {
     if request.revision > 0 {
         request.revision
@@ -36,7 +36,7 @@ pub(crate) fn revision(request: &RangeRequest, visible: i64) -> i64 {
     }
 }
 
-/// How many keys and changes [`range`] goes over, but for one; more than `most` are not counted.
+/// Number of keys and changes that [`range`] visits, give or take one. Stops counting above `most`.
 pub(crate) fn visits(mvcc: &Mvcc, request: &RangeRequest, revision: i64, most: i64) -> i64 {
     let (start, end) = (request.key.as_ref(), request.range_end.as_ref());
     let counting = mvcc.counting(start, end, revision);
@@ -48,18 +48,18 @@ pub(crate) fn visits(mvcc: &Mvcc, request: &RangeRequest, revision: i64, most: i
     counting + limit.map_or(count, |limit| count.min(limit))
 }
 
-/// Whether a limit ends the walk over the keys, and not only what is answered.
+/// Whether the limit ends the visit of keys, and not only shortens the answer.
 fn is_cut(request: &RangeRequest) -> bool {
     request.sort_order() == SortOrder::None && !is_filtered(request)
 }
 
-/// Whether a request may go over so many keys that the store is not to be locked meanwhile.
+/// Whether a request may visit so many keys that the store must not stay locked meanwhile.
 pub(crate) fn is_long(request: &RangeRequest) -> bool {
     let bounded = (1..=WHOLE).contains(&request.limit) && is_cut(request);
     !(request.range_end.is_empty() || request.count_only || bounded)
 }
 
-/// Reads a range at a revision. The answer has no header.
+/// Reads a range at a revision. The response has no header.
 pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> RangeResponse {
     let (start, end) = (request.key.as_ref(), request.range_end.as_ref());
     if request.count_only {
@@ -78,7 +78,7 @@ pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> Range
     selection.answer(count)
 }
 
-/// What a request wants of the keys of its range, which are shown to it in their order.
+/// Selects the keys that a request wants. The keys of its range are offered in order.
 #[derive(Debug)]
 struct Selection<'r, I> {
     request: &'r RangeRequest,
@@ -86,14 +86,14 @@ struct Selection<'r, I> {
     most: Option<usize>,
     items: Vec<I>,
     seen: i64,
-    /// There are keys that it did not want to see any more.
+    /// The selection ended before the last key of the range.
     cut: bool,
 }
 
 impl<'r, I: Borrow<Item>> Selection<'r, I> {
     fn new(request: &'r RangeRequest) -> Self {
-        // etcd reads one item more than it answers, to know whether there is more. Where no order is named it sorts these
-        // only.
+        // etcd reads one item more than it returns, to know whether more exist. Without a sort
+        // order it sorts only these.
         let limit = usize::try_from(request.limit).unwrap_or(0);
         let most = (limit > 0 && is_cut(request)).then(|| limit.saturating_add(1));
         Self {
@@ -106,7 +106,7 @@ impl<'r, I: Borrow<Item>> Selection<'r, I> {
         }
     }
 
-    /// Takes a key. Answers whether it wants another one.
+    /// Offers a key. Returns whether the selection wants another one.
     fn take(&mut self, item: I) -> bool {
         self.seen += 1;
         if self.filtered && !passes(self.request, item.borrow()) {
@@ -120,7 +120,7 @@ impl<'r, I: Borrow<Item>> Selection<'r, I> {
         true
     }
 
-    /// What is answered when there are so many keys.
+    /// Builds the response for a range with `count` keys.
     fn answer(mut self, count: i64) -> RangeResponse {
         let limit = usize::try_from(self.request.limit).unwrap_or(0);
         let (order, target) = (self.request.sort_order(), self.request.sort_target());
@@ -148,7 +148,7 @@ impl<'r, I: Borrow<Item>> Selection<'r, I> {
     }
 }
 
-/// Whether keys are left out by their revisions.
+/// Whether keys are filtered by their revisions.
 pub(crate) fn is_filtered(request: &RangeRequest) -> bool {
     [
         request.min_mod_revision,
@@ -166,7 +166,7 @@ fn passes(request: &RangeRequest, item: &Item) -> bool {
         && within(request.min_create_revision, request.max_create_revision, item.created)
 }
 
-/// Items that are equal stay in the order of their keys, whichever way the others are sorted.
+/// Equal items stay in key order, whichever way the others are sorted.
 fn sort<I: Borrow<Item>>(items: &mut [I], target: SortTarget, order: SortOrder) {
     let compare = |a: &Item, b: &Item| match target {
         SortTarget::Key => a.key().cmp(b.key()),
@@ -335,7 +335,7 @@ mod tests {
     fn checks_revisions() {
         assert_eq!(check_revision(0, 5, 3), Ok(()));
         assert_eq!(check_revision(3, 5, 3), Ok(()));
-        assert_eq!(check_revision(2, 5, 3), Err(Refusal::Compacted));
-        assert_eq!(check_revision(6, 5, 3), Err(Refusal::FutureRevision));
+        assert_eq!(check_revision(2, 5, 3), Err(RpcError::Compacted));
+        assert_eq!(check_revision(6, 5, 3), Err(RpcError::FutureRevision));
     }
 }

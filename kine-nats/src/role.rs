@@ -1,11 +1,11 @@
-//! Who writes, as a process knows it, and what becomes of a request that needs the writer.
+//! The role of this process as it knows it, and the outcome of a request that needs the writer.
 
-use crate::refusal::Refusal;
-use crate::txn::{Answer, Command};
+use crate::command::{Answer, Command};
+use crate::error::RpcError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
-/// Lives that a process may have; the rest of a writer's number is the process's.
-const LIVES: u64 = 0xffff;
+/// Mask of the cycle number in a writer's number; the other bits identify the process.
+const CYCLES: u64 = 0xffff;
 
 /// The writer that the log names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,18 +15,19 @@ pub(crate) struct Leader {
 }
 
 impl Leader {
-    /// The process that it is.
+    /// The process of this writer.
     pub(crate) fn member(self) -> u64 {
         member_of(self.writer)
     }
 }
 
-/// What a process does for its store.
+/// The role of a process for its store.
 #[derive(Debug, Clone)]
 pub(crate) enum Role {
-    /// It follows the log. Nobody writes after a resignation, and none is known before the first record.
+    /// Follows the log. `None` after a resignation, when there is no writer, and before the first
+    /// record, when none is known.
     Follower(Option<Leader>),
-    /// It writes; requests go here.
+    /// Writes the log; requests go to this queue.
     Writer { epoch: u64, queue: mpsc::Sender<Queued> },
 }
 
@@ -35,32 +36,33 @@ pub(crate) enum Role {
 pub(crate) struct Queued {
     pub(crate) command: Command,
     pub(crate) reply: oneshot::Sender<Outcome>,
-    /// Its share of what may wait.
+    /// Permit for its share of the bytes that may wait.
     pub(crate) room: OwnedSemaphorePermit,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It is answered.
-    Done(Result<Answer, Refusal>),
-    /// It was not begun, and may be given to somebody else.
+    /// The request was answered.
+    Done(Result<Answer, RpcError>),
+    /// The request was not started, and may be offered to another process.
     Returned(Command),
 }
 
-/// A process's own number, from a random one.
+/// Derives the member id of a process from a random number.
 pub(crate) fn member(random: u64) -> u64 {
-    (random & !LIVES).max(LIVES + 1)
+    (random & !CYCLES).max(CYCLES + 1)
 }
 
-/// The number under which a process writes in one of its lives; each is another writer to those who read the log.
-pub(crate) fn writer_of(member: u64, life: u16) -> u64 {
-    member | u64::from(life)
+/// The number under which a process writes in one of its cycles. Readers of the log treat each as a
+/// different writer.
+pub(crate) fn writer_of(member: u64, cycle: u16) -> u64 {
+    member | u64::from(cycle)
 }
 
 /// The process behind a writer's number.
 pub(crate) fn member_of(writer: u64) -> u64 {
-    writer & !LIVES
+    writer & !CYCLES
 }
 
 #[cfg(test)]
@@ -71,7 +73,7 @@ mod tests {
     fn every_life_of_a_process_is_another_writer_and_the_same_member() {
         for random in [0, 7, 0xffff, 0x1_0000, u64::MAX] {
             let member = member(random);
-            assert!(member > LIVES, "{member:x}");
+            assert!(member > CYCLES, "{member:x}");
             let writers = [writer_of(member, 0), writer_of(member, 1), writer_of(member, u16::MAX)];
             assert_eq!(writers.map(member_of), [member; 3]);
             assert!(writers[0] < writers[1] && writers[1] < writers[2]);

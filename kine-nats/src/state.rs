@@ -1,5 +1,5 @@
-//! What a store is made of, and how the log's operations change it. The writer changes it while it evaluates; whoever
-//! reads the log changes it in the same way by [`State::apply`].
+//! The content of a store, and how the log's operations change it. The writer changes it during
+//! evaluation; a reader of the log applies the same changes with [`State::apply`].
 
 use crate::codec::Operation;
 use crate::lease::Leases;
@@ -7,7 +7,7 @@ use crate::mvcc::{Item, Mvcc};
 use bytes::Bytes;
 use std::time::Duration;
 
-/// An operation that cannot follow what is there.
+/// An operation that does not fit the state.
 #[derive(Debug, thiserror::Error)]
 #[error("apply an operation at revision {revision} to a store at revision {head}")]
 pub(crate) struct ApplyError {
@@ -34,7 +34,7 @@ impl State {
         }
     }
 
-    /// What is kept, in bytes.
+    /// Quota bytes of keys, history and leases.
     pub(crate) fn bytes(&self) -> u64 {
         self.mvcc.bytes() + self.leases.bytes()
     }
@@ -47,7 +47,7 @@ impl State {
         (item, previous)
     }
 
-    /// Removes a key at the head.
+    /// Deletes a key at the head.
     pub(crate) fn delete(&mut self, key: &[u8]) -> Option<(Item, Item)> {
         let (item, previous) = self.mvcc.delete(key)?;
         self.leases.attach(key, previous.lease, 0);
@@ -64,7 +64,8 @@ impl State {
         keys
     }
 
-    /// Ends a lease and removes its keys at the head, which must have been advanced when there are any.
+    /// Ends a lease and deletes its keys at the head. If there are keys, the head must have been
+    /// advanced.
     pub(crate) fn revoke(&mut self, id: i64) {
         if let Some(lease) = self.leases.revoke(id) {
             for key in &lease.keys {
@@ -73,7 +74,7 @@ impl State {
         }
     }
 
-    /// Does what a record says.
+    /// Applies an operation of a record.
     pub(crate) fn apply(&mut self, operation: &Operation, now: Duration) -> Result<(), ApplyError> {
         match operation {
             Operation::Change(item) => {

@@ -1,102 +1,115 @@
-//! What the services of a process share, whatever its role: the state behind a lock that is held for moments only, who
-//! writes, the lease if it is this process, and the way of a request to the writer.
+//! The state that the services of a process share, whatever its role: the keys behind a lock that
+//! is held only briefly, the role, the lease of a writer, and the route of a request to the writer.
 //!
 //! ```text
 //! Store::submit ─┬─ Writer ───► its queue                  Store::read_latest ─┬─ Writer ───► under the lease (or strict)
-//!                └─ Follower ─► the writer's process (peer)                    └─ Follower ─► asks the writer how far the
-//!                                                                                             log is, waits, reads here
+//!                └─ Follower ─► the writer's process (peer)                    └─ Follower ─► asks the writer for the end
+//!                                                                                             of the log, waits, reads here
 //! ```
 
-mod leader;
+mod forward;
+pub(crate) mod leader;
+mod metric_values;
+pub(crate) mod peers;
+mod proofs;
 mod reads;
 mod requests;
 mod strict;
 mod succession;
 
 use crate::clock;
-use crate::hub::Hub;
+use crate::log::fencing::FencingState;
 use crate::metrics::Metrics;
-use crate::peer::Peers;
 use crate::proto::etcdserverpb::ResponseHeader;
 use crate::quota::Quota;
 use crate::role::{Leader, Queued, Role};
-use crate::session::Session;
 use crate::state::State;
-pub(crate) use leader::watch_leader;
+use crate::watch_hub::WatchHub;
+use peers::Peers;
+use proofs::Strict;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
-use strict::Strict;
-use succession::Successor;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
-/// How long a request may wait for the log; etcd's own limit.
-pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
-
-/// Bytes of the requests that wait for the writer; more wait with their clients.
+/// Bytes of the requests that may wait for the writer; further requests wait with their clients.
 const QUEUE_BYTES: usize = 64 << 20;
 const UNIT: usize = 1024;
 
-/// One store, as one process keeps it.
-#[derive(Debug)]
-pub(crate) struct Store {
-    state: RwLock<State>,
-    /// Who watches.
-    pub(crate) hub: Hub,
-    pub(crate) metrics: Metrics,
-    pub(crate) quota: Quota,
+/// How far this process has read and written the log.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Id of the store; 0 before the first record.
     cluster: AtomicU64,
+    /// Epoch of the newest writer.
     epoch: AtomicU64,
     /// Epoch of the newest writer that was seen to resign.
-    seen_resign: AtomicU64,
+    last_resigned: AtomicU64,
+    /// Sequence of the newest record.
     sequence: AtomicU64,
     /// Sequence of the newest record that this process wrote.
     written: AtomicU64,
+    /// Newest stored revision.
     revision: AtomicI64,
-    lease_until: AtomicU64,
-    lease_ended: AtomicBool,
-    /// Until when the writer, whoever it is, is known to hold the lease.
-    leader_until: AtomicU64,
-    /// The lease, the role or the newest revision is another one.
-    changed: Notify,
-    /// There may be something new in the log.
-    nudged: Notify,
-    /// How far the log is, as others say.
+    /// End of the log as announced by other processes.
     announced: AtomicU64,
-    /// The process that is to write next.
-    successor: Mutex<Successor>,
+}
+
+/// The lease of the writer. Times are in nanoseconds since the boot of the node.
+#[derive(Debug, Default)]
+struct WriterLease {
+    /// Time until which this process holds the lease as the writer.
+    until: AtomicU64,
+    /// Whether this process has given up the lease.
+    ended: AtomicBool,
+    /// Time until which the writer, in this process or another, is known to hold the lease.
+    leader_until: AtomicU64,
+}
+
+/// One store in one process.
+#[derive(Debug)]
+pub(crate) struct Store {
+    state: RwLock<State>,
+    /// All watches.
+    pub(crate) hub: WatchHub,
+    pub(crate) metrics: Metrics,
+    pub(crate) quota: Quota,
+    progress: Progress,
+    lease: WriterLease,
+    /// Signals a change of the lease, the role or the newest revision.
+    changed: Notify,
+    /// Signals that the log may have new records.
+    appended: Notify,
+    /// The process that is to become the next writer, and the time until which the others let it
+    /// start before them.
+    successor: Mutex<(u64, Duration)>,
     full: AtomicBool,
     stopping: AtomicBool,
     role: watch::Sender<Role>,
-    /// What is left of the bytes that may wait, in units of [`UNIT`].
+    /// Permits for the bytes that may wait, in units of [`UNIT`].
     room: Arc<Semaphore>,
     peers: Option<Arc<dyn Peers>>,
-    /// `None` where a lease is enough for a read.
+    /// `None` if a lease is sufficient for a read.
     strict: Option<Strict>,
 }
 
 impl Store {
-    /// A store that was read, before its role is known. Without peers there is one process.
+    /// Creates a store whose role is not known yet. `peers` is `None` if there is only one process.
     pub(crate) fn new(state: State, quota: Quota, metrics: Metrics, peers: Option<Arc<dyn Peers>>) -> Self {
         let visible = state.mvcc.visible();
         Self {
             state: RwLock::new(state),
-            hub: Hub::new(visible),
+            hub: WatchHub::new(visible),
             metrics,
             quota,
-            cluster: AtomicU64::new(0),
-            epoch: AtomicU64::new(0),
-            seen_resign: AtomicU64::new(0),
-            sequence: AtomicU64::new(0),
-            written: AtomicU64::new(0),
-            revision: AtomicI64::new(visible),
-            lease_until: AtomicU64::new(0),
-            lease_ended: AtomicBool::new(false),
-            leader_until: AtomicU64::new(0),
+            progress: Progress {
+                revision: AtomicI64::new(visible),
+                ..Progress::default()
+            },
+            lease: WriterLease::default(),
             changed: Notify::new(),
-            nudged: Notify::new(),
-            announced: AtomicU64::new(0),
+            appended: Notify::new(),
             successor: Mutex::default(),
             full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -107,56 +120,57 @@ impl Store {
         }
     }
 
-    /// The state with its lock, for what walks it in pieces.
+    /// The state with its lock, for code that walks it in pieces.
     pub(crate) fn state(&self) -> &RwLock<State> {
         &self.state
     }
 
-    /// The state for reading. A panic anywhere ends the process, so a poisoned lock is never seen.
+    /// Locks the state for reading. A panic anywhere exits the process, so a poisoned lock never
+    /// occurs.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state for the writer.
+    /// Locks the state for the writer.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Newest stored revision.
     pub(crate) fn revision(&self) -> i64 {
-        self.revision.load(Ordering::Acquire)
+        self.progress.revision.load(Ordering::Acquire)
     }
 
     /// Sequence of the newest record.
     pub(crate) fn sequence(&self) -> u64 {
-        self.sequence.load(Ordering::Acquire)
+        self.progress.sequence.load(Ordering::Acquire)
     }
 
     /// Epoch of the newest writer.
     pub(crate) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
+        self.progress.epoch.load(Ordering::Acquire)
     }
 
     /// Sequence of the newest record that this process wrote.
     pub(crate) fn written(&self) -> u64 {
-        self.written.load(Ordering::Acquire)
+        self.progress.written.load(Ordering::Acquire)
     }
 
-    /// Notes the newest record that this process wrote.
+    /// Records the newest record that this process wrote.
     pub(crate) fn set_written(&self, sequence: u64, revision: i64) {
-        self.written.store(sequence, Ordering::Release);
+        self.progress.written.store(sequence, Ordering::Release);
         self.set_stored(sequence, revision);
     }
 
-    /// Notes what the newest stored record is.
+    /// Records the newest stored record.
     pub(crate) fn set_stored(&self, sequence: u64, revision: i64) {
-        self.sequence.store(sequence, Ordering::Release);
-        self.revision.store(revision, Ordering::Release);
+        self.progress.sequence.store(sequence, Ordering::Release);
+        self.progress.revision.store(revision, Ordering::Release);
         self.changed.notify_waiters();
     }
 
-    /// Tells the watches of what became visible since the revision `before`.
-    pub(crate) fn show(&self, before: i64, revision: i64) {
+    /// Notifies watches of the changes that became visible since the revision `before`.
+    pub(crate) fn notify_watchers(&self, before: i64, revision: i64) {
         if revision > before {
             let state = self.read();
             let changes = state
@@ -167,26 +181,26 @@ impl Store {
         }
     }
 
-    /// The header of an answer.
+    /// The header of a response.
     pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
         ResponseHeader {
-            cluster_id: self.cluster.load(Ordering::Acquire),
+            cluster_id: self.progress.cluster.load(Ordering::Acquire),
             member_id: self.member(),
             revision,
             raft_term: self.epoch(),
         }
     }
 
-    /// The other processes of the store, where there may be any.
+    /// Connection to the other processes of the store, if there may be any.
     pub(crate) fn peers(&self) -> Option<&dyn Peers> {
         self.peers.as_deref()
     }
 
-    /// This process as a member. One that has no peers is the same member after a restart.
+    /// Member id of this process. Without peers it is the same after a restart.
     pub(crate) fn member(&self) -> u64 {
         match &self.peers {
             Some(peers) => peers.member(),
-            None => self.cluster.load(Ordering::Acquire).rotate_left(17) | 1,
+            None => self.progress.cluster.load(Ordering::Acquire).rotate_left(17) | 1,
         }
     }
 
@@ -195,25 +209,26 @@ impl Store {
         matches!(&*self.role.borrow(), Role::Writer { .. })
     }
 
-    /// What this process is for its store, from now on.
+    /// Subscribes to the role of this process.
     pub(crate) fn roles(&self) -> watch::Receiver<Role> {
         self.role.subscribe()
     }
 
-    /// Notes what was read from the log: `until` is when the writer's lease ends at the latest.
-    pub(crate) fn follow(&self, session: &Session, until: Duration) {
-        let leader = (session.epoch > 0 && !session.resigned).then_some(Leader {
-            epoch: session.epoch,
-            writer: session.writer,
+    /// Records the position of a follower. The writer's lease expires at `until` at the latest.
+    pub(crate) fn record_position(&self, fencing: &FencingState, until: Duration) {
+        let leader = (fencing.epoch > 0 && !fencing.resigned).then_some(Leader {
+            epoch: fencing.epoch,
+            writer: fencing.writer,
         });
-        self.note_epoch(session);
-        // Who resigned is followed at once: for a moment that is no loss of the leader.
+        self.record_epoch(fencing);
+        // After a resignation another writer follows at once. A short time without one does not
+        // count as the loss of the leader.
         let until = match leader {
             Some(_) => until,
-            None if session.epoch > 0 => clock::now(),
+            None if fencing.epoch > 0 => clock::now(),
             None => Duration::ZERO,
         };
-        self.leader_until.store(nanoseconds(until), Ordering::Release);
+        self.lease.leader_until.store(nanoseconds(until), Ordering::Release);
         self.role.send_if_modified(|role| {
             let same = matches!(role, Role::Follower(known) if *known == leader);
             *role = Role::Follower(leader);
@@ -222,94 +237,102 @@ impl Store {
         self.changed.notify_waiters();
     }
 
-    /// Begins to write, with a lease that this process holds until then.
-    pub(crate) fn begin(&self, session: &Session, queue: mpsc::Sender<Queued>, lease_until: Duration) {
-        self.note_epoch(session);
-        self.set_written(session.sequence, self.revision());
-        self.lease_until.store(0, Ordering::Release);
-        self.lease_ended.store(false, Ordering::Release);
+    /// Becomes the writer, with a lease until `lease_until`.
+    pub(crate) fn become_writer(&self, fencing: &FencingState, queue: mpsc::Sender<Queued>, lease_until: Duration) {
+        self.record_epoch(fencing);
+        self.set_written(fencing.sequence, self.revision());
+        self.lease.until.store(0, Ordering::Release);
+        self.lease.ended.store(false, Ordering::Release);
         self.extend_lease(lease_until);
-        let epoch = session.epoch;
+        let epoch = fencing.epoch;
         self.role.send_replace(Role::Writer { epoch, queue });
         self.changed.notify_waiters();
     }
 
     /// Whether the writer of an epoch is known to have resigned, and did not merely fall silent.
-    pub(crate) fn saw_resign(&self, epoch: u64) -> bool {
-        self.seen_resign.load(Ordering::Acquire) == epoch
+    pub(crate) fn has_resigned(&self, epoch: u64) -> bool {
+        self.progress.last_resigned.load(Ordering::Acquire) == epoch
     }
 
-    fn note_epoch(&self, session: &Session) {
-        self.seen_resign.store(session.seen_resign, Ordering::Release);
-        self.cluster.store(session.cluster, Ordering::Release);
-        let new = self.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch;
-        // Who had resigned when the log was read leads nobody.
-        if new && !session.resigned {
+    fn record_epoch(&self, fencing: &FencingState) {
+        self.progress
+            .last_resigned
+            .store(fencing.last_resigned, Ordering::Release);
+        self.progress.cluster.store(fencing.cluster, Ordering::Release);
+        let new = self.progress.epoch.swap(fencing.epoch, Ordering::AcqRel) < fencing.epoch;
+        // A writer that had already resigned when the log was read was never a leader for this
+        // process.
+        if new && !fencing.resigned {
             self.metrics.leader_changes.inc();
         }
     }
 
-    /// Does not write any more.
-    pub(crate) fn retire(&self) {
+    /// Stops being the writer.
+    pub(crate) fn step_down(&self) {
         self.end_lease();
         self.full.store(false, Ordering::Relaxed);
         self.role.send_replace(Role::Follower(None));
         self.changed.notify_waiters();
     }
 
-    /// Takes over a state that was read anew. It holds at least what this one showed.
-    pub(crate) fn adopt(&self, state: State, sequence: u64) {
+    /// Replaces the state by one that was reread from the log. It contains at least what the old
+    /// one showed.
+    pub(crate) fn install_state(&self, state: State, sequence: u64) {
         let (before, visible) = (self.revision(), state.mvcc.visible());
         *self.write() = state;
         self.set_stored(sequence, visible);
-        // What lies below the new compact revision is in no history; who watched it is told.
+        // Changes below the new compact revision are in no history; rewinding tells the watches
+        // that are affected.
         self.hub.rewind_all(before + 1);
-        self.show(before, visible);
+        self.notify_watchers(before, visible);
     }
 
-    /// Somebody says how far the log is.
-    pub(crate) fn nudge(&self, sequence: u64) {
-        self.announced.fetch_max(sequence, Ordering::AcqRel);
-        self.nudged.notify_one();
+    /// Records the end of the log as announced by another process.
+    pub(crate) fn notify_appended(&self, sequence: u64) {
+        self.progress.announced.fetch_max(sequence, Ordering::AcqRel);
+        self.appended.notify_one();
     }
 
-    /// Waits for [`Store::nudge`].
-    pub(crate) async fn nudged(&self) {
-        self.nudged.notified().await;
+    /// Waits for [`Store::notify_appended`].
+    pub(crate) async fn appended(&self) {
+        self.appended.notified().await;
     }
 
-    /// How far the log is at least.
+    /// Lower bound of the end of the log.
     pub(crate) fn announced(&self) -> u64 {
-        self.announced.load(Ordering::Acquire)
+        self.progress.announced.load(Ordering::Acquire)
     }
 
-    /// Waits for another record, lease or role, from the time of the call on.
+    /// Waits for a new record, lease or role, from the time of the call on.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
 
-    /// Extends the lease; it never gets shorter. One that was given up stays so. Only the writer calls this and
-    /// [`Store::end_lease`].
+    /// Extends the lease, and never shortens it. A lease that was given up stays so. Only the
+    /// writer calls this and [`Store::end_lease`].
     pub(crate) fn extend_lease(&self, until: Duration) {
-        if self.lease_ended.load(Ordering::Acquire) {
+        if self.lease.ended.load(Ordering::Acquire) {
             return;
         }
-        self.lease_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
-        self.leader_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
+        self.lease.until.fetch_max(nanoseconds(until), Ordering::AcqRel);
+        self.lease.leader_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
         self.changed.notify_waiters();
     }
 
-    /// Gives the lease up for good.
+    /// Gives up the lease for good.
     pub(crate) fn end_lease(&self) {
-        self.lease_ended.store(true, Ordering::Release);
-        self.lease_until.store(0, Ordering::Release);
-        // For a moment that is no loss of the leader: another one is to follow.
-        self.leader_until.fetch_min(nanoseconds(clock::now()), Ordering::AcqRel);
+        self.lease.ended.store(true, Ordering::Release);
+        self.lease.until.store(0, Ordering::Release);
+        // Another writer is to follow. A short time without one does not count as the loss of the
+        // leader.
+        self.lease
+            .leader_until
+            .fetch_min(nanoseconds(clock::now()), Ordering::AcqRel);
     }
 
-    /// Whether nobody else can have written.
+    /// Whether the lease guarantees that no other process has written.
     pub(crate) fn lease_holds(&self) -> bool {
-        nanoseconds(clock::now()) < self.lease_until.load(Ordering::Acquire)
+        nanoseconds(clock::now()) < self.lease.until.load(Ordering::Acquire)
     }
 
     /// Whether puts have to wait until there is room in the stream.
@@ -319,13 +342,19 @@ impl Store {
 
     pub(crate) fn set_full(&self, full: bool) {
         match (self.full.swap(full, Ordering::Relaxed), full) {
-            (false, true) => tracing::warn!("The log is nearly full: nothing is put until there is room"),
-            (true, false) => tracing::info!("The log has room again"),
+            (false, true) => tracing::warn!("The log is nearly full; rejecting puts until it has room"),
+            (true, false) => tracing::info!("The log has room again; accepting puts"),
             _ => {}
         }
     }
 
-    /// From here on requests are refused.
+    /// Whether puts are rejected for lack of space. Every process reports the same as the writer.
+    pub(crate) fn rejects_puts(&self) -> bool {
+        let is_full = |peers: &dyn Peers| peers.members().iter().any(|member| member.full);
+        self.is_full() || self.read().bytes() >= self.quota.bytes() || self.peers().is_some_and(is_full)
+    }
+
+    /// Rejects requests from here on.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.hub.wake_all();
@@ -344,10 +373,10 @@ fn nanoseconds(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::Command;
+    use crate::error::RpcError;
     use crate::mvcc::Mvcc;
-    use crate::peer::{Member, Unanswered};
-    use crate::refusal::Refusal;
-    use bytes::Bytes;
+    use crate::store::peers::{Member, PeerAnswer, PeerError};
     use futures::future::BoxFuture;
     use tokio::time::{Instant, timeout};
 
@@ -368,7 +397,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_the_lease_hears_of_the_end() {
         let store = Arc::new(store());
-        store.begin(&Session::default(), mpsc::channel(1).0, Duration::ZERO);
+        store.become_writer(&FencingState::default(), mpsc::channel(1).0, Duration::ZERO);
         let begun = Instant::now();
         let waiting = tokio::spawn({
             let store = Arc::clone(&store);
@@ -376,11 +405,11 @@ mod tests {
         });
         tokio::task::yield_now().await;
         store.stop();
-        assert_eq!(waiting.await.unwrap(), Err(Refusal::Stopped));
+        assert_eq!(waiting.await.unwrap(), Err(RpcError::Stopped));
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 
-    /// Another process that nobody ever asks.
+    /// Another process that never receives a request.
     #[derive(Debug)]
     struct Silent;
 
@@ -389,7 +418,7 @@ mod tests {
             1 << 16
         }
 
-        fn ask(&self, _: u64, _: Bytes) -> BoxFuture<'_, Result<Bytes, Unanswered>> {
+        fn ask<'a>(&'a self, _: u64, _: u64, _: &'a Command) -> BoxFuture<'a, Result<PeerAnswer, PeerError>> {
             Box::pin(std::future::pending())
         }
 
@@ -406,8 +435,8 @@ mod tests {
     async fn with_followers_a_read_waits_for_the_writes_under_way_that_they_may_show() {
         let state = State::new(Mvcc::new());
         let store = Store::new(state, Quota::new(None, None), Metrics::new(), Some(Arc::new(Silent)));
-        store.begin(
-            &Session::default(),
+        store.become_writer(
+            &FencingState::default(),
             mpsc::channel(1).0,
             clock::now() + Duration::from_secs(60),
         );

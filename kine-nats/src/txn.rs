@@ -1,99 +1,41 @@
-//! Evaluates a request against the head of the store: decides, changes the store, writes down the operations for the log
-//! and makes the answer. A refused request changes nothing.
+//! Evaluates a request against the head of the store: decides, changes the state, collects the
+//! operations for the log, and builds the answer. A rejected request changes nothing.
 
 mod leases;
 mod limits;
 
 use crate::codec::Operations;
+use crate::command::{Answer, Command};
+use crate::error::RpcError;
 use crate::mvcc::Item;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
-use crate::refusal::Refusal;
 use crate::state::State;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 use pb::response_op::Response;
-use prost::Message;
 use std::cmp::Ordering;
 use std::time::Duration;
 
-/// A request that goes through the writer.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Put(pb::PutRequest),
-    DeleteRange(pb::DeleteRangeRequest),
-    Txn(pb::TxnRequest),
-    Compact(i64),
-    Grant {
-        id: i64,
-        ttl: i64,
-    },
-    Revoke(i64),
-    KeepAlive(i64),
-    /// Goes through the writer so that nothing is told that is not stored.
-    TimeToLive {
-        id: i64,
-        keys: bool,
-    },
-    Leases,
-    /// How far the store is; goes through the writer so that nothing stored before it is left out.
-    Barrier,
-}
-
-impl Command {
-    /// Whether doing it twice is as good as once: it changes nothing that is told.
-    pub(crate) fn is_repeatable(&self) -> bool {
-        matches!(
-            self,
-            Self::KeepAlive(_) | Self::TimeToLive { .. } | Self::Leases | Self::Barrier
-        )
-    }
-
-    /// About how large it is.
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            Self::Put(request) => request.encoded_len(),
-            Self::DeleteRange(request) => request.encoded_len(),
-            Self::Txn(request) => request.encoded_len(),
-            _ => 0,
-        }
-    }
-}
-
-/// Its answer; headers hold only the revision.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Put(pb::PutResponse),
-    DeleteRange(pb::DeleteRangeResponse),
-    Txn(pb::TxnResponse),
-    Compact(pb::CompactionResponse),
-    Grant(pb::LeaseGrantResponse),
-    Revoke(pb::LeaseRevokeResponse),
-    KeepAlive(pb::LeaseKeepAliveResponse),
-    TimeToLive(pb::LeaseTimeToLiveResponse),
-    Leases(pb::LeaseLeasesResponse),
-    Barrier { revision: i64, compacted: i64 },
-}
-
-/// What an evaluation works on.
+/// The inputs and outputs of an evaluation.
 #[derive(Debug)]
 pub(crate) struct Evaluation<'a> {
     pub(crate) state: &'a mut State,
     pub(crate) operations: &'a mut Operations,
     pub(crate) now: Duration,
-    /// Bytes above which nothing is put any more.
+    /// Bytes above which puts are rejected.
     pub(crate) quota: u64,
 }
 
 /// Evaluates one request.
-pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Result<Answer, Refusal> {
+pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Result<Answer, RpcError> {
     let mut step = Step {
         begin: evaluation.state.mvcc.head(),
         evaluation,
     };
     match command {
         Command::Put(request) => {
-            // First, as etcd does.
+            // The order of checks is etcd's.
             step.check_space()?;
             step.check_lease(request)?;
             step.check_key(request)?;
@@ -131,7 +73,8 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
     }
 }
 
-/// The list that a transaction does, with those of the nested ones: all comparisons are made before anything is written.
+/// The operations that a transaction executes, including nested ones. All comparisons precede the
+/// first write.
 struct Path<'a> {
     succeeded: bool,
     steps: Vec<PathStep<'a>>,
@@ -140,16 +83,6 @@ struct Path<'a> {
 enum PathStep<'a> {
     Single(&'a Request),
     Nested(Path<'a>),
-}
-
-impl Path<'_> {
-    fn puts_more_than_a_compaction(&self) -> bool {
-        self.steps.iter().any(|step| match step {
-            PathStep::Single(Request::RequestPut(request)) => !limits::begins_compaction(request),
-            PathStep::Single(_) => false,
-            PathStep::Nested(path) => path.puts_more_than_a_compaction(),
-        })
-    }
 }
 
 struct Step<'a, 'b> {
@@ -165,7 +98,8 @@ impl Step<'_, '_> {
         })
     }
 
-    /// The revision of what this request writes: one more than before, for all of it.
+    /// The revision of the writes of this request: one above the revision before it, for all of
+    /// them.
     fn write_revision(&mut self) -> i64 {
         let mvcc = &mut self.evaluation.state.mvcc;
         if mvcc.head() == self.begin {
@@ -175,25 +109,25 @@ impl Step<'_, '_> {
         }
     }
 
-    fn check_space(&self) -> Result<(), Refusal> {
+    fn check_space(&self) -> Result<(), RpcError> {
         if self.evaluation.state.bytes() >= self.evaluation.quota {
-            Err(Refusal::NoSpace)
+            Err(RpcError::NoSpace)
         } else {
             Ok(())
         }
     }
 
-    fn check_key(&self, request: &pb::PutRequest) -> Result<(), Refusal> {
+    fn check_key(&self, request: &pb::PutRequest) -> Result<(), RpcError> {
         let keeps = request.ignore_value || request.ignore_lease;
         if keeps && self.evaluation.state.mvcc.latest(&request.key).is_none() {
-            return Err(Refusal::KeyNotFound);
+            return Err(RpcError::KeyNotFound);
         }
         Ok(())
     }
 
-    fn check_lease(&self, request: &pb::PutRequest) -> Result<(), Refusal> {
+    fn check_lease(&self, request: &pb::PutRequest) -> Result<(), RpcError> {
         if request.lease != 0 && self.evaluation.state.leases.get(request.lease).is_none() {
-            return Err(Refusal::LeaseNotFound);
+            return Err(RpcError::LeaseNotFound);
         }
         Ok(())
     }
@@ -278,19 +212,19 @@ impl Step<'_, '_> {
         }
     }
 
-    fn check(&self, path: &Path<'_>) -> Result<(), Refusal> {
+    fn check(&self, path: &Path<'_>) -> Result<(), RpcError> {
         for step in &path.steps {
             match step {
-                // The other way round than a put of its own, as etcd does.
+                // Like etcd, this order is the reverse of the order in a separate put.
                 PathStep::Single(Request::RequestPut(request)) => {
                     self.check_key(request)?;
                     self.check_lease(request)?;
                 }
                 PathStep::Single(Request::RequestRange(request)) => {
-                    // Outside of a transaction this reads the newest revision.
+                    // Outside of a transaction such a revision reads the newest one.
                     let compacting = self.evaluation.state.compacting;
                     if request.revision < compacting.min(0) {
-                        return Err(Refusal::Compacted);
+                        return Err(RpcError::Compacted);
                     }
                     range::check_revision(request.revision, self.begin, compacting)?;
                 }
@@ -334,13 +268,13 @@ impl Step<'_, '_> {
         }
     }
 
-    fn compact(&mut self, revision: i64) -> Result<pb::CompactionResponse, Refusal> {
+    fn compact(&mut self, revision: i64) -> Result<pb::CompactionResponse, RpcError> {
         let state = &mut *self.evaluation.state;
         if revision <= state.compacting {
-            return Err(Refusal::Compacted);
+            return Err(RpcError::Compacted);
         }
         if revision > state.mvcc.head() {
-            return Err(Refusal::FutureRevision);
+            return Err(RpcError::FutureRevision);
         }
         state.compacting = revision;
         self.evaluation.operations.compact(revision);
@@ -364,7 +298,7 @@ fn item_holds(compare: &pb::Compare, item: Option<&Item>) -> bool {
         Ok(CompareTarget::Lease) => item.lease,
         Ok(CompareTarget::Value) | Err(_) => 0,
     });
-    // A number for another target counts as none.
+    // A number for another target counts as 0.
     let wanted = match (target, union) {
         (Ok(CompareTarget::Version), Some(TargetUnion::Version(wanted)))
         | (Ok(CompareTarget::Create), Some(TargetUnion::CreateRevision(wanted)))
@@ -381,7 +315,7 @@ fn result_holds(compare: &pb::Compare, order: Ordering) -> bool {
         Ok(CompareResult::NotEqual) => order.is_ne(),
         Ok(CompareResult::Greater) => order.is_gt(),
         Ok(CompareResult::Less) => order.is_lt(),
-        // etcd's own answer to what it does not know.
+        // etcd, too, treats an unknown result as true.
         Err(_) => true,
     }
 }

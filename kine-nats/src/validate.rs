@@ -1,26 +1,25 @@
-//! What is wrong with a request before it meets the store.
+//! Validates requests before they reach the store.
 
+use crate::command::Command;
+use crate::error::RpcError;
+use crate::limits::MAX_REQUEST;
 use crate::mvcc::contains;
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use crate::range::is_filtered;
-use crate::refusal::Refusal;
-use crate::txn::Command;
 use bytes::Bytes;
 use prost::Message;
 use std::collections::BTreeSet;
 
-/// etcd's largest request.
-pub(crate) const MAX_REQUEST: usize = 3 * 512 * 1024;
-/// etcd's longest transaction.
+/// etcd's limit for the operations of a transaction.
 const MAX_OPERATIONS: usize = 128;
-/// Comparisons and operations of a transaction with all that is nested in it. etcd bounds the length of each path only;
-/// here a request is done while nobody else reads.
+/// Limit for the comparisons and operations of a transaction, including nested ones. etcd limits
+/// only the length of each path. Here no other read runs during a request.
 const MAX_TOTAL: usize = 1024;
 
-/// Checks a request that goes through the writer, from a client or from another process.
-pub(crate) fn check(command: &Command) -> Result<(), Refusal> {
+/// Validates a request that goes through the writer, from a client or from another process.
+pub(crate) fn check(command: &Command) -> Result<(), RpcError> {
     match command {
         Command::Put(request) => check_put(request).and_then(|()| check_size(request)),
         Command::DeleteRange(request) => check_delete(request).and_then(|()| check_size(request)),
@@ -29,69 +28,70 @@ pub(crate) fn check(command: &Command) -> Result<(), Refusal> {
     }
 }
 
-fn check_size(request: &impl Message) -> Result<(), Refusal> {
+fn check_size(request: &impl Message) -> Result<(), RpcError> {
     if request.encoded_len() > MAX_REQUEST {
-        Err(Refusal::TooLarge)
+        Err(RpcError::TooLarge)
     } else {
         Ok(())
     }
 }
 
-/// Checks a Range.
-pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Refusal> {
+/// Validates a Range.
+pub(crate) fn check_range(request: &RangeRequest) -> Result<(), RpcError> {
     if request.key.is_empty() {
-        return Err(Refusal::EmptyKey);
+        return Err(RpcError::EmptyKey);
     }
     if !(0..=2).contains(&request.sort_order) || !(0..=4).contains(&request.sort_target) {
-        return Err(Refusal::InvalidSortOption);
+        return Err(RpcError::InvalidSortOption);
     }
     Ok(())
 }
 
-/// Checks a RangeStream. As with etcd, keys come in their order and unfiltered, so that each page is read by itself.
-pub(crate) fn check_range_stream(request: &RangeRequest) -> Result<(), Refusal> {
+/// Validates a RangeStream. As in etcd, keys must come in order and unfiltered, so that each page
+/// is read separately.
+pub(crate) fn check_range_stream(request: &RangeRequest) -> Result<(), RpcError> {
     check_range(request)?;
     match (request.sort_order(), request.sort_target()) {
         (SortOrder::None, _) | (SortOrder::Ascend, SortTarget::Key) => {}
-        _ => return Err(Refusal::StreamOrder),
+        _ => return Err(RpcError::StreamOrder),
     }
     if is_filtered(request) {
-        return Err(Refusal::StreamFilter);
+        return Err(RpcError::StreamFilter);
     }
     check_size(request)
 }
 
-/// Checks a Put.
-fn check_put(request: &PutRequest) -> Result<(), Refusal> {
+/// Validates a Put.
+fn check_put(request: &PutRequest) -> Result<(), RpcError> {
     if request.key.is_empty() {
-        Err(Refusal::EmptyKey)
+        Err(RpcError::EmptyKey)
     } else if request.ignore_value && !request.value.is_empty() {
-        Err(Refusal::ValueProvided)
+        Err(RpcError::ValueProvided)
     } else if request.ignore_lease && request.lease != 0 {
-        Err(Refusal::LeaseProvided)
+        Err(RpcError::LeaseProvided)
     } else {
         Ok(())
     }
 }
 
-/// Checks a DeleteRange.
-fn check_delete(request: &DeleteRangeRequest) -> Result<(), Refusal> {
+/// Validates a DeleteRange.
+fn check_delete(request: &DeleteRangeRequest) -> Result<(), RpcError> {
     if request.key.is_empty() {
-        Err(Refusal::EmptyKey)
+        Err(RpcError::EmptyKey)
     } else {
         Ok(())
     }
 }
 
-/// Checks a transaction with all that is nested in it.
-fn check_txn(request: &TxnRequest) -> Result<(), Refusal> {
+/// Validates a transaction with everything that is nested in it.
+fn check_txn(request: &TxnRequest) -> Result<(), RpcError> {
     check_operations(request, MAX_OPERATIONS, &mut 0)?;
     check_intervals(&request.success)?;
     check_intervals(&request.failure)?;
     Ok(())
 }
 
-fn check_operations(request: &TxnRequest, most: usize, total: &mut usize) -> Result<(), Refusal> {
+fn check_operations(request: &TxnRequest, most: usize, total: &mut usize) -> Result<(), RpcError> {
     let longest = request
         .compare
         .len()
@@ -99,10 +99,10 @@ fn check_operations(request: &TxnRequest, most: usize, total: &mut usize) -> Res
         .max(request.failure.len());
     *total += request.compare.len() + request.success.len() + request.failure.len();
     if longest > most || *total > MAX_TOTAL {
-        return Err(Refusal::TooManyOps);
+        return Err(RpcError::TooManyOps);
     }
     if request.compare.iter().any(|compare| compare.key.is_empty()) {
-        return Err(Refusal::EmptyKey);
+        return Err(RpcError::EmptyKey);
     }
     for operation in request.success.iter().chain(&request.failure) {
         match &operation.request {
@@ -110,7 +110,7 @@ fn check_operations(request: &TxnRequest, most: usize, total: &mut usize) -> Res
             Some(Request::RequestPut(request)) => check_put(request)?,
             Some(Request::RequestDeleteRange(request)) => check_delete(request)?,
             Some(Request::RequestTxn(request)) => check_operations(request, most - longest, total)?,
-            None => return Err(Refusal::KeyNotFound),
+            None => return Err(RpcError::KeyNotFound),
         }
     }
     Ok(())
@@ -118,8 +118,9 @@ fn check_operations(request: &TxnRequest, most: usize, total: &mut usize) -> Res
 
 type Intervals = (BTreeSet<Bytes>, Vec<(Bytes, Bytes)>);
 
-/// A key may be written once in a transaction. The two lists of a nested one exclude each other.
-fn check_intervals(operations: &[RequestOp]) -> Result<Intervals, Refusal> {
+/// Rejects a transaction that writes a key twice. The two branches of a nested transaction exclude
+/// each other.
+fn check_intervals(operations: &[RequestOp]) -> Result<Intervals, RpcError> {
     let mut puts: BTreeSet<Bytes> = BTreeSet::new();
     let mut deletes: Vec<(Bytes, Bytes)> = Vec::new();
     for operation in operations {
@@ -136,12 +137,12 @@ fn check_intervals(operations: &[RequestOp]) -> Result<Intervals, Refusal> {
         let (else_puts, else_deletes) = check_intervals(&nested.failure)?;
         for key in &then_puts {
             if hits(&deletes, key) || !puts.insert(key.clone()) {
-                return Err(Refusal::DuplicateKey);
+                return Err(RpcError::DuplicateKey);
             }
         }
         for key in else_puts {
             if hits(&deletes, &key) || (!then_puts.contains(&key) && puts.contains(&key)) {
-                return Err(Refusal::DuplicateKey);
+                return Err(RpcError::DuplicateKey);
             }
             puts.insert(key);
         }
@@ -152,7 +153,7 @@ fn check_intervals(operations: &[RequestOp]) -> Result<Intervals, Refusal> {
         if let Some(Request::RequestPut(request)) = &operation.request
             && (hits(&deletes, &request.key) || !puts.insert(request.key.clone()))
         {
-            return Err(Refusal::DuplicateKey);
+            return Err(RpcError::DuplicateKey);
         }
     }
     Ok((puts, deletes))
@@ -203,7 +204,7 @@ mod tests {
 
     #[test]
     fn transactions() {
-        let duplicate = Err(Refusal::DuplicateKey);
+        let duplicate = Err(RpcError::DuplicateKey);
         for (name, request, expected) in [
             ("empty", txn(vec![], vec![]), Ok(())),
             (
@@ -254,11 +255,11 @@ mod tests {
                 ),
                 duplicate,
             ),
-            ("empty key", txn(vec![put("")], vec![]), Err(Refusal::EmptyKey)),
+            ("empty key", txn(vec![put("")], vec![]), Err(RpcError::EmptyKey)),
             (
                 "empty operation",
                 txn(vec![RequestOp { request: None }], vec![]),
-                Err(Refusal::KeyNotFound),
+                Err(RpcError::KeyNotFound),
             ),
             (
                 "128 operations",
@@ -268,7 +269,7 @@ mod tests {
             (
                 "129 operations",
                 txn((0..129).map(|n| put(&n.to_string())).collect(), vec![]),
-                Err(Refusal::TooManyOps),
+                Err(RpcError::TooManyOps),
             ),
             (
                 "nesting counts",
@@ -279,7 +280,7 @@ mod tests {
                         .collect(),
                     vec![],
                 ),
-                Err(Refusal::TooManyOps),
+                Err(RpcError::TooManyOps),
             ),
             (
                 "nesting multiplies",
@@ -292,7 +293,7 @@ mod tests {
                         .collect(),
                     vec![],
                 ),
-                Err(Refusal::TooManyOps),
+                Err(RpcError::TooManyOps),
             ),
         ] {
             assert_eq!(check_txn(&request), expected, "{name}");
@@ -301,7 +302,7 @@ mod tests {
             compare: vec![Compare::default()],
             ..TxnRequest::default()
         };
-        assert_eq!(check_txn(&compare), Err(Refusal::EmptyKey));
+        assert_eq!(check_txn(&compare), Err(RpcError::EmptyKey));
     }
 
     #[test]
@@ -316,27 +317,27 @@ mod tests {
             value: "v".into(),
             ..put.clone()
         };
-        assert_eq!(check_put(&value), Err(Refusal::ValueProvided));
+        assert_eq!(check_put(&value), Err(RpcError::ValueProvided));
         assert_eq!(
             check_put(&PutRequest {
                 ignore_lease: true,
                 lease: 1,
                 ..put.clone()
             }),
-            Err(Refusal::LeaseProvided)
+            Err(RpcError::LeaseProvided)
         );
-        assert_eq!(check_range(&RangeRequest::default()), Err(Refusal::EmptyKey));
+        assert_eq!(check_range(&RangeRequest::default()), Err(RpcError::EmptyKey));
         let order = RangeRequest {
             key: "a".into(),
             sort_order: 3,
             ..RangeRequest::default()
         };
-        assert_eq!(check_range(&order), Err(Refusal::InvalidSortOption));
-        assert_eq!(check_delete(&DeleteRangeRequest::default()), Err(Refusal::EmptyKey));
+        assert_eq!(check_range(&order), Err(RpcError::InvalidSortOption));
+        assert_eq!(check_delete(&DeleteRangeRequest::default()), Err(RpcError::EmptyKey));
         let large = PutRequest {
             value: Bytes::from(vec![0; MAX_REQUEST]),
             ..put
         };
-        assert_eq!(check_size(&large), Err(Refusal::TooLarge));
+        assert_eq!(check_size(&large), Err(RpcError::TooLarge));
     }
 }

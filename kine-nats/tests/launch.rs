@@ -1,4 +1,4 @@
-//! `yoke-launch`, as the containers of others' images run it.
+//! `yoke-launch`, as the containers of other images run it.
 
 #![allow(clippy::unwrap_used, reason = "a test's helper")]
 
@@ -29,7 +29,7 @@ fn it_installs_itself_over_what_runs() {
     assert_eq!(files.len(), 1);
 }
 
-/// An image of Kubernetes has nothing but its program.
+/// An image of Kubernetes contains nothing but its program.
 #[test]
 fn it_needs_no_library() {
     let output = run("ldd", &[LAUNCH]);

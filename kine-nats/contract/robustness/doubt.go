@@ -128,20 +128,20 @@ func (h *history) answers(entry int, o porcupine.Operation) bool {
 	return response.Revision == h.revisions[entry] && !response.Txn.Failure
 }
 
-// firstSeen is the least revision in an answer that shows that an entry took effect.
+// firstSeen is the lowest revision in a response that shows the effect of an entry.
 func (h *history) firstSeen(entry int) int64 {
 	before := int64(1)
 	if entry > 0 {
 		before = h.revisions[entry-1]
 	}
 	if before == h.revisions[entry] {
-		// It has no revision of its own.
+		// The request created no revision of its own.
 		return before + 1
 	}
 	return h.revisions[entry]
 }
 
-// revisionBefore is the highest revision that an answer had shown by a time.
+// revisionBefore is the highest revision that any response had shown by a time.
 func revisionBefore(answers []porcupine.Operation, time int64) (highest int64) {
 	for _, o := range answers {
 		if o.Return < time {
@@ -151,7 +151,7 @@ func revisionBefore(answers []porcupine.Operation, time int64) (highest int64) {
 	return highest
 }
 
-// returnBefore is when the first answer came that shows a revision.
+// returnBefore is the time of the first response that shows a revision.
 func returnBefore(answers []porcupine.Operation, revision int64) int64 {
 	first := int64(math.MaxInt64)
 	for _, o := range answers {

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// fault disturbs a store for a while and leaves it able to mend itself.
+// fault disturbs a store for a while and leaves it able to recover.
 type fault struct {
 	name string
 	do   func(*store) error
-	// An error if the store, its log and the number of requests without an answer look as if it had not been there; nil where
-	// it need not show.
+	// Returns an error if the store, its log and the number of unanswered requests show no trace of the fault; nil if it
+	// need not leave one.
 	seen func(s *store, h *history, failed int) error
 	// Whether every nats-server needs a small disk for it.
 	small bool
@@ -24,7 +24,7 @@ type fault struct {
 // lease is how long a writer may believe that it is the only one (LEASE in kine-nats).
 const lease = 2 * time.Second
 
-// One of these is injected into the traffic of each run.
+// faults lists all faults; each run injects one of them into its traffic.
 var faults = []fault{
 	{name: "kill-writer", seen: anotherStart, do: func(s *store) error {
 		m, err := s.writer()
@@ -47,7 +47,8 @@ var faults = []fault{
 		}
 		return nil
 	}},
-	// Shorter than the lease, and longer: in a store of two the other one writes then, and both do when it goes on.
+	// Shorter and longer than the lease. In a store of two, the other process then becomes the writer, and both write when
+	// this one resumes.
 	{name: "stop-writer-shortly", do: func(s *store) error { return stopWriter(s, 0, lease/2) }},
 	{name: "stop-writer-long", seen: anotherWriter, do: func(s *store) error { return stopWriter(s, 3*lease/2, 3*lease) }},
 	{name: "kill-leader", seen: unanswered, do: func(s *store) error {
@@ -80,7 +81,7 @@ var faults = []fault{
 		}
 		return nil
 	}},
-	// A partition: the process runs and serves clients, and hears nothing of the log.
+	// A partition: the process runs and serves clients, but receives nothing from the log.
 	{name: "hold-nats", seen: anotherWriter, do: func(s *store) error {
 		m, err := s.writer()
 		if err != nil {
@@ -95,7 +96,7 @@ var faults = []fault{
 		}
 		return nil
 	}},
-	// Acknowledgements come late: writes are in doubt.
+	// Acknowledgements are late: writes are in doubt.
 	{name: "hold-nats-often", seen: unanswered, do: func(s *store) error {
 		m, err := s.writer()
 		if err != nil {
@@ -131,7 +132,7 @@ var faults = []fault{
 		}
 		return m.start()
 	}},
-	// The server gives JetStream up when it cannot write, and has it again after a restart on a disk with room.
+	// The server disables JetStream when it cannot write, and enables it again after a restart on a disk with room.
 	{name: "full-disk", small: true, seen: noRoom, do: func(s *store) error {
 		number, err := s.leader()
 		if err != nil {
@@ -171,7 +172,7 @@ func anotherStart(s *store, _ *history, _ int) error {
 	return nil
 }
 
-// anotherWriter: a store of one has none, and nobody is answered.
+// anotherWriter is the check that another process took over. A store of one process has none, so no request is answered.
 func anotherWriter(s *store, h *history, failed int) error {
 	if len(s.members) > 1 && h.epochs < 2 {
 		return errors.New("the other kine-nats did not begin to write")
@@ -199,7 +200,7 @@ func noRoom(s *store, _ *history, _ int) error {
 
 func pick[T any](from []T) T { return from[rand.Intn(len(from))] }
 
-// pause waits for some time between two.
+// pause waits for a random time between two limits.
 func pause(least, most time.Duration) {
 	time.Sleep(least + time.Duration(rand.Int63n(int64(most-least))))
 }

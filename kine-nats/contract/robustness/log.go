@@ -18,14 +18,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// What kine-nats stored, as its log says: read here from its bytes, by the form that the head of codec.rs gives, so that
-// neither a watch nor the code under test says what happened.
+// Reads what kine-nats stored from the bytes of its log, in the format that the head of codec.rs describes. The result
+// depends neither on a watch nor on the code under test.
 
 const (
 	recordHead = 64
 	recordHash = 8
 	readLimit  = 30 * time.Second
-	// What a server was asked before it ended is never answered, and what follows may soon be purged.
+	// A request that a server received before it exited is never answered, and the following messages may soon be purged.
 	answerLimit = 100 * time.Millisecond
 	opChange    = 1
 	opGrant     = 3
@@ -34,13 +34,13 @@ const (
 	opEpoch     = 6
 	opResign    = 7
 	recordMagic = "KNL1"
-	// Most records that a writer has in flight behind the one that it waits for.
+	// Largest number of records that a writer has in flight behind the one that it waits for.
 	inFlight = 3
-	// Most records that are asked for at a time.
+	// Largest number of records in one request.
 	mostAhead = 16
 )
 
-// history is what a log says.
+// history is the content of a log.
 type history struct {
 	requests []model.EtcdRequest
 	// The revision after each of the requests.
@@ -50,11 +50,11 @@ type history struct {
 	revision  int64
 	// The newest record and its writer.
 	hash, epoch, writer uint64
-	// Records that count for nothing: of replaced writers, and those that stood on what such a one displaced.
+	// Void records: those of replaced writers, and those that continue a record that one of these displaced.
 	void, displaced int
 }
 
-// recorder reads a stream while it is written: what snapshots make superfluous is soon gone from it.
+// recorder reads a stream while it is written, because records that snapshots supersede are soon purged.
 type recorder struct {
 	log    history
 	next   uint64
@@ -62,7 +62,7 @@ type recorder struct {
 	result chan error
 }
 
-// open connects to a stream. Whoever has it closes the connection.
+// open connects to a stream. The caller closes the connection.
 func open(ctx context.Context, url, stream string, options ...nats.Option) (*nats.Conn, jetstream.Stream, error) {
 	connection, err := nats.Connect(url, options...)
 	if err != nil {
@@ -81,7 +81,7 @@ func open(ctx context.Context, url, stream string, options ...nats.Option) (*nat
 	return connection, source, nil
 }
 
-// record begins to read a stream from its first message on.
+// record starts to read a stream from its first message.
 func record(ctx context.Context, url, stream string) (*recorder, error) {
 	connection, source, err := open(ctx, url, stream, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
 	if err != nil {
@@ -95,7 +95,7 @@ func record(ctx context.Context, url, stream string) (*recorder, error) {
 	return r, nil
 }
 
-// finish answers what the stream holds up to a sequence.
+// finish returns the content of the stream up to a sequence.
 func (r *recorder) finish(last uint64) (*history, error) {
 	r.end <- last
 	select {
@@ -123,7 +123,7 @@ func (r *recorder) read(ctx context.Context, source jetstream.Stream) error {
 			}
 			r.next++
 		}
-		// What is behind is read many at a time: it may be purged soon.
+		// Older records are read in batches: they may be purged soon.
 		ahead = min(2*ahead, mostAhead)
 		if len(records) == 0 {
 			ahead = 1
@@ -131,7 +131,7 @@ func (r *recorder) read(ctx context.Context, source jetstream.Stream) error {
 				cancel()
 				return fmt.Errorf("message %d was purged before it was read", r.next)
 			}
-			// It is not written yet, or nobody answers at the moment.
+			// The record is not written yet, or no server answers at the moment.
 			time.Sleep(5 * time.Millisecond)
 		}
 		cancel()
@@ -142,7 +142,7 @@ func (r *recorder) read(ctx context.Context, source jetstream.Stream) error {
 	return nil
 }
 
-// some reads the messages from one on, at most so many, up to the first that there is not.
+// some reads a limited number of messages from a sequence on, up to the first missing one.
 func some(ctx context.Context, source jetstream.Stream, from uint64, most int) [][]byte {
 	records := make([][]byte, most)
 	var all sync.WaitGroup
@@ -160,7 +160,7 @@ func some(ctx context.Context, source jetstream.Stream, from uint64, most int) [
 	return records
 }
 
-// bounds asks where a stream begins and ends.
+// bounds returns the first and last sequence of a stream.
 func bounds(ctx context.Context, url, stream string) (first, last uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
@@ -192,11 +192,11 @@ func (h *history) add(record []byte) error {
 		h.epoch, h.writer = epoch, writer
 	case stands && !begins && epoch == h.epoch && writer == h.writer:
 	case epoch < h.epoch || epoch == h.epoch && writer != h.writer:
-		// It came late, from a writer that was replaced: nobody was told that it is stored.
+		// A late record of a replaced writer: no client got a success for it.
 		h.void++
 		return nil
 	case !begins && epoch == h.epoch && h.displaced < inFlight*h.void:
-		// It stood on one whose place such a record took, and is sent again.
+		// It continues a record that a late one displaced, and is sent again.
 		h.displaced++
 		return nil
 	default:
@@ -273,7 +273,7 @@ func (h *history) push(request model.EtcdRequest) {
 	h.revisions = append(h.revisions, h.revision)
 }
 
-// withoutOne is what the log would say had it lost a write that a client was told of, in its middle.
+// withoutOne is the history without one acknowledged write from its middle.
 func (h *history) withoutOne(answered map[int]bool) []model.EtcdRequest {
 	for at := len(h.requests) / 2; at < len(h.requests); at++ {
 		if h.requests[at].Type == model.Txn && answered[at] {
@@ -283,7 +283,7 @@ func (h *history) withoutOne(answered map[int]bool) []model.EtcdRequest {
 	panic("no client was told of a write in the second half of the log")
 }
 
-// withOneMore is what the log would say had it made up a write, at its end.
+// withOneMore is the history with one invented write at its end.
 func (h *history) withOneMore() *history {
 	put := model.EtcdOperation{Type: model.PutOperation, Put: model.PutOptions{Key: "made up"}}
 	txn := model.EtcdRequest{Type: model.Txn, Txn: &model.TxnRequest{OperationsOnSuccess: []model.EtcdOperation{put}}}

@@ -1,5 +1,5 @@
 // Robustness drives etcd's robustness tests against kine-nats: their traffic, their model and their checks, unchanged,
-// with faults of our own, and with what our own log says in place of etcd's.
+// with faults of our own, and with the content of our log instead of etcd's.
 //
 //	robustness [-runs N] [-seed N] [-fault NAME] [-traffic NAME] [-shape SHAPE] [-keep DIR]
 //
@@ -32,7 +32,7 @@ var kinds = []kind{
 	{"etcd", traffic.EtcdPutDeleteLease},
 }
 
-// shape is how many nats-servers and kine-nats a store has.
+// shape is the number of nats-servers and kine-nats of a store.
 type shape struct{ servers, members int }
 
 func (s shape) String() string { return fmt.Sprintf("%dx%d", s.servers, s.members) }
@@ -65,8 +65,8 @@ func main() {
 	}
 }
 
-// planOf goes through all faults with seeds that follow each other, moves to the next traffic and the next shape with each
-// round of them, and so through all combinations of the three in as many rounds as these have: they share no factor.
+// planOf maps consecutive seeds to all faults in turn. Each round of faults uses the next traffic and the next shape. The
+// counts share no factor, so the rounds cover all combinations of the three.
 func planOf(seed int64) plan {
 	number, round := int(seed)%len(faults), int(seed)/len(faults)
 	return plan{
@@ -76,7 +76,7 @@ func planOf(seed int64) plan {
 	}
 }
 
-// one runs what a seed says, and prints how it went.
+// one executes the run of a seed, and prints its result.
 func one(seed int64, onlyFault, onlyTraffic, onlyShape, keep string) error {
 	rand.Seed(seed)
 	plan := planOf(seed)

@@ -2,10 +2,10 @@ package main
 
 import "testing"
 
-// enough is how many runs one after the other have to be in for each fault to meet each shape.
+// enough is the number of consecutive runs after which each fault was combined with each shape.
 const enough = 48
 
-// meets tells how often each combination comes up in so many runs from a first one on.
+// meets counts each combination in a number of runs from a first one on.
 func meets(first int64, runs int, combination func(plan) string) map[string]int {
 	met := map[string]int{}
 	for number := range runs {

@@ -11,14 +11,14 @@ import (
 // server listens, nor while that server is restarted. The tests in Rust take theirs from the same range, by the same names.
 const firstPort, lastPort = 20_000, 29_999
 
-// addresses that this process has taken, until it ends.
+// addresses that this process has reserved, until it exits.
 var taken []net.Listener
 
-// freeAddress answers an address of loopback where nobody listens.
+// freeAddress returns a loopback address that no process listens on.
 func freeAddress() (string, error) {
 	for step := range lastPort - firstPort + 1 {
 		port := firstPort + (os.Getpid()*101+len(taken)+step)%(lastPort-firstPort+1)
-		// A name in the abstract namespace of unix sockets has one owner, and goes with it.
+		// A name in the abstract namespace of unix sockets has one owner, and is released with it.
 		lock, err := net.Listen("unix", fmt.Sprintf("@yoke-test-port-%d", port))
 		if err != nil {
 			continue

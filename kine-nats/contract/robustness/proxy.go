@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// proxy carries TCP connections until it is told not to.
+// proxy forwards TCP connections until it is told to stop.
 type proxy struct {
 	listener net.Listener
 	target   string
@@ -30,7 +30,7 @@ func newProxy(target string) (*proxy, error) {
 
 func (p *proxy) address() string { return p.listener.Addr().String() }
 
-// cut ends all connections; new ones can be made.
+// cut closes all connections; new ones are accepted.
 func (p *proxy) cut() {
 	p.lock.Lock()
 	defer p.lock.Unlock()
@@ -39,14 +39,14 @@ func (p *proxy) cut() {
 	}
 }
 
-// hold delivers nothing more until the next release; nobody is told.
+// hold silently stops the delivery of data until the next release.
 func (p *proxy) hold() {
 	p.lock.Lock()
 	defer p.lock.Unlock()
 	p.held = true
 }
 
-// release delivers what was held.
+// release delivers the data that was held back.
 func (p *proxy) release() {
 	p.lock.Lock()
 	defer p.lock.Unlock()

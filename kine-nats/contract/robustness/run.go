@@ -41,8 +41,8 @@ func (p plan) String() string {
 	return fmt.Sprintf("%s, %s, %d nats-server, %d kine-nats", p.kind.name, p.fault.name, p.servers, p.members)
 }
 
-// run makes traffic with a fault in it on a new store, and checks what clients saw against what the log holds. It
-// answers how much that was.
+// run executes traffic with a fault on a new store, and checks the clients' observations against the log. It returns a
+// summary of what was checked.
 func (p plan) run(ctx context.Context, dir string) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -99,7 +99,7 @@ func (p plan) run(ctx context.Context, dir string) (string, error) {
 	if err := result.Error(); err != nil {
 		return said, errors.Join(err, explain(&result.Linearization, reports, dir))
 	}
-	// The same checks have to find a write that the log does not hold.
+	// The same checks must detect a write that is missing in the log.
 	wrong := validate.ValidateAndReturnVisualize(zap.NewNop(), config, reports, log.withoutOne(settled.answered), checkLimit)
 	if wrong.Error() == nil {
 		return said, errors.New("the checks do not see that a write is missing from the log")
@@ -107,8 +107,8 @@ func (p plan) run(ctx context.Context, dir string) (string, error) {
 	return said, nil
 }
 
-// simulate makes the traffic. What it runs is etcd's own; the order is that of etcd's main_test.go, which knows only
-// clusters of etcd.
+// simulate executes the traffic. The code is etcd's own, in the order of etcd's main_test.go, which supports only etcd
+// clusters.
 func (p plan) simulate(ctx context.Context, s *store) ([]report.ClientReport, error) {
 	base, ids, endpoints := time.Now(), identity.NewIDProvider(), s.endpoints()
 	clients, watchers := client.NewSet(ids, base), client.NewSet(ids, base)
@@ -184,7 +184,7 @@ func (p plan) begin(ctx context.Context, loops *sync.WaitGroup, finish <-chan st
 	})
 }
 
-// last writes once more: the checks want the last request to have succeeded.
+// last writes one more key: the checks require that the last request succeeded.
 func last(clients *client.ClientSet, endpoints []string) error {
 	c, err := clients.NewClient(endpoints)
 	if err != nil {
@@ -216,8 +216,8 @@ func logger(dir string) *zap.Logger {
 	return log
 }
 
-// explain leaves what is needed to understand a violation: all that clients saw, a picture of it, and the first
-// requests that nothing can be put before.
+// explain saves what is needed to understand a violation: the clients' observations, a picture of them, and the first
+// requests that cannot be ordered.
 func explain(result *validate.LinearizationResult, reports []report.ClientReport, dir string) error {
 	if err := save(reports, dir); err != nil {
 		return err
@@ -231,7 +231,7 @@ func explain(result *validate.LinearizationResult, reports []report.ClientReport
 	)
 }
 
-// save keeps what clients saw.
+// save stores the clients' observations.
 func save(reports []report.ClientReport, dir string) error {
 	saved, err := report.NewTestReport(zap.NewNop(), filepath.Join(dir, "reports"), nil, nil)
 	if err != nil {
@@ -241,7 +241,7 @@ func save(reports []report.ClientReport, dir string) error {
 	return saved.SaveEtcdData()
 }
 
-// stuck tells the end of the longest order that the model accepts, and which requests it cannot go on with.
+// stuck returns the end of the longest order that the model accepts, and the requests that cannot follow it.
 func stuck(result *validate.LinearizationResult, reports []report.ClientReport) string {
 	var longest []porcupine.Operation
 	for _, partition := range result.Info.PartialLinearizationsOperations() {

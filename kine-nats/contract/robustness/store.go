@@ -22,7 +22,7 @@ const (
 	stream     = "KINE_robust"
 )
 
-// process is a server that is started again when it ends, unless it is kept down.
+// process is a server that is restarted when it exits, unless it is kept down.
 type process struct {
 	arguments []string
 	log       string
@@ -60,7 +60,7 @@ func (p *process) begin() error {
 
 func (p *process) supervise(command *exec.Cmd) {
 	command.Wait()
-	// As a kubelet does, who waits a little, too.
+	// Restart after a short delay, like a kubelet.
 	time.Sleep(50 * time.Millisecond)
 	p.lock.Lock()
 	defer p.lock.Unlock()
@@ -77,7 +77,7 @@ func (p *process) signal(signal syscall.Signal) {
 	p.command.Process.Signal(signal)
 }
 
-// kill ends it and keeps it down until start.
+// kill stops the process and keeps it down until start.
 func (p *process) kill() {
 	p.lock.Lock()
 	defer p.lock.Unlock()
@@ -102,7 +102,7 @@ type member struct {
 	metrics string
 }
 
-// store is what is tested: nats-servers and the kine-nats on them.
+// store is the system under test: nats-servers and the kine-nats on them.
 type store struct {
 	nats    []*process
 	disks   []*disk
@@ -111,8 +111,8 @@ type store struct {
 	close   func()
 }
 
-// startStore starts an empty store of so many nats-servers and kine-nats; small has each nats-server store what it does on
-// a small disk of its own.
+// startStore starts an empty store of the given number of nats-servers and kine-nats. With small, each nats-server has a
+// small disk of its own.
 func startStore(dir string, shape shape, small bool) (*store, error) {
 	s := &store{}
 	s.close = func() {
@@ -146,7 +146,7 @@ func startStore(dir string, shape shape, small bool) (*store, error) {
 }
 
 func (s *store) startNATS(dir string, servers int, small bool) ([]string, error) {
-	// Where clients, the other servers and monitors reach each.
+	// Addresses for clients, for the other servers and for monitoring.
 	var addresses [3][]string
 	for kind := range addresses {
 		for range servers {
@@ -173,7 +173,7 @@ func (s *store) startNATS(dir string, servers int, small bool) ([]string, error)
 		config := fmt.Sprintf("listen: %q\nhttp: %q\nserver_name: n%d\nmax_payload: 8MB\n"+
 			"jetstream { store_dir: %q, max_file_store: 1TB, sync_interval: always }\n", clients[i], monitors[i], i, home)
 		if servers > 1 {
-			// Clients are not told of the other servers: they would go around the proxies.
+			// The servers do not advertise each other to clients, which would bypass the proxies.
 			config += fmt.Sprintf("cluster { name: robust, listen: %q, no_advertise: true, routes: [nats://%s] }\n",
 				routes[i], strings.Join(routes, ", nats://"))
 		}
@@ -221,8 +221,8 @@ func startMember(log string, nats []string, follow bool) (*member, error) {
 		"--create",
 		fmt.Sprintf("--replicas=%d", len(nats)),
 		"--progress-interval=100ms",
-		// Processes that are started again begin with a snapshot, and what it holds is purged, some hundred records at a time:
-		// they are to be read before.
+		// A restarted process starts with a snapshot, and the records that it covers are purged, some hundred at a time. They
+		// must be read before that.
 		"--snapshot-bytes=60000",
 	}
 	if follow {
@@ -232,7 +232,7 @@ func startMember(log string, nats []string, follow bool) (*member, error) {
 	return m, err
 }
 
-// endpoints are where clients reach each kine-nats.
+// endpoints are the client addresses of each kine-nats.
 func (s *store) endpoints() []string {
 	var addresses []string
 	for _, m := range s.members {
@@ -241,7 +241,7 @@ func (s *store) endpoints() []string {
 	return addresses
 }
 
-// writer is the kine-nats that writes, as they say themselves.
+// writer is the kine-nats that reports itself as the leader.
 func (s *store) writer() (writer *member, err error) {
 	err = eventually(func(ctx context.Context) error {
 		for _, m := range s.members {
@@ -319,7 +319,7 @@ func healthy(url string) error {
 	})
 }
 
-// eventually tries until there is no error, or it has taken too long.
+// eventually retries until there is no error, or until a timeout.
 func eventually(try func(context.Context) error) error {
 	for deadline := time.Now().Add(startLimit); ; {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -1,6 +1,6 @@
-//! What the buckets of a small store hold, written out.
+//! Golden test: the content of the buckets of a small store.
 
-use super::bolt::File;
+use super::bbolt::File;
 use super::*;
 
 fn version(revision: i64, item: Item) -> Version {
@@ -11,8 +11,8 @@ fn version(revision: i64, item: Item) -> Version {
     }
 }
 
-/// All that a file holds, as text: its bytes where they can be printed.
-fn text(parts: Parts) -> Vec<String> {
+/// The content of a file as text; printable bytes are shown as they are.
+fn text(parts: BackupContent) -> Vec<String> {
     let show = |bytes: &[u8]| bytes.escape_ascii().to_string();
     let lines = buckets(parts).into_iter().flat_map(|bucket| {
         let name = bucket.name();
@@ -27,7 +27,7 @@ fn text(parts: Parts) -> Vec<String> {
 
 #[test]
 fn holds_versions_leases_and_who_served_them() {
-    let parts = Parts {
+    let parts = BackupContent {
         base: vec![
             version(4, Item::put(b"b", b"2", 3, 4, 2, 0)),
             version(2, Item::put(b"c", b"", 2, 2, 1, 0)),
@@ -83,13 +83,13 @@ fn holds_versions_leases_and_who_served_them() {
 #[test]
 fn a_store_that_was_never_compacted_says_nothing_of_it() {
     for (compacted, said) in [(-1, 0), (0, 2)] {
-        let lines = text(Parts {
+        let lines = text(BackupContent {
             compacted,
-            ..Parts::default()
+            ..BackupContent::default()
         });
         let found = lines.iter().filter(|line| line.contains("Compact")).count();
         assert_eq!(found, said, "{compacted}: {lines:?}");
     }
     // Four pages of the file itself, and one for each of the ten buckets.
-    assert_eq!(File::new(buckets(Parts::default())).size(), 14 * 4096);
+    assert_eq!(File::new(buckets(BackupContent::default())).size(), 14 * 4096);
 }

@@ -1,20 +1,23 @@
-//! `yoke-launch`: starts the components of a control plane such that they wake rarely, and those that may run once beside the
-//! process that writes the store only, and not before the API server lives, to which they leave the processor until then.
+//! `yoke-launch`: starts the components of a control plane so that they wake up rarely. It also
+//! runs components that may run only once, beside the process that writes the store. It starts
+//! these only after the API server is alive, which gets the processor until then.
 //!
-//! A component of Kubernetes has hundreds of timers that come twice a second or so, most of which only keep a metric up to
-//! date, and wakes for each of them by itself: half of what an idle control plane costs. Linux lets those come together that
-//! are due within the timer slack of a thread, 50 µs by default; a program that is executed has that of who executed it. There
-//! is no other way to set it: Kubernetes knows no such field, and for another process it takes a capability. What sockets
-//! bring wakes as soon as before, and while a core is busy the timers are looked at a few milliseconds apart anyway.
+//! A component of Kubernetes has hundreds of timers that fire about twice a second, most of them to
+//! refresh a metric. It wakes up for each of them separately, which is half the cost of an idle
+//! control plane. Linux coalesces timers that are due within the timer slack of a thread, 50 µs by
+//! default. An executed program inherits the slack of the thread that executed it. No other way
+//! sets it: Kubernetes has no such field, and changing another process needs a capability. Data on
+//! sockets wakes a component as soon as before. While a core is busy, timers are checked only every
+//! few milliseconds anyway.
 //!
 //! ```text
 //! yoke-launch install FILE                                    copies itself, for containers of other images
 //! yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…                becomes PROGRAM
 //! yoke-launch --writer ADDRESS --after SERVER --name NAME --ca FILE MILLISECONDS PROGRAM [ARGUMENT]…
-//!                                                             runs PROGRAM while the kine-nats at ADDRESS writes, and ends as it does;
-//!                                                             begins when the kube-apiserver at SERVER, whose certificate is for
-//!                                                             NAME and of a CA in FILE, says that it lives
-//! yoke-launch await SERVER NAME FILE                          ends when that kube-apiserver lives
+//!                                                             runs PROGRAM while the kine-nats at ADDRESS writes, and exits with its
+//!                                                             code; starts it when the kube-apiserver at SERVER is alive, whose
+//!                                                             certificate is for NAME and of a CA in FILE
+//! yoke-launch await SERVER NAME FILE                          exits when that kube-apiserver is alive
 //! ```
 
 #[path = "launch/server.rs"]
@@ -66,7 +69,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Nothing ever finds half of it: the file may be there, and be executed.
+/// Replaces the file atomically: it may exist and be running, and no process ever sees half of it.
 fn install(file: &Path) -> Result<()> {
     let new = file.with_extension("new");
     fs::copy(std::env::current_exe()?, &new)?;
@@ -74,7 +77,7 @@ fn install(file: &Path) -> Result<()> {
     fs::rename(new, file)
 }
 
-/// What this thread starts from here on has the timer slack.
+/// Sets the timer slack of this thread; every program that it starts from here on inherits it.
 fn prepare(milliseconds: &OsStr, program: &OsStr, rest: &[OsString]) -> Result<Command> {
     set_current_timer_slack(Some(to_slack(milliseconds)?))?;
     let mut command = Command::new(program);
@@ -96,7 +99,7 @@ fn to_server(address: &OsStr, name: &OsStr, ca: &OsStr) -> Result<Server> {
     })
 }
 
-/// The time in nanoseconds.
+/// Parses milliseconds and returns nanoseconds.
 fn to_slack(milliseconds: &OsStr) -> Result<NonZeroU64> {
     let number = milliseconds.to_str().and_then(|text| text.parse::<u32>().ok());
     let nanoseconds = number.and_then(|number| NonZeroU64::new(u64::from(number) * 1_000_000));

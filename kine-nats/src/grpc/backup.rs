@@ -1,10 +1,13 @@
-//! `etcdctl snapshot save`: the store as etcd's database file, in pieces, with its SHA-256 behind it.
+//! `etcdctl snapshot save`: sends the store as etcd's database file, in pieces, followed by its
+//! SHA-256.
 
-use super::{Node, find_refusal};
-use crate::backup::bolt::File;
-use crate::backup::{STORAGE_VERSION, buckets, collect};
+use crate::backup::bbolt::File;
+use crate::backup::buckets;
+use crate::backup::collect::collect;
+use crate::error::RpcError;
+use crate::grpc::node::{Node, unavailable_error};
+use crate::limits::STORAGE_VERSION;
 use crate::proto::etcdserverpb as pb;
-use crate::refusal::Refusal;
 use crate::store::Store;
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt, unfold};
@@ -16,25 +19,23 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::Status;
 
-/// Backups that are sent at a time: each keeps what it holds in memory until it is sent.
-pub(super) const AT_A_TIME: usize = 2;
-/// Bytes of an answer.
+/// Bytes of one response.
 const PIECE: usize = 64 * 1024;
-/// A client that takes nothing for this long gets nothing more.
+/// A client that accepts nothing for this long is given up.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long a backup may take.
+/// Longest duration of a backup.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 type Answer = Result<pb::SnapshotResponse, Status>;
 
-/// The answers of one backup.
+/// The responses of one backup.
 pub(super) type Pieces = BoxStream<'static, Answer>;
 
 impl Node {
-    /// Begins a backup of what a store holds now.
+    /// Starts a backup of the current content of a store.
     pub(super) async fn back_up(&self, store: Arc<Store>, needs_leader: bool) -> Result<Pieces, Status> {
         let permit = Arc::clone(&self.backups).try_acquire_owned();
-        let permit = permit.map_err(|_| Refusal::TooManyRequests)?;
+        let permit = permit.map_err(|_| RpcError::TooManyRequests)?;
         let mut parts = collect(&store).await?;
         parts.members = self.members(&store);
         let revision = parts.revision;
@@ -55,11 +56,11 @@ impl Node {
     }
 }
 
-/// A backup on its way.
+/// A backup that is being sent.
 struct Sending {
     left: u64,
     sent: u64,
-    /// Stands in the first answer.
+    /// Part of the first response only.
     header: Option<pb::ResponseHeader>,
     hash: Sha256,
     answers: mpsc::Sender<Answer>,
@@ -70,25 +71,25 @@ struct Sending {
 /// Why a backup ends early.
 #[derive(Debug, thiserror::Error)]
 enum Unsent {
-    #[error("the client has gone")]
+    #[error("the client disconnected")]
     Gone,
-    #[error("the client takes nothing")]
+    #[error("the client accepts no data")]
     Stalled,
-    #[error("it takes too long")]
+    #[error("the backup takes too long")]
     Late,
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] RpcError),
 }
 
 impl Sending {
     async fn run(mut self, file: File, _permit: OwnedSemaphorePermit) {
         let sent = timeout(LIMIT, self.send(file)).await;
         match sent.unwrap_or(Err(Unsent::Late)) {
-            Ok(()) => tracing::info!(bytes = self.sent, "A backup is sent"),
-            Err(Unsent::Refused(refusal)) => {
-                let _ = timeout(STALLED, self.answers.send(Err(refusal.into()))).await;
+            Ok(()) => tracing::info!(bytes = self.sent, "Sent a backup"),
+            Err(Unsent::Refused(error)) => {
+                let _ = timeout(STALLED, self.answers.send(Err(error.into()))).await;
             }
-            Err(error) => tracing::warn!(error = %error, bytes = self.sent, "A backup was not sent whole"),
+            Err(error) => tracing::warn!(error = %error, bytes = self.sent, "Stopped sending a backup early"),
         }
     }
 
@@ -120,8 +121,8 @@ impl Sending {
     }
 
     async fn answer(&mut self, blob: Bytes) -> Result<(), Unsent> {
-        if let Some(refusal) = find_refusal(&self.store, self.needs_leader) {
-            return Err(refusal.into());
+        if let Some(error) = unavailable_error(&self.store, self.needs_leader) {
+            return Err(error.into());
         }
         self.sent += blob.len() as u64;
         let answer = pb::SnapshotResponse {
@@ -135,13 +136,14 @@ impl Sending {
     }
 }
 
-/// The answers, and an error behind them when the last one is not there: a part is not to be taken for the whole.
+/// The responses, followed by an error if the last response is missing: the client must not take a
+/// part for the complete backup.
 fn whole(receiver: mpsc::Receiver<Answer>) -> Pieces {
     let next = |(mut receiver, done): (mpsc::Receiver<Answer>, bool)| async move {
         if done {
             return None;
         }
-        let answer = receiver.recv().await.unwrap_or(Err(Refusal::Timeout.into()));
+        let answer = receiver.recv().await.unwrap_or(Err(RpcError::Timeout.into()));
         let digest = |answer: &pb::SnapshotResponse| answer.remaining_bytes == 0 && answer.blob.len() == 32;
         let done = answer.as_ref().map_or(true, digest);
         Some((answer, (receiver, done)))

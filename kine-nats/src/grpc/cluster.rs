@@ -1,13 +1,13 @@
-//! Who serves the store, in etcd's terms: one member, or with followers each process that was heard of lately.
+//! The member list: one member, or with followers each process that announced itself lately.
 
-use super::{Node, unsupported};
-use crate::peer::{Member, Peers};
+use crate::grpc::node::{Node, unsupported};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
+use crate::store::peers::{Member, Peers};
 use pb::cluster_server::Cluster;
 use tonic::{Request, Response, Status};
 
-const FIXED: &str = "members are not added, removed or changed: a process joins by being started on the streams";
+const FIXED: &str = "members cannot be added, removed or changed: a process joins when it starts on the streams";
 
 #[tonic::async_trait]
 impl Cluster for Node {
@@ -77,7 +77,8 @@ fn to_member(member: Member) -> pb::Member {
     pb::Member {
         id,
         name,
-        // There are no such URLs; but every member of etcd has one, and tools take the first without looking.
+        // The processes have no peer URLs. Every member of etcd has one, and tools use the first
+        // without a check.
         peer_ur_ls: client_urls.clone(),
         client_ur_ls: client_urls,
         ..pb::Member::default()

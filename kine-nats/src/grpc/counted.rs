@@ -1,5 +1,5 @@
-//! Counts the calls of a service: one that is answered at once when the answer is there, one that is answered by a stream when
-//! its last frame is sent or the client goes.
+//! Counts the calls of a service. A unary call ends with its response. A streaming call ends with
+//! its last frame, or when the client disconnects.
 
 use crate::metrics::{Call, Calls};
 use http::{HeaderMap, Request, Response};
@@ -15,22 +15,22 @@ use tonic::{Code, Status};
 
 /// A service whose calls are counted.
 #[derive(Debug, Clone)]
-pub(super) struct Counted<S> {
+pub(super) struct CountedService<S> {
     service: S,
     calls: Arc<Calls>,
 }
 
-impl<S> Counted<S> {
+impl<S> CountedService<S> {
     pub(super) fn new(service: S, calls: Arc<Calls>) -> Self {
         Self { service, calls }
     }
 }
 
-impl<S: NamedService> NamedService for Counted<S> {
+impl<S: NamedService> NamedService for CountedService<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S> Service<Request<Body>> for Counted<S>
+impl<S> Service<Request<Body>> for CountedService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     S::Future: Unpin,
@@ -50,7 +50,7 @@ where
     }
 }
 
-/// The answer to come.
+/// The pending response.
 pub(super) struct Answer<F> {
     answer: F,
     call: Option<Call>,
@@ -64,23 +64,23 @@ impl<F: Future<Output = Result<Response<Body>, Infallible>> + Unpin> Future for 
         let Some(mut call) = self.call.take() else {
             return Poll::Ready(Ok(answer));
         };
-        // A refusal is in the headers.
+        // An error is in the headers.
         match code(answer.headers()) {
             Some(code) => call.ends_with(code),
             None if call.is_unary() => call.ends_with(Code::Ok),
-            None => return Poll::Ready(Ok(answer.map(|body| Body::new(Stream { body, call })))),
+            None => return Poll::Ready(Ok(answer.map(|body| Body::new(CountedStream { body, call })))),
         }
         Poll::Ready(Ok(answer))
     }
 }
 
-/// The answers of a stream.
-struct Stream {
+/// The responses of a stream.
+struct CountedStream {
     body: Body,
     call: Call,
 }
 
-impl hyper::body::Body for Stream {
+impl hyper::body::Body for CountedStream {
     type Data = Bytes;
     type Error = Status;
 
@@ -115,7 +115,7 @@ mod tests {
     use hyper::body::Body as _;
     use std::future::{Ready, poll_fn, ready};
 
-    /// Answers everything with headers, and with trailers if there are any.
+    /// Answers everything with these headers, and with trailers if there are any.
     #[derive(Clone)]
     struct Fixed(HeaderMap, Option<HeaderMap>);
 
@@ -166,7 +166,7 @@ mod tests {
         ] {
             let metrics = Metrics::new();
             let fixed = Fixed(status(headers), trailers.map(|code| status(Some(code))));
-            let mut service = Counted::new(fixed, Arc::clone(&metrics.calls));
+            let mut service = CountedService::new(fixed, Arc::clone(&metrics.calls));
             let request = Request::builder().uri(path).body(Body::empty()).unwrap();
             let Ok(answer) = service.call(request).await;
             let mut body = answer.into_body();
@@ -186,7 +186,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_does_not_wait_has_cancelled() {
         let metrics = Metrics::new();
-        let mut service = Counted::new(Fixed(HeaderMap::new(), None), Arc::clone(&metrics.calls));
+        let mut service = CountedService::new(Fixed(HeaderMap::new(), None), Arc::clone(&metrics.calls));
         let request = Request::builder().uri("/etcdserverpb.KV/Put");
         drop(service.call(request.body(Body::empty()).unwrap()));
         assert!(metrics.text(None).contains("grpc_code=\"Canceled\"} 1"));

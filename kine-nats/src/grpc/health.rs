@@ -1,6 +1,7 @@
-//! `grpc.health.v1`: whether requests are served now. There is one service, the whole server, with the empty name.
+//! `grpc.health.v1`: whether the server serves requests now. The only service is the whole server,
+//! with the empty name.
 
-use super::Node;
+use crate::grpc::node::Node;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -9,13 +10,13 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-/// How often a watch looks: a lease ends by time passing, which nobody announces.
-const LOOK: Duration = Duration::from_millis(500);
+/// Poll interval of a watch: a lease expires silently, so no event announces it.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 type Answer = Result<HealthCheckResponse, Status>;
 
 impl Node {
-    /// Whether the writer, here or in another process, is alive.
+    /// The status to report: serving while a writer is alive, in this process or in another.
     fn serving(&self) -> ServingStatus {
         match &*self.store.borrow() {
             Some(store) if !store.is_stopping() && store.has_leader() => ServingStatus::Serving,
@@ -43,18 +44,18 @@ impl Health for Node {
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (answers, receiver) = mpsc::channel(1);
         let known = request.get_ref().service.is_empty();
-        tokio::spawn(tell(self.clone(), known, answers));
+        tokio::spawn(send_changes(self.clone(), known, answers));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 
-/// Tells each change until the client goes or the server stops.
-async fn tell(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
-    let mut told = None;
-    let mut looks = tokio::time::interval(LOOK);
+/// Sends each change of the status until the client disconnects or the server stops.
+async fn send_changes(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
+    let mut last_sent = None;
+    let mut ticks = tokio::time::interval(CHECK_INTERVAL);
     loop {
         tokio::select! {
-            _ = looks.tick() => {}
+            _ = ticks.tick() => {}
             () = answers.closed() => return,
         }
         let status = if known {
@@ -62,7 +63,7 @@ async fn tell(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
         } else {
             ServingStatus::ServiceUnknown
         };
-        if told.replace(status) != Some(status) && answers.send(Ok(response(status))).await.is_err() {
+        if last_sent.replace(status) != Some(status) && answers.send(Ok(response(status))).await.is_err() {
             return;
         }
         if node.is_stopping() {

@@ -1,12 +1,12 @@
 //! Reads and writes of keys.
 
-use super::pages::{self, Pages};
-use super::submit::submit;
-use super::{Node, needs_leader};
+use crate::command::Command;
+use crate::grpc::node::{Node, needs_leader};
+use crate::grpc::pages::{self, Pages};
+use crate::grpc::submit::submit;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
 use crate::state::State;
-use crate::txn::Command;
 use crate::validate;
 use pb::kv_server::Kv;
 use tonic::{Request, Response, Status};

@@ -1,10 +1,10 @@
 //! Leases.
 
-use super::submit::submit;
-use super::{Node, find_refusal, needs_leader};
+use crate::command::Command;
+use crate::grpc::node::{Node, needs_leader, unavailable_error};
+use crate::grpc::submit::submit;
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
-use crate::txn::Command;
 use futures::stream::FuturesOrdered;
 use futures::{Stream, StreamExt};
 use pb::lease_server::Lease;
@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Renewals of one stream that wait at a time.
+/// Largest number of pending renewals on one stream.
 const RENEWALS: usize = 256;
 
 #[tonic::async_trait]
@@ -75,8 +75,9 @@ impl Lease for Node {
     }
 }
 
-/// Renews leases until the client has asked for the last one. A client renews all its leases by one stream, and a renewal may
-/// have to wait for the record in flight: they wait together.
+/// Renews leases until the client has closed its half of the stream. A client renews all its leases
+/// on one stream, and a renewal may wait for the record in flight. The renewals therefore wait
+/// concurrently.
 async fn keep_alive(
     store: Arc<Store>,
     needs_leader: bool,
@@ -87,8 +88,8 @@ async fn keep_alive(
     let mut open = true;
     while open || !renewals.is_empty() {
         let woken = store.hub.woken();
-        if let Some(refusal) = find_refusal(&store, needs_leader) {
-            let _ = answers.send(Err(refusal.into())).await;
+        if let Some(error) = unavailable_error(&store, needs_leader) {
+            let _ = answers.send(Err(error.into())).await;
             return;
         }
         tokio::select! {
@@ -117,7 +118,7 @@ mod tests {
     use crate::mvcc::Mvcc;
     use crate::quota::Quota;
     use crate::state::State;
-    use crate::store::watch_leader;
+    use crate::store::leader::watch_leader;
     use std::time::Duration;
     use tokio::sync::watch;
     use tokio::time::{Instant, timeout};

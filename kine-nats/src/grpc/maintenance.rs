@@ -1,12 +1,14 @@
-//! What tools and monitors ask for.
+//! The maintenance service, for etcd's tools and monitoring.
 
-use super::{Node, VERSION, backup, needs_leader, unsupported};
-use crate::backup::STORAGE_VERSION;
-use crate::peer::Peers;
+use crate::error::RpcError;
+use crate::grpc::backup;
+use crate::grpc::node::{Node, needs_leader, unsupported};
+use crate::limits::REQUEST_LIMIT;
+use crate::limits::STORAGE_VERSION;
+use crate::limits::VERSION;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
-use crate::refusal::Refusal;
-use crate::store::{REQUEST_LIMIT, Store};
+use crate::store::Store;
 use pb::alarm_request::AlarmAction;
 use pb::maintenance_server::Maintenance;
 use std::sync::Arc;
@@ -16,9 +18,10 @@ use tokio::time::{sleep, timeout};
 use tonic::{Request, Response, Status};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Keys that are hashed before others may use the store.
+/// Keys that are hashed before the lock on the store is released.
 const HASH_PAGE: usize = 2000;
-/// Between two hashes: a writer looks for something to drop twice in it, a follower at least once.
+/// Delay between two hashes. Within it a writer checks twice for history to trim, and a follower at
+/// least once.
 const HASH_PAUSE: Duration = Duration::from_millis(600);
 
 #[tonic::async_trait]
@@ -40,14 +43,14 @@ impl Maintenance for Node {
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        // etcd's file is never empty, and etcdctl 3.6 divides by its size.
+        // An etcd file is never empty, and etcdctl 3.6 divides by its size.
         let bytes = store.read().bytes().max(1).cast_signed();
         let leader = store.has_leader();
         let mut errors = Vec::new();
         if !leader {
-            errors.push(Refusal::NoLeader.to_string());
+            errors.push(RpcError::NoLeader.to_string());
         }
-        // etcd writes alarms so, with the space at the end.
+        // etcd formats alarms this way, with the trailing space.
         errors.extend(alarms(&store).map(|alarm| format!("memberID:{} alarm:NOSPACE ", alarm.member_id)));
         Ok(Response::new(pb::StatusResponse {
             header: Some(store.header(store.revision())),
@@ -77,7 +80,7 @@ impl Maintenance for Node {
 
     async fn hash(&self, request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let hashed = self.hash_in_turn(&store, 0).await?;
+        let hashed = self.hash_exclusively(&store, 0).await?;
         Ok(Response::new(pb::HashResponse {
             header: Some(store.header(hashed.visible)),
             hash: hashed.hash,
@@ -86,7 +89,7 @@ impl Maintenance for Node {
 
     async fn hash_kv(&self, request: Request<pb::HashKvRequest>) -> Result<Response<pb::HashKvResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let hashed = self.hash_in_turn(&store, request.into_inner().revision).await?;
+        let hashed = self.hash_exclusively(&store, request.into_inner().revision).await?;
         Ok(Response::new(pb::HashKvResponse {
             header: Some(store.header(hashed.visible)),
             hash: hashed.hash,
@@ -110,10 +113,10 @@ impl Maintenance for Node {
         let store = self.store(request.metadata()).await?;
         let target = request.into_inner().target_id;
         if !store.is_writer() {
-            return Err(Refusal::NotLeader.into());
+            return Err(RpcError::NotLeader.into());
         }
         if self.members(&store).iter().all(|member| member.id != target) {
-            return Err(Refusal::BadTransferee.into());
+            return Err(RpcError::BadTransferee.into());
         }
         store.move_leader(target).await?;
         Ok(Response::new(pb::MoveLeaderResponse {
@@ -122,43 +125,43 @@ impl Maintenance for Node {
     }
 
     async fn downgrade(&self, _: Request<pb::DowngradeRequest>) -> Result<Response<pb::DowngradeResponse>, Status> {
-        Err(unsupported("there is no older etcd version to go back to"))
+        Err(unsupported("there is no older etcd version to downgrade to"))
     }
 }
 
-/// What was hashed.
+/// Result of a hash.
 struct Hashed {
     hash: u32,
     revision: i64,
-    /// Newest and compact revision when it began.
+    /// Newest and compact revision when the hash started.
     visible: i64,
     compacted: i64,
 }
 
 impl Node {
-    /// Hashes the keys at a revision, 0 for the newest, when nobody else does. A pause follows, also when the caller goes:
-    /// what is compacted is dropped only while nobody hashes.
-    async fn hash_in_turn(&self, store: &Arc<Store>, asked: i64) -> Result<Hashed, Refusal> {
-        let turn = timeout(REQUEST_LIMIT, Arc::clone(&self.hashes).lock_owned()).await;
-        let turn = turn.map_err(|_| Refusal::TooManyRequests)?;
+    /// Hashes the keys at a revision (0 means the newest), one call at a time. A delay follows,
+    /// even if the caller disconnects: compacted history is trimmed only while no hash runs.
+    async fn hash_exclusively(&self, store: &Arc<Store>, requested: i64) -> Result<Hashed, RpcError> {
+        let permit = timeout(REQUEST_LIMIT, Arc::clone(&self.hashes).lock_owned()).await;
+        let permit = permit.map_err(|_| RpcError::TooManyRequests)?;
         let store = Arc::clone(store);
         let (answer, hashed) = oneshot::channel();
         tokio::spawn(async move {
-            let _ = answer.send(hash(&store, asked).await);
+            let _ = answer.send(hash(&store, requested).await);
             sleep(HASH_PAUSE).await;
-            drop(turn);
+            drop(permit);
         });
-        hashed.await.unwrap_or(Err(Refusal::Stopped))
+        hashed.await.unwrap_or(Err(RpcError::Stopped))
     }
 }
 
-async fn hash(store: &Store, asked: i64) -> Result<Hashed, Refusal> {
+async fn hash(store: &Store, requested: i64) -> Result<Hashed, RpcError> {
     let (visible, compacted) = {
         let state = store.read();
         (state.mvcc.visible(), state.mvcc.compacted())
     };
-    range::check_revision(asked, visible, compacted)?;
-    let revision = if asked > 0 { asked } else { visible };
+    range::check_revision(requested, visible, compacted)?;
+    let revision = if requested > 0 { requested } else { visible };
     Ok(Hashed {
         hash: hash_at(store, revision).await?,
         revision,
@@ -167,40 +170,36 @@ async fn hash(store: &Store, asked: i64) -> Result<Hashed, Refusal> {
     })
 }
 
-/// Whether nothing more is put. Every process says the same as the writer.
-pub(crate) fn is_full(store: &Store) -> bool {
-    let told = |peers: &dyn Peers| peers.members().iter().any(|member| member.full);
-    store.is_full() || store.read().bytes() >= store.quota.bytes() || store.peers().is_some_and(told)
-}
-
-/// What is wrong with the store.
+/// The active alarms of the store.
 fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
     let writer = Some(store.leader()).filter(|member| *member != 0);
     let alarm = pb::AlarmMember {
         member_id: writer.unwrap_or_else(|| store.member()),
         alarm: pb::AlarmType::Nospace as i32,
     };
-    is_full(store).then_some(alarm).into_iter()
+    store.rejects_puts().then_some(alarm).into_iter()
 }
 
-/// Two stores with the same keys at a revision have the same hash. It is not etcd's number: etcd hashes its pages.
-async fn hash_at(store: &Store, revision: i64) -> Result<u32, Refusal> {
+/// Hashes the keys at a revision. Two stores with the same keys at that revision have the same
+/// hash. The number differs from etcd's, which hashes its pages.
+async fn hash_at(store: &Store, revision: i64) -> Result<u32, RpcError> {
     let mut hash = Xxh3::new();
     let mut start = vec![0];
-    let hold = {
+    let pin = {
         let state = store.read();
         if revision < state.mvcc.compacted() {
-            return Err(Refusal::Compacted);
+            return Err(RpcError::Compacted);
         }
-        state.mvcc.hold(revision)
+        state.mvcc.pin(revision)
     };
     loop {
         let mut next = None;
         {
             let state = store.read();
-            // What is compacted meanwhile is still there, unless all was read anew from the log.
-            if !state.mvcc.is_held_by(&hold) && revision < state.mvcc.compacted() {
-                return Err(Refusal::Compacted);
+            // The pin keeps history that is compacted meanwhile, unless the state was reread from
+            // the log.
+            if !state.mvcc.owns_pin(&pin) && revision < state.mvcc.compacted() {
+                return Err(RpcError::Compacted);
             }
             let mut left = HASH_PAGE;
             state.mvcc.visit(&start, &[0], revision, |item| {
@@ -248,7 +247,7 @@ mod tests {
         assert_ne!(all, hash_at(&one, last - 1).await.unwrap(), "the last key counts");
         two.write().mvcc.compact(last);
         assert_eq!(hash_at(&two, last).await, Ok(all));
-        assert_eq!(hash_at(&two, last - 1).await, Err(Refusal::Compacted));
+        assert_eq!(hash_at(&two, last - 1).await, Err(RpcError::Compacted));
     }
 
     #[tokio::test]
@@ -264,9 +263,9 @@ mod tests {
             state.mvcc.compact(head);
             while state.mvcc.trim(1000) {}
         };
-        // The first page is hashed before.
+        // The first page is hashed before the compaction.
         let (hash, ()) = tokio::join!(biased; hash_at(&one, last), compact);
         assert_eq!(hash, Ok(all));
-        assert_eq!(hash_at(&one, last).await, Err(Refusal::Compacted));
+        assert_eq!(hash_at(&one, last).await, Err(RpcError::Compacted));
     }
 }

@@ -1,20 +1,23 @@
 //! Ranges that take a while.
 //!
-//! Range: what is read in pieces is one answer at one revision, which is held: what is written or compacted meanwhile
-//! changes nothing, as an etcd that has begun to read finishes. Compactions wait for those that began before.
+//! Range: a range that is read in pieces is one response at one revision, which is pinned. Writes
+//! and compactions meanwhile do not change it, just as an etcd finishes a read that it has started.
+//! Compactions wait for the reads that started before them.
 //!
-//! RangeStream: a range in pages. A page is read when HTTP/2 has room for it, that is when the client took what came
-//! before; nothing runs in between, and a client that goes leaves nothing behind.
+//! RangeStream: a range in pages. A page is read when HTTP/2 has room for it, that is, after the
+//! client consumed the one before. No task runs in between, and a client that disconnects leaves
+//! nothing behind.
 //!
-//! kube-apiserver 1.37 lists by it unless the answer to the first try is Unimplemented, whatever version `Status` says.
+//! kube-apiserver 1.37 lists with RangeStream unless its first attempt returns Unimplemented,
+//! whatever version `Status` reports.
 
-use super::find_refusal;
-use crate::mvcc::Hold;
+use crate::error::RpcError;
+use crate::grpc::node::unavailable_error;
+use crate::mvcc::Pin;
 use crate::proto::etcdserverpb as pb;
 use crate::range::gather::Gathering;
 use crate::range::walk::{Step, Walk};
 use crate::range::{check_revision, revision};
-use crate::refusal::Refusal;
 use crate::state::State;
 use crate::store::Store;
 use crate::validate;
@@ -23,11 +26,15 @@ use std::sync::Arc;
 use tokio::task::yield_now;
 use tonic::Status;
 
-/// The answers to one request.
+/// The responses to one request.
 pub(super) type Pages = BoxStream<'static, Result<pb::RangeStreamResponse, Status>>;
 
-/// Reads the first page, which says what all of them are read at.
-pub(super) async fn begin(store: Arc<Store>, request: &pb::RangeRequest, needs_leader: bool) -> Result<Pages, Refusal> {
+/// Reads the first page, which fixes the revision of all pages.
+pub(super) async fn begin(
+    store: Arc<Store>,
+    request: &pb::RangeRequest,
+    needs_leader: bool,
+) -> Result<Pages, RpcError> {
     validate::check_range_stream(request)?;
     let read = |state: &State| Walk::begin(&state.mvcc, request);
     let begun = if request.serializable {
@@ -47,29 +54,29 @@ pub(super) async fn begin(store: Arc<Store>, request: &pb::RangeRequest, needs_l
         Some(match sending.next().await {
             Ok((answer, true)) => (Ok(part(answer)), None),
             Ok((answer, false)) => (Ok(part(answer)), Some(sending)),
-            Err(refusal) => (Err(refusal.into()), None),
+            Err(error) => (Err(error.into()), None),
         })
     };
     Ok(unfold(Some(sending), next).boxed())
 }
 
-/// Reads a range as one answer, without keeping writers waiting for all of it.
-pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<pb::RangeResponse, Refusal> {
+/// Reads a range as one response, without blocking writers for the whole read.
+pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<pb::RangeResponse, RpcError> {
     let begin = |State { mvcc, .. }: &State| {
         let visible = mvcc.visible();
         check_revision(request.revision, visible, mvcc.compacted())?;
         let mut gathering = Gathering::new(request, revision(request, visible));
-        let hold = gathering.step(mvcc).then(|| mvcc.hold(gathering.revision()));
-        Ok::<_, Refusal>((gathering, hold, visible))
+        let pin = gathering.step(mvcc).then(|| mvcc.pin(gathering.revision()));
+        Ok::<_, RpcError>((gathering, pin, visible))
     };
     let begun = if request.serializable {
         begin(&store.read())
     } else {
         store.read_latest(begin).await?
     };
-    let (mut gathering, hold, visible) = begun?;
-    if let Some(hold) = hold {
-        while step(store, &mut gathering, &hold)? {
+    let (mut gathering, pin, visible) = begun?;
+    if let Some(pin) = pin {
+        while step(store, &mut gathering, &pin)? {
             yield_now().await;
         }
     }
@@ -78,12 +85,13 @@ pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<p
     Ok(answer)
 }
 
-fn step(store: &Store, gathering: &mut Gathering<'_>, hold: &Hold) -> Result<bool, Refusal> {
+fn step(store: &Store, gathering: &mut Gathering<'_>, pin: &Pin) -> Result<bool, RpcError> {
     let mvcc = &store.read().mvcc;
-    // What was read anew from the log is held by nobody; it shows the same as long as it shows the revision at all.
+    // A state that was reread from the log has no pins. It returns the same data as long as it can
+    // read the revision at all.
     let shown = mvcc.compacted()..=mvcc.visible();
-    if !mvcc.is_held_by(hold) && !shown.contains(&gathering.revision()) {
-        return Err(Refusal::LeaderChanged);
+    if !mvcc.owns_pin(pin) && !shown.contains(&gathering.revision()) {
+        return Err(RpcError::LeaderChanged);
     }
     Ok(gathering.step(mvcc))
 }
@@ -98,14 +106,14 @@ fn part(answer: pb::RangeResponse) -> pb::RangeStreamResponse {
 struct Sending {
     store: Arc<Store>,
     walk: Walk,
-    /// What was read before the answers began.
+    /// The step that was read before the responses started.
     first: Option<Step>,
     needs_leader: bool,
 }
 
 impl Sending {
     /// The next part, and whether it is the last one.
-    async fn next(&mut self) -> Result<(pb::RangeResponse, bool), Refusal> {
+    async fn next(&mut self) -> Result<(pb::RangeResponse, bool), RpcError> {
         loop {
             let step = match self.first.take() {
                 Some(step) => step,
@@ -128,9 +136,9 @@ impl Sending {
         }
     }
 
-    fn step(&mut self) -> Result<Step, Refusal> {
-        if let Some(refusal) = find_refusal(&self.store, self.needs_leader) {
-            return Err(refusal);
+    fn step(&mut self) -> Result<Step, RpcError> {
+        if let Some(error) = unavailable_error(&self.store, self.needs_leader) {
+            return Err(error);
         }
         self.walk.step(&self.store.read().mvcc)
     }

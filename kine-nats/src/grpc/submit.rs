@@ -1,13 +1,13 @@
 //! Requests that the writer answers.
 
+use crate::command::{Answer, Command};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
-use crate::txn::{Answer, Command};
 use tonic::Status;
 
-/// The answer that a call wants of the writer.
-pub(super) trait Wanted: Sized {
-    /// Takes it if it is of this kind.
+/// A response type that a call expects from the writer.
+pub(super) trait FromAnswer: Sized {
+    /// Unwraps the answer if it is of this type.
     fn take(answer: Answer) -> Option<Self>;
     fn header(&mut self) -> &mut Option<pb::ResponseHeader>;
 }
@@ -15,7 +15,7 @@ pub(super) trait Wanted: Sized {
 macro_rules! wanted {
     ($($kind:ident: $answer:ident),*) => {
         $(
-            impl Wanted for pb::$answer {
+            impl FromAnswer for pb::$answer {
                 fn take(answer: Answer) -> Option<Self> {
                     match answer {
                         Answer::$kind(answer) => Some(answer),
@@ -43,8 +43,9 @@ wanted!(
     Leases: LeaseLeasesResponse
 );
 
-/// Has the writer do a request, and completes the header of its answer, which has the revision only.
-pub(super) async fn submit<A: Wanted>(store: &Store, command: Command) -> Result<A, Status> {
+/// Submits a request to the writer, and completes the header of the answer, which holds only the
+/// revision.
+pub(super) async fn submit<A: FromAnswer>(store: &Store, command: Command) -> Result<A, Status> {
     let answer = store.submit(command).await?;
     let mut answer = A::take(answer).ok_or_else(|| Status::internal("the writer answered another request"))?;
     let header = answer.header();

@@ -1,15 +1,18 @@
-//! Watch streams: one task a stream, which holds all its watches and reads their events from the history when the client
-//! takes them. Nothing is buffered beyond the answer that is being sent.
+//! Watch streams: one task a stream. It holds all watches of the stream, and reads their events
+//! from the history when the client is ready for them. Nothing is buffered beyond the response that
+//! is being sent.
 
-use super::{Node, find_refusal, needs_leader};
-use crate::hub::{Mark, Registration};
-use crate::mvcc::{Change, contains, encode_event};
+mod events;
+
+use crate::grpc::node::{Node, needs_leader, unavailable_error};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
+use crate::watch_hub::WatchCursor;
 use bytes::Bytes;
+use events::{OpenWatch, split};
 use pb::watch_request::RequestUnion;
 use pb::watch_server::Watch;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -17,13 +20,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// An answer takes no more events from this size on; a revision is never split by it.
-const ANSWER: usize = 1 << 20;
-/// Changes that are looked at while the store is locked.
-const PAGE: usize = 4096;
-/// Name of answers that concern a whole stream, or no watch.
+/// Watch id of responses that concern a whole stream, or no watch.
 const NO_WATCH: i64 = -1;
-/// A client that gets no answer to its progress request asks again.
+/// Attempts to answer a progress request; a client without an answer requests progress again.
 const PROGRESS_TRIES: u32 = 64;
 
 type Answers = mpsc::Sender<Result<pb::WatchResponse, Status>>;
@@ -39,7 +38,7 @@ impl Watch for Node {
         let needs_leader = needs_leader(request.metadata());
         let store = self.store(request.metadata()).await?;
         let (answers, receiver) = mpsc::channel(2);
-        let stream = Stream {
+        let stream = OpenStream {
             store,
             answers,
             notify: Arc::new(Notify::new()),
@@ -53,47 +52,27 @@ impl Watch for Node {
     }
 }
 
-/// The client or the stream is gone.
-struct Gone;
+/// The client has disconnected, or the stream has ended.
+struct Disconnected;
 
-impl<T> From<mpsc::error::SendError<T>> for Gone {
+impl<T> From<mpsc::error::SendError<T>> for Disconnected {
     fn from(_: mpsc::error::SendError<T>) -> Self {
         Self
     }
 }
 
-struct OpenWatch {
-    start: Bytes,
-    end: Bytes,
-    mark: Arc<Mark>,
-    registration: Registration,
-    /// First revision that it asked for.
-    begin: i64,
-    /// Compact revision when it began: what was there before a change of that revision could not be read any more.
-    compacted: i64,
-    /// First revision that was not sent.
-    next: i64,
-    previous: bool,
-    no_put: bool,
-    no_delete: bool,
-    progress: bool,
-    fragment: bool,
-    /// Something was sent since the last progress tick.
-    active: bool,
-}
-
-struct Stream {
+struct OpenStream {
     store: Arc<Store>,
     answers: Answers,
     notify: Arc<Notify>,
     watches: BTreeMap<i64, OpenWatch>,
-    /// Watches that ended by themselves, whose numbers the client has not given back.
+    /// Watches that the server ended, whose ids the client has not canceled yet.
     ended: BTreeSet<i64>,
     next_id: i64,
     needs_leader: bool,
 }
 
-impl Drop for Stream {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         for watch in self.watches.values() {
             self.store.hub.unregister(&watch.registration);
@@ -101,16 +80,7 @@ impl Drop for Stream {
     }
 }
 
-/// What one look at the history found for a watch.
-struct Found {
-    events: Vec<Bytes>,
-    /// Everything up to here was looked at.
-    through: i64,
-    /// There is more to look at.
-    more: bool,
-}
-
-impl Stream {
+impl OpenStream {
     async fn run(mut self, mut requests: Streaming<pb::WatchRequest>, progress: Duration) {
         let store = Arc::clone(&self.store);
         let notify = Arc::clone(&self.notify);
@@ -120,22 +90,22 @@ impl Stream {
         let mut open = true;
         loop {
             let woken = store.hub.woken();
-            if let Some(refusal) = find_refusal(&store, self.needs_leader) {
-                let _ = self.answers.send(Err(refusal.into())).await;
+            if let Some(error) = unavailable_error(&store, self.needs_leader) {
+                let _ = self.answers.send(Err(error.into())).await;
                 return;
             }
             let has_progress = self.watches.values().any(|watch| watch.progress);
             let done = tokio::select! {
                 request = requests.message(), if open => match request {
                     Ok(Some(request)) => self.on_request(request).await,
-                    // The client may close its half and go on listening.
+                    // The client may close its half of the stream and continue to receive.
                     Ok(None) => { open = false; Ok(()) }
-                    Err(_) => Err(Gone),
+                    Err(_) => Err(Disconnected),
                 },
                 () = notify.notified() => self.send_events().await,
                 _ = progress_tick.tick(), if has_progress => self.send_progress().await,
                 () = woken => Ok(()),
-                () = answers.closed() => Err(Gone),
+                () = answers.closed() => Err(Disconnected),
             };
             if done.is_err() {
                 return;
@@ -143,7 +113,7 @@ impl Stream {
         }
     }
 
-    async fn on_request(&mut self, request: pb::WatchRequest) -> Result<(), Gone> {
+    async fn on_request(&mut self, request: pb::WatchRequest) -> Result<(), Disconnected> {
         match request.request_union {
             Some(RequestUnion::CreateRequest(request)) => self.create(request).await,
             Some(RequestUnion::CancelRequest(request)) => self.cancel(request.watch_id).await,
@@ -152,14 +122,10 @@ impl Stream {
         }
     }
 
-    async fn create(&mut self, request: pb::WatchCreateRequest) -> Result<(), Gone> {
-        let start = if request.key.is_empty() {
-            Bytes::from_static(&[0])
-        } else {
-            request.key.clone()
-        };
-        let end = request.range_end.clone();
-        let refused = if request.start_revision < 0 {
+    /// Why a watch is refused, in etcd's words.
+    fn check_create(&self, request: &pb::WatchCreateRequest, start: &Bytes) -> Option<&'static str> {
+        let end = &request.range_end;
+        if request.start_revision < 0 {
             Some("etcdserver: mvcc: required revision has been compacted")
         } else if !end.is_empty() && end.as_ref() != [0] && end <= start {
             Some("mvcc: watcher range is empty")
@@ -167,17 +133,27 @@ impl Stream {
             Some("mvcc: duplicate watch ID provided on the WatchStream")
         } else {
             None
+        }
+    }
+
+    async fn create(&mut self, request: pb::WatchCreateRequest) -> Result<(), Disconnected> {
+        let start = if request.key.is_empty() {
+            Bytes::from_static(&[0])
+        } else {
+            request.key.clone()
         };
-        if let Some(reason) = refused {
+        let end = request.range_end.clone();
+        if let Some(reason) = self.check_create(&request, &start) {
             return self.refuse(reason).await;
         }
         let id = match request.watch_id {
             0 => self.free_id(),
             id => id,
         };
-        let mark = Arc::new(Mark::new(Arc::clone(&self.notify)));
-        // Registered first, read afterwards: what is committed in between is marked, and what is marked twice is read once.
-        let registration = self.store.hub.register(start.clone(), end.clone(), Arc::clone(&mark));
+        let cursor = Arc::new(WatchCursor::new(Arc::clone(&self.notify)));
+        // Register before reading: a commit in between sets the cursor. A commit that is both read
+        // and marked is sent once.
+        let registration = self.store.hub.register(start.clone(), end.clone(), Arc::clone(&cursor));
         let (visible, compacted) = {
             let state = self.store.read();
             (state.mvcc.visible(), state.mvcc.compacted())
@@ -191,7 +167,7 @@ impl Stream {
         let watch = OpenWatch {
             start,
             end,
-            mark,
+            cursor,
             registration,
             begin: next,
             compacted,
@@ -204,19 +180,18 @@ impl Stream {
             active: false,
         };
         if next <= visible {
-            watch.mark.rewind(next);
+            watch.cursor.rewind(next);
         }
-        // Held by the stream before anything is awaited: a client that goes takes its registration with it.
+        // Insert before the first await: if the client disconnects, dropping the stream removes the
+        // registration.
         self.watches.insert(id, watch);
-        let header = Some(self.store.header(visible));
-        self.answers
-            .send(Ok(pb::WatchResponse {
-                header,
-                watch_id: id,
-                created: true,
-                ..Default::default()
-            }))
-            .await?;
+        let answer = pb::WatchResponse {
+            header: Some(self.store.header(visible)),
+            watch_id: id,
+            created: true,
+            ..Default::default()
+        };
+        self.answers.send(Ok(answer)).await?;
         if next < compacted {
             if let Some(watch) = self.watches.remove(&id) {
                 self.store.hub.unregister(&watch.registration);
@@ -226,7 +201,7 @@ impl Stream {
         Ok(())
     }
 
-    async fn refuse(&mut self, reason: &str) -> Result<(), Gone> {
+    async fn refuse(&mut self, reason: &str) -> Result<(), Disconnected> {
         let answer = pb::WatchResponse {
             header: Some(self.store.header(self.store.revision())),
             watch_id: NO_WATCH,
@@ -238,9 +213,9 @@ impl Stream {
         Ok(self.answers.send(Ok(answer)).await?)
     }
 
-    /// Ends a watch that asks for what is gone. As etcd does, it gives no reason besides the revision, and remembers the
-    /// watch until the client cancels it too.
-    async fn send_compacted(&mut self, id: i64, compacted: i64) -> Result<(), Gone> {
+    /// Ends a watch whose start revision is compacted. Like etcd, it sends no reason besides the
+    /// revision, and keeps the id reserved until the client cancels it too.
+    async fn send_compacted(&mut self, id: i64, compacted: i64) -> Result<(), Disconnected> {
         self.ended.insert(id);
         let answer = pb::WatchResponse {
             header: Some(self.store.header(0)),
@@ -265,7 +240,7 @@ impl Stream {
         id
     }
 
-    async fn cancel(&mut self, id: i64) -> Result<(), Gone> {
+    async fn cancel(&mut self, id: i64) -> Result<(), Disconnected> {
         if let Some(watch) = self.watches.remove(&id) {
             self.store.hub.unregister(&watch.registration);
         } else if !self.ended.remove(&id) {
@@ -283,13 +258,13 @@ impl Stream {
             .await?)
     }
 
-    /// Sends every marked watch a page of what it has to hear: one with much to hear keeps neither the others nor the
-    /// client's requests waiting.
-    async fn send_events(&mut self) -> Result<(), Gone> {
+    /// Sends each marked watch one page of its pending events. A watch with many events then delays
+    /// neither the others nor the client's requests.
+    async fn send_events(&mut self) -> Result<(), Disconnected> {
         let ids: Vec<i64> = self
             .watches
             .iter()
-            .filter(|(_, watch)| !watch.mark.is_clear())
+            .filter(|(_, watch)| !watch.cursor.is_clear())
             .map(|(id, _)| *id)
             .collect();
         for id in ids {
@@ -298,12 +273,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends a watch the next page, and marks it again if there is more.
-    async fn send_page(&mut self, id: i64) -> Result<(), Gone> {
+    /// Sends a watch its next page, and marks it again if more remains.
+    async fn send_page(&mut self, id: i64) -> Result<(), Disconnected> {
         let Some(watch) = self.watches.get_mut(&id) else {
             return Ok(());
         };
-        let from = watch.mark.take().max(watch.next);
+        let from = watch.cursor.take().max(watch.next);
         let (found, remembered, compacted) = {
             let state = self.store.read();
             let visible = state.mvcc.visible();
@@ -313,7 +288,8 @@ impl Stream {
                 state.mvcc.compacted(),
             )
         };
-        // A watch that is about to hear of a change is not ended because that was compacted a moment ago.
+        // A watch that is about to receive a change is not ended because that change was compacted
+        // a moment ago.
         if !remembered {
             self.store.hub.unregister(&watch.registration);
             self.watches.remove(&id);
@@ -321,7 +297,7 @@ impl Stream {
         }
         watch.next = watch.next.max(found.through + 1);
         if found.more {
-            watch.mark.rewind(watch.next);
+            watch.cursor.rewind(watch.next);
         }
         if found.events.is_empty() {
             return Ok(());
@@ -332,14 +308,14 @@ impl Stream {
         send_answer(&self.answers, id, header, found.events, watch.fragment).await
     }
 
-    /// Says how far the quiet watches are.
-    async fn send_progress(&mut self) -> Result<(), Gone> {
+    /// Sends progress notifications to idle watches.
+    async fn send_progress(&mut self) -> Result<(), Disconnected> {
         let marked = self.store.hub.marked();
         for (id, watch) in &mut self.watches {
             if !watch.progress || std::mem::take(&mut watch.active) {
                 continue;
             }
-            if watch.mark.is_clear() && watch.next <= marked + 1 {
+            if watch.cursor.is_clear() && watch.next <= marked + 1 {
                 let header = Some(self.store.header(marked));
                 self.answers
                     .send(Ok(pb::WatchResponse {
@@ -353,19 +329,21 @@ impl Stream {
         Ok(())
     }
 
-    /// Says how far the whole stream is, after sending what is due. A watch that begins in the future has no progress.
-    async fn answer_progress(&mut self) -> Result<(), Gone> {
+    /// Sends the progress of the whole stream, after all due events. A watch that starts at a
+    /// future revision has no progress.
+    async fn answer_progress(&mut self) -> Result<(), Disconnected> {
         for _ in 0..PROGRESS_TRIES {
             self.send_events().await?;
             let marked = self.store.hub.marked();
             if self.watches.values().any(|watch| watch.begin > marked + 1) {
                 return Ok(());
             }
-            // A watch may have read further than the marks go; a lower revision would make the client hear it twice.
+            // A watch may have read beyond the marked revision. Reporting a lower revision would
+            // make the client receive events twice.
             if self
                 .watches
                 .values()
-                .all(|watch| watch.mark.is_clear() && watch.next <= marked + 1)
+                .all(|watch| watch.cursor.is_clear() && watch.next <= marked + 1)
             {
                 let header = Some(self.store.header(marked));
                 let answer = pb::WatchResponse {
@@ -381,62 +359,13 @@ impl Stream {
     }
 }
 
-impl OpenWatch {
-    /// Looks through a page of changes. Only whole revisions are answered.
-    fn find<'a>(&self, changes: impl Iterator<Item = &'a Change>, from: i64, visible: i64) -> Found {
-        let mut found = Found {
-            events: Vec::new(),
-            through: from - 1,
-            more: false,
-        };
-        let (mut size, mut looked, mut revision) = (0, 0, from - 1);
-        let mut puts: HashMap<&[u8], &Change> = HashMap::new();
-        for change in changes {
-            if change.revision > visible {
-                break;
-            }
-            if change.revision > revision {
-                if looked >= PAGE || size >= ANSWER {
-                    found.through = revision;
-                    found.more = true;
-                    return found;
-                }
-                revision = change.revision;
-                puts.clear();
-            }
-            looked += 1;
-            // What was there before the revision, also for a key that it wrote and removed again.
-            let put = puts.get(change.key());
-            let previous = put.map_or(&change.previous, |put| &put.previous);
-            if self.previous && !change.delete {
-                puts.entry(change.key()).or_insert(change);
-            }
-            if self.wants(change) {
-                let previous = previous
-                    .as_deref()
-                    .filter(|_| self.previous && change.revision > self.compacted);
-                let event = encode_event(change.delete, &change.kv, previous);
-                size += event.len();
-                found.events.push(event);
-            }
-        }
-        found.through = visible.max(from - 1);
-        found
-    }
-
-    fn wants(&self, change: &Change) -> bool {
-        let filtered = if change.delete { self.no_delete } else { self.no_put };
-        !filtered && contains(&self.start, &self.end, change.key())
-    }
-}
-
 async fn send_answer(
     answers: &Answers,
     watch_id: i64,
     header: pb::ResponseHeader,
     events: Vec<Bytes>,
     fragment: bool,
-) -> Result<(), Gone> {
+) -> Result<(), Disconnected> {
     let mut pieces = if fragment { split(events) } else { vec![events] };
     let last = pieces.pop();
     for events in pieces {
@@ -457,22 +386,6 @@ async fn send_answer(
         ..Default::default()
     };
     Ok(answers.send(Ok(answer)).await?)
-}
-
-/// Cuts events in pieces of about the size of an answer.
-fn split(events: Vec<Bytes>) -> Vec<Vec<Bytes>> {
-    let (mut pieces, mut size) = (vec![Vec::new()], 0);
-    for event in events {
-        if size > 0 && size + event.len() > ANSWER {
-            pieces.push(Vec::new());
-            size = 0;
-        }
-        size += event.len();
-        if let Some(piece) = pieces.last_mut() {
-            piece.push(event);
-        }
-    }
-    pieces
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The log as a JetStream stream: acks come through one subscription for all records, so that a record costs no allocation
-//! for its answer and a lost ack is noticed by the writer alone.
+//! The log as a JetStream stream. All acks arrive on one subscription, so a record needs no
+//! allocation for its reply, and only the writer notices a lost ack.
 
-use super::stream::{ApiError, PubAck, Stream};
-use super::{Ack, Log, LogError, LogInfo, Rejection, until_hole};
+use crate::log::stream::{ApiError, PubAck, Stream};
+use crate::log::{Ack, Log, LogError, LogInfo, Rejection, until_hole};
 use async_nats::client::PublishErrorKind;
 use async_nats::connection::State as Connection;
 use async_nats::{HeaderMap, Message};
@@ -20,7 +20,7 @@ pub(crate) struct JetStream {
 }
 
 impl JetStream {
-    /// Begins to listen for acks.
+    /// Subscribes to the acks.
     pub(crate) async fn open(stream: Stream, subject: String) -> Result<(Self, mpsc::Receiver<Ack>), LogError> {
         let acks = stream.client.new_inbox();
         let mut subscription = stream
@@ -33,12 +33,12 @@ impl JetStream {
             loop {
                 let message = tokio::select! {
                     message = subscription.next() => message,
-                    // Nobody writes any more.
+                    // The receiver was dropped: this process no longer writes.
                     () = sender.closed() => None,
                 };
                 let Some(message) = message else { return };
                 if let Some(ack) = to_ack(&message) {
-                    // Whoever wrote may have ended just now.
+                    // The writer may have ended just now.
                     let _ = sender.send(ack).await;
                 }
             }
@@ -103,7 +103,7 @@ impl Log for JetStream {
     async fn read(&self, from: u64) -> Result<Vec<(u64, Bytes)>, LogError> {
         let mut messages = Vec::new();
         match self.stream.read(from, None, &mut messages).await {
-            // What came is what it is; the next read begins with what did not come.
+            // Return the messages that arrived; the next read starts behind them.
             Err(error) if messages.is_empty() => return Err(error),
             Ok(()) | Err(_) => {}
         }
@@ -144,7 +144,7 @@ mod tests {
             (10077, "Full"),
             (10047, "Full"),
             (10023, "Full"),
-            // The account's limit.
+            // The limit of the account.
             (10002, "Full"),
             (10003, "Other"),
         ] {

@@ -1,6 +1,6 @@
-//! A log in memory, which can lose records and acks.
+//! A log in memory, for tests. It can lose records and acks.
 
-use super::{Ack, Log, LogError, LogInfo, Lost, Rejection};
+use crate::log::{Ack, Log, LogError, LogInfo, Rejection, ServerLoss};
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -8,17 +8,17 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
-/// What a stream adds to a record.
+/// Bytes that a stream adds to a record.
 const MESSAGE: u64 = 200;
 
-/// What happens to the next record.
+/// The fate of the next record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It is stored, and nobody hears of it.
+    /// The record is stored, but the ack is lost.
     LoseAck,
-    /// It is not stored, and nobody hears of it.
+    /// The record is not stored, and no ack arrives.
     LoseRecord,
-    /// It is refused.
+    /// The record is rejected.
     Refuse,
     /// The stream is full.
     Full,
@@ -36,28 +36,28 @@ impl std::fmt::Debug for Event {
 #[derive(Debug, Default)]
 struct Inner {
     records: Vec<Bytes>,
-    /// How many records were purged; their bytes stay, for the tests to look at.
+    /// Number of purged records; their bytes stay in `records`, so that tests can read them.
     purged: usize,
-    /// Sequences of records that it has lost and holds what is behind.
+    /// Sequences of lost records that have records behind them.
     holes: BTreeSet<u64>,
-    /// Bytes that are kept at most.
+    /// Size limit in bytes.
     limit: Option<u64>,
-    /// What it says that it has lost.
-    lost: Lost,
-    /// Whether it may be moved to an end that it never had.
+    /// The loss that the log reports.
+    lost: ServerLoss,
+    /// Whether a purge may move the end to a sequence that the log never had.
     purges_ahead: bool,
     info_fails: u32,
     publish_fails: u32,
-    /// Bytes of the largest record that is taken.
+    /// Size limit of one record in bytes.
     largest: Option<usize>,
     at_info: Event,
     faults: VecDeque<Option<Fault>>,
-    /// Acks that are kept back; `None` while none are.
+    /// Acks that are delayed; `None` while acks are sent at once.
     held: Option<Vec<(mpsc::Sender<Ack>, Ack)>>,
     connected: bool,
 }
 
-/// The stream; one for any number of logs that write to it.
+/// The stream, shared by any number of logs that write to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Memory {
     inner: Arc<Mutex<Inner>>,
@@ -65,7 +65,7 @@ pub(crate) struct Memory {
     spare: MemoryMessages,
 }
 
-/// One process's way to the stream.
+/// The connection of one process to the stream.
 #[derive(Debug)]
 pub(crate) struct MemoryLog {
     memory: Memory,
@@ -95,22 +95,22 @@ impl Memory {
         )
     }
 
-    /// Where the snapshots of this log are.
+    /// The stream for the snapshots of this log.
     pub(crate) fn messages(&self) -> MemoryMessages {
         self.messages.clone()
     }
 
-    /// Where every other one of them may be.
+    /// The stream for every other snapshot of this log.
     pub(crate) fn spare(&self) -> MemoryMessages {
         self.spare.clone()
     }
 
-    /// Keeps acks back from here on.
+    /// Delays all acks from here on.
     pub(crate) fn hold_acks(&self) {
         self.lock().held = Some(Vec::new());
     }
 
-    /// Hands out what was kept back.
+    /// Sends the delayed acks.
     pub(crate) async fn release_acks(&self) {
         let held = self.lock().held.take();
         for (sender, ack) in held.unwrap_or_default() {
@@ -118,7 +118,7 @@ impl Memory {
         }
     }
 
-    /// What happens to the next records, in order.
+    /// Sets the fates of the next records, in order.
     pub(crate) fn inject(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
         self.lock().faults.extend(faults);
     }
@@ -127,12 +127,12 @@ impl Memory {
         self.lock().connected = connected;
     }
 
-    /// Lets the next questions for the log's ends fail.
+    /// Makes the next calls of `info` fail.
     pub(crate) fn fail_info(&self, times: u32) {
         self.lock().info_fails = times;
     }
 
-    /// Lets the next records not be sent.
+    /// Makes the next calls of `publish` fail.
     pub(crate) fn fail_publish(&self, times: u32) {
         self.lock().publish_fails = times;
     }
@@ -145,12 +145,12 @@ impl Memory {
         self.lock().limit = Some(bytes);
     }
 
-    /// What happens between the next look at the log's ends and its answer.
+    /// Runs `event` between the next call of `info` and its response.
     pub(crate) fn at_info(&self, event: impl Future<Output = ()> + Send + 'static) {
         self.lock().at_info.0 = Some(Box::pin(event));
     }
 
-    /// Lets it be emptied and go on behind sequences that it never had, as a repair does.
+    /// Allows a purge beyond the end of the log, as a repair needs it.
     pub(crate) fn let_purge_ahead(&self) {
         self.lock().purges_ahead = true;
     }
@@ -164,12 +164,12 @@ impl Memory {
         inner.purged = inner.purged.max(below as usize - 1);
     }
 
-    /// Bytes that are kept.
+    /// Bytes of the retained records.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().bytes()
     }
 
-    /// Sequence of the oldest record that is kept.
+    /// Sequence of the oldest retained record.
     pub(crate) fn first(&self) -> u64 {
         self.lock().purged as u64 + 1
     }
@@ -178,7 +178,7 @@ impl Memory {
         self.lock().records.truncate(length);
     }
 
-    /// Drops records, and says so, as a server does that was started on a damaged one.
+    /// Drops records and reports it, like a server that starts on a corrupt record.
     pub(crate) fn lose(&self, length: usize) {
         let mut inner = self.lock();
         let dropped: u64 = inner
@@ -189,17 +189,17 @@ impl Memory {
         inner.lost.bytes += dropped;
     }
 
-    /// Loses one record, and holds what is behind it.
+    /// Loses one record and retains those behind it.
     pub(crate) fn punch(&self, sequence: u64) {
         self.lock().holes.insert(sequence);
     }
 
-    /// Another server answers, which has lost nothing that it knows of.
+    /// Clears the reported loss, as if another server without losses answered.
     pub(crate) fn forget_lost(&self) {
-        self.lock().lost = Lost::default();
+        self.lock().lost = ServerLoss::default();
     }
 
-    /// Puts something else in the place of a record. Answers what was there.
+    /// Replaces the bytes of a record. Returns the old ones.
     pub(crate) fn replace(&self, at: usize, record: Bytes) -> Bytes {
         std::mem::replace(&mut self.lock().records[at], record)
     }

@@ -1,8 +1,7 @@
-//! A JetStream stream, spoken to with plain requests.
+//! A JetStream stream, used through plain NATS requests.
 
-use super::breaks::{BEYOND, Breaks};
-use super::{LogError, LogInfo, Lost};
-use crate::snapshot::Messages;
+use crate::log::disconnects::{ReadFailures, UNREADABLE_AFTER};
+use crate::log::{LogError, LogInfo, ServerLoss};
 use async_nats::connection::State as Connection;
 use async_nats::{Client, Message, Subscriber};
 use bytes::Bytes;
@@ -15,11 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// How long a request to the server may take.
+/// Timeout of a request to the server.
 const REQUEST: Duration = Duration::from_secs(5);
-/// How often it is looked whether a connection is still the one that was asked on.
-const LOOK: Duration = Duration::from_millis(100);
-/// Bytes and messages of one batched read.
+/// Interval at which a pending read checks that its connection still exists.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Limits of one batched read: bytes and messages.
 const READ_BYTES: usize = 4 << 20;
 const READ_MESSAGES: usize = 2000;
 
@@ -28,10 +27,10 @@ const READ_MESSAGES: usize = 2000;
 pub(crate) struct Stream {
     pub(super) client: Client,
     pub(super) name: String,
-    breaks: Arc<Mutex<Breaks>>,
+    read_failures: Arc<Mutex<ReadFailures>>,
 }
 
-/// What a stream is made with.
+/// Settings of a new stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamLimits {
     pub(crate) replicas: usize,
@@ -39,7 +38,7 @@ pub(crate) struct StreamLimits {
 }
 
 #[derive(Deserialize)]
-pub(super) struct ApiError {
+pub(crate) struct ApiError {
     #[serde(default)]
     pub(super) err_code: u64,
     #[serde(default)]
@@ -49,7 +48,7 @@ pub(super) struct ApiError {
 }
 
 impl ApiError {
-    fn into_error(self) -> LogError {
+    pub(crate) fn into_error(self) -> LogError {
         let code = if self.err_code == 0 { self.code } else { self.err_code };
         LogError::Refused {
             code,
@@ -59,16 +58,16 @@ impl ApiError {
 }
 
 #[derive(Deserialize)]
-pub(super) struct PubAck {
+pub(crate) struct PubAck {
     #[serde(default)]
-    pub(super) seq: u64,
-    pub(super) error: Option<ApiError>,
+    pub(crate) seq: u64,
+    pub(crate) error: Option<ApiError>,
 }
 
 #[derive(Deserialize)]
-struct StreamInfo {
+pub(crate) struct StreamInfo {
     config: StreamConfig,
-    state: StreamState,
+    pub(crate) state: StreamState,
 }
 
 #[derive(Deserialize)]
@@ -79,14 +78,14 @@ struct StreamConfig {
 }
 
 #[derive(Deserialize)]
-struct StreamState {
+pub(crate) struct StreamState {
     bytes: u64,
     first_seq: u64,
     last_seq: u64,
     #[serde(default)]
     num_deleted: u64,
     #[serde(default)]
-    subjects: Option<BTreeMap<String, u64>>,
+    pub(crate) subjects: Option<BTreeMap<String, u64>>,
     #[serde(default)]
     lost: Option<LostData>,
 }
@@ -99,7 +98,7 @@ struct LostData {
     bytes: u64,
 }
 
-impl From<LostData> for Lost {
+impl From<LostData> for ServerLoss {
     fn from(data: LostData) -> Self {
         Self {
             messages: data.msgs.map_or(0, |messages| messages.len() as u64),
@@ -110,11 +109,15 @@ impl From<LostData> for Lost {
 
 impl Stream {
     pub(crate) fn new(client: Client, name: String) -> Self {
-        let breaks = Arc::default();
-        Self { client, name, breaks }
+        let read_failures = Arc::default();
+        Self {
+            client,
+            name,
+            read_failures,
+        }
     }
 
-    /// Makes the stream unless it is there.
+    /// Creates the stream unless it exists.
     pub(crate) async fn create(&self, subjects: &str, limits: StreamLimits) -> Result<(), LogError> {
         let config = json!({
             "name": self.name,
@@ -135,16 +138,16 @@ impl Stream {
         });
         match self.api(&format!("$JS.API.STREAM.CREATE.{}", self.name), &config).await {
             Ok(_) => Ok(()),
-            // In use with another configuration: the one that is there counts.
+            // The stream exists with another configuration, which stays in force.
             Err(LogError::Refused { code: 10058, .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Where the stream begins and ends.
+    /// Reads the state of the stream.
     pub(crate) async fn info(&self) -> Result<LogInfo, LogError> {
-        // What was lost is among the details only. Of several replicas the one that leads tells what it alone had lost, also
-        // when it has it again from the others.
+        // Losses are reported only with the details. With several replicas, the leader reports what
+        // it alone had lost, even after it recovered that from the others.
         let info = self.stream_info(&json!({ "deleted_details": true })).await?;
         Ok(LogInfo {
             first: info.state.first_seq,
@@ -156,14 +159,14 @@ impl Stream {
                 .state
                 .lost
                 .filter(|_| info.config.num_replicas <= 1)
-                .map(Lost::from)
+                .map(ServerLoss::from)
                 .unwrap_or_default(),
         })
     }
 
-    /// Reads messages from a sequence on, only those of a subject when one is given. After an error those are there that
-    /// came before.
-    pub(super) async fn read(
+    /// Reads messages from a sequence on, optionally of one subject only. After an error,
+    /// `messages` holds those that arrived before it.
+    pub(crate) async fn read(
         &self,
         from: u64,
         subject: Option<&str>,
@@ -172,16 +175,16 @@ impl Stream {
         self.check_connection()?;
         let connection = self.connection();
         let read = self.read_on(connection, (from, subject), messages).await;
-        let mut breaks = self.breaks();
-        messages.iter().for_each(|(sequence, _)| breaks.pass(*sequence));
+        let mut read_failures = self.read_failures();
+        messages.iter().for_each(|(sequence, _)| read_failures.pass(*sequence));
         if read.is_ok() {
-            // It may be of another subject, or not there.
-            breaks.pass(from);
+            // The message at `from` may have another subject, or may not exist.
+            read_failures.pass(from);
         }
         if let Err(LogError::Disconnected | LogError::Timeout) = read {
             let sequence = messages.last().map_or(from, |(sequence, _)| sequence + 1);
-            let times = breaks.note(sequence, connection);
-            if times >= BEYOND {
+            let times = read_failures.note(sequence, connection);
+            if times >= UNREADABLE_AFTER {
                 let stream = self.name.clone();
                 return Err(LogError::Unreadable {
                     stream,
@@ -223,11 +226,11 @@ impl Stream {
         }
     }
 
-    /// The next answer; none comes any more when the connection that was asked on is gone.
+    /// Waits for the next response. None arrives after the connection of the request is gone.
     async fn next(&self, answers: &mut Subscriber, connection: u64) -> Result<Message, LogError> {
         let deadline = Instant::now() + REQUEST;
         loop {
-            if let Ok(answer) = timeout(LOOK, answers.next()).await {
+            if let Ok(answer) = timeout(CHECK_INTERVAL, answers.next()).await {
                 return answer.ok_or(LogError::Disconnected);
             }
             if self.connection() != connection {
@@ -239,22 +242,22 @@ impl Stream {
         }
     }
 
-    /// The number of the connection.
+    /// The number of the current connection.
     fn connection(&self) -> u64 {
         self.client.statistics().connects.load(Ordering::Relaxed)
     }
 
-    fn breaks(&self) -> MutexGuard<'_, Breaks> {
-        self.breaks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn read_failures(&self) -> MutexGuard<'_, ReadFailures> {
+        self.read_failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn stream_info(&self, query: &Value) -> Result<StreamInfo, LogError> {
+    pub(crate) async fn stream_info(&self, query: &Value) -> Result<StreamInfo, LogError> {
         let subject = format!("$JS.API.STREAM.INFO.{}", self.name);
         let answer = self.api(&subject, query).await?;
         serde_json::from_value(answer).map_err(|_| LogError::Answer("STREAM.INFO"))
     }
 
-    pub(super) async fn message(&self, query: &Value) -> Result<Option<(u64, Bytes)>, LogError> {
+    pub(crate) async fn message(&self, query: &Value) -> Result<Option<(u64, Bytes)>, LogError> {
         let answer = match self.api(&format!("$JS.API.STREAM.MSG.GET.{}", self.name), query).await {
             Err(LogError::Refused { code: 10037, .. }) => return Ok(None),
             answer => answer?,
@@ -288,7 +291,7 @@ impl Stream {
         }
     }
 
-    async fn request(&self, subject: String, payload: Bytes) -> Result<Message, LogError> {
+    pub(crate) async fn request(&self, subject: String, payload: Bytes) -> Result<Message, LogError> {
         self.check_connection()?;
         match timeout(REQUEST, self.client.request(subject, payload)).await {
             Ok(Ok(message)) => Ok(message),
@@ -308,57 +311,19 @@ impl Stream {
         }
     }
 
-    async fn purge(&self, query: &Value) -> Result<(), LogError> {
+    pub(crate) async fn purge(&self, query: &Value) -> Result<(), LogError> {
         let subject = format!("$JS.API.STREAM.PURGE.{}", self.name);
         self.api(&subject, query).await.map(|_| ())
     }
 
-    /// Drops what lies below a sequence.
+    /// Drops all messages below a sequence.
     pub(crate) async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
         self.purge(&json!({ "seq": sequence })).await
     }
 }
 
-impl Messages for Stream {
-    async fn store(&self, subject: String, payload: Bytes) -> Result<u64, LogError> {
-        let message = self.request(subject, payload).await?;
-        let ack: PubAck = serde_json::from_slice(&message.payload).map_err(|_| LogError::Answer("a publish"))?;
-        match ack.error {
-            None => Ok(ack.seq),
-            Some(error) => Err(error.into_error()),
-        }
-    }
-
-    async fn last(&self, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
-        self.message(&json!({ "last_by_subj": subject })).await
-    }
-
-    async fn first(&self, from: u64, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
-        self.message(&json!({ "seq": from, "next_by_subj": subject })).await
-    }
-
-    async fn batch(&self, from: u64, subject: &str) -> Result<Vec<(u64, Bytes)>, LogError> {
-        let mut messages = Vec::new();
-        self.read(from, Some(subject), &mut messages).await?;
-        Ok(messages)
-    }
-
-    async fn subjects(&self, filter: &str) -> Result<BTreeMap<String, u64>, LogError> {
-        let info = self.stream_info(&json!({ "subjects_filter": filter })).await?;
-        Ok(info.state.subjects.unwrap_or_default())
-    }
-
-    async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
-        self.purge_below(sequence).await
-    }
-
-    async fn purge_subject(&self, subject: &str) -> Result<(), LogError> {
-        self.purge(&json!({ "filter": subject })).await
-    }
-}
-
-/// One answer of a batched read; `None` is its end. A message that is stored with a status keeps it, and one with headers
-/// in the server's names keeps them, too: the server appends its own.
+/// Parses one response of a batched read; `None` marks the end. A message keeps a status that it
+/// was stored with, and also headers with the server's names: the server appends its own.
 fn to_part(answer: Message) -> Result<Option<(u64, Bytes)>, LogError> {
     let header = answer.headers.as_ref().and_then(|it| it.get_last("Nats-Sequence"));
     match (header, answer.status.map(|status| status.as_u16())) {

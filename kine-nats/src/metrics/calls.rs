@@ -1,5 +1,6 @@
-//! How many calls of gRPC began, how they ended and how long they took, in the names that Go's middleware for gRPC gives them
-//! in etcd. A call that takes one answer ends with it; the calls of a stream end with the stream.
+//! Counts gRPC calls: how many started, how they ended and how long they took. The names are those
+//! of the Go gRPC middleware in etcd. A unary call ends with its response, and a streaming call
+//! with its stream.
 
 use crate::clock;
 use prometheus_client::collector::Collector;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tonic::Code;
 
-/// Seconds; those of etcd.
+/// Bucket bounds in seconds, as in etcd.
 const BOUNDS: [f64; 12] = [
     0.005,
     0.01,
@@ -28,7 +29,7 @@ const BOUNDS: [f64; 12] = [
     f64::INFINITY,
 ];
 
-/// As Go writes them, in the order of their numbers.
+/// The gRPC codes as Go spells them, in numeric order.
 const CODES: [&str; 17] = [
     "OK",
     "Canceled",
@@ -54,7 +55,7 @@ const SERVER: &str = "server_stream";
 const BOTH: &str = "bidi_stream";
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
-/// All that can be called, what is called most first.
+/// All methods, the most frequent first.
 const METHODS: [(&str, &str); 27] = [
     ("/etcdserverpb.KV/Range", UNARY),
     ("/etcdserverpb.KV/RangeStream", SERVER),
@@ -85,11 +86,11 @@ const METHODS: [(&str, &str); 27] = [
     ("/grpc.health.v1.Health/Watch", SERVER),
 ];
 
-/// Bytes of messages that were read, and that were written. They are the process's: what is generated of the protocol makes
-/// its codecs from nothing.
+/// Bytes of messages that were received, and that were sent. They are global because the generated
+/// code creates its codecs without arguments.
 pub(crate) static BYTES: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
 
-/// What is counted of one method.
+/// Counters of one method.
 #[derive(Debug, Default)]
 struct Count {
     begun: AtomicU64,
@@ -101,7 +102,7 @@ struct Count {
 /// The calls of a process.
 pub(crate) struct Calls([Count; METHODS.len()]);
 
-/// A call under way. One that is dropped without an end was cancelled by its client.
+/// A call in progress. A call that is dropped without a code was canceled by its client.
 #[derive(Debug)]
 pub(crate) struct Call {
     calls: Arc<Calls>,
@@ -123,7 +124,8 @@ impl fmt::Debug for Calls {
 }
 
 impl Calls {
-    /// A call begins. What is no method is not counted: names are the client's to choose.
+    /// Records the start of a call. An unknown method is not counted, because clients choose the
+    /// name.
     pub(crate) fn begin(self: &Arc<Self>, path: &str) -> Option<Call> {
         let method = METHODS.iter().position(|(known, _)| *known == path)?;
         self.0.get(method)?.begun.fetch_add(1, Ordering::Relaxed);
@@ -135,7 +137,7 @@ impl Calls {
         })
     }
 
-    /// Watch streams that are open.
+    /// Number of open watch streams.
     pub(crate) fn watch_streams(&self) -> u64 {
         let open = |(_, count): (_, &Count)| {
             let ended: u64 = count.ended.iter().map(load).sum();
@@ -147,12 +149,12 @@ impl Calls {
 }
 
 impl Call {
-    /// Whether it has one answer.
+    /// Whether the call has a single response.
     pub(crate) fn is_unary(&self) -> bool {
         METHODS.get(self.method).is_some_and(|(_, kind)| *kind == UNARY)
     }
 
-    /// How it ends, when it does.
+    /// Sets the code that is recorded when the call is dropped.
     pub(crate) fn ends_with(&mut self, code: Code) {
         self.code = code;
     }
@@ -177,10 +179,10 @@ impl Drop for Call {
     }
 }
 
-/// Without what never happened: of a store that is used as Kubernetes does, a few methods are called and a few codes answered.
+/// Leaves out series that are zero: Kubernetes calls few methods, and few codes occur.
 impl Collector for Calls {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let (name, help) = ("grpc_server_started", "Calls that began");
+        let (name, help) = ("grpc_server_started", "Calls that started");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, count) in self.seen() {
             ConstCounter::new(load(&count.begun)).encode(metric.encode_family(&labels)?)?;
@@ -196,7 +198,7 @@ impl Collector for Calls {
                 }
             }
         }
-        let (name, help) = ("grpc_server_handling_seconds", "How long calls took that ended");
+        let (name, help) = ("grpc_server_handling_seconds", "Duration of ended calls");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (labels, count) in self.seen() {
             let took: Vec<_> = BOUNDS.into_iter().zip(count.took.iter().map(load)).collect();
@@ -213,7 +215,7 @@ impl Collector for Calls {
             ),
             (
                 "etcd_network_client_grpc_sent_bytes",
-                "Bytes of the answers to clients",
+                "Bytes of the responses to clients",
                 &BYTES.1,
             ),
         ] {

@@ -1,4 +1,5 @@
-//! What the process takes of its machine, in the names that every Prometheus client gives that. Read when it is asked for.
+//! Resource usage of the process, under the names that all Prometheus clients use. Values are read
+//! when the metrics are read.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -17,7 +18,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// A process that starts now.
+    /// Records the current time as the start of the process.
     pub(super) fn new() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
@@ -26,7 +27,7 @@ impl Process {
     }
 }
 
-/// What cannot be read is left out.
+/// A value that cannot be read is left out.
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let used = clock_gettime(ClockId::ProcessCPUTime);
@@ -40,23 +41,23 @@ impl Collector for Process {
         for (name, help, value) in [
             (
                 "process_resident_memory_bytes",
-                "Memory that is in use",
+                "Resident memory",
                 bytes(&status, "VmRSS:"),
             ),
             (
                 "process_virtual_memory_bytes",
-                "Memory that is mapped",
+                "Virtual memory",
                 bytes(&status, "VmSize:"),
             ),
             ("process_open_fds", "Open files", files.map(|files| files as f64)),
             (
                 "process_max_fds",
-                "Most files that may be open",
+                "Limit of open files",
                 getrlimit(Resource::Nofile).current.map(|limit| limit as f64),
             ),
             (
                 "process_start_time_seconds",
-                "When it started, since 1970",
+                "Start time in seconds since 1970",
                 Some(self.started),
             ),
         ] {
@@ -69,7 +70,7 @@ impl Collector for Process {
     }
 }
 
-/// A size in what the kernel says of the process.
+/// Parses a size in `/proc/self/status`.
 fn bytes(status: &str, field: &str) -> Option<f64> {
     let size = status.lines().find_map(|line| line.strip_prefix(field))?;
     let kilobytes: f64 = size.trim().strip_suffix(" kB")?.parse().ok()?;

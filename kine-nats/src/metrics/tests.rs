@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use yoke_test_support::Dashboard;
 
 const DASHBOARD: &str = "kine-nats.json";
-/// Words of PromQL and labels, which are in expressions besides metrics.
+/// PromQL keywords and labels, which occur in expressions besides metrics.
 const WORDS: [&str; 21] = [
     "and",
     "by",
@@ -38,7 +38,7 @@ fn the_dashboard_shows_what_there_is_and_all_of_it() {
     let names = samples.filter_map(|line| line.split(['{', ' ']).next());
     let exported: BTreeSet<String> = names.map(str::to_owned).collect();
     let shown = Dashboard::read(DASHBOARD).shown(&exported, &WORDS);
-    // What has a name of etcd's is for etcd's dashboards; and the rest of the histogram.
+    // Metrics with etcd's names are for etcd's dashboards; the others are parts of the histogram.
     let rest = ["yoke_kine_commit_seconds_sum", "yoke_kine_commit_seconds_count"];
     let own = exported
         .iter()

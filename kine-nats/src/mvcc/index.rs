@@ -1,13 +1,14 @@
-//! The ordered index: keys in leaves of bounded size, with the number of live keys of each leaf beside them, so that
-//! counting a range adds up a flat array and touches at most two leaves.
+//! The ordered index: blocks of at most [`LEAF`] keys in order. An array holds the number of live
+//! keys of each block. Counting a range therefore sums up a flat array and reads at most two
+//! blocks.
 
-use super::item::Item;
+use crate::mvcc::item::Item;
 use bytes::Bytes;
 use std::cmp::Ordering;
 
 const LEAF: usize = 192;
 
-/// A key with the versions that are kept, oldest first; never empty.
+/// A key with its retained versions, oldest first; never empty.
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) key: Bytes,
@@ -33,7 +34,7 @@ impl Chain {
     }
 }
 
-/// Where a key is or would be.
+/// The position of a key, whether or not it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
     leaf: usize,
@@ -61,7 +62,8 @@ impl Index {
         }
     }
 
-    /// Adds a version at the end of its key's chain, which is made when missing. Answers what was the latest before.
+    /// Appends a version to the chain of its key; creates the chain if it is missing. Returns the
+    /// version that was the latest before.
     pub(super) fn push(&mut self, item: Item) -> Option<Item> {
         let (position, found) = self.find(item.key());
         let now_live = !item.is_tombstone();
@@ -95,7 +97,8 @@ impl Index {
         previous
     }
 
-    /// Lets `change` shorten a key's chain; a chain left empty is removed. The latest version may go only with the chain.
+    /// Shortens a key's chain with `change`; removes a chain that is left empty. The latest version
+    /// may be dropped only together with the chain.
     pub(super) fn trim(&mut self, key: &[u8], change: impl FnOnce(&mut Vec<Item>)) {
         let (position, found) = self.find(key);
         if !found {
@@ -121,7 +124,7 @@ impl Index {
         }
     }
 
-    /// How many keys in the range are live now.
+    /// Number of keys in the range that are live at the head.
     pub(super) fn count(&self, start: &[u8], end: &[u8]) -> i64 {
         let (from, to) = self.bounds(start, end);
         if from >= to {
@@ -146,7 +149,7 @@ impl Index {
         first + between + live_in(to.leaf, 0..to.slot)
     }
 
-    /// An upper bound of the keys in the range, dead ones included, without looking at them.
+    /// An upper bound of the keys in the range, including dead ones, without visiting them.
     pub(super) fn span(&self, start: &[u8], end: &[u8]) -> usize {
         let (from, to) = self.bounds(start, end);
         if from >= to {
@@ -194,7 +197,8 @@ impl Index {
         (from, to)
     }
 
-    /// The place of a key. A key behind a leaf's last one, but before the next leaf, belongs to the former.
+    /// Finds the position of a key. A key behind the last one of a block, but before the next
+    /// block, belongs to the block before it.
     fn find(&self, key: &[u8]) -> (Position, bool) {
         let after = self
             .leaves
@@ -210,7 +214,7 @@ impl Index {
     }
 
     fn split(&mut self, leaf: usize) {
-        // Keys often arrive in order; leaving the left leaf nearly full keeps leaves dense then.
+        // Keys often arrive in order; a nearly full left half then keeps blocks dense.
         let at = match leaf.cmp(&(self.leaves.len() - 1)) {
             Ordering::Equal => LEAF * 7 / 8,
             _ => LEAF / 2,

@@ -26,7 +26,7 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// A written version.
+    /// A version that was put.
     pub(crate) fn put(key: &[u8], value: &[u8], created: i64, modified: i64, version: i64, lease: i64) -> Self {
         let kv = encode(key, value, created, modified, version, lease);
         Self {
@@ -50,7 +50,8 @@ impl Item {
         }
     }
 
-    /// Takes encoded bytes from a record. The bytes are copied, so that one small item does not keep a record alive.
+    /// Decodes bytes of a record. It copies them, so that one small item does not keep the record
+    /// in memory.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, InvalidItem> {
         let fields = Fields::parse(bytes)?;
         Ok(Self {
@@ -74,13 +75,13 @@ impl Item {
         Fields::parse(&self.kv).map(|fields| fields.value).unwrap_or_default()
     }
 
-    /// The item without its value, as `keys_only` answers it.
+    /// The item without its value, for reads with `keys_only`.
     pub(crate) fn without_value(&self) -> Bytes {
         encode(self.key(), &[], self.created, self.modified, self.version, self.lease)
     }
 }
 
-/// The key in an encoded `mvccpb.KeyValue`; empty when there is none.
+/// The key in an encoded `mvccpb.KeyValue`; empty if there is none.
 pub(crate) fn key_of(kv: &[u8]) -> &[u8] {
     let Some((&KEY, rest)) = kv.split_first() else {
         return &[];

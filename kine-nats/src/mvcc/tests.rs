@@ -1,4 +1,4 @@
-//! The store against a list of everything that happened.
+//! Compares the store with a list of all changes.
 
 use super::*;
 use crate::fuzz::seeds;
@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 
 type Version = (Vec<u8>, i64, i64, i64, i64);
 
-/// Value and lease, or a delete.
+/// Value and lease; `None` is a delete.
 type Written = Option<(Vec<u8>, i64)>;
 
-/// The naive store: every change in order, answers by walking them.
+/// The naive store: all changes in order. Answers walk the list.
 #[derive(Default)]
 struct Model {
     changes: Vec<(i64, Vec<u8>, Written)>,
@@ -139,7 +139,7 @@ fn compare(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
     }
 }
 
-/// What a snapshot holds is enough to answer everything from the compact revision on.
+/// The content of a snapshot is sufficient to answer every read from the compact revision on.
 fn reload(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
     let floor = store.compacted();
     let mut copy = Mvcc::restored(store.head(), floor);
@@ -221,9 +221,9 @@ fn what_is_held_is_not_trimmed() {
         store.put(b"a", b"", 0);
     }
     store.compact(5);
-    let (one, two, later) = (store.hold(5), store.hold(5), store.hold(8));
+    let (one, two, later) = (store.pin(5), store.pin(5), store.pin(8));
     let other = Mvcc::new();
-    assert!(store.is_held_by(&one) && !other.is_held_by(&one));
+    assert!(store.owns_pin(&one) && !other.owns_pin(&one));
     store.compact(11);
     let seen = |store: &Mvcc, revision| {
         let mut modified = None;
@@ -245,8 +245,8 @@ fn what_is_held_is_not_trimmed() {
     assert_eq!(store.history_len(), 1);
     assert!(store.remembers(11) && !store.remembers(10));
     assert!(!store.may_trim(), "there is nothing left to trim");
-    // Who reads what is newest keeps no compaction waiting.
-    let _newest = store.hold(11);
+    // A pin of the newest revision delays no trim.
+    let _newest = store.pin(11);
     store.advance();
     store.put(b"a", b"", 0);
     store.compact(12);

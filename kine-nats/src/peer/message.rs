@@ -1,78 +1,71 @@
-//! What processes say to each other, as protocol buffers.
+//! Messages between processes, as protocol buffers.
 
+use crate::command::{Answer, Command};
+use crate::error::RpcError;
 use crate::proto::etcdserverpb as pb;
-use crate::refusal::Refusal;
-use crate::txn::{Answer, Command};
+use crate::store::peers::PeerAnswer;
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
-/// A message that is not understood.
+/// A message that cannot be decoded.
 #[derive(Debug, thiserror::Error)]
-#[error("decode what another process says")]
-pub(crate) struct NotUnderstood(#[source] Option<prost::DecodeError>);
+#[error("decode a message of another process")]
+pub(crate) struct UndecodableMessage(#[source] Option<prost::DecodeError>);
 
-/// What became of a request at the writer.
-#[derive(Debug)]
-pub(crate) enum Told {
-    Done(Result<Answer, Refusal>),
-    /// It was not begun: the process is not the writer of that epoch, or ends.
-    NotBegun,
-}
-
-/// What is said to all.
+/// A broadcast to all processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Said {
-    /// The log holds records up to a sequence.
+pub(crate) enum Broadcast {
+    /// The log holds records up to this sequence.
     Stored(u64),
-    /// A process is there.
-    Here(Here),
-    /// The writer resigns, and this process is to be the next one.
+    /// A process announces itself.
+    Announcement(Announcement),
+    /// The writer resigns, and this process is to be the next writer.
     Successor(u64),
 }
 
-/// A process, as it says itself.
+/// A process, as it announces itself.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct Here {
+pub(crate) struct Announcement {
     #[prost(fixed64, tag = "1")]
     pub(crate) member: u64,
     #[prost(string, tag = "2")]
     pub(crate) name: String,
     #[prost(string, repeated, tag = "3")]
     pub(crate) client_urls: Vec<String>,
-    /// It ends.
+    /// The process is stopping.
     #[prost(bool, tag = "4")]
     pub(crate) leaving: bool,
-    /// It is the writer, and puts wait until there is room in the log.
+    /// The process is the writer, and puts wait until there is room in the log.
     #[prost(bool, tag = "5")]
     pub(crate) full: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct ToAll {
-    #[prost(oneof = "ToAllKind", tags = "1, 2, 3")]
-    kind: Option<ToAllKind>,
+struct BroadcastMessage {
+    #[prost(oneof = "BroadcastKind", tags = "1, 2, 3")]
+    kind: Option<BroadcastKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-enum ToAllKind {
+enum BroadcastKind {
     #[prost(uint64, tag = "1")]
     Stored(u64),
     #[prost(message, tag = "2")]
-    Here(Here),
+    Announcement(Announcement),
     #[prost(fixed64, tag = "3")]
     Successor(u64),
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Ask {
+struct RequestMessage {
     #[prost(uint64, tag = "1")]
     epoch: u64,
-    #[prost(oneof = "Asked", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
-    asked: Option<Asked>,
+    #[prost(oneof = "RequestKind", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    kind: Option<RequestKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-enum Asked {
+enum RequestKind {
     #[prost(message, tag = "2")]
     Put(pb::PutRequest),
     #[prost(message, tag = "3")]
@@ -96,16 +89,16 @@ enum Asked {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Tell {
-    #[prost(oneof = "Telling", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13")]
-    telling: Option<Telling>,
+struct AnswerMessage {
+    #[prost(oneof = "AnswerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13")]
+    kind: Option<AnswerKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-enum Telling {
+enum AnswerKind {
     #[prost(bool, tag = "1")]
-    NotBegun(bool),
-    /// etcd's text.
+    NotStarted(bool),
+    /// etcd's error text.
     #[prost(string, tag = "2")]
     Refused(String),
     #[prost(message, tag = "3")]
@@ -138,103 +131,105 @@ struct Barrier {
     compacted: i64,
 }
 
-pub(crate) fn encode_said(said: &Said) -> Bytes {
-    let kind = match said {
-        Said::Stored(sequence) => ToAllKind::Stored(*sequence),
-        Said::Here(here) => ToAllKind::Here(here.clone()),
-        Said::Successor(member) => ToAllKind::Successor(*member),
+pub(crate) fn encode_broadcast(broadcast: &Broadcast) -> Bytes {
+    let kind = match broadcast {
+        Broadcast::Stored(sequence) => BroadcastKind::Stored(*sequence),
+        Broadcast::Announcement(announcement) => BroadcastKind::Announcement(announcement.clone()),
+        Broadcast::Successor(member) => BroadcastKind::Successor(*member),
     };
-    ToAll { kind: Some(kind) }.encode_to_vec().into()
+    BroadcastMessage { kind: Some(kind) }.encode_to_vec().into()
 }
 
-pub(crate) fn decode_said(bytes: &Bytes) -> Result<Said, NotUnderstood> {
-    match decode::<ToAll>(bytes)?.kind {
-        Some(ToAllKind::Stored(sequence)) => Ok(Said::Stored(sequence)),
-        Some(ToAllKind::Here(here)) => Ok(Said::Here(here)),
-        Some(ToAllKind::Successor(member)) => Ok(Said::Successor(member)),
-        None => Err(NotUnderstood(None)),
+pub(crate) fn decode_broadcast(bytes: &Bytes) -> Result<Broadcast, UndecodableMessage> {
+    match decode::<BroadcastMessage>(bytes)?.kind {
+        Some(BroadcastKind::Stored(sequence)) => Ok(Broadcast::Stored(sequence)),
+        Some(BroadcastKind::Announcement(announcement)) => Ok(Broadcast::Announcement(announcement)),
+        Some(BroadcastKind::Successor(member)) => Ok(Broadcast::Successor(member)),
+        None => Err(UndecodableMessage(None)),
     }
 }
 
-pub(crate) fn encode_ask(epoch: u64, command: &Command) -> Bytes {
-    let asked = match command {
-        Command::Put(request) => Asked::Put(request.clone()),
-        Command::DeleteRange(request) => Asked::DeleteRange(request.clone()),
-        Command::Txn(request) => Asked::Txn(request.clone()),
-        Command::Compact(revision) => Asked::Compact(*revision),
-        Command::Grant { id, ttl } => Asked::Grant(pb::LeaseGrantRequest { id: *id, ttl: *ttl }),
-        Command::Revoke(id) => Asked::Revoke(*id),
-        Command::KeepAlive(id) => Asked::KeepAlive(*id),
-        Command::TimeToLive { id, keys } => Asked::TimeToLive(pb::LeaseTimeToLiveRequest { id: *id, keys: *keys }),
-        Command::Leases => Asked::Leases(true),
-        Command::Barrier => Asked::Barrier(true),
+pub(crate) fn encode_request(epoch: u64, command: &Command) -> Bytes {
+    let kind = match command {
+        Command::Put(request) => RequestKind::Put(request.clone()),
+        Command::DeleteRange(request) => RequestKind::DeleteRange(request.clone()),
+        Command::Txn(request) => RequestKind::Txn(request.clone()),
+        Command::Compact(revision) => RequestKind::Compact(*revision),
+        Command::Grant { id, ttl } => RequestKind::Grant(pb::LeaseGrantRequest { id: *id, ttl: *ttl }),
+        Command::Revoke(id) => RequestKind::Revoke(*id),
+        Command::KeepAlive(id) => RequestKind::KeepAlive(*id),
+        Command::TimeToLive { id, keys } => {
+            RequestKind::TimeToLive(pb::LeaseTimeToLiveRequest { id: *id, keys: *keys })
+        }
+        Command::Leases => RequestKind::Leases(true),
+        Command::Barrier => RequestKind::Barrier(true),
     };
-    let asked = Some(asked);
-    Ask { epoch, asked }.encode_to_vec().into()
+    let kind = Some(kind);
+    RequestMessage { epoch, kind }.encode_to_vec().into()
 }
 
-/// Answers the epoch whose writer is meant, too.
-pub(crate) fn decode_ask(bytes: &Bytes) -> Result<(u64, Command), NotUnderstood> {
-    let Ask { epoch, asked } = decode(bytes)?;
-    let command = match asked.ok_or(NotUnderstood(None))? {
-        Asked::Put(request) => Command::Put(request),
-        Asked::DeleteRange(request) => Command::DeleteRange(request),
-        Asked::Txn(request) => Command::Txn(request),
-        Asked::Compact(revision) => Command::Compact(revision),
-        Asked::Grant(pb::LeaseGrantRequest { id, ttl }) => Command::Grant { id, ttl },
-        Asked::Revoke(id) => Command::Revoke(id),
-        Asked::KeepAlive(id) => Command::KeepAlive(id),
-        Asked::TimeToLive(pb::LeaseTimeToLiveRequest { id, keys }) => Command::TimeToLive { id, keys },
-        Asked::Leases(_) => Command::Leases,
-        Asked::Barrier(_) => Command::Barrier,
+/// Decodes a request. Returns it with the epoch of the writer that it is meant for.
+pub(crate) fn decode_request(bytes: &Bytes) -> Result<(u64, Command), UndecodableMessage> {
+    let RequestMessage { epoch, kind } = decode(bytes)?;
+    let command = match kind.ok_or(UndecodableMessage(None))? {
+        RequestKind::Put(request) => Command::Put(request),
+        RequestKind::DeleteRange(request) => Command::DeleteRange(request),
+        RequestKind::Txn(request) => Command::Txn(request),
+        RequestKind::Compact(revision) => Command::Compact(revision),
+        RequestKind::Grant(pb::LeaseGrantRequest { id, ttl }) => Command::Grant { id, ttl },
+        RequestKind::Revoke(id) => Command::Revoke(id),
+        RequestKind::KeepAlive(id) => Command::KeepAlive(id),
+        RequestKind::TimeToLive(pb::LeaseTimeToLiveRequest { id, keys }) => Command::TimeToLive { id, keys },
+        RequestKind::Leases(_) => Command::Leases,
+        RequestKind::Barrier(_) => Command::Barrier,
     };
     Ok((epoch, command))
 }
 
-pub(crate) fn encode_told(told: Told) -> Bytes {
-    let telling = match told {
-        Told::NotBegun => Telling::NotBegun(true),
-        Told::Done(Err(refusal)) => Telling::Refused(refusal.to_string()),
-        Told::Done(Ok(answer)) => match answer {
-            Answer::Put(answer) => Telling::Put(answer),
-            Answer::DeleteRange(answer) => Telling::DeleteRange(answer),
-            Answer::Txn(answer) => Telling::Txn(answer),
-            Answer::Compact(answer) => Telling::Compact(answer),
-            Answer::Grant(answer) => Telling::Grant(answer),
-            Answer::Revoke(answer) => Telling::Revoke(answer),
-            Answer::KeepAlive(answer) => Telling::KeepAlive(answer),
-            Answer::TimeToLive(answer) => Telling::TimeToLive(answer),
-            Answer::Leases(answer) => Telling::Leases(answer),
-            Answer::Barrier { revision, compacted } => Telling::Barrier(Barrier { revision, compacted }),
+pub(crate) fn encode_answer(outcome: PeerAnswer) -> Bytes {
+    let kind = match outcome {
+        PeerAnswer::NotStarted => AnswerKind::NotStarted(true),
+        PeerAnswer::Done(Err(error)) => AnswerKind::Refused(error.to_string()),
+        PeerAnswer::Done(Ok(answer)) => match answer {
+            Answer::Put(answer) => AnswerKind::Put(answer),
+            Answer::DeleteRange(answer) => AnswerKind::DeleteRange(answer),
+            Answer::Txn(answer) => AnswerKind::Txn(answer),
+            Answer::Compact(answer) => AnswerKind::Compact(answer),
+            Answer::Grant(answer) => AnswerKind::Grant(answer),
+            Answer::Revoke(answer) => AnswerKind::Revoke(answer),
+            Answer::KeepAlive(answer) => AnswerKind::KeepAlive(answer),
+            Answer::TimeToLive(answer) => AnswerKind::TimeToLive(answer),
+            Answer::Leases(answer) => AnswerKind::Leases(answer),
+            Answer::Barrier { revision, compacted } => AnswerKind::Barrier(Barrier { revision, compacted }),
         },
     };
-    let telling = Some(telling);
-    Tell { telling }.encode_to_vec().into()
+    let kind = Some(kind);
+    AnswerMessage { kind }.encode_to_vec().into()
 }
 
-pub(crate) fn decode_told(bytes: &Bytes) -> Result<Told, NotUnderstood> {
-    let answer = match decode::<Tell>(bytes)?.telling.ok_or(NotUnderstood(None))? {
-        Telling::NotBegun(_) => return Ok(Told::NotBegun),
-        Telling::Refused(text) => {
-            let refusal = Refusal::from_text(&text).ok_or(NotUnderstood(None))?;
-            return Ok(Told::Done(Err(refusal)));
+pub(crate) fn decode_answer(bytes: &Bytes) -> Result<PeerAnswer, UndecodableMessage> {
+    let answer = match decode::<AnswerMessage>(bytes)?.kind.ok_or(UndecodableMessage(None))? {
+        AnswerKind::NotStarted(_) => return Ok(PeerAnswer::NotStarted),
+        AnswerKind::Refused(text) => {
+            let error = RpcError::from_text(&text).ok_or(UndecodableMessage(None))?;
+            return Ok(PeerAnswer::Done(Err(error)));
         }
-        Telling::Put(answer) => Answer::Put(answer),
-        Telling::DeleteRange(answer) => Answer::DeleteRange(answer),
-        Telling::Txn(answer) => Answer::Txn(answer),
-        Telling::Compact(answer) => Answer::Compact(answer),
-        Telling::Grant(answer) => Answer::Grant(answer),
-        Telling::Revoke(answer) => Answer::Revoke(answer),
-        Telling::KeepAlive(answer) => Answer::KeepAlive(answer),
-        Telling::TimeToLive(answer) => Answer::TimeToLive(answer),
-        Telling::Leases(answer) => Answer::Leases(answer),
-        Telling::Barrier(Barrier { revision, compacted }) => Answer::Barrier { revision, compacted },
+        AnswerKind::Put(answer) => Answer::Put(answer),
+        AnswerKind::DeleteRange(answer) => Answer::DeleteRange(answer),
+        AnswerKind::Txn(answer) => Answer::Txn(answer),
+        AnswerKind::Compact(answer) => Answer::Compact(answer),
+        AnswerKind::Grant(answer) => Answer::Grant(answer),
+        AnswerKind::Revoke(answer) => Answer::Revoke(answer),
+        AnswerKind::KeepAlive(answer) => Answer::KeepAlive(answer),
+        AnswerKind::TimeToLive(answer) => Answer::TimeToLive(answer),
+        AnswerKind::Leases(answer) => Answer::Leases(answer),
+        AnswerKind::Barrier(Barrier { revision, compacted }) => Answer::Barrier { revision, compacted },
     };
-    Ok(Told::Done(Ok(answer)))
+    Ok(PeerAnswer::Done(Ok(answer)))
 }
 
-fn decode<M: Message + Default>(bytes: &Bytes) -> Result<M, NotUnderstood> {
-    M::decode(bytes.clone()).map_err(|error| NotUnderstood(Some(error)))
+fn decode<M: Message + Default>(bytes: &Bytes) -> Result<M, UndecodableMessage> {
+    M::decode(bytes.clone()).map_err(|error| UndecodableMessage(Some(error)))
 }
 
 #[cfg(test)]
@@ -261,7 +256,7 @@ mod tests {
             Command::Barrier,
         ];
         for command in commands {
-            let (epoch, arrived) = decode_ask(&encode_ask(9, &command)).unwrap();
+            let (epoch, arrived) = decode_request(&encode_request(9, &command)).unwrap();
             assert_eq!((epoch, format!("{arrived:?}")), (9, format!("{command:?}")));
         }
     }
@@ -275,51 +270,51 @@ mod tests {
             }),
             prev_kv: Some("encoded".into()),
         };
-        let told = [
-            Told::Done(Ok(Answer::Put(answer))),
-            Told::Done(Ok(Answer::Barrier {
+        let outcome = [
+            PeerAnswer::Done(Ok(Answer::Put(answer))),
+            PeerAnswer::Done(Ok(Answer::Barrier {
                 revision: 7,
                 compacted: -1,
             })),
-            Told::Done(Err(Refusal::NoSpace)),
-            Told::Done(Err(Refusal::LeaderFailed)),
-            Told::NotBegun,
+            PeerAnswer::Done(Err(RpcError::NoSpace)),
+            PeerAnswer::Done(Err(RpcError::LeaderFailed)),
+            PeerAnswer::NotStarted,
         ];
-        for told in told {
-            let said = format!("{told:?}");
-            assert_eq!(format!("{:?}", decode_told(&encode_told(told)).unwrap()), said);
+        for outcome in outcome {
+            let debug = format!("{outcome:?}");
+            assert_eq!(format!("{:?}", decode_answer(&encode_answer(outcome)).unwrap()), debug);
         }
     }
 
     #[test]
     fn what_is_said_to_all_arrives() {
-        let here = Here {
+        let announcement = Announcement {
             member: u64::MAX,
             name: "a".into(),
             client_urls: vec!["http://a:1".into()],
             leaving: true,
             full: true,
         };
-        for said in [
-            Said::Stored(0),
-            Said::Stored(u64::MAX),
-            Said::Here(here),
-            Said::Successor(7),
+        for broadcast in [
+            Broadcast::Stored(0),
+            Broadcast::Stored(u64::MAX),
+            Broadcast::Announcement(announcement),
+            Broadcast::Successor(7),
         ] {
-            assert_eq!(decode_said(&encode_said(&said)).unwrap(), said);
+            assert_eq!(decode_broadcast(&encode_broadcast(&broadcast)).unwrap(), broadcast);
         }
     }
 
     #[test]
     fn what_is_not_known_is_an_error_and_no_answer() {
         for bytes in [&b""[..], b"\xff", b"\x92\x06\x00"].map(Bytes::from_static) {
-            assert!(decode_ask(&bytes).is_err(), "{bytes:?}");
-            assert!(decode_said(&bytes).is_err(), "{bytes:?}");
-            assert!(decode_told(&bytes).is_err(), "{bytes:?}");
+            assert!(decode_request(&bytes).is_err(), "{bytes:?}");
+            assert!(decode_broadcast(&bytes).is_err(), "{bytes:?}");
+            assert!(decode_answer(&bytes).is_err(), "{bytes:?}");
         }
-        let other = Tell {
-            telling: Some(Telling::Refused("of a later version".into())),
+        let other = AnswerMessage {
+            kind: Some(AnswerKind::Refused("of a later version".into())),
         };
-        assert!(decode_told(&other.encode_to_vec().into()).is_err());
+        assert!(decode_answer(&other.encode_to_vec().into()).is_err());
     }
 }

@@ -1,11 +1,15 @@
-//! The way to the other processes over NATS. All answers come to one inbox, by a number for each request.
+//! The connection to the other processes over NATS. All answers arrive in one inbox, with a number
+//! for each request.
 
-use super::message::{self, Here, Said};
-use super::parts::{self, Parts};
-use super::roster::{EVERY, Member, Roster};
-use super::{Peers, Unanswered, serve};
 use crate::clock;
+use crate::command::Command;
+use crate::peer::message::{self, Announcement, Broadcast};
+use crate::peer::parts::{self, AnswerParts};
+use crate::peer::roster::{ANNOUNCE_INTERVAL, Roster};
+use crate::peer::serve;
 use crate::store::Store;
+use crate::store::peers::Member;
+use crate::store::peers::{PeerAnswer, PeerError, Peers};
 use anyhow::{Context, bail};
 use async_nats::connection::State as Connection;
 use async_nats::{Client, Message, StatusCode, Subscriber};
@@ -19,55 +23,56 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{interval, sleep, timeout};
 
-/// Requests of others that are worked on at a time; more are not begun.
+/// Requests of other processes that are executed concurrently; further ones are rejected before
+/// they start.
 const BUSY: u32 = 1024;
-/// How often others are told how far the log is, at most.
+/// Shortest interval between two announcements of the end of the log.
 const SPACING: Duration = Duration::from_millis(1);
-/// How long the last answers may take.
+/// Timeout of the last answers while stopping.
 const LEAVING: Duration = Duration::from_secs(1);
-/// When others have asked for nothing for so long, nothing of theirs is on its way.
+/// If no request arrives for this long, none is in transit.
 const QUIET: Duration = Duration::from_millis(200);
 
 type Stores = watch::Receiver<Option<Arc<Store>>>;
 
-/// An answer that is not whole yet.
+/// A pending request whose answer is not complete yet.
 #[derive(Debug)]
 struct Waiting {
-    parts: Parts,
-    answer: oneshot::Sender<Result<Bytes, Unanswered>>,
+    parts: AnswerParts,
+    answer: oneshot::Sender<Result<Bytes, PeerError>>,
 }
 
-/// This process among the others.
+/// This process as a peer of the others.
 #[derive(Debug)]
 pub(crate) struct NatsPeers {
     client: Client,
     /// `kine.<id>.rpc`.
     subject: String,
     inbox: String,
-    here: Here,
+    own: Announcement,
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Waiting>>,
     roster: Mutex<Roster>,
     busy: Arc<Semaphore>,
 }
 
-/// What this process hears.
+/// Subscriptions of this process.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Subscriptions {
     answers: Subscriber,
     requests: Subscriber,
     all: Subscriber,
 }
 
 impl NatsPeers {
-    /// Begins to listen.
+    /// Subscribes to answers, requests and broadcasts.
     pub(crate) async fn open(
         client: Client,
         subject: String,
         (member, name): (u64, String),
         client_urls: Vec<String>,
-    ) -> anyhow::Result<(Arc<Self>, Line)> {
-        let here = Here {
+    ) -> anyhow::Result<(Arc<Self>, Subscriptions)> {
+        let own = Announcement {
             member,
             name,
             client_urls,
@@ -79,7 +84,7 @@ impl NatsPeers {
             let subscription = client.subscribe(subject.clone()).await;
             subscription.with_context(|| format!("subscribe to {subject}"))
         };
-        let line = Line {
+        let subscriptions = Subscriptions {
             answers: subscribe(format!("{inbox}.*")).await?,
             requests: subscribe(to_one(&subject, member)).await?,
             all: subscribe(to_all(&subject)).await?,
@@ -88,40 +93,40 @@ impl NatsPeers {
             client,
             subject,
             inbox,
-            here,
+            own,
             next: AtomicU64::new(0),
             waiting: Mutex::default(),
             roster: Mutex::default(),
             busy: Arc::new(Semaphore::new(BUSY as usize)),
         };
-        Ok((Arc::new(peers), line))
+        Ok((Arc::new(peers), subscriptions))
     }
 
-    /// Listens, answers, and tells others how far the log is.
-    pub(crate) async fn run(&self, line: &mut Line, stores: Stores) -> anyhow::Result<()> {
+    /// Receives messages, answers requests, and announces the end of the log.
+    pub(crate) async fn run(&self, subscriptions: &mut Subscriptions, stores: Stores) -> anyhow::Result<()> {
         tokio::select! {
-            result = self.listen(line, stores.clone()) => result,
-            () = self.tell(stores) => bail!("the store has gone"),
+            result = self.listen(subscriptions, stores.clone()) => result,
+            () = self.announce_progress(stores) => bail!("the store was dropped"),
         }
     }
 
-    async fn listen(&self, line: &mut Line, stores: Stores) -> anyhow::Result<()> {
-        let mut tick = interval(EVERY);
+    async fn listen(&self, subscriptions: &mut Subscriptions, stores: Stores) -> anyhow::Result<()> {
+        let mut tick = interval(ANNOUNCE_INTERVAL);
         loop {
             let message = tokio::select! {
-                answer = line.answers.next() => answer.map(|answer| self.on_answer(answer)),
-                request = line.requests.next() => request.map(|request| self.on_request(request, &stores)),
-                said = line.all.next() => said.map(|said| self.on_said(&said, &stores)),
+                answer = subscriptions.answers.next() => answer.map(|answer| self.on_answer(answer)),
+                request = subscriptions.requests.next() => request.map(|request| self.on_request(request, &stores)),
+                message = subscriptions.all.next() => message.map(|message| self.on_broadcast(&message, &stores)),
                 _ = tick.tick() => {
                     let store = stores.borrow().clone();
                     if !store.as_ref().is_some_and(|store| store.is_writer()) || self.has_others() {
                         let full = store.is_some_and(|store| store.is_full());
-                        self.say(&Said::Here(Here { full, ..self.here.clone() })).await;
+                        self.broadcast(&Broadcast::Announcement(Announcement { full, ..self.own.clone() })).await;
                     }
                     Some(())
                 }
             };
-            message.context("the subscriptions of the other processes ended")?;
+            message.context("the subscriptions to other processes ended")?;
         }
     }
 
@@ -131,7 +136,7 @@ impl NatsPeers {
         };
         let mut waiting = self.lock();
         let result = if message.status == Some(StatusCode::NO_RESPONDERS) {
-            Err(Unanswered::NotDelivered)
+            Err(PeerError::NotDelivered)
         } else {
             let Some(whole) = waiting.get_mut(&number) else { return };
             let Some(done) = whole.parts.take(message.headers.as_ref(), &message.payload) else {
@@ -140,7 +145,7 @@ impl NatsPeers {
             done
         };
         if let Some(whole) = waiting.remove(&number) {
-            // Who asked may not wait any more.
+            // The sender of the request may not wait any more.
             let _ = whole.answer.send(result);
         }
     }
@@ -152,7 +157,7 @@ impl NatsPeers {
         tokio::spawn(async move {
             let answer = match (&store, &permit) {
                 (Some(store), Ok(_)) => serve(store, &message.payload).await,
-                _ => message::encode_told(message::Told::NotBegun),
+                _ => message::encode_answer(PeerAnswer::NotStarted),
             };
             for (header, part) in parts::split(&answer) {
                 let reply = reply.clone();
@@ -168,35 +173,35 @@ impl NatsPeers {
         });
     }
 
-    fn on_said(&self, message: &Message, stores: &Stores) {
-        match message::decode_said(&message.payload) {
-            Ok(Said::Stored(sequence)) => {
+    fn on_broadcast(&self, message: &Message, stores: &Stores) {
+        match message::decode_broadcast(&message.payload) {
+            Ok(Broadcast::Stored(sequence)) => {
                 if let Some(store) = &*stores.borrow() {
-                    store.nudge(sequence);
+                    store.notify_appended(sequence);
                 }
             }
-            Ok(Said::Here(here)) => self.roster().hear(here, clock::now()),
-            Ok(Said::Successor(member)) => {
+            Ok(Broadcast::Announcement(peer)) => self.roster().record(peer, clock::now()),
+            Ok(Broadcast::Successor(member)) => {
                 if let Some(store) = &*stores.borrow() {
                     store.name_successor(member);
                 }
             }
-            Err(error) => tracing::debug!(error = %error, "Another process says something unknown"),
+            Err(error) => tracing::debug!(error = %error, "Ignoring a broadcast that this version cannot decode"),
         }
     }
 
-    /// Tells others how far the log is whenever this process made it longer.
-    async fn tell(&self, mut stores: Stores) {
+    /// Announces the end of the log whenever this process appended to it.
+    async fn announce_progress(&self, mut stores: Stores) {
         let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
             return;
         };
-        let mut told = 0;
+        let mut announced = 0;
         loop {
             let changed = store.changed();
             let sequence = store.written();
-            if sequence > told && self.has_others() {
-                told = sequence;
-                self.say(&Said::Stored(sequence)).await;
+            if sequence > announced && self.has_others() {
+                announced = sequence;
+                self.broadcast(&Broadcast::Stored(sequence)).await;
                 sleep(SPACING).await;
             } else {
                 changed.await;
@@ -204,47 +209,48 @@ impl NatsPeers {
         }
     }
 
-    /// Whether another process was heard of lately.
+    /// Whether another process announced itself lately.
     fn has_others(&self) -> bool {
         let members = self.roster().members(clock::now());
-        members.iter().any(|member| member.id != self.here.member)
+        members.iter().any(|member| member.id != self.own.member)
     }
 
-    async fn say(&self, said: &Said) {
+    async fn broadcast(&self, message: &Broadcast) {
         if self.client.connection_state() == Connection::Connected {
-            // Nobody relies on it.
+            // Delivery is not required.
             let _ = self
                 .client
-                .publish(to_all(&self.subject), message::encode_said(said))
+                .publish(to_all(&self.subject), message::encode_broadcast(message))
                 .await;
         }
     }
 
-    /// Says how far the log is and that this process goes, so that others ask no more, and answers what they asked by then:
-    /// they cannot know otherwise that it was not begun. The subscription stays open meanwhile. What the server has sent when
-    /// it hears of its end is still to come, and [`Subscriber::drain`] does not wait for it: async-nats 0.51 forgets the
-    /// subscription with whatever the connection does next.
-    pub(crate) async fn leave(&self, line: &mut Line, stores: &Stores) {
+    /// Announces the end of the log and that this process is stopping, so that others send no
+    /// further requests. It then answers the requests that are already in transit: their senders
+    /// could not know otherwise that these were not started. The subscription stays open meanwhile.
+    /// [`Subscriber::drain`] does not wait for messages that the server had sent before it learned
+    /// of the end: async-nats 0.51 drops the subscription with the next action of the connection.
+    pub(crate) async fn leave(&self, subscriptions: &mut Subscriptions, stores: &Stores) {
         let store = stores.borrow().clone();
         let quiet = if self.has_others() { QUIET } else { Duration::ZERO };
         let work = async {
             if let Some(store) = store {
-                self.say(&Said::Stored(store.sequence())).await;
+                self.broadcast(&Broadcast::Stored(store.sequence())).await;
             }
             let leaving = true;
-            self.say(&Said::Here(Here {
+            self.broadcast(&Broadcast::Announcement(Announcement {
                 leaving,
-                ..self.here.clone()
+                ..self.own.clone()
             }))
             .await;
-            while let Ok(Some(request)) = timeout(quiet, line.requests.next()).await {
+            while let Ok(Some(request)) = timeout(quiet, subscriptions.requests.next()).await {
                 self.on_request(request, stores);
             }
             let _ = self.busy.acquire_many(BUSY).await;
             let _ = self.client.flush().await;
         };
         if timeout(LEAVING, work).await.is_err() {
-            tracing::warn!("Other processes may not have the last answers");
+            tracing::warn!("Timed out sending the last answers to other processes");
         }
     }
 
@@ -257,7 +263,7 @@ impl NatsPeers {
     }
 }
 
-/// Takes a request off the list when nobody waits for it any more.
+/// Removes a request from the list of pending ones when it is dropped.
 struct Listed<'a>(&'a NatsPeers, u64);
 
 impl Drop for Listed<'_> {
@@ -268,36 +274,44 @@ impl Drop for Listed<'_> {
 
 impl Peers for NatsPeers {
     fn member(&self) -> u64 {
-        self.here.member
+        self.own.member
     }
 
-    fn ask(&self, member: u64, request: Bytes) -> BoxFuture<'_, Result<Bytes, Unanswered>> {
+    fn ask<'a>(
+        &'a self,
+        member: u64,
+        epoch: u64,
+        command: &'a Command,
+    ) -> BoxFuture<'a, Result<PeerAnswer, PeerError>> {
         Box::pin(async move {
+            let request = message::encode_request(epoch, command);
             if self.client.connection_state() != Connection::Connected {
-                return Err(Unanswered::NotDelivered);
+                return Err(PeerError::NotDelivered);
             }
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let (answer, answered) = oneshot::channel();
-            let parts = Parts::default();
+            let parts = AnswerParts::default();
             self.lock().insert(number, Waiting { parts, answer });
             let _listed = Listed(self, number);
             let reply = format!("{}.{number}", self.inbox);
             let sent = self
                 .client
                 .publish_with_reply(to_one(&self.subject, member), reply, request);
-            sent.await.map_err(|_| Unanswered::NotDelivered)?;
-            answered.await.unwrap_or(Err(Unanswered::Unknown))
+            sent.await.map_err(|_| PeerError::NotDelivered)?;
+            let answer = answered.await.unwrap_or(Err(PeerError::Unknown))?;
+            // The writer may have executed a request whose answer cannot be decoded.
+            message::decode_answer(&answer).map_err(|_| PeerError::Unknown)
         })
     }
 
     fn name_successor(&self, member: u64) -> BoxFuture<'_, ()> {
-        Box::pin(async move { self.say(&Said::Successor(member)).await })
+        Box::pin(async move { self.broadcast(&Broadcast::Successor(member)).await })
     }
 
     fn members(&self) -> Vec<Member> {
         let mut roster = self.roster();
-        // Whatever the connection does, this one is there.
-        roster.hear(self.here.clone(), clock::now());
+        // This process is a member even without a connection.
+        roster.record(self.own.clone(), clock::now());
         roster.members(clock::now())
     }
 }

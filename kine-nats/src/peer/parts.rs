@@ -1,19 +1,20 @@
-//! An answer in parts, where one message does not hold it. Behind each part stands whether it is the last one; its number
-//! stands in a header, which processes of earlier versions neither send nor read.
+//! Splits an answer that exceeds one message into parts. A flag behind each part marks the last
+//! one. The number of the part is in a header, which processes of earlier versions neither send nor
+//! read.
 
-use super::Unanswered;
+use crate::store::peers::PeerError;
 use async_nats::HeaderMap;
 use bytes::Bytes;
 
-/// Bytes of an answer that one message takes; every server takes twice as many.
+/// Bytes of an answer in one message; every server accepts twice as many.
 const PART: usize = 1 << 20;
-/// What stands behind a part.
+/// Flags behind a part.
 const MORE: u8 = 0;
 const LAST: u8 = 1;
-/// The header of a part: its number, from 0.
+/// Header with the number of a part, from 0.
 const HEADER: &str = "Yoke-Part";
 
-/// An answer as messages; one that a single message holds has no header.
+/// Splits an answer into messages. An answer that fits into one message has no header.
 pub(super) fn split(answer: &[u8]) -> impl Iterator<Item = (Option<HeaderMap>, Bytes)> {
     let count = answer.len().div_ceil(PART);
     answer.chunks(PART).enumerate().map(move |(number, part)| {
@@ -27,21 +28,22 @@ pub(super) fn split(answer: &[u8]) -> impl Iterator<Item = (Option<HeaderMap>, B
     })
 }
 
-/// An answer that is not whole yet.
+/// The received parts of an answer.
 #[derive(Debug, Default)]
-pub(super) struct Parts {
+pub(super) struct AnswerParts {
     bytes: Vec<u8>,
-    /// How many there are.
+    /// Number of received parts.
     taken: usize,
 }
 
-impl Parts {
-    /// Takes a part. Answers the whole when there is no more to come; or, when one is missing, that there is no answer.
-    pub(super) fn take(&mut self, header: Option<&HeaderMap>, payload: &[u8]) -> Option<Result<Bytes, Unanswered>> {
+impl AnswerParts {
+    /// Adds a part. Returns the complete answer after the last part, or an error if a part is
+    /// missing.
+    pub(super) fn take(&mut self, header: Option<&HeaderMap>, payload: &[u8]) -> Option<Result<Bytes, PeerError>> {
         let (flag, part) = payload.split_last()?;
         let number = header.and_then(|header| header.get(HEADER));
         if number.is_some_and(|number| number.as_str() != self.taken.to_string()) {
-            return Some(Err(Unanswered::Unknown));
+            return Some(Err(PeerError::Unknown));
         }
         self.taken += 1;
         self.bytes.extend_from_slice(part);
@@ -53,10 +55,10 @@ impl Parts {
 mod tests {
     use super::*;
 
-    /// What comes of some of the messages of an answer, in this order.
-    fn join(answer: &[u8], order: &[usize]) -> Option<Result<Bytes, Unanswered>> {
+    /// The result of receiving some of the messages of an answer, in this order.
+    fn join(answer: &[u8], order: &[usize]) -> Option<Result<Bytes, PeerError>> {
         let messages: Vec<_> = split(answer).collect();
-        let mut parts = Parts::default();
+        let mut parts = AnswerParts::default();
         let mut taken = order.iter().map(|at| {
             let (header, payload) = &messages[*at];
             parts.take(header.as_ref(), payload)
@@ -71,10 +73,10 @@ mod tests {
         for (name, order, expected) in [
             ("all", &[0, 1, 2][..], &whole),
             ("no end", &[0, 1], &None),
-            ("the last one alone", &[2], &Some(Err(Unanswered::Unknown))),
-            ("not the first", &[1, 2], &Some(Err(Unanswered::Unknown))),
-            ("a gap", &[0, 2], &Some(Err(Unanswered::Unknown))),
-            ("one twice", &[0, 0, 1, 2], &Some(Err(Unanswered::Unknown))),
+            ("the last one alone", &[2], &Some(Err(PeerError::Unknown))),
+            ("not the first", &[1, 2], &Some(Err(PeerError::Unknown))),
+            ("a gap", &[0, 2], &Some(Err(PeerError::Unknown))),
+            ("one twice", &[0, 0, 1, 2], &Some(Err(PeerError::Unknown))),
         ] {
             assert!(join(&answer, order) == *expected, "{name}");
         }
@@ -90,9 +92,9 @@ mod tests {
 
     #[test]
     fn a_writer_of_an_earlier_version_is_understood() {
-        let mut parts = Parts::default();
+        let mut parts = AnswerParts::default();
         assert_eq!(parts.take(None, b"a\x00"), None);
         assert_eq!(parts.take(None, b"b\x01"), Some(Ok(Bytes::from_static(b"ab"))));
-        assert_eq!(Parts::default().take(None, b""), None);
+        assert_eq!(AnswerParts::default().take(None, b""), None);
     }
 }

@@ -1,41 +1,32 @@
-//! The processes that were heard of lately. Times come in as arguments.
+//! The processes that announced themselves lately. Times are passed in.
 
-use super::message::Here;
+use crate::peer::message::Announcement;
+use crate::store::peers::Member;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A process that heard of others, or does not write, says that it is there this often. A writer without others says nothing:
-/// one that begins is heard first.
-pub(crate) const EVERY: Duration = Duration::from_secs(1);
-/// One that was not heard of for this long is gone.
-const GONE: Duration = Duration::from_secs(5);
+/// Announcement interval of a process that knows others, or is not the writer. A writer without
+/// others is silent: a new process announces itself first.
+pub(crate) const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
+/// A process that did not announce itself for this long counts as gone.
+const ABSENT_AFTER: Duration = Duration::from_secs(5);
 
-/// A process of the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Member {
-    pub(crate) id: u64,
-    pub(crate) name: String,
-    pub(crate) client_urls: Vec<String>,
-    /// Its log is nearly full.
-    pub(crate) full: bool,
-}
-
-/// Who was heard of, and when last.
+/// The newest announcement of each process, with its time.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     seen: BTreeMap<u64, (Duration, Member)>,
 }
 
 impl Roster {
-    /// Notes what a process says of itself.
-    pub(crate) fn hear(&mut self, here: Here, now: Duration) {
-        let Here {
+    /// Records the announcement of a process.
+    pub(crate) fn record(&mut self, announcement: Announcement, now: Duration) {
+        let Announcement {
             member: id,
             name,
             client_urls,
             leaving,
             full,
-        } = here;
+        } = announcement;
         if leaving {
             self.seen.remove(&id);
         } else {
@@ -47,12 +38,12 @@ impl Roster {
             };
             self.seen.insert(id, (now, member));
         }
-        self.seen.retain(|_, (heard, _)| now <= *heard + GONE);
+        self.seen.retain(|_, (heard, _)| now <= *heard + ABSENT_AFTER);
     }
 
-    /// Those that are there.
+    /// The processes whose announcement is recent enough.
     pub(crate) fn members(&self, now: Duration) -> Vec<Member> {
-        let there = self.seen.values().filter(|(heard, _)| now <= *heard + GONE);
+        let there = self.seen.values().filter(|(heard, _)| now <= *heard + ABSENT_AFTER);
         there.map(|(_, member)| member.clone()).collect()
     }
 }
@@ -63,7 +54,7 @@ mod tests {
 
     #[test]
     fn who_is_silent_or_leaves_is_gone() {
-        let here = |member: u64, leaving: bool| Here {
+        let announcement = |member: u64, leaving: bool| Announcement {
             member,
             name: String::new(),
             client_urls: Vec::new(),
@@ -72,16 +63,16 @@ mod tests {
         };
         let second = Duration::from_secs(1);
         let mut roster = Roster::default();
-        roster.hear(here(1, false), second);
-        roster.hear(here(2, false), 4 * second);
+        roster.record(announcement(1, false), second);
+        roster.record(announcement(2, false), 4 * second);
         let ids = |roster: &Roster, now: u32| -> Vec<u64> {
             roster.members(now * second).iter().map(|member| member.id).collect()
         };
         assert_eq!(ids(&roster, 6), [1, 2]);
         assert_eq!(ids(&roster, 7), [2]);
-        roster.hear(here(1, false), 8 * second);
+        roster.record(announcement(1, false), 8 * second);
         assert_eq!(ids(&roster, 9), [1, 2]);
-        roster.hear(here(1, true), 9 * second);
+        roster.record(announcement(1, true), 9 * second);
         assert_eq!(ids(&roster, 9), [2]);
         assert_eq!(ids(&roster, 10), [0; 0]);
     }

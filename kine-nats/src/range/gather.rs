@@ -1,22 +1,22 @@
-//! Reads a range at one revision, some keys at a time: between two steps the store may be written, and even compacted as
-//! long as the revision is held.
+//! Reads a range at one revision, some keys at a time. Between two steps the store may be written,
+//! and even compacted as long as the revision is pinned.
 
-use super::Selection;
 use crate::mvcc::{Item, Mvcc};
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
+use crate::range::Selection;
 use bytes::Bytes;
 
-/// Keys that are looked at while the store is locked.
+/// Keys that are visited while the store is locked.
 pub(crate) const SLICE: usize = 4096;
 
-/// A range on its way.
+/// A range that is being read.
 #[derive(Debug)]
 pub(crate) struct Gathering<'r> {
     selection: Selection<'r, Item>,
-    /// The first key that was not looked at.
+    /// The first key that was not visited.
     from: Bytes,
     revision: i64,
-    /// How many keys there are, when not all were looked at.
+    /// Number of keys in the range, if not all were visited.
     count: Option<i64>,
 }
 
@@ -34,7 +34,7 @@ impl<'r> Gathering<'r> {
         self.revision
     }
 
-    /// Looks at some more keys. Answers whether there are still more.
+    /// Visits some more keys. Returns whether more remain.
     pub(crate) fn step(&mut self, mvcc: &Mvcc) -> bool {
         let request = self.selection.request;
         let next = mvcc.visit_part(&self.from, &request.range_end, self.revision, SLICE, |item| {
@@ -49,7 +49,7 @@ impl<'r> Gathering<'r> {
         true
     }
 
-    /// The answer; it has no header.
+    /// Builds the response; it has no header.
     pub(crate) fn finish(self) -> RangeResponse {
         let count = self.count.unwrap_or(self.selection.seen);
         self.selection.answer(count)

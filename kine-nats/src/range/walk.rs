@@ -1,57 +1,57 @@
-//! Reads a range in pages at one revision, for RangeStream: between two pages nothing is held, neither the store nor what
-//! was read. Put together, the pages say what a Range at the beginning would have said.
+//! Reads a range in pages at one revision, for RangeStream. Between two pages neither the store nor
+//! the read data is held. Together the pages equal a Range at the start of the walk.
 //!
 //! ```text
 //! begin ─► Step ─► step ─► Step ─► … ─► Last     each under the lock, for SLICE keys at most
 //!                   │
-//!                   └─► Compacted: what is left cannot be read any more
+//!                   └─► Compacted: the rest can no longer be read
 //! ```
 
-use super::{check_revision, range, revision};
+use crate::error::RpcError;
 use crate::mvcc::Mvcc;
 use crate::proto::etcdserverpb::range_request::SortTarget;
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::refusal::Refusal;
+use crate::range::{check_revision, range, revision};
 use bytes::Bytes;
 
-/// A page takes no more keys from this size on. A client that lists everything has a stream for each kind of objects, and
-/// each holds about two pages.
+/// Target bytes of a page. A client that lists everything has a stream for each resource, and each
+/// stream holds about two pages.
 const PAGE: usize = 128 * 1024;
-/// Keys that are looked at while the store is locked.
+/// Keys that are visited while the store is locked.
 const SLICE: usize = 4096;
 
-/// A range on its way.
+/// A range that is being read.
 #[derive(Debug)]
 pub(crate) struct Walk {
-    /// The first key that was not looked at.
+    /// The first key that was not visited.
     from: Bytes,
     end: Bytes,
     revision: i64,
-    /// What the store was at when the walk began.
+    /// Newest revision of the store when the walk started.
     visible: i64,
-    /// 0 for none.
+    /// 0 means no limit.
     limit: usize,
     keys_only: bool,
-    /// Keys in the pages before.
-    told: usize,
+    /// Number of keys in the previous pages.
+    sent_keys: usize,
     page: Vec<Bytes>,
     size: usize,
 }
 
-/// How far a walk came.
+/// Progress of a walk.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The page is not full yet.
     Looking,
-    /// Encoded keys, and more behind them.
+    /// Encoded keys; more follow.
     Page(Vec<Bytes>),
-    /// The last keys, with what is said at the end of a Range. It has no header.
+    /// The last keys, with the fields at the end of a Range. The response has no header.
     Last(RangeResponse),
 }
 
 impl Walk {
-    /// Begins to read what `validate::check_range_stream` let pass.
-    pub(crate) fn begin(mvcc: &Mvcc, request: &RangeRequest) -> Result<(Self, Step), Refusal> {
+    /// Starts to read a range that `validate::check_range_stream` accepted.
+    pub(crate) fn begin(mvcc: &Mvcc, request: &RangeRequest) -> Result<(Self, Step), RpcError> {
         let visible = mvcc.visible();
         check_revision(request.revision, visible, mvcc.compacted())?;
         let mut walk = Self {
@@ -61,12 +61,12 @@ impl Walk {
             visible,
             limit: usize::try_from(request.limit).unwrap_or(0),
             keys_only: request.keys_only,
-            told: 0,
+            sent_keys: 0,
             page: Vec::new(),
             size: 0,
         };
-        // What is sorted by something else than the keys, without a word about the order, comes in one piece. etcd sorts
-        // each page by itself, and goes on from where the sorted page ends.
+        // A range that is sorted by anything but the key, without a sort order, is returned in one
+        // piece. etcd sorts each page by itself, and continues from the end of the sorted page.
         let whole = request.count_only || request.sort_target() != SortTarget::Key;
         let step = if whole {
             Step::Last(range(mvcc, request, walk.revision))
@@ -76,16 +76,16 @@ impl Walk {
         Ok((walk, step))
     }
 
-    /// What the store was at when the walk began.
+    /// Newest revision of the store when the walk started.
     pub(crate) fn visible(&self) -> i64 {
         self.visible
     }
 
-    /// Looks at some more keys. There is nothing to step to behind [`Step::Last`].
-    pub(crate) fn step(&mut self, mvcc: &Mvcc) -> Result<Step, Refusal> {
+    /// Visits some more keys. [`Step::Last`] ends the walk.
+    pub(crate) fn step(&mut self, mvcc: &Mvcc) -> Result<Step, RpcError> {
         check_revision(self.revision, mvcc.visible(), mvcc.compacted())?;
         let Self { page, size, .. } = self;
-        let (left, keys_only) = (self.limit.saturating_sub(self.told), self.keys_only);
+        let (left, keys_only) = (self.limit.saturating_sub(self.sent_keys), self.keys_only);
         let is_cut = |page: &Vec<Bytes>| self.limit > 0 && page.len() == left;
         let mut full = false;
         let next = mvcc.visit_part(&self.from, &self.end, self.revision, SLICE, |item| {
@@ -113,17 +113,17 @@ impl Walk {
             return Ok(self.last(mvcc.count(&self.from, &self.end, self.revision)));
         }
         self.size = 0;
-        self.told += self.page.len();
+        self.sent_keys += self.page.len();
         Ok(Step::Page(std::mem::take(&mut self.page)))
     }
 
     fn last(&mut self, behind: i64) -> Step {
-        let told = (self.told + self.page.len()) as i64;
+        let sent_keys = (self.sent_keys + self.page.len()) as i64;
         Step::Last(RangeResponse {
             header: None,
             kvs: std::mem::take(&mut self.page),
             more: behind > 0,
-            count: told + behind,
+            count: sent_keys + behind,
         })
     }
 }

@@ -1,25 +1,26 @@
 //! The chunks of a snapshot: encoded versions in the form of a record's operations.
 
 use crate::codec::{CodecError, Operation, Operations, Reader, decode_operations, operation_bytes, seal, unseal};
-use crate::snapshot::Pin;
+use crate::snapshot::point::SnapshotPoint;
 use crate::state::State;
 use bytes::Bytes;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 const MAGIC: &[u8] = b"KNS1";
-/// A chunk is full from this size on; one more version of at most 1.5 MiB may follow.
+/// A chunk that has reached this size is full. One more version of at most 1.5 MiB may have been
+/// added to it.
 const FULL: usize = 384 * 1024;
-/// Keys and changes that are looked at while the store is locked.
+/// Keys and changes that are visited while the store is locked.
 const PAGE: usize = 2048;
 
-/// Which part of the snapshot a chunk belongs to.
+/// The part of the snapshot that a chunk belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Section {
     /// Versions older than the history, by key.
     Base,
     /// Changes since the compact revision, in order.
     History,
-    /// Leases; they come first, because keys hang on them.
+    /// Leases; they come first, because keys are attached to them.
     Leases,
 }
 
@@ -76,8 +77,9 @@ fn encode(number: u32, section: Section, operations: &Operations) -> (Bytes, u64
     (Bytes::from(out), hash)
 }
 
-/// Walks a store in pieces, so that it is never locked for long, and cuts what it finds into chunks. The store's history
-/// must not be trimmed meanwhile; that is why trims and snapshots are one job slot of the writer.
+/// Walks a store in pieces and cuts it into chunks, so that the store is never locked for long. The
+/// history must not be trimmed meanwhile; trims and snapshots therefore share one job slot of the
+/// writer.
 #[derive(Debug)]
 pub(crate) struct Chunks<'a> {
     state: &'a RwLock<State>,
@@ -91,16 +93,16 @@ pub(crate) struct Chunks<'a> {
 
 #[derive(Debug)]
 enum Place {
-    /// How many leases are done.
+    /// Number of leases that are done.
     Leases(usize),
     Base(Bytes),
-    /// The next change: its revision, and how many of that revision are done.
+    /// The next change: its revision, and how many changes of that revision are done.
     History(i64, usize),
     End,
 }
 
 impl<'a> Chunks<'a> {
-    pub(crate) fn new(state: &'a RwLock<State>, pin: &'a Pin) -> Self {
+    pub(crate) fn new(state: &'a RwLock<State>, pin: &'a SnapshotPoint) -> Self {
         Self {
             state,
             leases: &pin.leases,

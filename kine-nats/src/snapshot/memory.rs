@@ -1,7 +1,7 @@
-//! A stream of messages in memory, which can refuse.
+//! A stream of messages in memory, for tests. It can reject messages.
 
-use super::Messages;
 use crate::log::LogError;
+use crate::snapshot::messages::Messages;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,11 +12,11 @@ use tokio::time::sleep;
 struct Inner {
     last: u64,
     messages: BTreeMap<u64, (String, Bytes)>,
-    /// How many messages are taken until none is.
+    /// Number of messages that are accepted before all are rejected.
     left: Option<u32>,
-    /// How long it takes to store a message, or to read some.
+    /// Duration of storing a message, or of reading some.
     slowness: Duration,
-    /// A message that it cannot read, and behind which it finds none.
+    /// A message that cannot be read, and behind which none is found.
     unreadable: Option<u64>,
 }
 
@@ -31,12 +31,12 @@ impl MemoryMessages {
         self.inner.lock().unwrap()
     }
 
-    /// Takes so many messages and no more; `None` for all.
+    /// Accepts this many messages and no more; `None` accepts all.
     pub(crate) fn set_left(&self, left: Option<u32>) {
         self.lock().left = left;
     }
 
-    /// Takes so long for each message.
+    /// Sets the duration of each operation.
     pub(crate) fn set_slowness(&self, slowness: Duration) {
         self.lock().slowness = slowness;
     }
@@ -49,12 +49,12 @@ impl MemoryMessages {
         }
     }
 
-    /// How many messages were ever taken.
+    /// Number of messages that were ever accepted.
     pub(crate) fn stored(&self) -> u64 {
         self.lock().last
     }
 
-    /// Subjects, with how many messages each has.
+    /// Subjects, with the number of messages of each.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
         for (subject, _) in self.lock().messages.values() {
@@ -63,7 +63,7 @@ impl MemoryMessages {
         counts
     }
 
-    /// All that is there, by sequence.
+    /// All messages, by sequence.
     pub(crate) fn all(&self) -> Vec<(u64, Bytes)> {
         let messages = &self.lock().messages;
         messages
@@ -72,19 +72,19 @@ impl MemoryMessages {
             .collect()
     }
 
-    /// Has it find nothing where the newest message of a subject is, as a server does that finds it damaged.
+    /// Hides the newest message of a subject, like a server that finds it corrupt.
     pub(crate) fn hide(&self, subject: &str) {
         let mut inner = self.lock();
         let newest = inner.messages.iter().rev().find(|(_, (found, _))| found == subject);
         inner.unreadable = newest.map(|(sequence, _)| *sequence);
     }
 
-    /// Puts something else in the place of a message.
+    /// Replaces the payload of a message.
     pub(crate) fn replace(&self, sequence: u64, payload: Bytes) {
         self.lock().messages.get_mut(&sequence).unwrap().1 = payload;
     }
 
-    /// Damages the newest message of a subject.
+    /// Corrupts the newest message of a subject.
     pub(crate) fn damage(&self, subject: &str) {
         let mut inner = self.lock();
         let newest = inner.messages.values_mut().rev().find(|(found, _)| found == subject);

@@ -1,10 +1,15 @@
-//! Snapshots in streams of their own: in one, or in two by turns. A server that finds a damaged message when it starts drops
-//! what is behind it in that file, which may be all snapshots of a stream; what is in the other one is not concerned.
+//! Snapshots in streams of their own: all in one, or by turns in two. A server that finds a corrupt
+//! message at its start drops everything behind it in that file. That may be all snapshots of one
+//! stream; those in the other stream are not affected.
 
-use super::chunk::Chunks;
-use super::{Chunk, Manifest, Messages, Pin, Rests, Snapshot, SnapshotError, Written};
-use crate::log::{Log, LogError, Passing};
-use crate::session::Session;
+use crate::log::fencing::FencingState;
+use crate::log::{Log, LogError, Transient};
+use crate::snapshot::chunk::{Chunk, Chunks};
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::manifest::{Manifest, Snapshot, Written};
+use crate::snapshot::messages::Messages;
+use crate::snapshot::point::SnapshotPoint;
+use crate::snapshot::rate_limit::Pauses;
 use crate::state::State;
 use std::sync::{Arc, RwLock};
 use tokio::sync::{Mutex, watch};
@@ -12,28 +17,29 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// One stream for snapshots.
 #[derive(Debug, Clone)]
-pub(super) struct Shelf<M> {
+pub(super) struct Location<M> {
     pub(super) stream: M,
     pub(super) prefix: String,
 }
 
-/// A manifest, and where it is.
-struct Kept<'a, M> {
-    shelf: &'a Shelf<M>,
+/// A manifest with its location.
+struct StoredManifest<'a, M> {
+    location: &'a Location<M>,
     sequence: u64,
     manifest: Manifest,
 }
 
-/// The snapshots' streams, and the log that snapshots shorten.
+/// The streams of the snapshots, and the log that snapshots truncate.
 #[derive(Debug)]
 pub(crate) struct Snapshots<M, L> {
-    /// The floor is here, too.
-    pub(super) main: Shelf<M>,
-    spare: Option<Shelf<M>>,
+    /// Also holds the low watermark.
+    pub(super) main: Location<M>,
+    spare: Option<Location<M>>,
     log: Arc<L>,
-    /// Held while a floor is stored: one that is lifted must not come behind a higher one.
-    pub(super) floor: Arc<Mutex<()>>,
-    /// Where snapshots rest: whether somebody waits for the one under way.
+    /// Locked while a low watermark is stored: one that is stored again must not land behind a
+    /// higher one.
+    pub(super) low_watermark: Arc<Mutex<()>>,
+    /// Whether something waits for the snapshot in progress. `None` if snapshots do not pause.
     hurried: Option<watch::Receiver<bool>>,
 }
 
@@ -43,13 +49,13 @@ impl<M: Clone, L> Clone for Snapshots<M, L> {
             main: self.main.clone(),
             spare: self.spare.clone(),
             log: Arc::clone(&self.log),
-            floor: Arc::clone(&self.floor),
+            low_watermark: Arc::clone(&self.low_watermark),
             hurried: self.hurried.clone(),
         }
     }
 }
 
-impl<M: Messages> Shelf<M> {
+impl<M: Messages> Location<M> {
     fn manifests(&self) -> String {
         format!("{}.m", self.prefix)
     }
@@ -60,9 +66,9 @@ impl<M: Messages> Shelf<M> {
 
     async fn write(
         &self,
-        (state, pin): (&RwLock<State>, &Pin),
+        (state, pin): (&RwLock<State>, &SnapshotPoint),
         name: String,
-        rests: &mut Rests,
+        pauses: &mut Pauses,
     ) -> Result<Manifest, SnapshotError> {
         let subject = self.chunks(&name);
         let mut written = Written {
@@ -78,7 +84,7 @@ impl<M: Messages> Shelf<M> {
                 written.first = stored;
             }
             written.chunks += 1;
-            rests.rest().await;
+            pauses.pause().await;
         }
         written.digest = digest.digest();
         let manifest = Manifest::new(pin, written);
@@ -86,8 +92,9 @@ impl<M: Messages> Shelf<M> {
         Ok(manifest)
     }
 
-    /// Removes chunks below a sequence that no manifest names. A manifest that cannot be read may name any of them.
-    async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
+    /// Removes chunks below a sequence that no manifest names. Does nothing if a manifest is
+    /// unreadable, because it may name any of them.
+    async fn remove_orphans(&self, sequence: u64) -> Result<(), SnapshotError> {
         let begin = self.chunks("");
         let counts = self.stream.subjects(&format!("{}.>", self.prefix)).await?;
         let manifests = self.list().await?;
@@ -109,8 +116,8 @@ impl<M: Messages> Shelf<M> {
     }
 
     /// Manifests that can be read.
-    async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
-        // A server may find nothing where it finds damage: at the end, or from there on.
+    async fn list(&self) -> Result<Vec<StoredManifest<'_, M>>, SnapshotError> {
+        // A server may find nothing where it finds corruption: at the end, or from there on.
         let newest = self.stream.last(&self.manifests()).await?;
         let (mut manifests, mut from) = (Vec::new(), 1);
         loop {
@@ -121,28 +128,28 @@ impl<M: Messages> Shelf<M> {
             };
             from = sequence + 1;
             match Manifest::decode(&message) {
-                Ok(manifest) => manifests.push(Kept {
-                    shelf: self,
+                Ok(manifest) => manifests.push(StoredManifest {
+                    location: self,
                     sequence,
                     manifest,
                 }),
-                Err(error) => tracing::error!(sequence, error = %error, "A snapshot's manifest is damaged"),
+                Err(error) => tracing::error!(sequence, error = %error, "The manifest of a snapshot is corrupt"),
             }
         }
     }
 
     async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {
         let mut snapshot = manifest.begin();
-        self.walk(manifest, &mut Rests::new(None), |chunk| snapshot.load(chunk))
+        self.walk(manifest, &mut Pauses::new(None), |chunk| snapshot.load(chunk))
             .await?;
         Ok(snapshot.finish())
     }
 
-    /// Reads the chunks of a snapshot, all of them or to the first that is damaged.
+    /// Reads the chunks of a snapshot, up to the last or to the first corrupt one.
     async fn walk(
         &self,
         manifest: &Manifest,
-        rests: &mut Rests,
+        pauses: &mut Pauses,
         mut take: impl FnMut(Chunk),
     ) -> Result<(), SnapshotError> {
         let subject = self.chunks(&manifest.name);
@@ -163,7 +170,7 @@ impl<M: Messages> Shelf<M> {
                 next = sequence + 1;
                 number += 1;
             }
-            rests.rest().await;
+            pauses.pause().await;
         }
         if digest.digest() == manifest.digest {
             Ok(())
@@ -173,7 +180,7 @@ impl<M: Messages> Shelf<M> {
     }
 }
 
-impl<M> Kept<'_, M> {
+impl<M> StoredManifest<'_, M> {
     /// Sequence of its first message.
     fn first(&self) -> u64 {
         match self.manifest.chunks {
@@ -184,25 +191,25 @@ impl<M> Kept<'_, M> {
 }
 
 impl<M: Messages, L: Log> Snapshots<M, L> {
-    /// In one stream; `prefix` is `kine.<id>.snap`.
+    /// Uses one stream; `prefix` is `kine.<id>.snap`.
     pub(crate) fn new(stream: M, prefix: String, log: Arc<L>) -> Self {
         Self {
-            main: Shelf { stream, prefix },
+            main: Location { stream, prefix },
             spare: None,
             log,
-            floor: Arc::default(),
+            low_watermark: Arc::default(),
             hurried: None,
         }
     }
 
-    /// Has a second stream take every other snapshot.
+    /// Adds a second stream for every other snapshot.
     pub(crate) fn with_spare(mut self, stream: M, prefix: String) -> Self {
-        self.spare = Some(Shelf { stream, prefix });
+        self.spare = Some(Location { stream, prefix });
         self
     }
 
-    /// Has snapshots rest as long as nobody waits for them.
-    pub(crate) fn resting(&self, hurried: watch::Receiver<bool>) -> Self {
+    /// Lets snapshots pause as long as nothing waits for them.
+    pub(crate) fn with_pauses(&self, hurried: watch::Receiver<bool>) -> Self {
         let hurried = Some(hurried);
         Self {
             hurried,
@@ -210,96 +217,108 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         }
     }
 
-    fn shelves(&self) -> impl Iterator<Item = &Shelf<M>> {
+    fn locations(&self) -> impl Iterator<Item = &Location<M>> {
         std::iter::once(&self.main).chain(&self.spare)
     }
 
-    /// Stores a snapshot of what is pinned, then drops what it makes superfluous. Answers the bytes it took.
-    pub(crate) async fn keep(&self, state: &RwLock<State>, pin: &Pin) -> Result<u64, SnapshotError> {
-        let mut rests = Rests::new(self.hurried.as_ref());
-        let manifest = self.store(state, pin, &mut rests).await?;
-        self.tidy(&manifest, &mut rests).await?;
+    /// Stores a snapshot of the pinned state, then purges what it supersedes. Returns its size in
+    /// bytes.
+    pub(crate) async fn store_and_purge(
+        &self,
+        state: &RwLock<State>,
+        pin: &SnapshotPoint,
+    ) -> Result<u64, SnapshotError> {
+        let mut pauses = Pauses::new(self.hurried.as_ref());
+        let manifest = self.store(state, pin, &mut pauses).await?;
+        self.purge_superseded(&manifest, &mut pauses).await?;
         Ok(manifest.bytes)
     }
 
-    /// Stores a snapshot of what is pinned, for somebody who waits.
-    pub(crate) async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
-        self.store(state, pin, &mut Rests::new(None)).await
+    /// Stores a snapshot of the pinned state without pauses, and purges nothing.
+    pub(crate) async fn save(&self, state: &RwLock<State>, pin: &SnapshotPoint) -> Result<Manifest, SnapshotError> {
+        self.store(state, pin, &mut Pauses::new(None)).await
     }
 
-    async fn store(&self, state: &RwLock<State>, pin: &Pin, rests: &mut Rests) -> Result<Manifest, SnapshotError> {
-        let Session { sequence, writer, .. } = pin.session;
-        self.remove_strays(sequence).await?;
-        let shelf = match (&self.spare, self.whole().await?.last()) {
-            (Some(spare), Some(newest)) if std::ptr::eq(newest.shelf, &self.main) => spare,
+    async fn store(
+        &self,
+        state: &RwLock<State>,
+        pin: &SnapshotPoint,
+        pauses: &mut Pauses,
+    ) -> Result<Manifest, SnapshotError> {
+        let FencingState { sequence, writer, .. } = pin.fencing;
+        self.remove_orphans(sequence).await?;
+        let location = match (&self.spare, self.complete().await?.last()) {
+            (Some(spare), Some(newest)) if std::ptr::eq(newest.location, &self.main) => spare,
             _ => &self.main,
         };
         let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
-        let subject = shelf.chunks(&name);
-        let saved = shelf.write((state, pin), name, rests).await;
-        if saved.is_err()
-            && let Err(error) = shelf.stream.purge_subject(&subject).await
+        let subject = location.chunks(&name);
+        let manifest_result = location.write((state, pin), name, pauses).await;
+        if manifest_result.is_err()
+            && let Err(error) = location.stream.purge_subject(&subject).await
         {
             // The next snapshot removes them.
-            tracing::debug!(error = %error, "The chunks of a failed snapshot stay for now");
+            tracing::debug!(error = %error, "Cannot remove the chunks of a failed snapshot; the next snapshot removes them");
         }
-        saved
+        manifest_result
     }
 
-    /// Removes chunks below a sequence that no manifest names. One at or above a writer's own may still become a snapshot.
-    pub(crate) async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
-        for shelf in self.shelves() {
-            shelf.remove_strays(sequence).await?;
+    /// Removes chunks below a sequence that no manifest names. Chunks at or above a writer's own
+    /// sequence may still become a snapshot.
+    pub(crate) async fn remove_orphans(&self, sequence: u64) -> Result<(), SnapshotError> {
+        for location in self.locations() {
+            location.remove_orphans(sequence).await?;
         }
         Ok(())
     }
 
-    /// Manifests that can be read, by what they hold, oldest first.
-    async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
+    /// Manifests that can be read, by the position that they describe, oldest first.
+    async fn list(&self) -> Result<Vec<StoredManifest<'_, M>>, SnapshotError> {
         let mut manifests = Vec::new();
-        for shelf in self.shelves() {
-            manifests.extend(shelf.list().await?);
+        for location in self.locations() {
+            manifests.extend(location.list().await?);
         }
-        // A writer that slept may store an older one behind a newer one.
+        // A writer that was suspended may store an older snapshot behind a newer one.
         manifests.sort_by_key(|kept| kept.manifest.place());
         Ok(manifests)
     }
 
-    /// Those of which every chunk is there, oldest first.
-    async fn whole(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
+    /// Manifests whose chunks all exist, oldest first.
+    async fn complete(&self) -> Result<Vec<StoredManifest<'_, M>>, SnapshotError> {
         let mut manifests = self.list().await?;
-        for shelf in self.shelves() {
-            let counts = shelf.stream.subjects(&shelf.chunks(">")).await?;
+        for location in self.locations() {
+            let counts = location.stream.subjects(&location.chunks(">")).await?;
             manifests.retain(
-                |Kept {
-                     shelf: on, manifest, ..
+                |StoredManifest {
+                     location: on, manifest, ..
                  }| {
-                    let count = counts.get(&shelf.chunks(&manifest.name)).copied().unwrap_or(0);
-                    !std::ptr::eq(*on, shelf) || count == u64::from(manifest.chunks)
+                    let count = counts.get(&location.chunks(&manifest.name)).copied().unwrap_or(0);
+                    !std::ptr::eq(*on, location) || count == u64::from(manifest.chunks)
                 },
             );
         }
         Ok(manifests)
     }
 
-    /// How many stand at a sequence or below it, of those of which every chunk is there.
+    /// Number of snapshots with all chunks at or below a sequence.
     pub(crate) async fn count(&self, most: u64) -> Result<usize, SnapshotError> {
-        let manifests = self.whole().await?;
+        let manifests = self.complete().await?;
         Ok(manifests.iter().filter(|kept| kept.manifest.sequence <= most).count())
     }
 
-    /// The highest sequence that any of them stands at, whole or not; 0 without one.
+    /// The highest sequence of any snapshot, complete or not; 0 without one.
     pub(crate) async fn highest(&self) -> Result<u64, SnapshotError> {
         let manifests = self.list().await?;
         Ok(manifests.iter().map(|kept| kept.manifest.sequence).max().unwrap_or(0))
     }
 
-    /// Keeps the newest snapshot, the newest before it that reads back, and the log behind that.
-    async fn tidy(&self, newest: &Manifest, rests: &mut Rests) -> Result<(), SnapshotError> {
-        let manifests = self.whole().await?;
+    /// Retains the newest snapshot, the newest earlier one that reads back, and the log behind that
+    /// one. Purges the rest.
+    async fn purge_superseded(&self, newest: &Manifest, pauses: &mut Pauses) -> Result<(), SnapshotError> {
+        let manifests = self.complete().await?;
         match manifests.last().map(|kept| &kept.manifest) {
             Some(last) if last == newest => {}
-            // Of two that stand at one sequence either is the last.
+            // Either of two snapshots at one sequence may be the last.
             Some(last) if last.place() == newest.place() && manifests.iter().any(|kept| kept.manifest == *newest) => {}
             Some(last) if last.place() >= newest.place() => {
                 return Err(SnapshotError::Stale { newest: last.sequence });
@@ -309,38 +328,40 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         let Some((last, earlier)) = manifests.split_last() else {
             return Ok(());
         };
-        let Some(older) = sound(earlier, rests).await? else {
+        let Some(older) = newest_readable(earlier, pauses).await? else {
             return Ok(());
         };
         let (end, sequence) = (self.log.info().await?.last, older.manifest.sequence);
         if end < sequence {
-            tracing::error!(end, sequence, "The log ends before its snapshots; nothing is dropped");
+            tracing::error!(end, sequence, "The log ends before its snapshots; purging nothing");
             return Ok(());
         }
-        for shelf in self.shelves() {
-            let kept = [older, last].into_iter().filter(|kept| std::ptr::eq(kept.shelf, shelf));
-            let Some(below) = kept.map(Kept::first).min() else {
+        for location in self.locations() {
+            let kept = [older, last]
+                .into_iter()
+                .filter(|kept| std::ptr::eq(kept.location, location));
+            let Some(below) = kept.map(StoredManifest::first).min() else {
                 continue;
             };
-            if std::ptr::eq(shelf, &self.main) {
-                self.lift_floor(below).await?;
+            if std::ptr::eq(location, &self.main) {
+                self.store_low_watermark_again(below).await?;
             }
-            shelf.stream.purge_below(below).await?;
+            location.stream.purge_below(below).await?;
         }
         self.log.purge(sequence + 1).await?;
         Ok(())
     }
 
-    /// The newest one that is whole.
+    /// Reads the newest complete snapshot.
     pub(crate) async fn newest(&self) -> Result<Option<Snapshot>, SnapshotError> {
-        for Kept { shelf, manifest, .. } in self.list().await?.into_iter().rev() {
-            match shelf.read(&manifest).await {
+        for StoredManifest { location, manifest, .. } in self.list().await?.into_iter().rev() {
+            match location.read(&manifest).await {
                 Ok(snapshot) => return Ok(Some(snapshot)),
                 Err(SnapshotError::Log(error)) if !matches!(error, LogError::Unreadable { .. }) => {
                     return Err(error.into());
                 }
                 Err(error) => {
-                    tracing::error!(sequence = manifest.sequence, error = %error, "A snapshot is damaged");
+                    tracing::error!(sequence = manifest.sequence, error = %error, "A snapshot is corrupt");
                 }
             }
         }
@@ -348,17 +369,18 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     }
 }
 
-/// The newest of them that reads back. What was stored a while ago may have been damaged since, which only reading shows.
-async fn sound<'a, 'b, M: Messages>(
-    manifests: &'a [Kept<'b, M>],
-    rests: &mut Rests,
-) -> Result<Option<&'a Kept<'b, M>>, SnapshotError> {
+/// The newest of the manifests whose snapshot reads back. Data that was stored a while ago may have
+/// become corrupt, which only reading shows.
+async fn newest_readable<'a, 'b, M: Messages>(
+    manifests: &'a [StoredManifest<'b, M>],
+    pauses: &mut Pauses,
+) -> Result<Option<&'a StoredManifest<'b, M>>, SnapshotError> {
     for kept in manifests.iter().rev() {
-        match kept.shelf.walk(&kept.manifest, rests, drop).await {
+        match kept.location.walk(&kept.manifest, pauses, drop).await {
             Ok(()) => return Ok(Some(kept)),
-            Err(SnapshotError::Log(error)) if error.is_passing() => return Err(error.into()),
+            Err(SnapshotError::Log(error)) if error.is_transient() => return Err(error.into()),
             Err(error) => {
-                tracing::error!(sequence = kept.manifest.sequence, error = %error, "A snapshot is damaged");
+                tracing::error!(sequence = kept.manifest.sequence, error = %error, "A snapshot is corrupt");
             }
         }
     }

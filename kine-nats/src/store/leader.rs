@@ -1,20 +1,21 @@
-//! Whether the store has a leader: a writer, here or in another process, whose lease holds or ended only moments ago.
-//! Streams whose clients need one end without it, as etcd's do; one task for all of them notices that time has passed.
+//! Whether the store has a leader: a writer, in this process or another, whose lease is valid or
+//! expired only moments ago. Without a leader, streams of clients that require one end, as in etcd.
+//! One task watches the time for all of them.
 
-use super::{Store, nanoseconds};
 use crate::clock;
 use crate::role::Role;
+use crate::store::{Store, nanoseconds};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Without a sign of life for this long there is no leader.
+/// Time after the end of a lease from which on there is no leader.
 const LOST: Duration = Duration::from_secs(3);
 
 impl Store {
-    /// The member that writes; 0 when none is known.
+    /// The member id of the writer; 0 if none is known.
     pub(crate) fn leader(&self) -> u64 {
         if !self.has_leader() {
             return 0;
@@ -26,13 +27,13 @@ impl Store {
         }
     }
 
-    /// Whether the writer's lease holds or ended only moments ago.
+    /// Whether the writer's lease is valid or expired only moments ago.
     pub(crate) fn has_leader(&self) -> bool {
         !self.leader_left().is_zero()
     }
 
-    /// Waits until there is one, or the store stops.
-    pub(crate) async fn led(&self) {
+    /// Waits until there is a leader, or the store stops.
+    pub(crate) async fn wait_for_leader(&self) {
         loop {
             let changed = self.changed();
             if self.has_leader() || self.is_stopping() {
@@ -42,9 +43,9 @@ impl Store {
         }
     }
 
-    /// For how long there is a leader if nobody hears of it any more.
+    /// How long there is a leader if no further record arrives.
     fn leader_left(&self) -> Duration {
-        match self.leader_until.load(Ordering::Acquire) {
+        match self.lease.leader_until.load(Ordering::Acquire) {
             0 => Duration::ZERO,
             until => {
                 let lost = until.saturating_add(nanoseconds(LOST));
@@ -54,21 +55,22 @@ impl Store {
     }
 }
 
-/// Has the streams of a process look around each time that its store has lost its leader. Ends when nobody keeps a store.
+/// Wakes all streams of a process each time its store has lost its leader. Returns only if the
+/// sender of stores is dropped before it publishes one.
 pub(crate) async fn watch_leader(mut stores: watch::Receiver<Option<Arc<Store>>>) {
     let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
         return;
     };
-    let mut led = false;
+    let mut wait_for_leader = false;
     loop {
         let changed = store.changed();
         let left = store.leader_left();
         if !left.is_zero() {
-            led = true;
+            wait_for_leader = true;
             sleep(left).await;
             continue;
         }
-        if std::mem::replace(&mut led, false) {
+        if std::mem::replace(&mut wait_for_leader, false) {
             store.hub.wake_all();
         }
         changed.await;

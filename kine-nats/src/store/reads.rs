@@ -1,31 +1,33 @@
-//! Reads that show everything acknowledged before them: under the lease, by a record of the log, or by the writer's word.
+//! Linearizable reads: they show everything that was acknowledged before them. The lease guarantees
+//! that, or a record of the log, or an answer of the writer.
 
-use super::{REQUEST_LIMIT, Store};
-use crate::refusal::Refusal;
+use crate::command::{Answer, Command};
+use crate::error::RpcError;
+use crate::limits::REQUEST_LIMIT;
 use crate::state::State;
-use crate::txn::{Answer, Command};
+use crate::store::Store;
 use tokio::time::{Instant, timeout_at};
 
-/// Why what is read is the newest.
+/// Why the read data is the newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Assurance {
-    /// This process is the writer, if the lease still holds after the read.
+    /// This process is the writer, provided that the lease is still valid after the read.
     Lease,
-    /// The log or its writer was asked after the read came, and this process is there.
+    /// The log or its writer was consulted after the read arrived, and this process has caught up.
     Asked,
 }
 
 impl Store {
-    /// Waits until what this process shows includes all that was acknowledged before the call.
-    pub(crate) async fn linearize(&self) -> Result<(), Refusal> {
+    /// Waits until this process shows everything that was acknowledged before the call.
+    pub(crate) async fn linearize(&self) -> Result<(), RpcError> {
         self.assure().await.map(|_| ())
     }
 
-    async fn assure(&self) -> Result<Assurance, Refusal> {
+    async fn assure(&self) -> Result<Assurance, RpcError> {
         let assured = self.wait_to_assure().await;
         match assured {
-            Ok(_) | Err(Refusal::Stopped) => {}
-            Err(Refusal::Timeout) => {
+            Ok(_) | Err(RpcError::Stopped) => {}
+            Err(RpcError::Timeout) => {
                 self.metrics.slow_reads.inc();
             }
             Err(_) => {
@@ -35,24 +37,24 @@ impl Store {
         assured
     }
 
-    async fn wait_to_assure(&self) -> Result<Assurance, Refusal> {
+    async fn wait_to_assure(&self) -> Result<Assurance, RpcError> {
         let deadline = Instant::now() + REQUEST_LIMIT;
-        let limit = |_| Refusal::Timeout;
+        let limit = |_| RpcError::Timeout;
         let (under_way, ticket) = (self.under_way(), self.ask_for_proof());
         loop {
             let changed = self.changed.notified();
             match ticket {
                 Some(ticket) if self.proves(ticket) => return Ok(Assurance::Asked),
-                // A state that was read anew ends what was under way in the old one.
+                // Requests in flight end with the old state when the state is reread from the log.
                 None if self.lease_holds() && self.revision() >= under_way.min(self.under_way()) => {
                     return Ok(Assurance::Lease);
                 }
                 _ => {}
             }
-            // Followers ask as long as it writes.
-            let is_asked = self.peers.is_some() && self.is_writer();
-            if self.is_stopping() && !is_asked {
-                return Err(Refusal::Stopped);
+            // Followers send requests as long as this process writes.
+            let has_followers = self.peers.is_some() && self.is_writer();
+            if self.is_stopping() && !has_followers {
+                return Err(RpcError::Stopped);
             }
             if self.is_writer() {
                 timeout_at(deadline, changed).await.map_err(limit)?;
@@ -63,8 +65,9 @@ impl Store {
         }
     }
 
-    /// The revision that a follower may show by now: it reads from the log what the writer has sent, maybe before the
-    /// acknowledgement is here. Without followers, nobody sees it earlier than this process.
+    /// The revision that a follower may already show. It reads the writer's record from the log,
+    /// maybe before the ack arrives here. Without followers, no process sees a record earlier than
+    /// this one.
     fn under_way(&self) -> i64 {
         match &self.peers {
             Some(_) => self.read().mvcc.head(),
@@ -72,10 +75,10 @@ impl Store {
         }
     }
 
-    /// Asks the writer how far the log is, and waits until this process is, too.
-    async fn barrier(&self) -> Result<(), Refusal> {
+    /// Requests the end of the log from the writer, and waits until this process has caught up.
+    async fn barrier(&self) -> Result<(), RpcError> {
         let Answer::Barrier { revision, compacted } = self.serve(Command::Barrier).await? else {
-            return Err(Refusal::LeaderChanged);
+            return Err(RpcError::LeaderChanged);
         };
         loop {
             let changed = self.changed.notified();
@@ -84,19 +87,19 @@ impl Store {
                 return Ok(());
             }
             if self.is_stopping() {
-                return Err(Refusal::Stopped);
+                return Err(RpcError::Stopped);
             }
-            self.nudged.notify_one();
+            self.appended.notify_one();
             changed.await;
         }
     }
 
-    /// Reads the state so that everything acknowledged before the call is seen.
-    pub(crate) async fn read_latest<T>(&self, read: impl Fn(&State) -> T) -> Result<T, Refusal> {
+    /// Reads the state so that it includes everything that was acknowledged before the call.
+    pub(crate) async fn read_latest<T>(&self, read: impl Fn(&State) -> T) -> Result<T, RpcError> {
         loop {
             let assurance = self.assure().await?;
             let value = read(&self.read());
-            // The process may have slept in between.
+            // The process may have been suspended in between.
             if assurance == Assurance::Asked || self.lease_holds() {
                 return Ok(value);
             }

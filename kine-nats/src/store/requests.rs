@@ -1,10 +1,11 @@
-//! The way of a request to the writer, in this process or another.
+//! The route of a request to the writer, in this process or another.
 
-use super::{REQUEST_LIMIT, Store, UNIT};
-use crate::peer::forward;
-use crate::refusal::Refusal;
+use crate::command::{Answer, Command};
+use crate::error::RpcError;
+use crate::limits::REQUEST_LIMIT;
 use crate::role::{Outcome, Queued, Role};
-use crate::txn::{Answer, Command};
+use crate::store::forward::forward;
+use crate::store::{Store, UNIT};
 use crate::validate::check;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,53 +23,55 @@ impl Store {
         super::QUEUE_BYTES - self.room.available_permits() * UNIT
     }
 
-    /// Has the writer do a request, wherever it is.
-    pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
+    /// Executes a request at the writer, in whichever process it is.
+    pub(crate) async fn submit(&self, command: Command) -> Result<Answer, RpcError> {
         check(&command)?;
         let proposal = (!command.is_repeatable()).then(|| self.metrics.propose());
         let limit = timeout(REQUEST_LIMIT, self.serve(command));
-        let result = limit.await.unwrap_or(Err(Refusal::Timeout));
+        let result = limit.await.unwrap_or(Err(RpcError::Timeout));
         if let Some(proposal) = proposal
             && result
                 .as_ref()
                 .err()
-                .is_none_or(|refusal| refusal.code() != Code::Unavailable)
+                .is_none_or(|error| error.code() != Code::Unavailable)
         {
             proposal.answered();
         }
         result
     }
 
-    /// Has the writer of an epoch do a request, if that is this process: also while it is stopping, as long as it writes.
+    /// Executes a request if this process is the writer of the epoch. It does so also while
+    /// stopping, as long as it writes.
     pub(crate) async fn submit_here(&self, epoch: u64, command: Command) -> Outcome {
-        if let Err(refusal) = check(&command) {
-            return Outcome::Done(Err(refusal));
+        if let Err(error) = check(&command) {
+            return Outcome::Done(Err(error));
         }
         let queue = match &*self.role.borrow() {
             Role::Writer { epoch: ours, queue } if *ours == epoch => queue.clone(),
             _ => return Outcome::Returned(command),
         };
         if matches!(command, Command::Barrier) {
-            // A writer that is to resign waits until nobody has its queue, and this may wait for the next one.
+            // A writer that is to resign waits until its queue has no senders, and this barrier may
+            // wait for the next writer.
             drop(queue);
             let barrier = self.read_latest(|state| Answer::Barrier {
                 revision: state.mvcc.visible(),
                 compacted: state.mvcc.compacted(),
             });
             return match barrier.await {
-                Err(Refusal::Stopped) => Outcome::Returned(command),
+                Err(RpcError::Stopped) => Outcome::Returned(command),
                 answered => Outcome::Done(answered),
             };
         }
         let limit = timeout(REQUEST_LIMIT, self.enqueue(&queue, command));
-        limit.await.unwrap_or(Outcome::Done(Err(Refusal::Timeout)))
+        limit.await.unwrap_or(Outcome::Done(Err(RpcError::Timeout)))
     }
 
-    pub(super) async fn serve(&self, mut command: Command) -> Result<Answer, Refusal> {
+    pub(super) async fn serve(&self, mut command: Command) -> Result<Answer, RpcError> {
         let mut roles = self.role.subscribe();
         loop {
             if self.is_stopping() {
-                return Err(Refusal::Stopped);
+                return Err(RpcError::Stopped);
             }
             let role = roles.borrow_and_update().clone();
             let outcome = match (&role, &self.peers) {
@@ -83,14 +86,14 @@ impl Store {
                 Outcome::Done(result) => return result,
                 Outcome::Returned(back) => command = back,
             }
-            // Another role, or time for another try.
+            // Waits for another role, or for the next attempt.
             let _ = timeout(AGAIN, roles.changed()).await;
         }
     }
 
     async fn enqueue(&self, queue: &mpsc::Sender<Queued>, command: Command) -> Outcome {
         let Ok(share) = u32::try_from(command.bytes() / UNIT + 1) else {
-            return Outcome::Done(Err(Refusal::TooLarge));
+            return Outcome::Done(Err(RpcError::TooLarge));
         };
         let Ok(room) = Arc::clone(&self.room).acquire_many_owned(share).await else {
             return Outcome::Returned(command);
@@ -99,8 +102,8 @@ impl Store {
         if let Err(mpsc::error::SendError(queued)) = queue.send(Queued { command, reply, room }).await {
             return Outcome::Returned(queued.command);
         }
-        // The writer ended, and nobody knows whether the log holds it.
-        let unknown = |_| Outcome::Done(Err(Refusal::LeaderFailed));
+        // The writer ended, and whether the log holds the request is unknown.
+        let unknown = |_| Outcome::Done(Err(RpcError::LeaderFailed));
         answer.await.unwrap_or_else(unknown)
     }
 }

@@ -1,22 +1,22 @@
-//! What requests do to leases.
+//! Lease requests.
 
-use super::{Evaluation, Step};
+use crate::error::RpcError;
 use crate::lease::{LONGEST, Leases};
 use crate::proto::etcdserverpb as pb;
-use crate::refusal::Refusal;
+use crate::txn::{Evaluation, Step};
 
 impl Step<'_, '_> {
-    pub(super) fn grant(&mut self, id: i64, ttl: i64) -> Result<pb::LeaseGrantResponse, Refusal> {
-        // First, as etcd does.
+    pub(super) fn grant(&mut self, id: i64, ttl: i64) -> Result<pb::LeaseGrantResponse, RpcError> {
+        // The order of checks is etcd's.
         self.check_space()?;
         let Evaluation {
             state, operations, now, ..
         } = &mut *self.evaluation;
         if ttl > LONGEST {
-            return Err(Refusal::LeaseTtlTooLarge);
+            return Err(RpcError::LeaseTtlTooLarge);
         }
         if state.leases.get(id).is_some() {
-            return Err(Refusal::LeaseExists);
+            return Err(RpcError::LeaseExists);
         }
         let ttl = Leases::granted_ttl(ttl);
         state.leases.grant(id, ttl, *now);
@@ -29,8 +29,8 @@ impl Step<'_, '_> {
         })
     }
 
-    pub(super) fn revoke(&mut self, id: i64) -> Result<pb::LeaseRevokeResponse, Refusal> {
-        let lease = self.evaluation.state.leases.get(id).ok_or(Refusal::LeaseNotFound)?;
+    pub(super) fn revoke(&mut self, id: i64) -> Result<pb::LeaseRevokeResponse, RpcError> {
+        let lease = self.evaluation.state.leases.get(id).ok_or(RpcError::LeaseNotFound)?;
         let revision = if lease.keys.is_empty() {
             0
         } else {
@@ -76,7 +76,7 @@ impl Step<'_, '_> {
         }
     }
 
-    /// The first to end comes first.
+    /// Lists leases, the first to expire first.
     pub(super) fn leases(&self) -> pb::LeaseLeasesResponse {
         let mut leases: Vec<_> = self.evaluation.state.leases.iter().collect();
         leases.sort_by_key(|(_, lease)| lease.ends);

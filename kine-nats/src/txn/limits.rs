@@ -1,35 +1,49 @@
-//! What one request may put into the log and read under the writer's lock.
+//! Limits of one request: what it may add to the log, and read under the writer's lock.
 
-use super::{Path, PathStep, Request, Step};
+use crate::error::RpcError;
+use crate::limits::MAX_REQUEST;
 use crate::mvcc::Item;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
-use crate::refusal::Refusal;
-use crate::validate::MAX_REQUEST;
+use crate::txn::{Path, PathStep, Request, Step};
 
-/// Most bytes that one request may add to a record: its own, the numbers of its operations, and values that it keeps.
-/// With what else a record holds it stays below the 2 MiB that every server takes.
+/// Most bytes that one request may add to a record: its own, the numbers of its operations, and
+/// values that it preserves. With its other content, the record stays below the 2 MiB that every
+/// server accepts.
 const MAX_WRITTEN: usize = MAX_REQUEST + 64 * 1024;
-/// Most keys that the ranges of one transaction may go over, and most that its comparisons may.
+/// Most keys that the ranges of one transaction may visit, and most that its comparisons may visit.
 const MAX_READ: i64 = 100_000;
-/// Most keys that one request may delete: meanwhile nobody else is answered, and the lease is not renewed.
+/// Most keys that one request may delete. During the deletion no other request is answered, and the
+/// lease is not renewed.
 const MAX_DELETED: i64 = 100_000;
 /// Bytes of an operation besides its key and value.
 const OPERATION: usize = 64;
 
-/// Where kube-apiserver notes down the revision before it compacts, and most bytes of what it notes.
+/// Key and largest value with which kube-apiserver records a revision before it compacts.
 const COMPACTION: (&[u8], usize) = (b"compact_rev_key", 32);
 
-/// Whether a put is the one without which kube-apiserver never compacts: a full store must take it.
+/// Whether a put is the one that kube-apiserver needs before each compaction. A full store must
+/// accept it.
 /// <https://github.com/kubernetes/kubernetes/blob/v1.35.0/staging/src/k8s.io/apiserver/pkg/storage/etcd3/compact.go>
 pub(super) fn begins_compaction(request: &pb::PutRequest) -> bool {
     request.key == COMPACTION.0 && request.value.len() <= COMPACTION.1 && !request.ignore_value
 }
 
+impl Path<'_> {
+    /// Whether the path puts anything besides the key with which kube-apiserver starts a compaction.
+    pub(super) fn puts_more_than_a_compaction(&self) -> bool {
+        self.steps.iter().any(|step| match step {
+            PathStep::Single(Request::RequestPut(request)) => !begins_compaction(request),
+            PathStep::Single(_) => false,
+            PathStep::Nested(path) => path.puts_more_than_a_compaction(),
+        })
+    }
+}
+
 impl Step<'_, '_> {
-    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Refusal> {
+    pub(super) fn check_size(&self, bytes: usize) -> Result<(), RpcError> {
         if bytes > MAX_WRITTEN {
-            Err(Refusal::TooLarge)
+            Err(RpcError::TooLarge)
         } else {
             Ok(())
         }
@@ -55,38 +69,38 @@ impl Step<'_, '_> {
         path.steps.iter().map(size).sum()
     }
 
-    pub(super) fn check_reads(&self, path: &Path<'_>) -> Result<(), Refusal> {
+    pub(super) fn check_reads(&self, path: &Path<'_>) -> Result<(), RpcError> {
         if self.reads(path, MAX_READ) > MAX_READ {
-            Err(Refusal::TooLarge)
+            Err(RpcError::TooLarge)
         } else {
             Ok(())
         }
     }
 
-    /// Comparisons with ranges visit keys, too, before it is known which operations follow.
-    pub(super) fn check_compares(&self, request: &pb::TxnRequest) -> Result<(), Refusal> {
+    /// Comparisons with ranges visit keys, too, before the operations of the transaction are known.
+    pub(super) fn check_compares(&self, request: &pb::TxnRequest) -> Result<(), RpcError> {
         if self.compares(request) > MAX_READ {
-            Err(Refusal::TooLarge)
+            Err(RpcError::TooLarge)
         } else {
             Ok(())
         }
     }
 
-    pub(super) fn check_deletes(&self, keys: i64) -> Result<(), Refusal> {
+    pub(super) fn check_deletes(&self, keys: i64) -> Result<(), RpcError> {
         if keys > MAX_DELETED {
-            Err(Refusal::TooManyDeletes)
+            Err(RpcError::TooManyDeletes)
         } else {
             Ok(())
         }
     }
 
-    /// How many keys a request deletes.
+    /// Number of keys that a request deletes.
     pub(super) fn deletes(&self, request: &pb::DeleteRangeRequest) -> i64 {
         let mvcc = &self.evaluation.state.mvcc;
         mvcc.count(&request.key, &request.range_end, mvcc.head())
     }
 
-    /// How many keys a path deletes, a key of several ranges once for each.
+    /// Number of keys that a path deletes. A key in several ranges counts once for each.
     pub(super) fn path_deletes(&self, path: &Path<'_>) -> i64 {
         let count = |step: &PathStep<'_>| match step {
             PathStep::Single(Request::RequestDeleteRange(request)) => self.deletes(request),
@@ -110,7 +124,7 @@ impl Step<'_, '_> {
         here + nested.sum::<i64>()
     }
 
-    /// What the ranges of a path go over; what is more than `most` is not looked at.
+    /// Number of keys that the ranges of a path visit. Stops counting above `most`.
     fn reads(&self, path: &Path<'_>, most: i64) -> i64 {
         let mvcc = &self.evaluation.state.mvcc;
         let count = |step: &PathStep<'_>, most: i64| match step {

@@ -1,4 +1,4 @@
-//! What requests do to a store, by table. etcd's own answers were read from its source.
+//! Table tests of requests. The expected answers were read from etcd's source.
 
 mod limits;
 
@@ -6,6 +6,7 @@ use super::*;
 use crate::lease::LONGEST;
 use crate::mvcc::Mvcc;
 use bytes::Bytes;
+use prost::Message;
 
 struct Bench {
     state: State,
@@ -22,7 +23,7 @@ impl Bench {
         }
     }
 
-    fn run(&mut self, command: Command) -> Result<Answer, Refusal> {
+    fn run(&mut self, command: Command) -> Result<Answer, RpcError> {
         let Self {
             state,
             operations,
@@ -58,7 +59,7 @@ impl Bench {
         Some(String::from_utf8(item.value().to_vec()).unwrap())
     }
 
-    /// The same operations, replayed into an empty store, must lead to the same place.
+    /// Replaying the same operations into an empty store must lead to the same state.
     fn check_replay(&self) {
         let mut copy = State::new(Mvcc::new());
         let bytes = crate::codec::operation_bytes(&self.operations);
@@ -332,34 +333,34 @@ fn what_is_refused_changes_nothing() {
         ..Default::default()
     };
     for (name, command, expected) in [
-        ("unknown lease", Command::Put(bad_lease), Refusal::LeaseNotFound),
+        ("unknown lease", Command::Put(bad_lease), RpcError::LeaseNotFound),
         (
             "keep the value of nothing",
             Command::Put(keep_missing),
-            Refusal::KeyNotFound,
+            RpcError::KeyNotFound,
         ),
-        ("future read behind a put", Command::Txn(late), Refusal::FutureRevision),
+        ("future read behind a put", Command::Txn(late), RpcError::FutureRevision),
         (
             "unknown lease behind a put",
             Command::Txn(late_lease),
-            Refusal::LeaseNotFound,
+            RpcError::LeaseNotFound,
         ),
-        ("compact the future", Command::Compact(3), Refusal::FutureRevision),
-        ("revoke nothing", Command::Revoke(9), Refusal::LeaseNotFound),
+        ("compact the future", Command::Compact(3), RpcError::FutureRevision),
+        ("revoke nothing", Command::Revoke(9), RpcError::LeaseNotFound),
         (
             "a lease too long",
             Command::Grant {
                 id: 1,
                 ttl: LONGEST + 1,
             },
-            Refusal::LeaseTtlTooLarge,
+            RpcError::LeaseTtlTooLarge,
         ),
     ] {
         assert_eq!(bench.run(command).unwrap_err(), expected, "{name}");
         assert_eq!((bench.state.mvcc.head(), bench.operations.count()), (2, 1), "{name}");
     }
     bench.run(Command::Compact(2)).unwrap();
-    assert_eq!(bench.run(Command::Compact(2)).unwrap_err(), Refusal::Compacted);
+    assert_eq!(bench.run(Command::Compact(2)).unwrap_err(), RpcError::Compacted);
 }
 
 #[test]
@@ -367,14 +368,14 @@ fn nothing_is_put_over_the_quota_and_everything_else_goes_on() {
     let mut bench = Bench::new();
     bench.put("a", "1");
     bench.quota = 1;
-    assert_eq!(bench.run(Command::Put(put("b", ""))).unwrap_err(), Refusal::NoSpace);
+    assert_eq!(bench.run(Command::Put(put("b", ""))).unwrap_err(), RpcError::NoSpace);
     let txn = pb::TxnRequest {
         success: vec![op_put("b", "")],
         ..Default::default()
     };
-    assert_eq!(bench.run(Command::Txn(txn)).unwrap_err(), Refusal::NoSpace);
+    assert_eq!(bench.run(Command::Txn(txn)).unwrap_err(), RpcError::NoSpace);
     let grant = Command::Grant { id: 1, ttl: 5 };
-    assert_eq!(bench.run(grant).unwrap_err(), Refusal::NoSpace);
+    assert_eq!(bench.run(grant).unwrap_err(), RpcError::NoSpace);
     bench.txn(pb::TxnRequest {
         success: vec![op_get("a"), op_delete("a", "")],
         ..Default::default()
@@ -390,8 +391,8 @@ fn leases_take_room_as_long_as_they_last() {
         bench.run(Command::Grant { id, ttl: 5 }).unwrap();
     }
     let one_more = || Command::Grant { id: 11, ttl: 5 };
-    assert_eq!(bench.run(one_more()).unwrap_err(), Refusal::NoSpace);
-    assert_eq!(bench.run(Command::Put(put("a", ""))).unwrap_err(), Refusal::NoSpace);
+    assert_eq!(bench.run(one_more()).unwrap_err(), RpcError::NoSpace);
+    assert_eq!(bench.run(Command::Put(put("a", ""))).unwrap_err(), RpcError::NoSpace);
     assert!(matches!(bench.run(Command::KeepAlive(1)), Ok(Answer::KeepAlive(answer)) if answer.ttl == 5));
     bench.run(Command::Revoke(1)).unwrap();
     bench.run(one_more()).unwrap();
@@ -403,7 +404,7 @@ fn a_lease_takes_its_keys_with_it_at_one_revision() {
     bench.run(Command::Grant { id: 7, ttl: 5 }).unwrap();
     assert_eq!(
         bench.run(Command::Grant { id: 7, ttl: 5 }).unwrap_err(),
-        Refusal::LeaseExists
+        RpcError::LeaseExists
     );
     for key in ["b", "a", "c"] {
         bench

@@ -1,23 +1,24 @@
-//! What is in flight: acks in order, and what to do when one does not come.
+//! Records in flight: handles acks in order, and recovers when an ack is missing.
 
-use super::{Batch, LEASE_USED, Writer, WriterError, answer};
 use crate::clock;
 use crate::codec;
-use crate::log::{Ack, Log, LogError, Passing, Rejection};
-use crate::session::Verdict;
+use crate::limits::LEASE_USED;
+use crate::log::fencing::Verdict;
+use crate::log::{Ack, Log, LogError, Rejection, Transient};
 use crate::snapshot::Messages;
+use crate::writer::batch::{ACK_LIMIT, Batch, answer};
+use crate::writer::error::WriterError;
+use crate::writer::task::Writer;
 use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// A record without an ack for this long is in doubt.
-pub(super) const ACK_LIMIT: Duration = Duration::from_millis(1500);
-/// How long to wait after a round that got nowhere: the first one, and the longest.
+/// Delay after a recovery round without progress: the first one, and the longest.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 const RETRY_FULL: Duration = Duration::from_millis(500);
-/// After so many silent tries the connection is made anew.
+/// Number of attempts without a reply after which the client reconnects.
 const SILENT_TRIES: u32 = 2;
-/// How long a log must have a hole: a leader that was elected just now may not know all that it has.
+/// How long a log must show a gap: a leader that was just elected may not know all its records yet.
 const HOLE: Duration = Duration::from_secs(1);
 
 impl<L: Log, M: Messages> Writer<L, M> {
@@ -27,16 +28,17 @@ impl<L: Log, M: Messages> Writer<L, M> {
         };
         match ack.outcome {
             Ok(stored) => {
-                let expected = self.session.sequence + position as u64 + 1;
+                let expected = self.fencing.sequence + position as u64 + 1;
                 if stored != expected {
-                    // Something else lies between what is acknowledged and this one: the front will tell.
+                    // Another message lies between the acknowledged end and this record; recovery
+                    // of the front record finds it.
                     return self.recover().await;
                 }
                 if let Some(batch) = self.pending.get_mut(position) {
                     batch.acked = true;
                 }
                 while self.pending.front().is_some_and(|batch| batch.acked) {
-                    let sequence = self.session.sequence + 1;
+                    let sequence = self.fencing.sequence + 1;
                     self.commit(sequence);
                 }
                 Ok(())
@@ -45,10 +47,11 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
     }
 
-    /// The record at the front is stored: show it, answer, and tell the watches.
+    /// Commits the front record, which is stored: shows it, notifies watches, and sends the
+    /// answers.
     fn commit(&mut self, sequence: u64) {
         let Some(batch) = self.pending.pop_front() else { return };
-        self.session.advance(sequence, batch.hash);
+        self.fencing.advance(sequence, batch.hash);
         self.recent.push(sequence, batch.record.clone());
         let before = {
             let mut state = self.store.write();
@@ -59,12 +62,13 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             before
         };
-        self.store.note_proof(batch.number);
+        self.store.record_proof(batch.number);
         self.store.set_written(sequence, batch.revision);
         self.store.extend_lease(batch.sent + LEASE_USED);
         self.note(&batch, before);
-        // In this order: whoever has an answer and asks a watch how far it is hears of what was answered.
-        self.store.show(before, batch.revision);
+        // Notify watches before replying: a client that then requests the progress of a watch must
+        // see its own write.
+        self.store.notify_watchers(before, batch.revision);
         batch.replies.into_iter().for_each(answer);
     }
 
@@ -72,36 +76,40 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let metrics = &self.store.metrics;
         metrics.batches.inc();
         metrics.committed(clock::now().saturating_sub(batch.sent));
-        self.upkeep.note(batch, batch.revision > before);
-        self.store.set_full(self.upkeep.is_tight());
+        self.background.note(batch, batch.revision > before);
+        self.store.set_full(self.background.is_tight());
     }
 
-    /// Finds out what became of everything in flight, front first, and has it stored. Ends when nothing is in doubt.
+    /// Determines the fate of all records in flight, front first, and stores them. Returns when no
+    /// record is in doubt.
     pub(super) async fn recover(&mut self) -> Result<(), WriterError> {
         self.store.metrics.recoveries.inc();
-        tracing::debug!(pending = self.pending.len(), "Records are in doubt");
+        tracing::debug!(
+            pending = self.pending.len(),
+            "Records are unacknowledged; looking them up in the log"
+        );
         let (begun, mut silent) = (Instant::now(), 0);
-        let (mut said, mut told) = (false, false);
+        let (mut is_silent, mut is_reported) = (false, false);
         let mut hole: Option<Instant> = None;
         let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
-        let (mut reached, mut pause) = (self.session.sequence, Duration::ZERO);
+        let (mut reached, mut pause) = (self.fencing.sequence, Duration::ZERO);
         while !self.pending.is_empty() {
-            // What is said between two answers ends what they say together.
+            // Any other result between two gaps ends their series.
             let seen = hole.take();
-            if reached == self.session.sequence {
+            if reached == self.fencing.sequence {
                 sleep(pause).await;
                 pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
             } else {
-                (reached, pause) = (self.session.sequence, Duration::ZERO);
+                (reached, pause) = (self.fencing.sequence, Duration::ZERO);
             }
-            if !said && begun.elapsed() > ACK_LIMIT {
-                said = true;
+            if !is_silent && begun.elapsed() > ACK_LIMIT {
+                is_silent = true;
                 tracing::warn!(pending = self.pending.len(), "The log does not answer");
             }
             if !self.log.is_connected() {
                 continue;
             }
-            let next = self.session.sequence + 1;
+            let next = self.fencing.sequence + 1;
             match self.log.get(next).await {
                 Ok(Some(record)) if self.pending.front().is_some_and(|batch| batch.record == record) => {
                     self.commit(next)
@@ -125,45 +133,48 @@ impl<L: Log, M: Messages> Writer<L, M> {
                         }
                     }
                 },
-                Err(error) if error.is_passing() || told => tracing::debug!(error = %error, "The log cannot be asked"),
+                Err(error) if error.is_transient() || is_reported => {
+                    tracing::debug!(error = %error, "Cannot read the log")
+                }
                 Err(error) => {
-                    told = true;
-                    tracing::error!(error = %error, "The log cannot be read. What is remembered of it is stored again when it can");
+                    is_reported = true;
+                    tracing::error!(error = %error, "Cannot read the log; storing the remembered records again once it can be read");
                 }
             }
         }
-        if said {
+        if is_silent {
             tracing::info!(revision = self.store.revision(), "The log answers again");
         }
-        self.upkeep.doubt();
+        self.background.recheck_log();
         let now = clock::now();
         if now > since + LEASE_USED {
-            // Nobody could renew a lease meanwhile; etcd does the same when a leader begins.
+            // No client could renew a lease meanwhile; etcd does the same when a leader starts.
             self.store.write().leases.renew_all(now);
         }
         Ok(())
     }
 
-    /// Looks at a record of somebody else.
+    /// Handles a record of another writer: ignores it if it is void, and ends this writer
+    /// otherwise.
     fn pass(&mut self, sequence: u64, bytes: Bytes) -> Result<(), WriterError> {
-        let mut session = self.session.clone();
-        let void = session.passes_over(sequence, &bytes)
-            || session.admit(sequence, &codec::decode(&bytes)?, self.store.revision())? == Verdict::Void;
+        let mut fencing = self.fencing.clone();
+        let void = fencing.skip_foreign(sequence, &bytes)
+            || fencing.admit(sequence, &codec::decode(&bytes)?, self.store.revision())? == Verdict::Void;
         if void {
             self.store
                 .metrics
                 .foreign
-                .inc_by(session.foreign - self.session.foreign);
-            self.session = session;
+                .inc_by(fencing.foreign - self.fencing.foreign);
+            self.fencing = fencing;
             self.recent.push(sequence, bytes);
             return Ok(());
         }
         self.store.end_lease();
-        Err(WriterError::Fenced { epoch: session.epoch })
+        Err(WriterError::Fenced { epoch: fencing.epoch })
     }
 
     async fn resend(&mut self) -> Result<Resent, WriterError> {
-        let expected = self.session.sequence;
+        let expected = self.fencing.sequence;
         let Some((token, record)) = self.pending.front().map(|batch| (batch.token, batch.record.clone())) else {
             return Ok(Resent::Answered);
         };
@@ -171,7 +182,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             return Ok(Resent::Silent);
         };
         if info.last < expected {
-            self.restore().await?;
+            self.repair_log().await?;
             return Ok(Resent::Answered);
         }
         if info.first > expected + 1 {
@@ -200,17 +211,17 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             match ack.outcome {
                 Ok(stored) if stored == expected + 1 => self.commit(stored),
-                // Of an earlier send, which counted for nothing; the log tells.
+                // The ack belongs to an earlier send that was ignored; the log shows the result.
                 Ok(_) | Err(Rejection::Conflict) => {}
                 Err(Rejection::Full) => {
-                    tracing::error!("The stream is full");
+                    tracing::error!("The log's stream is full; storing a snapshot to free space");
                     self.store.set_full(true);
-                    self.upkeep.hurry(expected);
-                    self.upkeep.begin(&self.store, &self.session);
+                    self.background.demand(expected);
+                    self.background.begin(&self.store, &self.fencing);
                     self.wait_for_job().await;
                 }
                 Err(Rejection::Other { code, description }) => {
-                    tracing::warn!(code, description, "The log refuses a record");
+                    tracing::warn!(code, description, "NATS rejects a record");
                     sleep(RETRY_FULL).await;
                 }
             }
@@ -218,11 +229,11 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
     }
 
-    /// Gives a snapshot that may make room the time it needs.
+    /// Gives a snapshot that may free space the time to finish.
     async fn wait_for_job(&mut self) {
         let deadline = Instant::now() + RETRY_FULL;
-        if let Ok(ended) = timeout_at(deadline, self.upkeep.ended()).await {
-            self.upkeep.end(&self.store, ended);
+        if let Ok(ended) = timeout_at(deadline, self.background.ended()).await {
+            self.background.end(&self.store, ended);
         }
         tokio::time::sleep_until(deadline).await;
     }
@@ -231,6 +242,6 @@ impl<L: Log, M: Messages> Writer<L, M> {
 enum Resent {
     Answered,
     Silent,
-    /// The log holds something behind the place, in which nothing was found.
+    /// The log holds records behind the sequence, at which nothing was found.
     Passed,
 }

@@ -2,42 +2,53 @@
 
 mod damage;
 mod doubt;
-mod floor;
 mod foreign;
 mod hostile;
 mod leases;
 mod leaving;
-mod loss;
+mod log_repair;
 mod lost;
-mod rests;
+mod low_watermark;
+mod pauses;
 mod simulator;
 mod space;
 mod strict;
 mod takeover;
 
-use super::upkeep::Cadence;
-use super::*;
-use crate::boot::{BootError, Replica};
-use crate::codec::{self, Operation};
-use crate::follow::{Follower, Identity};
+use super::error::WriterError;
+use super::pacing::{SnapshotConfig, SnapshotThresholds};
+use super::task::PIPELINE;
+use crate::clock;
+use crate::codec::{self, Header, Operation, Operations};
+use crate::command::{Answer, Command};
+use crate::error::RpcError;
 use crate::fuzz::seeds;
-use crate::keep::{Plan, promote};
+use crate::limits::LEASE;
 use crate::log::memory::{Fault, Memory, MemoryLog};
+use crate::log::{Ack, Log, LogError};
 use crate::metrics::Metrics;
+use crate::process::role_loop::{ProcessConfig, promote};
 use crate::proto::etcdserverpb as pb;
 use crate::quota::Quota;
+use crate::replica::error::RecoverError;
+use crate::replica::follower::{Follower, WriterIdentity};
+use crate::replica::recover::Replica;
 use crate::snapshot::Snapshots;
 use crate::snapshot::memory::MemoryMessages;
+use crate::store::Store;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 type MemorySnapshots = Snapshots<MemoryMessages, MemoryLog>;
 
-/// Does a run for each of so many seeds, in a time that passes when nothing else is to be done.
+/// Runs a test with each of `count` seeds, in paused time that advances when all tasks are idle.
 fn on_each_seed(count: u64, mut run: impl AsyncFnMut(u64)) {
     for seed in seeds(count) {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -60,8 +71,8 @@ struct Running {
     stop: watch::Sender<bool>,
 }
 
-fn identity(writer: u64, incarnation: u64) -> Identity {
-    Identity {
+fn identity(writer: u64, incarnation: u64) -> WriterIdentity {
+    WriterIdentity {
         writer,
         incarnation,
         name: format!("w{writer}"),
@@ -80,8 +91,8 @@ fn follow_with(replica: Replica, quota: Option<u64>) -> Follower {
 
 async fn open(
     memory: &Memory,
-    identity: &Identity,
-) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Follower, Duration), BootError> {
+    identity: &WriterIdentity,
+) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Follower, Duration), RecoverError> {
     let (log, mut acks) = memory.open();
     let mut follower = follow(Replica::load(&log, &snapshots(memory)).await?);
     let sent = follower
@@ -90,37 +101,41 @@ async fn open(
     Ok((log, acks, follower, sent))
 }
 
-const NEVER: Cadence = Cadence {
+const NEVER: SnapshotThresholds = SnapshotThresholds {
     bytes: u64::MAX,
     most: u64::MAX,
     records: u64::MAX,
     age: Duration::from_secs(9999),
 };
 
-fn always(cadence: Cadence) -> Pacing {
-    Pacing {
-        cadence: Some(cadence),
-        ..Pacing::default()
+fn always(thresholds: SnapshotThresholds) -> SnapshotConfig {
+    SnapshotConfig {
+        thresholds: Some(thresholds),
+        ..SnapshotConfig::default()
     }
 }
 
-async fn start(memory: &Memory, identity: Identity) -> Running {
+async fn start(memory: &Memory, identity: WriterIdentity) -> Running {
     start_with(memory, identity, NEVER).await
 }
 
-async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Running {
-    try_start(memory, identity, cadence).await.unwrap()
+async fn start_with(memory: &Memory, identity: WriterIdentity, thresholds: SnapshotThresholds) -> Running {
+    try_start(memory, identity, thresholds).await.unwrap()
 }
 
-async fn try_start(memory: &Memory, identity: Identity, cadence: Cadence) -> Result<Running, BootError> {
+async fn try_start(
+    memory: &Memory,
+    identity: WriterIdentity,
+    thresholds: SnapshotThresholds,
+) -> Result<Running, RecoverError> {
     let (log, acks, follower, sent) = open(memory, &identity).await?;
     let store = Arc::clone(&follower.store);
-    let plan = Plan {
+    let config = ProcessConfig {
         incarnation: identity.incarnation,
-        pacing: always(cadence),
-        ..plan(0)
+        snapshot_config: always(thresholds),
+        ..config(0)
     };
-    let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &plan, sent);
+    let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &config, sent);
     let (stop, stopped) = watch::channel(false);
     Ok(Running {
         store,
@@ -129,13 +144,13 @@ async fn try_start(memory: &Memory, identity: Identity, cadence: Cadence) -> Res
     })
 }
 
-fn plan(member: u64) -> Plan {
-    Plan {
+fn config(member: u64) -> ProcessConfig {
+    ProcessConfig {
         member,
         incarnation: 0,
         name: String::new(),
         quota: Some(u64::MAX),
-        pacing: always(NEVER),
+        snapshot_config: always(NEVER),
         strict_reads: false,
         metrics: Metrics::new(),
         peers: None,
@@ -165,14 +180,14 @@ fn put_bytes(key: &str, bytes: usize) -> Command {
     })
 }
 
-async fn write(store: &Store, key: &str) -> Result<i64, Refusal> {
+async fn write(store: &Store, key: &str) -> Result<i64, RpcError> {
     match store.submit(put(key)).await? {
         Answer::Put(answer) => Ok(answer.header.unwrap().revision),
         other => panic!("{other:?}"),
     }
 }
 
-/// Keys in the order in which the log has them, by the rules that every reader follows.
+/// Keys in log order, by the rules that every reader follows.
 async fn stored(memory: &Memory) -> Vec<String> {
     let (log, _) = memory.open();
     let replica = Replica::load(&log, &snapshots(memory)).await.unwrap();
@@ -184,20 +199,21 @@ async fn stored(memory: &Memory) -> Vec<String> {
         .collect()
 }
 
-/// Whether the last record of a log says that nobody writes it any more.
+/// Whether the last record of a log is a resignation.
 fn has_resigned(memory: &Memory) -> bool {
     let last = memory.records().pop().unwrap();
     matches!(codec::decode(&last).unwrap().operations.as_slice(), [Operation::Resign])
 }
 
 impl Running {
-    /// Writes beside whatever else is written.
-    fn write_soon(&self, key: impl Into<String>) -> JoinHandle<Result<i64, Refusal>> {
+    /// Writes concurrently with other writers.
+    fn write_soon(&self, key: impl Into<String>) -> JoinHandle<Result<i64, RpcError>> {
         let (store, key) = (Arc::clone(&self.store), key.into());
         tokio::spawn(async move { write(&store, &key).await })
     }
 
-    /// Writes that many keys, each begun when the writer has seen the one before; answers their revisions.
+    /// Writes this many keys, each after the writer has received the one before; returns their
+    /// revisions.
     async fn write_in_turn(&self, count: usize) -> Vec<i64> {
         let mut writes = Vec::new();
         for number in 0..count {
@@ -281,7 +297,7 @@ async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
     let new = start(&memory, identity(2, 2)).await;
     assert!(begun.elapsed() >= LEASE, "{:?}", begun.elapsed());
     write(&new.store, "b").await.unwrap();
-    assert_eq!(lost.await.unwrap(), Err(Refusal::LeaderFailed));
+    assert_eq!(lost.await.unwrap(), Err(RpcError::LeaderFailed));
     new.stop().await;
     assert_eq!(stored(&memory).await, ["a", "b"]);
 }
@@ -294,17 +310,17 @@ async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
     let mut operations = Operations::default();
     operations.epoch(2000, "other");
     let header = Header {
-        cluster: replica.tail.session.cluster,
+        cluster: replica.tail.fencing.cluster,
         epoch: 2,
         writer: 2,
         incarnation: 1,
-        previous: replica.tail.session.hash,
+        previous: replica.tail.fencing.hash,
         base: replica.state.mvcc.head(),
     };
     memory.push(codec::encode(&header, &operations).0);
     assert_eq!(
         write(&running.store, "b").await,
-        Err(Refusal::LeaderFailed),
+        Err(RpcError::LeaderFailed),
         "never success for what is not stored"
     );
     assert!(matches!(
@@ -347,7 +363,7 @@ async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
         };
         codec::encode(&header, &Operations::default()).0
     };
-    // They arrive before the new writer's first records.
+    // The late records arrive before the new writer's first records.
     for previous in [template.hash, 7] {
         memory.push(late(previous));
     }
@@ -357,7 +373,7 @@ async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
     assert_eq!(stored(&memory).await.len(), 9);
 }
 
-/// A log that a writer of an earlier version left: its second record was taken, its first was not.
+/// A log of a writer of an earlier version: its second record was accepted, its first was not.
 #[tokio::test(start_paused = true)]
 async fn a_log_with_a_record_behind_a_displaced_one_is_continued() {
     let (memory, old) = started(&["a"]).await;
@@ -387,5 +403,5 @@ async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_beg
     start(&memory, identity(2, 5)).await.stop().await;
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     let refused = open(&memory, &identity(3, 4)).await;
-    assert!(matches!(refused, Err(BootError::Superseded { theirs: 5, ours: 4 })));
+    assert!(matches!(refused, Err(RecoverError::Superseded { theirs: 5, ours: 4 })));
 }

@@ -1,4 +1,5 @@
-//! A real kube-apiserver tells by audit events who uses it, with the files and the arguments that a control plane has.
+//! A real kube-apiserver reports its users in audit events, with the files and arguments of a
+//! control plane.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,14 +13,15 @@ use crate::harness::{Kine, Nats, WAIT, find, http_get};
 
 const FILES: &str = include_str!("../../../operator/testdata/build/idle/out.configmap.yaml");
 const CONTROL_PLANE: &str = include_str!("../../../operator/testdata/build/idle/out.statefulset.yaml");
-/// Where the store listens in a control plane.
+/// Address of the audit listener in a control plane.
 const LISTEN: &str = "127.0.0.1:2382";
-/// Events are sent this often, and what was not heard of by twice as long never will be.
+/// Interval at which events are sent. An event that has not arrived after twice this time never
+/// will.
 const SENT: Duration = Duration::from_secs(4);
 const NODE_TOKEN: &str = "node";
 const PERSON_TOKEN: &str = "person";
 
-/// A control plane's API server and store.
+/// The API server and the store of a control plane.
 struct ControlPlane {
     kine: Kine,
     url: String,
@@ -35,7 +37,7 @@ struct Report {
     open: i64,
 }
 
-/// The arguments of kube-apiserver that are about this.
+/// The kube-apiserver arguments for audit events.
 fn arguments(dir: &Path) -> Vec<String> {
     let set: Value = serde_saphyr::from_str(CONTROL_PLANE).unwrap();
     let containers = set["spec"]["template"]["spec"]["containers"]
@@ -73,7 +75,7 @@ impl ControlPlane {
         let path = dir.path().join("more.csv");
         std::fs::write(&path, tokens).unwrap();
         let mut arguments = arguments(dir.path());
-        // The last one counts.
+        // The last argument counts.
         arguments.push(format!("--token-auth-file={}", path.display()));
         let store = kine.url();
         let options = Options {
@@ -116,7 +118,7 @@ impl ControlPlane {
         }
     }
 
-    /// What is heard of by when all that has happened was sent.
+    /// The report after all events so far had time to arrive.
     async fn settled(&self) -> Report {
         tokio::time::sleep(SENT).await;
         self.report().await
@@ -139,7 +141,7 @@ impl ControlPlane {
         assert!(status.success());
     }
 
-    /// Asks as a client of another name.
+    /// Sends a request under another client name.
     async fn asks_as(&self, agent: &str) {
         let client = yoke_test_support::kubernetes::connect(&self.url, PERSON_TOKEN);
         let request = http::Request::get("/api/v1/namespaces").header("user-agent", agent);
@@ -157,7 +159,7 @@ async fn who_uses_a_cluster_is_heard_of_and_nobody_else() {
         "it has started, and the operator asked"
     );
 
-    // Those who do not count.
+    // Clients that do not count.
     plane.asks(NODE_TOKEN).await;
     plane.asks(OWNER_TOKEN).await;
     plane.asks_as("k9s/v0.50.0").await;
@@ -165,7 +167,7 @@ async fn who_uses_a_cluster_is_heard_of_and_nobody_else() {
         let mut request = plane.kubectl(PERSON_TOKEN, &["get", "--raw", path]);
         assert!(request.status().await.unwrap().success(), "{path}");
     }
-    // A stranger.
+    // A client that is not in the list.
     assert!(
         !plane
             .kubectl("nobody", &["get", "namespaces"])
@@ -182,7 +184,7 @@ async fn who_uses_a_cluster_is_heard_of_and_nobody_else() {
         .await;
     assert_eq!(used.open, 0);
 
-    // What is open counts until it ends.
+    // An open request counts until it ends.
     let mut watch = plane
         .kubectl(PERSON_TOKEN, &["get", "namespaces", "-w"])
         .spawn()
@@ -200,7 +202,7 @@ async fn who_uses_a_cluster_is_heard_of_and_nobody_else() {
 async fn a_store_that_hears_nothing_slows_nobody() {
     let plane = ControlPlane::start().await;
     let before = plane.settled().await;
-    // Nothing that comes in is refused, or it would be sent again.
+    // Every message is accepted, or it would be sent again.
     let listen = plane.dir.path().join("audit-webhook.yaml");
     let listen: Value = serde_json::from_str(&std::fs::read_to_string(listen).unwrap()).unwrap();
     let address = listen["clusters"][0]["cluster"]["server"].as_str().unwrap().to_owned();

@@ -1,4 +1,5 @@
-//! `etcdctl snapshot save`: etcd's own tools take the file for one of etcd's, and an etcd goes on with it.
+//! `etcdctl snapshot save`: etcd's own tools accept the file as etcd's, and an etcd continues with
+//! it.
 
 use crate::etcd::{Etcd, save};
 use crate::faults::{Load, serves};
@@ -11,14 +12,15 @@ fn status(file: &Path) -> Value {
     json(&etcdutl(&["snapshot", "status", &file.display().to_string(), "-w", "json"]).unwrap())
 }
 
-/// What the whole history since the compaction comes to, as etcd counts it.
+/// The size of the history since the compaction, as etcd counts it.
 async fn hash(client: &mut Client) -> (u32, i64, i64) {
     let request = pb::HashKvRequest { revision: 0 };
     let answer = client.maintenance.hash_kv(request).await.unwrap().into_inner();
     (answer.hash, answer.hash_revision, answer.compact_revision)
 }
 
-/// Some of everything: large and empty values, deletes, leases, and a compaction. The same on every server.
+/// Some data of each kind: large and empty values, deletes, leases, and a compaction. The same on
+/// every server.
 async fn fill(client: &mut Client) {
     for (id, ttl) in [(77, 1000), (-5, 2000)] {
         client
@@ -91,7 +93,7 @@ async fn an_etcd_goes_on_with_what_was_saved() {
     for id in [77, -5] {
         let request = pb::LeaseTimeToLiveRequest { id, keys: true };
         let mut moved = client.lease.lease_time_to_live(request).await.unwrap().into_inner();
-        // etcd has them from a map.
+        // etcd returns them in map order.
         moved.keys.sort();
         let ours = ours.lease.lease_time_to_live(request).await.unwrap().into_inner();
         assert_eq!((moved.granted_ttl, &moved.keys), (ours.granted_ttl, &ours.keys));

@@ -1,5 +1,5 @@
-//! What may run once runs beside the process that writes, and not before the API server lives, by `yoke-launch --writer`: as Kubernetes' controllers do of a control
-//! plane of which another pod stands by.
+//! `yoke-launch --writer` runs a program only beside the process that writes, and only once the API
+//! server is alive. The controllers of a control plane with a standby pod run this way.
 
 use crate::harness::{Kine, Nats, etcdctl, eventually};
 use futures::StreamExt as _;
@@ -16,11 +16,11 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use yoke_test_support::free_port;
 
-/// Serving certificates have names of DNS alone.
+/// Serving certificates have only DNS names.
 const NAME: &str = "kubernetes.test";
 const STAND_BY: [&str; 2] = ["--follow", "--end-when-replaced"];
 
-/// What a kube-apiserver says of itself while it begins, and after that. The former at first.
+/// Responses of a kube-apiserver while it starts, and afterwards. It begins with the first.
 struct ApiServer {
     is_alive: Arc<AtomicBool>,
     tls: TlsAcceptor,
@@ -66,7 +66,7 @@ impl ApiServer {
 /// A program beside a store.
 struct Beside {
     launch: Child,
-    /// Has the program's pid each time that it begins.
+    /// Receives the pid of the program each time it starts.
     pids: PathBuf,
 }
 
@@ -133,7 +133,8 @@ async fn what_may_run_once_runs_beside_the_writer() {
     let start =
         |kine: &Kine, name: &str| Beside::start(kine, (&server, &api.ca), folder.path(), name, "exec sleep 1000");
     let (mut one, other) = (start(&first, "one"), start(&second, "other"));
-    // An API server is not there at first, then it listens, then it serves, and then it is done with what it begins with.
+    // The API server is absent at first, then it listens, then it serves, and then its start-up
+    // work is done.
     sleep(Duration::from_secs(1)).await;
     assert!(one.begun().is_empty());
     let listener = TcpListener::bind(&server).await.unwrap();
@@ -146,14 +147,15 @@ async fn what_may_run_once_runs_beside_the_writer() {
     one.until(true, 1).await;
     assert!(!other.runs());
 
-    // Somebody else writes while the writer sleeps: it ends when it wakes, and what ran beside it ends with it.
+    // Another process writes while the writer is suspended. When it resumes, it exits, and the
+    // program beside it is stopped.
     first.signal("STOP");
     other.until(true, 1).await;
     first.signal("CONT");
     let status = eventually("the replaced one ends", || std::future::ready(first.exited())).await;
     assert!(!status.success(), "{}", first.log());
     one.until(false, 1).await;
-    // The next one follows, and what is beside it waits.
+    // The next one follows, and the program beside it waits.
     first.restart().await;
     both_are_members(&second).await;
     assert!(!one.runs() && other.runs());
@@ -161,12 +163,12 @@ async fn what_may_run_once_runs_beside_the_writer() {
     second.terminate().await;
     one.until(true, 2).await;
     other.until(false, 1).await;
-    // A signal is the program's.
+    // A signal is forwarded to the program.
     let id = one.launch.id().to_string();
     assert!(Command::new("kill").arg(id).status().unwrap().success());
     assert_eq!(one.ended().await, Some(128 + 15));
     assert!(!one.runs());
-    // One that waits ends by it, too.
+    // A launcher that waits exits on a signal, too.
     let mut other = other;
     let id = other.launch.id().to_string();
     assert!(Command::new("kill").arg(id).status().unwrap().success());
@@ -206,7 +208,7 @@ async fn a_writer_that_saves_before_it_ends_is_asked_meanwhile() {
     let mut writer = Kine::start(&nats, "saves", &STAND_BY).await;
     let follower = Kine::start(&nats, "saves", &STAND_BY).await;
     let (mut old, mut new) = (writer.client().await, follower.client().await);
-    // More than is left in no snapshot.
+    // More than a stopping writer leaves without a snapshot.
     let value = vec![b'a'; 1 << 20];
     for number in 0..8 {
         old.put(&format!("/large/{number}"), &value).await.unwrap();
@@ -223,7 +225,7 @@ async fn a_writer_that_saves_before_it_ends_is_asked_meanwhile() {
     }
     let log = writer.log();
     let (_, last) = log.split_once("Stopping").unwrap();
-    assert!(last.contains("A snapshot is stored"), "{log}");
+    assert!(last.contains("Stored a snapshot"), "{log}");
     println!("{rounds} writes and reads while it ended, the longest in {longest:?}");
     assert!(rounds > 5, "they wait until it has ended: {rounds}");
 }

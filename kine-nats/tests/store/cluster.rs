@@ -1,4 +1,4 @@
-//! Three nats-servers that replicate streams, and ways to them that can be cut.
+//! Three nats-servers that replicate streams, and connections to them that can be cut.
 
 use yoke_test_support::free_port;
 
@@ -10,7 +10,8 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// The servers. Clients reach them over lines only: none tells them of the others' own addresses.
+/// The servers. Clients reach them only through proxies: no server announces the others' own
+/// addresses.
 pub(crate) struct Cluster {
     pub(crate) servers: Vec<Nats>,
     ports: Vec<u16>,
@@ -58,7 +59,7 @@ impl Cluster {
             tokio::spawn(carry(listener, server.port(), open.clone()));
         }
         let mut cluster = Self { servers, ports, lines };
-        // They know each other, and agree on a leader, some time after they listen.
+        // The servers connect and agree on a leader some time after they listen.
         let probe = serde_json::json!({ "name": "probe", "subjects": ["probe"], "num_replicas": 3 });
         cluster.ask("CREATE.probe", &probe.to_string()).await;
         cluster.is_whole(&["probe"]).await;
@@ -66,7 +67,7 @@ impl Cluster {
         cluster
     }
 
-    /// Ends every connection of clients, and makes none until told to.
+    /// Closes every client connection, and accepts none until told to.
     pub(crate) fn set_lines(&self, open: bool) {
         self.lines.send_replace(open);
     }
@@ -94,7 +95,7 @@ impl Cluster {
         .await
     }
 
-    /// Has one of them lead a stream.
+    /// Makes one of the servers lead a stream.
     pub(crate) async fn lead(&self, stream: &str, server: usize) {
         let client = async_nats::connect(self.servers[server].url()).await.unwrap();
         eventually("the server leads the stream", || async {

@@ -1,4 +1,5 @@
-//! A store with a user that may do no more than the operator grants: its own two streams, no consumers, no streams made.
+//! A store whose user has only the permissions that the operator grants: its own two streams, no
+//! consumers, and no stream creation.
 
 use crate::harness::{Kine, Nats, Watching, events, prefix};
 use data_encoding::BASE64URL_NOPAD;
@@ -59,7 +60,8 @@ impl Authority {
         )
     }
 
-    /// Writes a file with a user who may publish and subscribe to these subjects, or to all.
+    /// Writes a credentials file of a user that may publish and subscribe to these subjects, or to
+    /// all.
     fn user(&self, dir: &Path, name: &str, subjects: Option<(&[String], &[String])>) -> PathBuf {
         let key = KeyPair::new_user();
         let mut claims = json!({ "type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1 });
@@ -79,7 +81,7 @@ impl Authority {
     }
 }
 
-/// What the operator grants the store of a cluster.
+/// The permissions that the operator grants to the store of a cluster.
 fn granted(id: &str) -> (Vec<String>, Vec<String>) {
     let mut publish: Vec<String> = ["log", "snap.>", "spare.>", "rpc.>"]
         .map(|last| format!("kine.{id}.{last}"))
@@ -117,7 +119,7 @@ async fn a_store_needs_no_more_than_it_is_granted() {
     kine.ready().await;
     let mut client = kine.client().await;
     let (mut stored, mut puts) = (0.0, 0);
-    // How much lies between two snapshots depends on how fast puts are.
+    // The distance between two snapshots depends on the speed of the puts.
     while stored < 3.0 && puts < 4000 {
         for number in 0..400 {
             client
@@ -151,7 +153,7 @@ async fn a_store_needs_no_more_than_it_is_granted() {
     assert_eq!(through.range("/c/", "/c0", 0).await.unwrap().count, 51);
     assert!(!nats.log().contains("Violation"), "{}", nats.log());
 
-    // Another store's streams are out of reach.
+    // The streams of another store cannot be accessed.
     let mut other = Kine::spawn_on(&nats, "other", &[&user]);
     let refused = crate::harness::eventually("the server refuses", || {
         std::future::ready(Some(nats.log()).filter(|log| log.contains("Violation")))

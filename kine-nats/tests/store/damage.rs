@@ -1,5 +1,5 @@
-//! Bits on the disk of the only nats-server that are not what they were: what is served afterwards is all that was written,
-//! or nothing is before somebody accepts the loss.
+//! Flipped bits on the disk of the only nats-server. Afterwards the store serves everything that
+//! was written, or nothing until the loss is accepted.
 
 use crate::cluster::Cluster;
 use crate::fuzz::{fuzz_runs, seeded};
@@ -12,20 +12,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Keys and values by the revisions that they were written at.
+/// Keys and values, by the revisions at which they were written.
 type Written = BTreeMap<i64, (String, Vec<u8>)>;
 
 /// Snapshots in two streams by turns.
 const SPARE: &[&str] = &["--spare", "--snapshot-bytes=20000"];
 
-/// How a store came back.
+/// How a store recovered.
 #[derive(Debug)]
 enum Outcome {
-    /// All of it.
+    /// Everything is served.
     Whole,
-    /// It is not served, and why.
+    /// Nothing is served, for this reason.
     Refused(String),
-    /// It is not served as long as NATS does not answer.
+    /// Nothing is served as long as NATS does not answer.
     Waiting,
     /// NATS does not start.
     Down,
@@ -42,7 +42,7 @@ fn blocks(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// The files with messages of the streams whose names contain something.
+/// The message files of the streams whose names contain this text.
 pub(crate) fn files(nats: &Nats, of: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     blocks(&nats.store(), &mut files);
@@ -59,7 +59,7 @@ pub(crate) fn flip(file: &Path, at: usize, bit: u32) -> String {
     format!("byte {at} of {} in {}", bytes.len(), file.display())
 }
 
-/// Flips a bit somewhere in the messages of some streams.
+/// Flips a random bit in the messages of some streams.
 fn damage(nats: &Nats, of: &str, random: &mut StdRng) -> String {
     let files = files(nats, of);
     let file = &files[random.random_range(0..files.len())];
@@ -69,7 +69,8 @@ fn damage(nats: &Nats, of: &str, random: &mut StdRng) -> String {
 
 async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written) -> Outcome {
     if !nats.try_restart().await {
-        // 2.15.2 panics where it would refuse a stream (newFileStoreWithCreatedAndMode unlocks what is not there).
+        // NATS 2.15.2 panics where it should reject a stream (newFileStoreWithCreatedAndMode
+        // unlocks a mutex that is not locked).
         let log = nats.log();
         assert!(log.contains("panic: runtime error"), "{log}");
         return Outcome::Down;
@@ -83,7 +84,8 @@ async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written)
             return Outcome::Refused(log.lines().last().unwrap_or_default().to_owned());
         }
         if begun.elapsed() > WAIT {
-            // The head of a damaged message can have the server send what no client reads, however often it is asked.
+            // With a corrupt message header, the server may send a message that no client can read,
+            // on every attempt.
             let log = kine.log();
             assert!(log.contains("Waiting for NATS"), "neither served nor refused: {log}");
             return Outcome::Waiting;
@@ -94,14 +96,14 @@ async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written)
     Outcome::Whole
 }
 
-/// Asserts that all that was written is served, and nothing else.
+/// Asserts that exactly the written data is served.
 async fn check(kine: &Kine, written: &Written) {
     let revision = check_keys(kine, written).await;
     let last = written.last_key_value().map(|(last, _)| *last);
     assert_eq!(Some(revision), last, "it is shorter: {}", kine.log());
 }
 
-/// Asserts that the keys are what was written up to a revision that they are served at, which it answers.
+/// Asserts that the served keys are those written up to the served revision; returns that revision.
 async fn check_keys(kine: &Kine, written: &Written) -> i64 {
     let answer = kine.client().await.range("/", "0", 0).await.unwrap();
     let revision = answer.header.unwrap().revision;
@@ -156,11 +158,11 @@ async fn no_flipped_bit_on_the_disk_is_served() {
         async move { (outcome(copy, "damage", &[], written).await, what) }
     });
     let outcomes: Vec<_> = runs.buffer_unordered(AT_A_TIME).collect().await;
-    // A server that finds a damaged message when it starts may drop all behind it.
+    // A server that finds a corrupt message at its start may drop everything behind it.
     for (outcome, what) in &outcomes {
         println!("{outcome:?}: {what}");
         if let Outcome::Refused(why) = outcome {
-            assert!(why.contains("keep the store: "), "{what}: {why}");
+            assert!(why.contains("run the store: "), "{what}: {why}");
         }
     }
 }
@@ -184,7 +186,7 @@ async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
     nats.kill();
     for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
         let (first, other) = (nats.copy(), nats.copy());
-        // The server drops all that is behind this one: every snapshot of the stream.
+        // The server drops everything behind this message: every snapshot of the stream.
         let damaged = [
             (flip(&files(&first, stream)[0], 40, 0), first),
             (damage(&other, stream, &mut random), other),
@@ -196,11 +198,13 @@ async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
     }
 }
 
-/// Has a server that is not running drop all snapshots of a stream when it starts: it drops what is behind a damaged message.
+/// Makes a stopped server drop all snapshots of a stream at its next start: it drops everything
+/// behind a corrupt message.
 fn drop_snapshots(nats: &Nats, stream: &str) {
     let file = files(nats, stream).remove(0);
     println!("{}", flip(&file, 40, 0));
-    // With an index as new as the file, which a purge writes, a server does not look at what it holds.
+    // If the index is as new as the file, which it is after a purge, a server does not read the
+    // file.
     let _ = std::fs::remove_file(file.with_file_name("index.db"));
 }
 
@@ -260,7 +264,7 @@ fn damage_value(nats: &Nats, stream: &str, value: &[u8]) {
     panic!("{:?} is not in the log", String::from_utf8_lossy(value));
 }
 
-/// What it says when it ends.
+/// The output of a process that exits.
 async fn refusal(kine: &mut Kine) -> String {
     let before = kine.log().len();
     kine.respawn();
@@ -287,10 +291,10 @@ async fn fill(client: &mut Client) {
     }
 }
 
-/// Accepts the loss, and checks what is there then.
+/// Accepts the loss, and checks the remaining data.
 async fn accept(nats: &Nats, kine: &mut Kine, stream: &str, keys: i64) {
     let said = repair(nats, stream, &["--accept-loss", "--bump=5000000"]).unwrap();
-    assert!(said.contains("The store goes on from here"), "{said}");
+    assert!(said.contains("Repaired the store"), "{said}");
     for _ in 0..2 {
         kine.restart().await;
         let answer = kine.client().await.range("/k/", "/k0", 0).await.unwrap();
@@ -300,15 +304,15 @@ async fn accept(nats: &Nats, kine: &mut Kine, stream: &str, keys: i64) {
     }
 }
 
-/// All snapshots of one stream are lost, and the newest write with them: a repair goes on with what the other stream and
-/// the log hold.
+/// All snapshots of one stream are lost, and the newest write with them. A repair continues with
+/// the data of the other stream and the log.
 async fn lose_snapshots_and_the_newest_write(stream: &str, lost: &str, without_spare: &str) {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, stream, SPARE).await;
     let written = write(&mut kine).await;
     until_both_are_stored(&kine).await;
     kine.terminate().await;
-    // One that stores no snapshot so soon.
+    // A process that stores no snapshot so soon.
     let mut kine = Kine::start(&nats, stream, &["--spare"]).await;
     kine.client().await.put("/lost", b"the newest write").await.unwrap();
     kine.terminate().await;
@@ -347,13 +351,13 @@ async fn a_log_that_a_server_cut_short_is_refused_however_often_that_is_started(
     damage_value(&nats, "cut", b"value-30value-30");
     nats.restart().await;
     assert_ne!(lost_bytes(&nats, "cut").await, None);
-    // It does not know of it any more.
+    // The server no longer knows of the loss.
     nats.kill();
     nats.restart().await;
     assert_eq!(lost_bytes(&nats, "cut").await, None);
     let said = refusal(&mut kine).await;
     assert!(
-        said.contains("the log has lost what is behind sequence") && said.contains("with revision 41"),
+        said.contains("the log has lost the records behind sequence") && said.contains("at revision 41"),
         "{said}"
     );
     accept(&nats, &mut kine, "cut", 30).await;

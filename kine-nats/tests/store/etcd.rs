@@ -26,7 +26,7 @@ impl Etcd {
         Self::start_in(tempfile::tempdir().unwrap(), free_port(), more).await
     }
 
-    /// Starts with what was saved.
+    /// Starts with a saved snapshot.
     pub(crate) async fn restore(file: &Path) -> Self {
         let (dir, peer) = (tempfile::tempdir().unwrap(), free_port());
         let url = url(peer);
@@ -80,7 +80,7 @@ impl Etcd {
         Client::new(self.channel())
     }
 
-    /// What it counts, with the head of the answer.
+    /// Its metrics, with the head of the response.
     pub(crate) async fn scrape(&self) -> String {
         let stream = tokio::net::TcpStream::connect(self.address()).await.unwrap();
         http_get(stream, "/metrics").await.unwrap()
@@ -110,7 +110,7 @@ fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
 }
 
-/// Has `etcdctl` save a server's store.
+/// Saves a server's store with `etcdctl`.
 pub(crate) fn save(endpoint: &str) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     etcdctl(endpoint, &["snapshot", "save", &file.path().display().to_string()]).unwrap();

@@ -1,4 +1,5 @@
-//! Killed processes, restarted servers, two writers, a full stream: nothing acknowledged is lost, nothing is told twice.
+//! Killed processes, restarted servers, two writers, a full stream: no acknowledged write is lost,
+//! and no event is sent twice.
 
 use crate::harness::{Client, Kine, Nats, Servers, WAIT, Watching, events, eventually, led, prefix};
 use std::collections::BTreeMap;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// Writers that create keys until told to stop, and remember what was acknowledged.
+/// Writers that create keys until stopped, and remember the acknowledged ones.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     acknowledged: Arc<AtomicUsize>,
@@ -20,7 +21,7 @@ impl Load {
         Self::named(client, "", writers)
     }
 
-    /// Begins; the keys are its own.
+    /// Starts a writer with its own keys.
     pub(crate) fn named(client: &Client, name: &'static str, writers: usize) -> Self {
         let (stop, count) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let mut tasks = JoinSet::new();
@@ -52,7 +53,7 @@ impl Load {
         }
     }
 
-    /// Waits until so many more are acknowledged.
+    /// Waits until this many more are acknowledged.
     pub(crate) async fn goes_on(&self, more: usize) {
         let count = || self.acknowledged.load(Ordering::Relaxed);
         let enough = count() + more;
@@ -79,7 +80,8 @@ pub(crate) async fn serves(client: &Client) -> Duration {
     begun.elapsed()
 }
 
-/// Every acknowledged key is there with its revision, and a watch from the beginning hears every revision once.
+/// Checks that every acknowledged key exists with its revision, and that a watch from the start
+/// receives every revision once.
 pub(crate) async fn check(client: &mut Client, acknowledged: &BTreeMap<String, i64>) {
     let answer = client.range("/load/", "/load0", 0).await.unwrap();
     let head = answer.header.unwrap().revision;
@@ -135,7 +137,7 @@ async fn nothing_acknowledged_is_lost_when_nats_server_is_killed() {
     let acknowledged = load.stop().await;
     check(&mut client, &acknowledged).await;
     assert!(kine.exited().is_none());
-    // The same through a restart, from the log.
+    // The same after a restart, from the log.
     kine.terminate().await;
     kine.restart().await;
     check(&mut kine.client().await, &acknowledged).await;
@@ -172,7 +174,7 @@ async fn reads_are_refused_while_nats_is_away_and_streams_that_need_a_leader_end
         );
         println!("a stream ends {:?} after NATS went", begun.elapsed());
     }
-    // A client that watches again at once, as kube-apiserver does, is not answered at once.
+    // A client that watches again at once, like kube-apiserver, gets no immediate response.
     let begun = Instant::now();
     let mut renewing = client.lease.clone();
     let (watches, renewals) = tokio::join!(
@@ -224,7 +226,7 @@ async fn a_watch_goes_on_over_a_restart_without_a_gap() {
                 .await
                 .unwrap();
             if number == 40 {
-                // What follows is heard by the next watch, after the restart.
+                // The next watch, after the restart, receives the events that follow.
                 while next < written {
                     for event in events(&watching.next().await.unwrap()) {
                         assert_eq!(event.kv.as_ref().unwrap().mod_revision, next);
@@ -254,24 +256,24 @@ async fn a_watch_goes_on_over_a_restart_without_a_gap() {
     );
 }
 
-/// A writer sleeps for longer than its lease, and is asked while it does.
+/// A writer is suspended for longer than its lease, and gets requests meanwhile.
 pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers) {
     let mut first = Kine::start(nats, "two", &[]).await;
     let mut second = Kine::spawn(nats, "two", &[]);
     let mut old = first.client().await;
     old.put("/a", b"1").await.unwrap();
     eventually("the second one stands by", || {
-        std::future::ready(second.log().contains("standing by").then_some(()))
+        std::future::ready(second.log().contains("on standby").then_some(()))
     })
     .await;
-    // For longer than a lease.
+    // Longer than a lease.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(!second.log().contains("is the writer"), "{}", second.log());
     first.signal("STOP");
     second.ready().await;
     let mut new = second.client().await;
     assert_eq!(new.put("/a", b"2").await.unwrap(), 3);
-    // While it slept its lease ran out: whatever it is asked, it does not answer with what it remembers.
+    // The lease expired during the suspension: the process answers no request from memory.
     let read = tokio::spawn({
         let mut old = old.clone();
         async move { old.range("/a", "", 0).await }
@@ -303,7 +305,10 @@ async fn a_lower_incarnation_never_begins() {
     let mut low = Kine::spawn(&nats, "three", &["--incarnation", "6"]);
     let status = eventually("it ends", || std::future::ready(low.exited())).await;
     assert!(
-        !status.success() && low.log().contains("incarnation 7 has it, and this is incarnation 6"),
+        !status.success()
+            && low
+                .log()
+                .contains("incarnation 7 owns it, and this process is incarnation 6"),
         "{}",
         low.log()
     );
@@ -355,9 +360,9 @@ async fn a_stream_that_is_full_is_made_room_in_and_the_quota_refuses_puts_only()
     a_full_stream_is_made_room_in(&Nats::start().await).await;
 }
 
-/// Fills the log, then the quota, and makes room in both.
+/// Fills the log, then the quota, and frees space in both.
 pub(crate) async fn a_full_stream_is_made_room_in(nats: &impl Servers) {
-    // The log takes 4 MB; the cadence alone would never make room.
+    // The log has 4 MB; regular snapshots alone would never free space.
     let small = ["--max-bytes=4000000", "--quota=20000000", "--snapshot-bytes=100000000"];
     let mut kine = Kine::start(nats, "full", &small).await;
     let mut client = kine.client().await;
@@ -447,7 +452,7 @@ async fn a_store_that_was_killed_while_its_stream_was_full_comes_back() {
         "{changed:?}"
     );
     kine.restart().await;
-    assert!(kine.log().contains("no writer can begin"), "{}", kine.log());
+    assert!(kine.log().contains("no writer can start"), "{}", kine.log());
     let put = client.put("/t/again", b"1").await;
     assert_eq!(put.ok(), Some(22), "{}", kine.log());
     assert_eq!(client.range("/t/", "/t0", 0).await.unwrap().count, 21);

@@ -1,11 +1,11 @@
-//! A process that may open no more files.
+//! A process that has reached its limit of open files.
 
 use crate::harness::{Kine, Nats, WAIT, eventually};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-/// It needs about half of them for itself.
+/// The process needs about half of them for itself.
 const FILES: u32 = 48;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -31,7 +31,7 @@ async fn who_finds_no_file_left_waits_and_nobody_spins() {
     let took = kine.processor_time() - before;
     assert!(took < Duration::from_millis(300), "{took:?} of a second");
     assert_eq!(kine.log().matches("cannot accept connections").count(), 1);
-    // Who is connected is served.
+    // Connected clients are served.
     client.put("/a", b"2").await.unwrap();
 
     let mut waiting = kine.client().await;

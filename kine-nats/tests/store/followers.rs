@@ -1,5 +1,5 @@
-//! Two kine-nats on one stream, both serving: what one may not do alone the other does for it, and whoever is left goes
-//! on when one is stopped, killed or asleep.
+//! Two serving kine-nats on one stream. Each forwards to the other what it may not do alone, and
+//! the remaining one continues when the other is stopped, killed or suspended.
 
 use crate::faults::{Load, check, serves};
 use crate::harness::{Client, Kine, Nats, Servers, WAIT, Watching, etcdctl, events, eventually, json, prefix};
@@ -14,7 +14,7 @@ use tonic::Code;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
 const FOLLOW: [&str; 1] = ["--follow"];
-/// Who waits for the lease of a writer, which is 2 s, never is as quick.
+/// Faster than any process that waits for the 2 s lease of a writer.
 const AT_ONCE: Duration = Duration::from_millis(1500);
 
 /// The writer and a follower.
@@ -38,7 +38,7 @@ async fn a_follower_does_what_the_writer_does() {
     assert!(run(&["lease", "keep-alive", "--once", lease]).contains("keepalived with TTL(60)"));
     assert!(run(&["lease", "timetolive", lease, "--keys"]).contains("/b"));
 
-    // What the one acknowledged the other reads at once, however often.
+    // A write that one acknowledged can be read from the other at once, on every attempt.
     let (mut one, mut other) = (writer.client().await, follower.client().await);
     for number in 0..200 {
         let value = format!("{number}");
@@ -52,7 +52,7 @@ async fn a_follower_does_what_the_writer_does() {
     let old = other.range("/c", "", revision - 300).await.unwrap();
     assert_eq!(old.kvs, one.range("/c", "", revision - 300).await.unwrap().kvs);
 
-    // Refusals are the writer's.
+    // Errors come from the writer.
     let error = other.range("/c", "", revision + 1000).await.unwrap_err();
     assert_eq!(error.code(), Code::OutOfRange);
     assert_eq!(other.create("/c", b"").await.unwrap(), None);
@@ -64,7 +64,7 @@ async fn a_follower_does_what_the_writer_does() {
     );
     let error = one.range("/c", "", revision - 11).await.unwrap_err();
     assert_eq!(error.code(), Code::OutOfRange);
-    // A compaction has no revision; who was told of it is told so by a follower, too.
+    // A compaction has no revision. A client that knows of it gets it from a follower, too.
     for _ in 0..20 {
         let revision = other.put("/e", b"").await.unwrap();
         other.compact(revision).await.unwrap();
@@ -143,11 +143,11 @@ async fn both_are_members_and_agree_on_the_leader() {
         (members().as_array().unwrap().len() == 1).then_some(())
     })
     .await;
-    // Who is silent is one for five seconds.
+    // A silent member is listed for five seconds.
     assert!(begun.elapsed() < Duration::from_secs(3), "who leaves says so");
 }
 
-/// Hears every revision of a prefix once, over answers that may come from several processes.
+/// Receives every revision of a prefix once, over responses that may come from several processes.
 async fn hear(watching: &mut Watching, next: &mut i64, until: i64) {
     while *next <= until {
         for event in events(&watching.next().await.unwrap()) {
@@ -176,7 +176,7 @@ async fn a_stopped_writer_hands_over_at_once_and_watches_of_the_follower_go_on()
     let mut next = 2;
     hear(&mut watching, &mut next, head).await;
     check(&mut new, &acknowledged).await;
-    // Each in its turn, and not once only: a machine may be busy.
+    // Each process in turn, and more than once: a node may be busy.
     let (mut leads, mut follows) = (follower, writer);
     for _ in 0..10 {
         shortest = shortest.min(hand_over(&mut leads, &follows).await);
@@ -188,7 +188,7 @@ async fn a_stopped_writer_hands_over_at_once_and_watches_of_the_follower_go_on()
     panic!("no follower takes over at once: {shortest:?}");
 }
 
-/// Stops the writer, and starts it again: it follows then. Answers how long it took until a write was acknowledged.
+/// Stops the writer and restarts it as a follower. Returns the time until a write was acknowledged.
 async fn hand_over(writer: &mut Kine, follower: &Kine) -> Duration {
     let begun = Instant::now();
     writer.signal("TERM");
@@ -236,7 +236,7 @@ async fn a_follower_takes_over_from_a_killed_writer_and_loses_and_doubles_nothin
     for load in load {
         acknowledged.extend(load.stop().await);
     }
-    // Of the tries that were refused some may have been done, none twice.
+    // Some of the rejected attempts may have been executed, but none twice.
     let probes = new.get("/probe").await.unwrap().version;
     assert!(probes >= 1 && probes as usize <= refused_count + 1, "{probes}");
     let head = new.revision().await;
@@ -244,7 +244,7 @@ async fn a_follower_takes_over_from_a_killed_writer_and_loses_and_doubles_nothin
     hear(&mut watching, &mut next, head).await;
     check(&mut new, &acknowledged).await;
     assert!(follower.metric("etcd_server_leader_changes_seen_total").await >= 2.0);
-    // The killed one comes back and follows.
+    // The killed process restarts and follows.
     writer.restart().await;
     assert_eq!(writer.metric("etcd_server_is_leader").await, 0.0);
     check(&mut writer.client().await, &acknowledged).await;
@@ -255,7 +255,7 @@ async fn a_writer_that_slept_says_nothing_stale_and_follows() {
     the_one_that_slept_follows(&Nats::start().await).await;
 }
 
-/// A writer sleeps until a follower has taken over, and is asked while it does.
+/// A writer is suspended until a follower has taken over, and gets requests meanwhile.
 pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     let (mut writer, follower) = two(nats, "sleep").await;
     let (mut old, mut new) = (writer.client().await, follower.client().await);
@@ -276,7 +276,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     for number in 0..50 {
         new.put(&format!("/b/{number}"), b"").await.unwrap();
     }
-    // Asked while it sleeps: it answers when it is awake, and then only what is true by then.
+    // The process answers these requests when it resumes, and only with what is true then.
     let (head, before) = (new.revision().await, writer.unread());
     let read = tokio::spawn({
         let mut old = old.clone();
@@ -290,7 +290,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     arrives(&writer, asked).await;
     writer.signal("CONT");
     match read.await.unwrap() {
-        // `/once` may be there by then.
+        // `/once` may exist by then.
         Ok(answer) => {
             assert!(
                 answer.header.unwrap().revision >= head && answer.count >= 51,
@@ -302,7 +302,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     }
     let written = write.await.unwrap();
     eventually("it follows", || {
-        let said = "This process was replaced; it follows from here on";
+        let said = "Another process replaced this one as the writer; following it";
         std::future::ready(writer.log().contains(said).then_some(()))
     })
     .await;
@@ -310,13 +310,13 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     let once = new.get("/once").await;
     match written {
         Ok(revision) => assert_eq!(once.map(|kv| kv.mod_revision), revision),
-        // Whether or not it was done: not twice.
+        // The request was executed at most once.
         Err(error) => {
             assert_eq!(error.code(), Code::Unavailable, "{error}");
             assert!(once.is_none_or(|kv| kv.version == 1));
         }
     }
-    // Its watches heard everything, and hear what follows.
+    // The watches of the process received everything, and receive the events that follow.
     let head = old.put("/c", b"").await.unwrap();
     let mut next = 2;
     hear(&mut watching, &mut next, head).await;
@@ -326,7 +326,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     assert_eq!(contents(&mut old).await, contents(&mut new).await);
 }
 
-/// Waits until a process that sleeps has more to read; answers how much.
+/// Waits until a suspended process has more to read; returns how much.
 async fn arrives(kine: &Kine, before: u64) -> u64 {
     eventually("what it is asked has arrived", || {
         std::future::ready(Some(kine.unread()).filter(|unread| *unread > before))
@@ -336,7 +336,7 @@ async fn arrives(kine: &Kine, before: u64) -> u64 {
 
 /// The revision of a process, and the keys that it has read itself.
 async fn contents(client: &mut Client) -> (i64, Vec<Bytes>) {
-    // Up to what was acknowledged.
+    // Up to the acknowledged revision.
     let revision = client.revision().await;
     let request = pb::RangeRequest {
         key: [0].to_vec().into(),
@@ -356,14 +356,14 @@ async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends
     let mut low = Kine::spawn(&nats, "alone", &["--follow", "--incarnation=6"]);
     let status = eventually("it ends", || std::future::ready(low.exited())).await;
     assert!(
-        !status.success() && low.log().contains("incarnation 7 has it"),
+        !status.success() && low.log().contains("incarnation 7 owns it"),
         "{}",
         low.log()
     );
     let follower = Kine::start(&nats, "alone", &["--follow", "--incarnation=7"]).await;
     let mut client = follower.client().await;
     client.put("/a", b"1").await.unwrap();
-    // An answer to a write is the writer's; after a read the follower has it, too.
+    // The answer to a write is the writer's; after a read the follower has the write, too.
     assert!(client.get("/a").await.is_some());
     first.kill();
     nats.kill();
@@ -375,7 +375,7 @@ async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends
         (follower.metric("etcd_server_has_leader").await == 0.0).then_some(())
     })
     .await;
-    // What it knows may be old; asked for that, it answers.
+    // A serializable read may be stale, but it is answered.
     let request = |serializable| pb::RangeRequest {
         key: "/a".into(),
         serializable,
@@ -416,7 +416,7 @@ async fn the_leader_moves_where_it_is_told_to_while_all_write() {
         .zip(names)
         .map(|(client, name)| Load::named(client, name, 2));
     let load: Vec<_> = load.collect();
-    // Followers ask the writer before they answer: it is not held up by that when it is to resign.
+    // Followers contact the writer before they answer; this does not delay its resignation.
     let mut reads = JoinSet::new();
     for client in clients.iter().cycle().take(12) {
         let mut client = client.clone();
@@ -433,7 +433,7 @@ async fn the_leader_moves_where_it_is_told_to_while_all_write() {
         let said = move_to(member(target)).unwrap();
         println!("moved in {:?}", begun.elapsed());
         assert!(said.starts_with("Leadership transferred from"), "{said}");
-        // Who tells of it may see it in the log before the one that leads.
+        // A process may see the new writer in the log before the writer itself does.
         eventually("it leads", || async {
             (target.metric("etcd_server_is_leader").await == 1.0).then_some(())
         })
@@ -451,7 +451,7 @@ async fn the_leader_moves_where_it_is_told_to_while_all_write() {
     }
     let term = || status(&first)["raftTerm"].as_u64().unwrap();
     eventually("nobody else came in between, but where a lease had ended", || async {
-        let replaced = |kine: &Kine| kine.log().matches("This process was replaced").count();
+        let replaced = |kine: &Kine| kine.log().matches("Another process replaced this one").count();
         let lapses: usize = [&first, &second, &third].map(replaced).iter().sum();
         (term() == 5 + lapses as u64).then_some(())
     })
@@ -481,7 +481,7 @@ async fn the_leader_moves_where_it_is_told_to_while_all_write() {
 #[tokio::test]
 async fn a_full_log_is_an_alarm_on_the_follower_too() {
     let nats = Nats::start().await;
-    // No snapshot can be stored that would make room, and the quota is not used up.
+    // No snapshot that would free space can be stored, and the quota is not used up.
     let direct = async_nats::connect(nats.url()).await.unwrap();
     let stream = serde_json::json!({
         "name": "KINE_SNAP_full", "subjects": ["kine.full.snap.>"], "max_bytes": 1000, "discard": "new", "allow_direct": true,

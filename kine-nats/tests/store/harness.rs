@@ -19,7 +19,7 @@ use yoke_test_support::free_port;
 
 pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
-/// A nats-server that can be killed and started again on the same files and the same port.
+/// A nats-server that can be killed and restarted on the same files and the same port.
 pub(crate) struct Nats {
     child: Option<Child>,
     port: u16,
@@ -27,12 +27,12 @@ pub(crate) struct Nats {
     config: String,
 }
 
-/// Where streams are.
+/// The servers of the streams.
 pub(crate) trait Servers {
-    /// Their addresses, with commas between.
+    /// Their addresses, separated by commas.
     fn urls(&self) -> String;
 
-    /// How many of them keep each stream.
+    /// Number of replicas of each stream.
     fn replicas(&self) -> usize {
         1
     }
@@ -59,14 +59,14 @@ impl Nats {
         Self::start_with(String::new()).await
     }
 
-    /// Starts with more lines of configuration.
+    /// Starts with additional lines of configuration.
     pub(crate) async fn start_with(config: String) -> Self {
         let mut nats = Self::new(config);
         nats.restart().await;
         nats
     }
 
-    /// One that is not started yet.
+    /// Creates a server without starting it.
     pub(crate) fn new(config: String) -> Self {
         Self {
             child: None,
@@ -88,7 +88,7 @@ impl Nats {
         assert!(self.try_restart().await, "nats-server ended: {}", self.log());
     }
 
-    /// Answers whether it listens; otherwise it has ended.
+    /// Returns whether the server listens; otherwise it has exited.
     pub(crate) async fn try_restart(&mut self) -> bool {
         let store = self.store();
         let config = format!(
@@ -125,7 +125,7 @@ impl Nats {
         true
     }
 
-    /// Other lines of configuration, from the next start on.
+    /// Replaces the additional lines of configuration, from the next start on.
     pub(crate) fn set_config(&mut self, config: &str) {
         config.clone_into(&mut self.config);
     }
@@ -134,19 +134,19 @@ impl Nats {
         std::fs::read_to_string(self.dir.path().join("nats.log")).unwrap()
     }
 
-    /// Where its streams are.
+    /// Directory of its streams.
     pub(crate) fn store(&self) -> PathBuf {
         self.dir.path().join("jetstream")
     }
 
-    /// Another server, not started yet, with a copy of what this one stored.
+    /// Creates another server, not started, with a copy of this one's data.
     pub(crate) fn copy(&self) -> Self {
         let copy = Self::new(self.config.clone());
         copy.take_files(self);
         copy
     }
 
-    /// Takes over what another one stored, in place of what is here. Neither runs.
+    /// Replaces its data by that of another server. Neither runs.
     pub(crate) fn take_files(&self, other: &Self) {
         let _ = std::fs::remove_dir_all(self.store());
         let copied = Command::new("cp")
@@ -181,7 +181,7 @@ pub(crate) struct Kine {
     metrics: u16,
     log: PathBuf,
     command: Vec<String>,
-    /// Files that it may have open.
+    /// Limit of open files.
     files: Option<u32>,
     _dir: TempDir,
 }
@@ -193,13 +193,13 @@ impl Kine {
         kine
     }
 
-    /// Starts without waiting until it serves.
+    /// Starts without waiting until the process serves.
     pub(crate) fn spawn(nats: &impl Servers, stream: &str, more: &[&str]) -> Self {
         let replicas = format!("--replicas={}", nats.replicas());
         Self::spawn_on(nats, stream, &[&["--create", &replicas], more].concat())
     }
 
-    /// Starts on streams that exist.
+    /// Starts on existing streams.
     pub(crate) fn spawn_on(nats: &impl Servers, stream: &str, more: &[&str]) -> Self {
         let (port, metrics, dir) = (free_port(), free_port(), tempfile::tempdir().unwrap());
         let mut command = vec![
@@ -242,16 +242,17 @@ impl Kine {
         self.child = Some(command.spawn().unwrap());
     }
 
-    /// How many files it may have open, from the next start on.
+    /// Sets the limit of open files, from the next start on.
     pub(crate) fn limit_files(&mut self, files: u32) {
         self.files = Some(files);
     }
 
-    /// What it has used of the processors so far.
+    /// CPU time of the process so far.
     pub(crate) fn processor_time(&self) -> Duration {
         let id = self.child.as_ref().unwrap().id();
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
-        // The second field is a name in brackets; ticks of 10 ms follow, in user mode and in the kernel.
+        // The second field is a name in parentheses; ticks of 10 ms follow, in user mode and in the
+        // kernel.
         let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
         Duration::from_millis(10 * ticks)
@@ -275,7 +276,7 @@ impl Kine {
         let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let own = format!(":{:04X}", self.port);
         let bytes = sockets.lines().filter_map(|line| {
-            // Address, the other's address, state (1 is connected), and bytes to send and to read.
+            // Address, peer address, state (1 is connected), and bytes to send and to read.
             let fields: Vec<_> = line.split_whitespace().collect();
             let (_, unread) = fields[4].split_once(':')?;
             (fields[1].ends_with(&own) && fields[3] == "01").then(|| u64::from_str_radix(unread, 16).unwrap())
@@ -307,7 +308,7 @@ impl Kine {
         answer.is_some_and(|answer| answer.starts_with("HTTP/1.0 200"))
     }
 
-    /// What it counts, with the head of the answer.
+    /// The metrics of the process, with the head of the response.
     pub(crate) fn metrics_address(&self) -> String {
         format!("127.0.0.1:{}", self.metrics)
     }
@@ -334,7 +335,7 @@ impl Kine {
         self._dir.path().join("kine.sock")
     }
 
-    /// Most bytes of memory that the process had at a time.
+    /// Peak memory of the process in bytes.
     pub(crate) fn peak_memory(&self) -> u64 {
         let status = format!("/proc/{}/status", self.child.as_ref().unwrap().id());
         let status = std::fs::read_to_string(status).unwrap();
@@ -357,7 +358,7 @@ impl Kine {
         }
     }
 
-    /// Asks to stop; answers whether it ended as it should, and how long it took.
+    /// Stops the process; returns whether it exited cleanly, and how long that took.
     pub(crate) async fn terminate(&mut self) -> Duration {
         let begun = Instant::now();
         self.signal("TERM");
@@ -395,21 +396,21 @@ fn signal(child: &Child, name: &str) {
         .status();
     assert!(sent.unwrap().success());
     if name == "STOP" {
-        // Its threads run on until each of them has heard of it.
+        // The threads continue until each of them has received the signal.
         let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
         let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
         assert!(status.stopped(), "{status:?}");
     }
 }
 
-/// Runs etcd's tool for servers. Answers what it printed, or what it complained of.
+/// Runs etcd's tool for servers. Returns its output, or its error output.
 pub(crate) fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
-    // Of a limit given twice the last one counts.
+    // If a limit is given twice, the last one counts.
     let options = ["--endpoints", endpoint, "--command-timeout=20s"];
     run_tool("etcdctl", &[&options, arguments].concat())
 }
 
-/// The first bytes that etcd's tool for servers prints for an input, as many as are asked for; fewer if it takes too long.
+/// The first `bytes` that etcd's tool for servers prints for an input; fewer on a timeout.
 pub(crate) fn etcdctl_begins(endpoint: &str, arguments: &[&str], input: &str, bytes: usize) -> String {
     let mut tool = Command::new("timeout")
         .arg("20")
@@ -430,7 +431,7 @@ pub(crate) fn etcdctl_begins(endpoint: &str, arguments: &[&str], input: &str, by
     String::from_utf8(printed).unwrap()
 }
 
-/// Runs etcd's tool for files. Answers what it printed, or what it complained of.
+/// Runs etcd's tool for files. Returns its output, or its error output.
 pub(crate) fn etcdutl(arguments: &[&str]) -> Result<String, String> {
     run_tool("etcdutl", arguments)
 }
@@ -445,12 +446,12 @@ fn run_tool(name: &str, arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// What a tool printed.
+/// The output of a tool.
 pub(crate) fn json(output: &str) -> serde_json::Value {
     serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"))
 }
 
-/// Runs `kine-nats repair`. Answers what it said, or what it complained of.
+/// Runs `kine-nats repair`. Returns its output, or its error output.
 pub(crate) fn repair(nats: &impl Servers, stream: &str, more: &[&str]) -> Result<String, String> {
     let output = Command::new(env!("CARGO_BIN_EXE_kine-nats"))
         .arg("repair")
@@ -462,7 +463,7 @@ pub(crate) fn repair(nats: &impl Servers, stream: &str, more: &[&str]) -> Result
     if output.status.success() { Ok(said) } else { Err(said) }
 }
 
-/// Asks in the oldest form: the answer comes in one piece.
+/// Sends a request with HTTP/1.0: the response arrives in one piece.
 pub(crate) async fn http_get(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> Option<String> {
     stream
         .write_all(format!("GET {path} HTTP/1.0\r\nhost: x\r\n\r\n").as_bytes())
@@ -525,7 +526,8 @@ impl Client {
         Ok(self.kv.put(request).await?.into_inner().header.unwrap().revision)
     }
 
-    /// Creates a key if it is not there, as Kubernetes does. Answers the revision, or `None` when it is there.
+    /// Creates a key unless it exists, like Kubernetes. Returns the revision, or `None` if the key
+    /// exists.
     pub(crate) async fn create(&mut self, key: &str, value: &[u8]) -> Result<Option<i64>, tonic::Status> {
         let compare = pb::Compare {
             target: pb::compare::CompareTarget::Mod as i32,
@@ -605,7 +607,7 @@ pub(crate) fn decode(bytes: &bytes::Bytes) -> mvccpb::KeyValue {
 
 type Requests = tokio_stream::wrappers::ReceiverStream<pb::WatchRequest>;
 
-/// A request of a client that needs a leader.
+/// A request of a client that requires a leader.
 pub(crate) fn led<T>(message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     request.metadata_mut().insert("hasleader", "true".parse().unwrap());
@@ -623,7 +625,7 @@ impl Watching {
         Self::ask(client, create, tonic::Request::new).await
     }
 
-    /// For a client that needs a leader, as kube-apiserver does.
+    /// Opens it as a client that requires a leader, like kube-apiserver.
     pub(crate) async fn open_led(client: &mut Client, create: pb::WatchCreateRequest) -> Result<Self, tonic::Status> {
         Self::ask(client, create, led).await
     }

@@ -1,4 +1,4 @@
-//! Requests that are not what a client of etcd's sends: each is answered, or refused, and the store is none the worse.
+//! Requests that no etcd client sends: each is answered or rejected, and the store stays intact.
 
 use crate::fuzz::{fuzz_runs, mutate, seeded};
 use crate::harness::{Kine, Nats, WAIT};
@@ -15,7 +15,7 @@ use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// Messages as they are.
+/// Passes messages on as raw bytes.
 #[derive(Debug, Clone, Copy)]
 struct Raw;
 
@@ -223,7 +223,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Sends messages to a method, and takes a few answers.
+/// Sends messages to a method, and reads a few responses.
 async fn send(channel: Channel, method: &str, messages: Vec<Bytes>) -> Code {
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.unwrap();
@@ -234,7 +234,7 @@ async fn send(channel: Channel, method: &str, messages: Vec<Bytes>) -> Code {
         Err(status) => return status.code(),
     };
     for _ in 0..4 {
-        // A watch has nothing more to say.
+        // A watch has no further response.
         match timeout(Duration::from_millis(20), answers.message()).await {
             Ok(Ok(Some(_))) => {}
             Ok(Ok(None)) | Err(_) => break,
@@ -273,7 +273,7 @@ async fn odd_requests_harm_nothing() {
             }
         });
         for (method, code) in futures::future::join_all(batch).await {
-            // What cannot be decoded is an internal error to tonic, as it is to etcd's gRPC.
+            // A message that cannot be decoded is an internal error in tonic, as in etcd's gRPC.
             assert!(!matches!(code, Code::Unknown | Code::DataLoss), "{method}: {code}");
             answered += u64::from(code == Code::Ok);
             refused += u64::from(code != Code::Ok);

@@ -1,4 +1,4 @@
-//! What a store costs of which nothing is asked.
+//! The cost of an idle store.
 
 use crate::harness::{Kine, Nats, Watching, prefix};
 use std::time::Duration;
@@ -12,7 +12,7 @@ async fn quiet_watches_wake_nobody() {
     let kine = Kine::start(&nats, "idle", &[]).await;
     let mut watches = Vec::new();
     for number in 0..STREAMS {
-        // As kube-apiserver, which has a connection for each kind of objects.
+        // Like kube-apiserver, which has a connection for each resource.
         let mut client = kine.client().await;
         let watch = prefix(&format!("/r/{number}/"), 0);
         let mut watching = Watching::open_led(&mut client, watch).await.unwrap();
@@ -23,6 +23,7 @@ async fn quiet_watches_wake_nobody() {
     tokio::time::sleep(QUIET).await;
     let woken = kine.wakeups() - before.0;
     println!("{woken} times in {QUIET:?}, {:?}", kine.processor_time() - before.1);
-    // A sign of life each second, and what goes with it; one wake-up a second of each watch would be 750.
+    // A heartbeat each second, with its side effects. One wake-up per second and watch would be
+    // 750.
     assert!(woken < 400, "{woken} times");
 }

@@ -1,4 +1,4 @@
-//! A real kube-apiserver that compares what it holds in memory with what is stored, and ends when they differ.
+//! A real kube-apiserver that compares its memory with the store, and exits on a difference.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,17 +14,19 @@ use yoke_test_support::kubernetes::Options;
 
 use crate::harness::{Kine, Nats};
 
-/// Kinds that are written all the time.
+/// Resources that are written all the time.
 const KINDS: [&str; 3] = ["configmaps", "secrets", "serviceaccounts"];
-/// kube-apiserver compares each kind after five to seven and a half minutes
-/// (`ConsistencyCheckPeriod`, k8s.io/apiserver/pkg/storage/cacher/delegator.go), and again after as long.
+/// kube-apiserver compares each resource after five to seven and a half minutes
+/// (`ConsistencyCheckPeriod`, k8s.io/apiserver/pkg/storage/cacher/delegator.go), and again after
+/// the same time.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
-/// Names of each kind: a prime, so that each is made, changed and deleted in turn.
+/// Number of names per resource: a prime, so that each is created, changed and deleted in turn.
 const NAMES: u64 = 499;
 /// How often the store is killed meanwhile.
 const PACE: Duration = Duration::from_secs(47);
 
-/// Makes, changes and deletes objects of a kind until told to stop; counts what was acknowledged.
+/// Creates, changes and deletes objects of a resource until stopped; counts the acknowledged
+/// requests.
 async fn write<K>(client: Client, stop: Arc<AtomicBool>, done: Arc<AtomicU64>)
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -40,7 +42,8 @@ where
         let name = format!("load-{}", number % NAMES);
         let object = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
         let label = json!({"metadata": {"labels": {"number": number.to_string()}}});
-        // While the store is away a request fails; a name that is taken, or gone, is of an earlier round.
+        // A request fails while the store is down. A name that exists, or does not, is left from an
+        // earlier round.
         let answer = match number % 4 {
             0 => api.delete(&name, &DeleteParams::default()).await.map(drop),
             1 | 2 => api.create(&PostParams::default(), &object).await.map(drop),
@@ -55,7 +58,7 @@ where
     }
 }
 
-/// How often a kind was compared, by outcome.
+/// Number of comparisons of a resource, by outcome.
 fn count(metrics: &str, kind: &str, status: &str) -> u64 {
     let labels = format!("resource=\"{kind}\",status=\"{status}\"");
     let line = metrics.lines().find(|line| {

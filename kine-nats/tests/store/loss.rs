@@ -1,4 +1,5 @@
-//! nats-servers that come back with less than they acknowledged while the writer lives, which stores the rest again.
+//! nats-servers that restart with less than they acknowledged while the writer is alive, which
+//! stores the rest again.
 
 use crate::damage::files;
 use crate::faults::{Load, check, serves};
@@ -7,7 +8,7 @@ use crate::repair::accept_loss;
 use futures::future::join_all;
 use serde_json::Value;
 
-/// All servers of a stream: what one has lost is not there any more.
+/// All servers of a stream: data that one of them loses is gone.
 pub(crate) trait Disks: Servers {
     fn all(&mut self) -> &mut [Nats];
 
@@ -19,7 +20,7 @@ pub(crate) trait Disks: Servers {
         join_all(self.all().iter_mut().map(Nats::restart)).await;
     }
 
-    /// Has the API of streams do something, as soon as it can.
+    /// Calls the stream API, as soon as it is available.
     async fn ask(&mut self, subject: &str, payload: &str) -> Value {
         let client = async_nats::connect(self.all()[0].url()).await.unwrap();
         eventually("the streams' API does as asked", || async {
@@ -39,7 +40,7 @@ impl Disks for Nats {
     }
 }
 
-/// Has the writer of a stream find it shorter under load.
+/// Truncates the stream of a writer under load.
 async fn shorten<D: Disks>(nats: &mut D, stream: &str, shorten: impl AsyncFnOnce(&mut D, &Load)) {
     let mut kine = Kine::start(nats, stream, &[]).await;
     let mut client = kine.client().await;
@@ -48,7 +49,9 @@ async fn shorten<D: Disks>(nats: &mut D, stream: &str, shorten: impl AsyncFnOnce
     shorten(nats, &load).await;
     nats.restart_all().await;
     eventually("it is stored again", || async {
-        kine.log().contains("They are stored again").then_some(())
+        kine.log()
+            .contains("Stored the lost records in the log again")
+            .then_some(())
     })
     .await;
     serves(&client).await;
@@ -56,7 +59,8 @@ async fn shorten<D: Disks>(nats: &mut D, stream: &str, shorten: impl AsyncFnOnce
     check(&mut client, &acknowledged).await;
     assert!(kine.exited().is_none());
 
-    // What was stored again is there for whoever reads it from the log, also from a server that is started once more.
+    // Records that were stored again can be read from the log, even from a server that restarts
+    // another time.
     kine.terminate().await;
     kine.restart().await;
     check(&mut client, &acknowledged).await;
@@ -98,7 +102,8 @@ pub(crate) async fn an_earlier_copy_comes_back(nats: &mut impl Disks) {
     .await;
 }
 
-/// Has the servers come back with empty disks, and makes the streams again after a kine-nats has missed its own.
+/// Restarts the servers with empty disks, and creates the streams again after a kine-nats has
+/// noticed that its own are missing.
 async fn lose_disks(nats: &mut impl Disks, kine: &Kine) {
     let list = nats.ask("LIST", "").await;
     let streams = list["streams"].as_array().unwrap();
@@ -143,7 +148,7 @@ async fn what_cannot_be_stored_again_is_saved_from_memory() {
     more_is_lost_than_is_remembered(&mut Nats::start().await).await;
 }
 
-/// The writer says so and ends, and a repair goes on with what it saved.
+/// The writer reports the loss and exits, and a repair continues from its snapshot.
 pub(crate) async fn more_is_lost_than_is_remembered(nats: &mut impl Disks) {
     let mut kine = Kine::start(nats, "memory", &[]).await;
     let mut client = kine.client().await;

@@ -1,4 +1,4 @@
-//! A store of more keys than one request deletes, or one piece of a list holds.
+//! A store with more keys than one request may delete, or one piece of a list holds.
 
 use crate::harness::{Client, Kine, Nats, decode};
 use pb::request_op::Request;
@@ -65,7 +65,8 @@ async fn many_keys_are_listed_at_one_revision_and_deleted_in_parts() {
         );
     }
     assert_eq!(client.revision().await, before, "nothing was changed");
-    // What is written, removed and compacted meanwhile is not in the list, wherever it is when that happens.
+    // Keys that are written, deleted and compacted meanwhile are not in the list, wherever it is at
+    // that time.
     let mut lister = client.clone();
     let listing = tokio::spawn(async move { lister.range("/m/", "/m0", 0).await.unwrap() });
     let mut written = before;

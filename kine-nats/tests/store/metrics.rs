@@ -1,4 +1,4 @@
-//! What monitoring reads of etcd, of etcd and of kine-nats.
+//! The metrics of etcd and of kine-nats that monitoring uses.
 
 use crate::etcd::Etcd;
 use crate::harness::{Client, Kine, Nats, Watching, eventually, prefix};
@@ -9,8 +9,9 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// What etcd's alerts and dashboards (contrib/mixin of 3.6, which kube-prometheus has too) read, but for the times and bytes
-/// between members: there are no connections between processes.
+/// The metrics in etcd's alerts and dashboards (contrib/mixin of 3.6, also part of
+/// kube-prometheus), except the times and bytes between members: processes have no connections
+/// between them.
 const WATCHED: [&str; 16] = [
     "etcd_disk_backend_commit_duration_seconds",
     "etcd_disk_wal_fsync_duration_seconds",
@@ -30,7 +31,7 @@ const WATCHED: [&str; 16] = [
     "grpc_server_started_total",
 ];
 
-/// What changes by the same requests in the same way.
+/// Metrics that the same requests change in the same way.
 const SAME: [&str; 10] = [
     "grpc_server_started_total",
     "grpc_server_handled_total",
@@ -44,10 +45,10 @@ const SAME: [&str; 10] = [
     "etcd_server_proposals_failed_total",
 ];
 
-/// The labels of a value, and it.
+/// A value with its labels.
 type Values = BTreeMap<BTreeMap<String, String>, f64>;
 
-/// What a server says.
+/// The metrics of a server.
 #[derive(Debug, Default)]
 struct Said {
     kinds: BTreeMap<String, String>,
@@ -55,7 +56,7 @@ struct Said {
 }
 
 impl Said {
-    /// Of OpenMetrics, or of the older form, in which the name of a counter is said whole.
+    /// Parses OpenMetrics, or the older format, in which counters have their full names.
     fn read(answer: &str) -> Self {
         let (head, text) = answer.split_once("\r\n\r\n").unwrap();
         let open = head
@@ -82,7 +83,7 @@ impl Said {
         said
     }
 
-    /// The names of labels that a metric has.
+    /// The label names of a metric.
     fn labels(&self, name: &str) -> BTreeSet<&str> {
         let own = self
             .values
@@ -96,7 +97,7 @@ impl Said {
         *self.values[name].first_key_value().unwrap().1
     }
 
-    /// How much more there is than before, where there is.
+    /// The increase of each metric that has one.
     fn since(&self, before: &Self, name: &str) -> Values {
         let earlier = |labels| before.values.get(name).and_then(|values| values.get(labels));
         let values = self.values.get(name).into_iter().flatten();
@@ -106,14 +107,14 @@ impl Said {
             .collect()
     }
 
-    /// Calls under way.
+    /// Calls in progress.
     fn open(&self) -> f64 {
         let sum = |name: &str| self.values.get(name).map_or(0.0, |values| values.values().sum());
         sum("grpc_server_started_total") - sum("grpc_server_handled_total")
     }
 }
 
-/// Something of everything, with some of it refused.
+/// Some requests of each kind; some are rejected.
 async fn ask(mut client: Client) {
     client.put("/m/a", &[7; 10_000]).await.unwrap();
     client.put("/m/b", b"2").await.unwrap();
@@ -196,7 +197,7 @@ async fn etcds_metrics_are_served_as_etcd_serves_them() {
     ] {
         assert_eq!([ours.value(name), theirs.value(name)], [0.0; 2], "{name}");
     }
-    // Names of members and terms are of other lengths.
+    // Member names and terms have different lengths.
     let sent = [0, 1].map(|server: usize| {
         let sent = after[server].since(&before[server], "etcd_network_client_grpc_sent_bytes_total");
         sent.into_values().sum::<f64>()

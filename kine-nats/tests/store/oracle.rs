@@ -1,11 +1,11 @@
-//! Random requests to etcd and to kine-nats: everything that a client is told must be the same, field by field.
+//! Random requests to etcd and to kine-nats: all responses must be the same, field by field.
 //!
 //! ```text
 //! seed ──► requests ─┬─► etcd ─────────────────────┬─► plain ──► equal
 //!          asks      └─► kine-nats and a follower ─┘   watches
 //! ```
 //!
-//! `SEED=n` does one run again; `ORACLE_RUNS=n` does more than usual of each kind.
+//! `SEED=n` repeats one run; `ORACLE_RUNS=n` multiplies the runs of each kind.
 
 mod asks;
 mod leases;
@@ -27,27 +27,27 @@ use watches::Watches;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
 const RUNS: u64 = 4;
-/// Runs that found differences: a range below zero, a limit before a sort, a key written and removed at once, a compaction
-/// at 0 before a move to etcd.
+/// Seeds that found differences: a range below zero, a limit before a sort, a key written and
+/// deleted in one transaction, a compaction at 0 before a move to etcd.
 const KNOWN: [u64; 4] = [11, 14, 46, 11_406_480_115_482_965_160];
 const STEPS: usize = 400;
 /// Steps before and after a follower takes over.
 const HALF: usize = 120;
-/// Shorter leases could end while they are compared.
+/// Shorter leases could expire while they are compared.
 const SHORT: i64 = 100;
 const FOLLOW: [&str; 1] = ["--follow"];
 
-/// etcd and the processes that are to be like it, and where they all are.
+/// etcd, the processes that must behave like it, and their addresses.
 struct Oracle {
     etcd: Client,
-    /// Serve one store. Each is asked what only reads; they take turns with the rest.
+    /// Processes of one store. Each gets the read-only requests; they take turns with the others.
     ours: Vec<Client>,
     turn: usize,
     place: Place,
     watches: Watches,
-    /// Our hash of each revision that was hashed.
+    /// Our hash of each hashed revision.
     hashes: BTreeMap<i64, u32>,
-    /// Leases have begun anew in ours, not in etcd.
+    /// Leases have restarted in ours, but not in etcd.
     renewed: bool,
     what: String,
 }
@@ -71,7 +71,7 @@ impl Oracle {
         }
     }
 
-    /// Does a step everywhere and compares all that is told of it.
+    /// Executes a step everywhere and compares all responses.
     async fn step(&mut self, what: String, step: Step) {
         let before = self.place.revision;
         self.what = what;
@@ -117,14 +117,15 @@ impl Oracle {
         self.watches.settle(&self.what, self.place.revision).await;
     }
 
-    /// Has a follower read what was acknowledged, as every linearizable request to it does: others may show what is old.
+    /// Makes a follower read all acknowledged records, as every linearizable request to it does:
+    /// other requests may return stale data.
     async fn catch_up(&self) {
         for client in &self.ours {
             client.clone().range("x", "", 0).await.unwrap();
         }
     }
 
-    /// Asks etcd and each of ours. Their answers, etcd's first.
+    /// Queries etcd and each of ours. Returns their responses, etcd's first.
     async fn ask<T: Answer>(
         &self,
         call: impl AsyncFn(Client) -> Result<Response<T>, Status>,
@@ -134,7 +135,7 @@ impl Oracle {
         (told(etcd), ours.into_iter().map(told).collect())
     }
 
-    /// The answer, if it is no error.
+    /// The response, unless it is an error.
     fn compare<T: Answer>(&mut self, (etcd, ours): (Told<T>, Vec<Told<T>>)) -> Option<T> {
         for (number, ours) in ours.iter().enumerate() {
             assert_eq!(&etcd, ours, "{}: etcd's answer, and that of our {number}", self.what);
@@ -144,13 +145,13 @@ impl Oracle {
         Some(answer)
     }
 
-    /// Asks all for what changes nothing.
+    /// Sends a read-only request to all.
     async fn read<T: Answer>(&mut self, call: impl AsyncFn(Client) -> Result<Response<T>, Status>) -> Option<T> {
         let all = self.ask(call).await;
         self.compare(all)
     }
 
-    /// Asks etcd and the one of ours whose turn it is.
+    /// Sends a request to etcd and to the one of ours whose turn it is.
     async fn write<T: Answer>(&mut self, call: impl AsyncFn(Client) -> Result<Response<T>, Status>) -> Option<T> {
         self.turn = (self.turn + 1) % self.ours.len();
         let ours = self.ours[self.turn].clone();
@@ -200,7 +201,7 @@ impl Oracle {
         self.compare((etcd, ours));
     }
 
-    /// Compares everything that is stored: all revisions that can be read, all leases, and all events.
+    /// Compares all stored data: all readable revisions, all leases, and all events.
     async fn compare_all(&mut self, when: &str) {
         let Place { revision, compacted } = self.place;
         for at in compacted.max(1)..=revision {
@@ -220,7 +221,7 @@ impl Oracle {
         watches.settle(&self.what, revision).await;
     }
 
-    /// Does so many random steps, and asks in between for what tools ask for.
+    /// Executes this many random steps, with queries of tools in between.
     async fn steps(&mut self, seed: u64, count: usize) {
         let (mut requests, mut asks) = (Requests::new(seed), Asks::new(seed));
         for number in 0..count {
@@ -238,7 +239,7 @@ impl Oracle {
     }
 }
 
-/// Some runs compact nothing: what is moved to etcd has the hash then that it has in etcd.
+/// Some runs compact nothing: a store that is moved to etcd then has the same hash as in etcd.
 fn keeps_all(seed: u64) -> bool {
     seed % 4 == 1
 }
@@ -261,7 +262,7 @@ async fn keep_alive(
     Ok(Response::new(answers.message().await?.expect("an answer")))
 }
 
-/// An etcd and two of ours, of which the first one writes.
+/// An etcd and two of ours, the first of them the writer.
 async fn start(nats: &Nats) -> (Etcd, Kine, Kine) {
     let etcd = Etcd::start().await;
     let writer = Kine::start(nats, "oracle", &FOLLOW).await;
@@ -295,7 +296,7 @@ async fn run(seed: u64) {
     oracle.hash_again(&format!("SEED={seed}, after a restart")).await;
 }
 
-/// The writer is killed, its follower goes on, and the killed one follows.
+/// The writer is killed, its follower takes over, and the killed one follows.
 async fn take_over(seed: u64) {
     println!("SEED={seed}");
     let nats = Nats::start().await;

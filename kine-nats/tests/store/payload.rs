@@ -1,9 +1,9 @@
-//! NATS servers that take messages of a megabyte at most, NATS' own default.
+//! NATS servers that accept messages of at most one megabyte, NATS' own default.
 
 use crate::harness::{Kine, Nats, eventually};
 
 const SMALL: &str = "max_payload: 1MB";
-const REFUSAL: &str = "takes messages of 1048576 bytes; set its max_payload to at least 2 MiB";
+const REFUSAL: &str = "accepts messages of at most 1048576 bytes; set its max_payload to at least 2 MiB";
 
 async fn ends(kine: &mut Kine) {
     let status = eventually("it ends", || std::future::ready(kine.exited())).await;

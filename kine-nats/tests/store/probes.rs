@@ -1,4 +1,4 @@
-//! What kubelets, load balancers and monitoring ask over plain HTTP, of etcd and of kine-nats.
+//! The plain HTTP endpoints for kubelets, load balancers and monitoring, in etcd and in kine-nats.
 
 use crate::etcd::Etcd;
 use crate::harness::{Client, Kine, Nats, WAIT, eventually, http_get};
@@ -16,7 +16,7 @@ const PATHS: [&str; 6] = [
     "/readyz",
 ];
 
-/// Status, and what is said.
+/// Status and body.
 async fn ask(address: &str, path: &str) -> (String, Value) {
     let stream = TcpStream::connect(address).await.unwrap();
     let answer = http_get(stream, path).await.unwrap();
@@ -40,7 +40,7 @@ async fn fill(mut client: Client) {
     let mut number = 0;
     while client.put(&format!("/{number}"), &large).await.is_ok() {
         number += 1;
-        // etcd looks at the size of its file when it commits, ten times a second.
+        // etcd checks the size of its file when it commits, ten times a second.
         assert!(number < 2000, "the quota holds");
     }
 }
@@ -48,7 +48,7 @@ async fn fill(mut client: Client) {
 #[tokio::test]
 async fn probes_hear_what_etcd_says() {
     let etcd = Etcd::start_with(&["--quota-backend-bytes=1000000"]).await;
-    // It moves its file to the form of its own version some time after its start.
+    // etcd migrates its file to the format of its version some time after its start.
     eventually("etcd has its storage version", || async {
         (ask(&etcd.address(), "/version").await.1["storage"] == "3.6.0").then_some(())
     })
@@ -67,7 +67,7 @@ async fn probes_hear_what_etcd_says() {
     );
 }
 
-/// Tells a process by POST; the status.
+/// Sends a POST; returns the status.
 async fn tell(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("POST {path} HTTP/1.0\r\nhost: x\r\ncontent-length: 0\r\n\r\n");
@@ -97,7 +97,7 @@ async fn who_is_told_to_end_waits_until_it_is_released() {
         tokio::spawn(async move { ask(&address, "/released?seconds=60").await.0 })
     };
     let waiting = [wait(), wait()];
-    // Long enough to hear those, too.
+    // Long enough to receive those, too.
     assert_eq!(ask(&address, "/released?seconds=1").await.0, "503");
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
     assert_eq!(tell(&address, "/release").await, "200");
@@ -107,7 +107,7 @@ async fn who_is_told_to_end_waits_until_it_is_released() {
     }
     assert_eq!(tell(&address, "/release").await, "200", "again");
     assert_eq!(ask(&address, "/released?seconds=60").await.0, "200");
-    // That is all: it serves on.
+    // The release has no other effect: the process continues to serve.
     kine.client().await.put("/a", b"b").await.unwrap();
     assert_eq!(ask(&address, "/readyz").await.0, "200");
 }
@@ -124,7 +124,7 @@ async fn a_store_that_is_told_to_end_waits_until_nobody_uses_it() {
     }
     let asked = address.clone();
     let waiting = tokio::spawn(async move { ask(&asked, "/unused?seconds=60").await.0 });
-    // Long enough to hear that one, too.
+    // Long enough to receive that one, too.
     assert_eq!(ask(&address, "/unused?seconds=1").await.0, "503");
     let [first, second] = clients;
     drop(first);

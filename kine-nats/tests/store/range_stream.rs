@@ -1,4 +1,5 @@
-//! Lists in parts: put together they are what a Range says, and no part is made before the client has room for it.
+//! Lists in parts: together they equal a Range, and no part is read before the client has room for
+//! it.
 
 use crate::fuzz::seeded;
 use crate::harness::{Client, Kine, Nats, WAIT, decode, eventually, led};
@@ -9,7 +10,7 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Status, Streaming};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// Keys that random stores are made of, and as many that were never written.
+/// Keys of random stores, and as many that were never written.
 const KEYS: usize = 401;
 /// Bytes of the values of large lists.
 const VALUE: usize = 100_000;
@@ -27,7 +28,7 @@ impl Listing {
         Self::ask(client, tonic::Request::new(request)).await
     }
 
-    /// For a client that needs a leader.
+    /// Opens it as a client that requires a leader.
     async fn open_led(client: &mut Client, request: pb::RangeRequest) -> Result<Self, Status> {
         Self::ask(client, led(request)).await
     }
@@ -41,7 +42,7 @@ impl Listing {
         })
     }
 
-    /// Takes one more part. Answers whether there was one.
+    /// Reads one more part. Returns whether there was one.
     async fn take(&mut self) -> Result<bool, Status> {
         let part = tokio::time::timeout(WAIT, self.answers.message()).await;
         let Some(part) = part.expect("a part in time")? else {
@@ -49,7 +50,7 @@ impl Listing {
             return Ok(false);
         };
         let part = part.range_response.unwrap();
-        // kube-apiserver takes a part without keys for a mistake, unless it is the last one.
+        // kube-apiserver treats a part without keys as an error, unless it is the last one.
         assert!(self.list.header.is_none(), "the header stands in the last part");
         assert!(!part.kvs.is_empty() || part.header.is_some());
         assert!(part.header.is_some() || (!part.more && part.count == 0));
@@ -67,7 +68,7 @@ impl Listing {
     }
 }
 
-/// What RangeStream says, put together.
+/// All parts of a RangeStream together.
 pub(crate) async fn list(client: &mut Client, request: pb::RangeRequest) -> Result<pb::RangeResponse, Status> {
     Ok(Listing::open(client, request).await?.finish().await?.0)
 }
@@ -80,13 +81,13 @@ fn all() -> pb::RangeRequest {
     }
 }
 
-/// A client that has little room for what it does not read.
+/// A client with little room for unread data.
 fn narrow(kine: &Kine) -> Client {
     let endpoint = Endpoint::from_shared(kine.url()).unwrap();
     Client::new(endpoint.initial_stream_window_size(65_535).connect_lazy())
 }
 
-/// Writes a list of so many large values.
+/// Writes a list of this many large values.
 async fn fill(client: &Client, values: usize) {
     let value = vec![b'v'; VALUE];
     for first in (0..values).step_by(16) {
@@ -102,7 +103,7 @@ fn name(number: usize) -> String {
     format!("/k/{number:04}")
 }
 
-/// A transaction that writes many keys and removes some.
+/// A transaction that writes many keys and deletes some.
 fn change(random: &mut StdRng) -> pb::TxnRequest {
     use pb::request_op::Request;
     let first = random.random_range(0..KEYS);
@@ -280,7 +281,7 @@ async fn clients_that_read_slowly_cost_little_memory() {
     for _ in 0..CLIENTS {
         lists.push(Listing::open(&mut narrow(&kine), all()).await.unwrap());
     }
-    // All at the same pace: nobody's list is done before the others'.
+    // All at the same speed: no list is complete before the others.
     for part in 0.. {
         let taken = futures::future::join_all(lists.iter_mut().map(Listing::take)).await;
         let taken: Vec<bool> = taken.into_iter().map(Result::unwrap).collect();
@@ -314,7 +315,8 @@ async fn a_compaction_ends_a_list_that_is_not_read_yet() {
     let mut cut = Listing::open(&mut narrow(&kine), all()).await.unwrap();
     assert!(whole.take().await.unwrap() && cut.take().await.unwrap());
 
-    // What is written and removed meanwhile is not in the list, and what is compacted up to its revision ends nothing.
+    // Keys that are written and deleted meanwhile are not in the list, and a compaction up to its
+    // revision does not end it.
     client.put("/large/00099", b"new").await.unwrap();
     client.delete("/large/00098").await;
     let head = client.put("/new", b"new").await.unwrap();
@@ -338,7 +340,7 @@ async fn a_compaction_ends_a_list_that_is_not_read_yet() {
             "etcdserver: mvcc: required revision has been compacted"
         )
     );
-    // What was on its way: the rest had not been read.
+    // The parts in transit; the rest was not read.
     let on_the_way = cut.list.kvs.len();
     assert!(on_the_way < VALUES / 10, "{on_the_way}");
 }
@@ -388,7 +390,8 @@ async fn a_follower_lists_what_was_acknowledged_and_a_list_ends_with_the_leader_
     let error = Listing::open_led(&mut other, old).await.err().unwrap();
     assert_eq!(error.message(), "etcdserver: no leader");
 
-    // A client that reads nothing does not keep the process, and is not told that this was all.
+    // A client that reads nothing does not block the exit, and does not get the impression that the
+    // list is complete.
     nats.restart().await;
     eventually("it writes", || async {
         (follower.metric("etcd_server_is_leader").await == 1.0).then_some(())

@@ -1,14 +1,15 @@
-//! A log that is gone while its snapshots are there: nothing starts on it by guess, and `kine-nats repair` goes on.
+//! A log that is gone while its snapshots exist: no process starts from a guess, and `kine-nats
+//! repair` continues.
 
 use crate::harness::{Kine, Nats, Servers, Watching, eventually, prefix, repair};
 use tonic::Code;
 
-/// Has a store go on without what it has lost, which no repair does before the loss is accepted, and serves it again.
+/// Repairs a store, which requires that the loss is accepted, and serves it again.
 pub(crate) async fn accept_loss(nats: &impl Servers, kine: &mut Kine, stream: &str, more: &[&str]) {
     let refused = repair(nats, stream, more).unwrap_err();
     assert!(refused.contains("run again with --accept-loss"), "{refused}");
     let said = repair(nats, stream, &[&["--accept-loss"], more].concat()).unwrap();
-    assert!(said.contains("The store goes on from here"), "{said}");
+    assert!(said.contains("Repaired the store"), "{said}");
     kine.restart().await;
 }
 
@@ -23,14 +24,14 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
             newest = client.put(&format!("/r/{number}"), &[b'v'; 1000]).await.unwrap();
         }
         stored = kine.metric("yoke_kine_snapshots_total").await;
-        // The second one from here on began when all keys were there.
+        // The second one from here on started when all keys existed.
         enough = enough.min(stored + 2.0);
     }
     let refused = repair(&nats, "lost", &["--accept-loss"]).unwrap_err();
     assert!(refused.contains("a process writes to it"), "{refused}");
     kine.terminate().await;
     let said = repair(&nats, "lost", &["--accept-loss"]).unwrap();
-    assert!(said.contains("The store is whole"), "{said}");
+    assert!(said.contains("The store is complete"), "{said}");
 
     let direct = async_nats::connect(nats.url()).await.unwrap();
     direct
@@ -41,10 +42,13 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     let status = eventually("it ends", || std::future::ready(kine.exited())).await;
     let log = kine.log();
     assert!(
-        !status.success() && log.contains("the log has lost what is behind sequence 0"),
+        !status.success() && log.contains("the log has lost the records behind sequence 0"),
         "{log}"
     );
-    assert!(log.contains("`kine-nats repair` goes on without it"), "{log}");
+    assert!(
+        log.contains("continue without these records with `kine-nats repair`"),
+        "{log}"
+    );
 
     accept_loss(&nats, &mut kine, "lost", &["--bump=5000000"]).await;
     let answer = client.range("/r/", "/r0", 0).await.unwrap();
@@ -59,11 +63,11 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     assert_eq!(watching.next().await.unwrap().compact_revision, revision);
     assert_eq!(client.put("/r/new", b"1").await.unwrap(), revision + 1);
 
-    // It is a store as any other from here on.
+    // From here on it is a store like any other.
     kine.kill();
     kine.restart().await;
     assert_eq!(client.get("/r/new").await.unwrap().mod_revision, revision + 1);
     kine.terminate().await;
     let said = repair(&nats, "lost", &[]).unwrap();
-    assert!(said.contains("The store is whole"), "{said}");
+    assert!(said.contains("The store is complete"), "{said}");
 }

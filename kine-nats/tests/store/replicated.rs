@@ -1,4 +1,5 @@
-//! The durability class *replicated*: three nats-servers hold each stream, and any one of them may be lost.
+//! The durability class *replicated*: three nats-servers hold each stream, and any one of them may
+//! be lost.
 
 use crate::cluster::Cluster;
 use crate::faults::{Load, a_full_stream_is_made_room_in, check, serves, the_paused_one_is_fenced};
@@ -13,7 +14,7 @@ use std::time::Duration;
 const FOLLOW: [&str; 1] = ["--follow"];
 const STREAMS: [&str; 4] = ["KINE_alone", "KINE_pair", "KINE_SNAP_alone", "KINE_SNAP_pair"];
 
-/// Waits until all serve; answers how long each took behind the one before.
+/// Waits until all serve; returns the delay of each after the one before.
 async fn gaps(clients: &[Client]) -> Vec<Duration> {
     let mut gaps = Vec::new();
     for client in clients {
@@ -27,7 +28,7 @@ async fn gaps(clients: &[Client]) -> Vec<Duration> {
 async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
     let all = fuzz_runs(1) > 1;
     let mut cluster = Cluster::start().await;
-    // One that is alone, and two that follow each other.
+    // One alone, and two in succession.
     let (alone, one) = tokio::join!(
         Kine::start(&cluster, "alone", &[]),
         Kine::start(&cluster, "pair", &FOLLOW)
@@ -50,14 +51,15 @@ async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
     if all {
         cluster.servers[leader].restart().await;
         cluster.is_whole(&STREAMS).await;
-        // It keeps its connections and answers nobody, until it hears that others lead.
+        // The server holds its connections open without answering, until it learns that others
+        // lead.
         leader = cluster.leader("KINE_pair").await;
         cluster.servers[leader].signal("STOP");
         println!("the leader sleeps: answers after {:?}", gaps(&clients).await);
         cluster.servers[leader].signal("CONT");
         println!("it is awake: answers after {:?}", gaps(&clients).await);
         cluster.is_whole(&STREAMS).await;
-        // One loses its disk, and the next one is killed when that holds everything again.
+        // One loses its disk, and the next one is killed when the first holds everything again.
         leader = cluster.leader("KINE_alone").await;
         cluster.servers[leader].kill();
         std::fs::remove_dir_all(cluster.servers[leader].store()).unwrap();
@@ -80,7 +82,7 @@ async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
     for client in &mut clients[1..] {
         check(client, &of_pair).await;
     }
-    // What two of three hold is read without the third.
+    // Data that two of three servers hold is read without the third.
     drop(other);
     for (mut kine, acknowledged) in [(alone, of_alone), (one, of_pair)] {
         kine.kill();

@@ -1,4 +1,4 @@
-//! What etcd's clients rely on.
+//! Semantics that etcd's clients rely on.
 
 use crate::harness::{Client, Kine, Nats, Watching, create_request, decode, events, eventually, prefix};
 use tonic::Code;
@@ -192,7 +192,7 @@ async fn watches_tell_whole_revisions_and_progress() {
     };
     assert_eq!(ended.watch_id, 9);
 
-    // A watch that begins in the future has no progress, and the stream neither.
+    // A watch that starts at a future revision has no progress, nor has its stream.
     watching.requests.send(create_request(prefix("/a/", 6))).await.unwrap();
     assert!(watching.next().await.unwrap().created);
     watching.requests.send(ask).await.unwrap();
@@ -246,7 +246,7 @@ pub(crate) async fn hears_what_is_compacted(writer: &Kine, watched: &Kine) {
 
 #[tokio::test]
 async fn leases_survive_a_restart_and_end_as_one_revision() {
-    // Longer than what is asked before it is to end.
+    // Longer than the interval of the check that would end it.
     const TTL: i64 = 8;
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "lease", &[]).await;

@@ -1,4 +1,4 @@
-//! What etcd and kine-nats answer when their space is used up.
+//! The responses of etcd and kine-nats when their space is used up.
 
 use crate::etcd::Etcd;
 use crate::harness::{Client, Kine, Nats, eventually};
@@ -27,7 +27,7 @@ async fn put(client: &mut Client, key: &str, lease: i64) -> Told {
     told(client.kv.put(request).await.map(|_| 0))
 }
 
-/// Uses all the space up.
+/// Uses up the space.
 async fn fill(client: &mut Client) {
     let large = vec![7; 100_000];
     let mut number = 0;
@@ -37,13 +37,13 @@ async fn fill(client: &mut Client) {
         if let Err(status) = client.put(&format!("/r/{number}"), &large).await {
             break status;
         }
-        // etcd learns how large its file is when it next commits, at most 100 ms later.
+        // etcd learns the size of its file at its next commit, at most 100 ms later.
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
     assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded");
 }
 
-/// Uses all the space up, then asks.
+/// Uses up the space, then sends requests.
 async fn ask(client: &mut Client) -> Vec<(&'static str, Told)> {
     grant(client, 7, 600).await.unwrap();
     fill(client).await;
@@ -90,7 +90,7 @@ async fn status(client: &mut Client) -> pb::StatusResponse {
     status.unwrap().into_inner()
 }
 
-/// The alarms, as kind and whether the member that was asked has it, and what its status says of them.
+/// The alarms, as kind and whether they belong to the queried member, and the errors in its status.
 async fn alarms(client: &mut Client) -> (Vec<(i32, bool)>, Vec<String>) {
     let listed = client.maintenance.alarm(pb::AlarmRequest::default()).await;
     let status = status(client).await;
@@ -101,7 +101,7 @@ async fn alarms(client: &mut Client) -> (Vec<(i32, bool)>, Vec<String>) {
     (listed, status.errors.iter().map(own).collect())
 }
 
-/// Does what etcd's manual says to do without space, and notes what is told of it.
+/// Follows etcd's manual for a lack of space, and records the responses.
 async fn make_room(client: &mut Client) -> Vec<(&'static str, Told)> {
     fill(client).await;
     let nospace = (pb::AlarmType::Nospace as i32, true);

@@ -4,7 +4,7 @@ use crate::harness::{Kine, Nats};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// By then a read would be answered that does not wait for NATS.
+/// A read that does not wait for NATS would be answered within this time.
 const SOON: Duration = Duration::from_millis(500);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! https listeners: who is admitted, what is reread.
+//! https listeners: admission of clients, and reloading of files.
 
 use yoke_test_support::free_port;
 
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// For what is refused.
+/// Timeout for connections that are rejected.
 const SOON: &str = "--command-timeout=2s";
 
 struct Ca {
@@ -56,7 +56,7 @@ impl Files {
         self.dir.path().join(name)
     }
 
-    /// Writes a file as a whole.
+    /// Replaces a file atomically.
     fn write(&self, name: &str, text: &str) -> &Self {
         let new = self.path("new");
         std::fs::write(&new, text).unwrap();
@@ -90,7 +90,7 @@ impl Files {
         (Kine::start(nats, stream, &options).await, url)
     }
 
-    /// Runs etcdctl with a CA to trust and, if given, a client's certificate.
+    /// Runs etcdctl with a CA to trust and, if given, a client certificate.
     fn etcdctl(&self, url: &str, client: Option<&str>, arguments: &[&str]) -> Result<String, String> {
         let mut options = vec![self.option("--cacert", "servers.crt")];
         if let Some(client) = client {
@@ -101,7 +101,7 @@ impl Files {
         etcdctl(url, &options.collect::<Vec<_>>())
     }
 
-    /// Answers why it is refused: etcdctl tries again for as long as it may.
+    /// Returns why the connection is rejected; etcdctl retries until its timeout.
     fn refused(&self, url: &str, client: Option<&str>, arguments: &[&str]) -> String {
         self.etcdctl(url, client, &[&[SOON], arguments].concat()).unwrap_err()
     }
@@ -140,7 +140,7 @@ async fn a_client_needs_a_certificate_when_a_ca_is_given() {
     assert!(plain.is_err(), "{plain:?}");
     assert_eq!(kine.client().await.get("/r").await.unwrap().value, "1");
 
-    // Who says nothing holds up neither others nor the end, however many they are.
+    // Silent connections, however many, delay neither other clients nor the exit.
     let mut silent = Vec::new();
     for _ in 0..300 {
         silent.push(TcpStream::connect(url.trim_start_matches("https://")).await.unwrap());
@@ -201,7 +201,7 @@ async fn certificates_are_reread() {
 
     files.write("server.key", "nonsense");
     eventually("a change that cannot be used is told", || async {
-        kine.log().contains("Changed certificates cannot be used").then_some(())
+        kine.log().contains("Cannot use the changed certificates").then_some(())
     })
     .await;
     let served = files.etcdctl(&url, Some("before"), &get);
@@ -216,7 +216,7 @@ async fn certificates_are_reread() {
     })
     .await;
     files.refused(&url, Some("before"), &get);
-    assert!(kine.log().contains("Certificates are reread"));
+    assert!(kine.log().contains("Reloaded the certificates"));
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn certificates_that_cannot_be_used_end_the_start() {
             &["--listen=https://127.0.0.1:0"][..],
             "an https listener needs --tls-cert and --tls-key",
         ),
-        (&[&certificate, &key], "are for https listeners, and none is given"),
+        (&[&certificate, &key], "need an https listener, and --listen has none"),
         (
             &["--listen=https://127.0.0.1:0", &certificate, &key],
             "reading /does/not/exist",

@@ -1,4 +1,4 @@
-//! What etcd's own command line tool and gRPC health probes see.
+//! kine-nats as etcd's own command line tool and gRPC health probes see it.
 
 use crate::harness::{Kine, Nats, WAIT, etcdctl, etcdctl_begins, eventually, json};
 use serde_json::Value;
@@ -95,14 +95,14 @@ async fn etcdctl_is_told_what_there_is_not() {
     for (arguments, why) in [
         (
             &["member", "add", "x", "--peer-urls=http://127.0.0.1:1"][..],
-            "joins by being started",
+            "joins when it starts",
         ),
-        (&["member", "remove", "1"], "joins by being started"),
+        (&["member", "remove", "1"], "joins when it starts"),
         (
             &["member", "update", "1", "--peer-urls=http://127.0.0.1:1"],
-            "joins by being started",
+            "joins when it starts",
         ),
-        (&["member", "promote", "1"], "joins by being started"),
+        (&["member", "promote", "1"], "joins when it starts"),
         (&["downgrade", "validate", "3.5"], "no older etcd version"),
     ] {
         let error = etcdctl(&kine.url(), arguments).unwrap_err();

@@ -1,4 +1,4 @@
-//! A NATS server that sends what no client reads, as one does whose files are damaged.
+//! A NATS server that sends data that no client can read, like one with corrupt files.
 
 use crate::damage::{files, flip};
 use crate::harness::{Kine, Nats, Servers, eventually, repair};
@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, copy};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What is garbled.
+/// The data to garble.
 #[derive(Default)]
 struct Damage {
     /// Stream and sequence of a message of a batched read.
@@ -17,7 +17,7 @@ struct Damage {
     times: AtomicU64,
 }
 
-/// Stands in front of a server, and garbles what it sends.
+/// A proxy in front of a server that garbles its data.
 struct Garbler {
     port: u16,
     damage: Arc<Damage>,
@@ -114,13 +114,13 @@ async fn a_record_that_no_client_reads_is_named_and_what_breaks_now_and_then_is_
     let log = kine.log();
     assert!(
         !status.success()
-            && log.contains("nothing readable came from sequence 10 on")
+            && log.contains("connections in a row failed at sequence 10")
             && log.contains("`kine-nats repair`"),
         "{log}"
     );
     let refused = repair(&garbler, "garbled", &[]).unwrap_err();
     assert!(
-        refused.contains("from sequence 10 on") && refused.contains("run again with --accept-loss"),
+        refused.contains("failed at sequence 10") && refused.contains("run again with --accept-loss"),
         "{refused}"
     );
 
@@ -157,14 +157,14 @@ async fn a_snapshot_that_no_client_reads_counts_as_damaged() {
         .unwrap();
     let newest: serde_json::Value = serde_json::from_slice(&newest.payload).unwrap();
     let newest = data_encoding::BASE64.decode(newest["message"]["data"].as_str().unwrap().as_bytes());
-    // A hash is behind it.
+    // A hash follows it.
     let manifest = serde_json::Deserializer::from_slice(&newest.unwrap())
         .into_iter::<serde_json::Value>()
         .next();
     let chunk = manifest.unwrap().unwrap()["first"].as_u64().unwrap();
     garbler.garble("KINE_SNAP_chunk", chunk, u64::MAX);
     kine.restart().await;
-    assert!(kine.log().contains("A snapshot is damaged"), "{}", kine.log());
+    assert!(kine.log().contains("A snapshot is corrupt"), "{}", kine.log());
     assert_eq!(client.range("/k/", "/k0", 0).await.unwrap().count, 60);
 }
 
@@ -184,18 +184,18 @@ async fn a_bit_that_makes_a_record_unreadable_is_found_and_the_store_goes_on_wit
     // Either header may be the first.
     let header = find(b"Nats-Expected-Last-Sequence: 12\r\n", bytes.len()).unwrap();
     let at = find(b"NATS/1.0\r\n", header).unwrap();
-    // Of the length of what precedes the record, which no checksum covers.
+    // A byte of the length before the record, which no checksum covers.
     println!("{}", flip(&log, at - 4, 4));
     nats.restart().await;
     kine.respawn();
     let status = eventually("it ends", || std::future::ready(kine.exited())).await;
     assert!(
-        !status.success() && kine.log().contains("nothing readable came from sequence 13 on"),
+        !status.success() && kine.log().contains("connections in a row failed at sequence 13"),
         "{}",
         kine.log()
     );
     let said = repair(&nats, "bits", &["--accept-loss"]).unwrap();
-    assert!(said.contains("The store goes on from here"), "{said}");
+    assert!(said.contains("Repaired the store"), "{said}");
     kine.restart().await;
     let count = client.range("/k/", "/k0", 0).await.unwrap().count;
     assert!((1..20).contains(&count), "{count} keys");

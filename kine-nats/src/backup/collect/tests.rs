@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::yield_now;
 
-/// Two versions of each key, the second of every third key a delete; the first half is compacted.
+/// Two versions of each key; the second of every third key is a delete. The first half is
+/// compacted.
 fn state(keys: usize) -> State {
     let mut state = State::new(Mvcc::new());
     for key in 0..keys {
@@ -41,13 +42,14 @@ fn revisions(versions: &[Version]) -> Vec<i64> {
 
 #[tokio::test]
 async fn holds_what_can_be_read_from_the_compact_revision_on() {
-    // More than a page of each.
+    // More than one page of each.
     let keys = 3 * PAGE;
     let store = store(state(keys));
     let parts = collect(&store).await.unwrap();
     let (compacted, head) = (1 + (keys + keys / 2) as i64, 1 + 2 * keys as i64);
     assert_eq!((parts.compacted, parts.revision), (compacted, head));
-    // Of the keys below the half the second version, if it is no delete, and of those above the first.
+    // Keys in the compacted half have their second version, unless it is a delete. The others have
+    // their first one.
     let last = keys / 2 - 1;
     let changed = (0..last).filter(|key| key % 3 != 0).map(|key| (2 + keys + key) as i64);
     let untouched = (last + 1..keys).map(|key| 2 + key as i64);
@@ -112,7 +114,7 @@ async fn holds_leases_only_with_the_revision_that_they_belong_to() {
         let mut state = store.write();
         let head = state.mvcc.head();
         state.mvcc.publish(head);
-        // The next record, under way, ends the lease.
+        // The next record, in flight, ends the lease.
         state.mvcc.advance();
         state.revoke(7);
     }
@@ -132,16 +134,16 @@ async fn says_so_when_it_cannot_be_had() {
         Arc::new(store(state))
     };
     let late = unstored();
-    assert_eq!(collect(&late).await.unwrap_err(), Refusal::Timeout);
+    assert_eq!(collect(&late).await.unwrap_err(), RpcError::Timeout);
     let stopping = unstored();
     stopping.stop();
-    assert_eq!(collect(&stopping).await.unwrap_err(), Refusal::Stopped);
+    assert_eq!(collect(&stopping).await.unwrap_err(), RpcError::Stopped);
     let replaced = unstored();
     let collecting = tokio::spawn({
         let store = Arc::clone(&replaced);
         async move { collect(&store).await }
     });
     yield_now().await;
-    replaced.adopt(state(9), 5);
-    assert_eq!(collecting.await.unwrap().unwrap_err(), Refusal::LeaderChanged);
+    replaced.install_state(state(9), 5);
+    assert_eq!(collecting.await.unwrap().unwrap_err(), RpcError::LeaderChanged);
 }

@@ -1,6 +1,7 @@
-//! The API server beside this process, and whether it lives: it serves, and is done with what it does when it begins.
-//! kube-controller-manager waits for that for ten seconds and ends, to be started again by the kubelet a minute later
-//! (`WaitForAPIServer`, k8s.io/controller-manager 0.35.4): among many that start at once it would never begin.
+//! Waits until the API server beside this process is alive: it serves, and its start-up work is
+//! done. kube-controller-manager waits ten seconds for that and exits, and the kubelet restarts it
+//! a minute later (`WaitForAPIServer`, k8s.io/controller-manager 0.35.4). If many start at once it
+//! would never start.
 
 use std::io::{Error, ErrorKind, Read as _, Result, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -15,16 +16,17 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Stream};
 use yoke_runtime::{install_crypto, trust};
 
-/// How soon it is asked again: while nothing listens there, and while it is not done. Each question is a handshake then.
+/// Probe intervals: while nothing listens, and while the server is not ready. In the second case
+/// each probe costs a TLS handshake.
 const ABSENT: Duration = Duration::from_millis(50);
 const BUSY: Duration = Duration::from_millis(500);
-/// What an answer begins with up to its status.
+/// Length of a response up to its status code.
 const HEAD: usize = "HTTP/1.0 200".len();
 
-/// The word by which this program does nothing but wait.
+/// The argument with which this program only waits.
 pub(super) const AWAIT: &str = "await";
 
-/// Where it is, and for what name and by whom it has its certificate.
+/// Address of the API server, the name in its certificate, and the CA file.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     pub(super) name: ServerName<'static>,
@@ -32,20 +34,20 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Has a process of its own wait until it lives: the memory that TLS takes goes with it.
+    /// Waits in a process of its own until the server is alive, so that the memory used by TLS is
+    /// freed with it.
     pub(super) fn wait_apart(&self) -> Result<()> {
         let mut command = Command::new("/proc/self/exe");
         command.args([AWAIT, &self.address.to_string(), &self.name.to_str()]);
         match command.arg(&self.ca).status()?.success() {
             true => Ok(()),
-            false => Err(Error::other(
-                "the API server beside this process cannot be asked whether it lives",
-            )),
+            false => Err(Error::other("cannot probe the API server beside this process")),
         }
     }
 
-    /// Asks until it lives, for as long as who started this process does, and says on the error output what it waits for whenever
-    /// that changes. An error is one of the file.
+    /// Probes until the server is alive. Exits with the parent process. It prints the reason for
+    /// waiting to standard error whenever that changes. An error means that the CA file cannot be
+    /// read.
     #[allow(clippy::disallowed_methods, reason = "there is no runtime here")]
     #[allow(clippy::print_stderr, reason = "this goes to a container's log")]
     pub(super) fn wait_until_alive(&self) -> Result<()> {
@@ -61,7 +63,7 @@ impl Server {
             let why = error.to_string();
             if why != said {
                 eprintln!(
-                    "yoke-launch: waits until the API server at {} lives: {why}",
+                    "yoke-launch: waiting until the API server at {} is alive: {why}",
                     self.address
                 );
                 said = why;
@@ -70,7 +72,8 @@ impl Server {
         }
     }
 
-    /// By HTTP/1.0, with which an answer ends as the connection does. It listens long before it answers, and is waited for.
+    /// Probes `/livez` with HTTP/1.0, where the response ends with the connection. The server
+    /// listens long before it answers; the probe then waits.
     fn ask(&self, config: Arc<ClientConfig>) -> Result<()> {
         let mut tls = ClientConnection::new(config, self.name.clone()).map_err(Error::other)?;
         let mut stream = TcpStream::connect(self.address)?;

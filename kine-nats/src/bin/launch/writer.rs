@@ -1,10 +1,11 @@
-//! A program that runs while the store beside it writes. `/writer` of kine-nats begins its answer when it does, and ends it
-//! when it does not any more, or has ended itself: who waits for either only reads.
+//! Runs a program while the store beside it is the writer. `/writer` of kine-nats starts its
+//! response when the store becomes the writer, and ends it when the store stops writing or exits.
+//! Waiting for either is a blocking read.
 //!
 //! ```text
-//! main     ask ─▶ answered ─▶ the API server lives ─▶ start PROGRAM ─▶ the answer ends ─▶ SIGKILL ─▶ ask …
-//! threads                                             wait for PROGRAM: it ended by itself ─▶ end as it did
-//!          SIGTERM, SIGINT ─▶ PROGRAM, or end
+//! main     request ─▶ response ─▶ the API server is alive ─▶ start PROGRAM ─▶ the response ends ─▶ SIGKILL ─▶ request …
+//! threads                                                    wait for PROGRAM: if it exits by itself ─▶ exit with its code
+//!          SIGTERM, SIGINT ─▶ PROGRAM, or exit
 //! ```
 
 use std::io::{Error, ErrorKind, Read as _, Result, Write as _, copy, sink};
@@ -20,12 +21,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// How soon a store that does not answer is asked again.
+/// Retry interval for a store that does not answer.
 const AGAIN: Duration = Duration::from_millis(50);
-/// More than the head of an answer has.
+/// Limit for the head of a response; a real head is smaller.
 const HEAD: usize = 4096;
 
-/// What runs at the moment, if it is not to end, and the signal by which this process is to end.
+/// The running program, unless it is being killed, and the signal that makes this process exit.
 #[derive(Default)]
 struct State {
     program: Option<Pid>,
@@ -34,14 +35,16 @@ struct State {
 
 type Running = Arc<Mutex<State>>;
 
-/// Runs a program while the store writes. This process ends as the program does, if that ends by itself.
+/// Runs a program while the store writes. If the program exits by itself, this process exits with
+/// its code.
 #[allow(clippy::print_stderr, reason = "this goes to a container's log")]
 pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Command) -> Result<()> {
     let running = Running::default();
     pass_on_signals(&running)?;
     loop {
         let mut answer = wait_for(store);
-        // Of a store that stops writing meanwhile the answer has ended when it is read.
+        // If the store stops writing during this wait, the response has ended by the time it is
+        // read below.
         server.wait_apart()?;
         let (mut child, pid) = {
             let mut running = lock(&running);
@@ -53,7 +56,7 @@ pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Comman
         let watched = Arc::clone(&running);
         let ended = spawn(move || {
             let status = child.wait();
-            // Killed below, it is no end.
+            // A program that was killed below did not exit by itself.
             if lock(&watched).program.is_some() {
                 exit(status.map_or(1, to_code));
             }
@@ -61,9 +64,9 @@ pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Comman
         let _ = copy(&mut answer, &mut sink());
         if lock(&running).program.take().is_some() {
             eprintln!(
-                "yoke-launch: the store beside this does not write any more; the program ends, and begins when it does"
+                "yoke-launch: the store beside this process is no longer the writer; the program is stopped until it is again"
             );
-            // It may have ended in this moment.
+            // The program may have exited at this very moment.
             let _ = kill_process(pid, Signal::KILL);
         }
         let _ = ended.join();
@@ -73,7 +76,8 @@ pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Comman
     }
 }
 
-/// The first process of a container gets no signal that it does not ask for.
+/// Forwards signals to the program. The kernel delivers to the first process of a container only
+/// signals that it handles.
 fn pass_on_signals(running: &Running) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let running = Arc::clone(running);
@@ -101,7 +105,8 @@ fn wait_for(store: SocketAddr) -> TcpStream {
     }
 }
 
-/// A connection on which the store has answered. By HTTP/1.0, with which an answer ends as the connection does.
+/// Connects to the store and reads the head of its response. With HTTP/1.0 the response ends with
+/// the connection.
 fn ask(store: SocketAddr) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(store)?;
     stream.write_all(b"GET /writer HTTP/1.0\r\n\r\n")?;
@@ -122,7 +127,7 @@ fn ask(store: SocketAddr) -> Result<TcpStream> {
     }
 }
 
-/// As a shell has it: a signal's number and 128.
+/// The exit code as a shell reports it: for a signal, its number plus 128.
 fn to_code(status: ExitStatus) -> i32 {
     status
         .code()

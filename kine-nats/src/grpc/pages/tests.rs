@@ -27,7 +27,7 @@ fn store() -> Store {
     Store::new(state(), Quota::new(None, None), Metrics::new(), None)
 }
 
-/// From this process's own state: there is no writer.
+/// A serializable request: there is no writer.
 fn all(revision: i64) -> pb::RangeRequest {
     pb::RangeRequest {
         key: "/r/".into(),
@@ -38,7 +38,8 @@ fn all(revision: i64) -> pb::RangeRequest {
     }
 }
 
-/// Overwrites half of the keys and removes the others, and has all of it compacted and dropped as far as may be.
+/// Overwrites half of the keys and deletes the others, then compacts and trims as far as pins
+/// allow.
 fn rewrite(store: &Store) -> i64 {
     let mut state = store.write();
     let revision = state.mvcc.advance();
@@ -65,7 +66,7 @@ async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() 
             range(mvcc, &all(asked), if asked == 0 { mvcc.visible() } else { asked })
         };
         let (request, visible) = (all(asked), store.read().mvcc.visible());
-        // Some keys are not read by then, and the store is not locked.
+        // At this point some keys are not read yet, and the store is not locked.
         let (mut answer, ()) = tokio::join!(
             biased;
             async { whole(&store, &request).await.unwrap() },
@@ -82,7 +83,7 @@ async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() 
     let expected = range(&store.read().mvcc, &all(0), head);
     let ((revision, answer), rewritten) = tokio::join!(biased; reading, async { rewrite(&store) });
     assert!(revision == head && answer == expected);
-    assert_eq!(whole(&store, &all(head)).await.unwrap_err(), Refusal::Compacted);
+    assert_eq!(whole(&store, &all(head)).await.unwrap_err(), RpcError::Compacted);
     {
         let mut state = store.write();
         assert!(state.mvcc.may_trim(), "the compaction waited for the range");
@@ -94,7 +95,7 @@ async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() 
 
 #[tokio::test]
 async fn a_state_that_was_read_anew_goes_on_where_it_can() {
-    for (compacted, expected) in [(0, Ok(KEYS as i64)), (1, Err(Refusal::LeaderChanged))] {
+    for (compacted, expected) in [(0, Ok(KEYS as i64)), (1, Err(RpcError::LeaderChanged))] {
         let store = store();
         let head = store.read().mvcc.visible();
         let mut anew = state();
@@ -103,7 +104,7 @@ async fn a_state_that_was_read_anew_goes_on_where_it_can() {
         anew.mvcc.publish(later);
         anew.mvcc.compact(head + compacted);
         let request = all(0);
-        let adopt = async { store.adopt(anew, 9) };
+        let adopt = async { store.install_state(anew, 9) };
         let (answer, ()) = tokio::join!(biased; whole(&store, &request), adopt);
         assert_eq!(answer.map(|answer| answer.kvs.len() as i64), expected);
     }

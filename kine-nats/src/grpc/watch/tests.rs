@@ -1,5 +1,6 @@
-//! A watch stream whose client is slow while the store goes on.
+//! A watch stream with a slow client on a store that changes.
 
+use super::events::PAGE;
 use super::*;
 use crate::metrics::Metrics;
 use crate::mvcc::Mvcc;
@@ -16,7 +17,7 @@ fn store(revisions: i64) -> Arc<Store> {
     Arc::new(store)
 }
 
-/// As the writer does it: visible, then marked.
+/// Commits like the writer: visible first, then marked.
 fn commit(store: &Store) -> i64 {
     let head = {
         let mut state = store.write();
@@ -31,9 +32,9 @@ fn commit(store: &Store) -> i64 {
     head
 }
 
-fn stream(store: &Arc<Store>) -> (Stream, mpsc::Receiver<Result<pb::WatchResponse, Status>>) {
+fn stream(store: &Arc<Store>) -> (OpenStream, mpsc::Receiver<Result<pb::WatchResponse, Status>>) {
     let (answers, receiver) = mpsc::channel(1);
-    let stream = Stream {
+    let stream = OpenStream {
         store: Arc::clone(store),
         answers,
         notify: Arc::new(Notify::new()),
@@ -67,7 +68,7 @@ fn revisions(answer: &pb::WatchResponse) -> Vec<i64> {
 async fn a_watch_from_the_past_hears_everything_although_a_commit_marks_it_first() {
     let store = store(8);
     let (mut stream, mut receiver) = stream(&store);
-    // The answer waits for room: meanwhile revision 9 is committed.
+    // The response waits for room; meanwhile revision 9 is committed.
     stream.answers.send(Ok(pb::WatchResponse::default())).await.unwrap();
     let working = tokio::spawn(async move {
         stream.create(from(5)).await.ok().unwrap();

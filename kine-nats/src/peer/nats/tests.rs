@@ -1,7 +1,7 @@
-//! A process that goes, at a server of NATS that has sent it a request.
+//! A process that stops, at a NATS server that has sent it a request.
 
 use super::*;
-use crate::peer::message::Told;
+use crate::store::peers::PeerAnswer;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -15,18 +15,19 @@ const INFO: &str = r#"INFO {"server_id":"a","server_name":"a","version":"2.15.2"
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sends {
     AtOnce,
-    /// As it hears that the process goes, by a word or by the end of a subscription.
+    /// When it learns that the process is stopping, from an announcement or from the end of a
+    /// subscription.
     AsItGoes,
 }
 
-/// What a server says to one client; tells what is answered to the request.
+/// Plays a server for one client; sends the answers to the request through `answers`.
 async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<Vec<u8>>) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read);
     write.write_all(format!("{INFO}\r\n").as_bytes()).await?;
-    let (mut line, mut request) = (String::new(), String::new());
-    while read.read_line(&mut line).await? > 0 {
-        let words: Vec<&str> = line.split_whitespace().collect();
+    let (mut subscriptions, mut request) = (String::new(), String::new());
+    while read.read_line(&mut subscriptions).await? > 0 {
+        let words: Vec<&str> = subscriptions.split_whitespace().collect();
         let mut goes = false;
         match words[..] {
             ["PING"] => write.write_all(b"PONG\r\n").await?,
@@ -41,7 +42,8 @@ async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<V
                 write.write_all(word.as_bytes()).await?;
             }
             ["UNSUB", ..] => {
-                // It was sent before, and is on its way while the client hears of something else.
+                // The request was sent earlier, and arrives while the client processes other
+                // messages.
                 write.write_all(b"PING\r\n").await?;
                 sleep(Duration::from_millis(50)).await;
                 goes = true;
@@ -61,40 +63,40 @@ async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<V
         if goes {
             write.write_all(std::mem::take(&mut request).as_bytes()).await?;
         }
-        line.clear();
+        subscriptions.clear();
     }
     Ok(())
 }
 
-/// Has a process go; answers what it said to a request, and how long it took.
-async fn answered(sends: Sends, has_others: bool) -> (Option<Told>, Duration) {
+/// Stops a process; returns its answer to a request, and how long the stop took.
+async fn answered(sends: Sends, has_others: bool) -> (Option<PeerAnswer>, Duration) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (answers, mut answered) = mpsc::unbounded_channel();
     tokio::spawn(async move { serve(listener.accept().await.unwrap().0, sends, answers).await });
     let client = async_nats::connect(address.to_string()).await.unwrap();
     let own = (MEMBER, "a".to_owned());
-    let (peers, mut line) = NatsPeers::open(client.clone(), SUBJECT.into(), own, Vec::new())
+    let (peers, mut subscriptions) = NatsPeers::open(client.clone(), SUBJECT.into(), own, Vec::new())
         .await
         .unwrap();
     if has_others {
-        let other = Here {
+        let other = Announcement {
             member: 8,
-            ..peers.here.clone()
+            ..peers.own.clone()
         };
-        peers.roster().hear(other, clock::now());
+        peers.roster().record(other, clock::now());
     }
-    // What was sent before it is here, too.
-    line.all.next().await.unwrap();
+    // Everything that the server sent before this message has arrived, too.
+    subscriptions.all.next().await.unwrap();
     let begun = Instant::now();
-    peers.leave(&mut line, &watch::channel(None).1).await;
+    peers.leave(&mut subscriptions, &watch::channel(None).1).await;
     let took = begun.elapsed();
-    // The server reads to the end.
-    drop((client, peers, line));
+    // The server reads until the connection closes.
+    drop((client, peers, subscriptions));
     let answer = answered.recv().await;
     let told = answer.map(|answer| {
-        let whole = Parts::default().take(None, &answer).unwrap().unwrap();
-        message::decode_told(&whole).unwrap()
+        let whole = AnswerParts::default().take(None, &answer).unwrap().unwrap();
+        message::decode_answer(&whole).unwrap()
     });
     (told, took)
 }
@@ -102,12 +104,12 @@ async fn answered(sends: Sends, has_others: bool) -> (Option<Told>, Duration) {
 #[tokio::test]
 async fn what_others_ask_until_they_know_that_it_goes_is_answered() {
     let (told, _) = answered(Sends::AsItGoes, true).await;
-    assert!(matches!(told, Some(Told::NotBegun)), "{told:?}");
+    assert!(matches!(told, Some(PeerAnswer::NotStarted)), "{told:?}");
 }
 
 #[tokio::test]
 async fn who_is_alone_answers_what_has_come_and_waits_for_nobody() {
     let (told, took) = answered(Sends::AtOnce, false).await;
-    assert!(matches!(told, Some(Told::NotBegun)), "{told:?}");
+    assert!(matches!(told, Some(PeerAnswer::NotStarted)), "{told:?}");
     assert!(took < QUIET, "{took:?}");
 }

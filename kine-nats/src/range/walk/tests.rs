@@ -1,4 +1,4 @@
-//! Pages put together against a Range, over random stores.
+//! Compares all pages together with a Range, over random stores.
 
 use super::*;
 use crate::fuzz::seeded;
@@ -24,7 +24,7 @@ fn store(random: &mut StdRng) -> Mvcc {
     mvcc
 }
 
-/// All pages as one answer, and their number.
+/// All pages as one response, and their number.
 fn walk(mvcc: &Mvcc, request: &RangeRequest) -> (RangeResponse, usize) {
     let (mut walk, mut step) = Walk::begin(mvcc, request).unwrap();
     let (mut kvs, mut pages) = (Vec::new(), 1);
@@ -120,5 +120,5 @@ fn a_walk_stays_at_its_revision_until_that_is_compacted() {
     assert!(matches!(walk.step(&mvcc), Ok(Step::Page(page)) if page[0].len() > PAGE));
     assert_eq!(walk.visible(), 4);
     mvcc.compact(5);
-    assert_eq!(walk.step(&mvcc).err(), Some(Refusal::Compacted));
+    assert_eq!(walk.step(&mvcc).err(), Some(RpcError::Compacted));
 }

@@ -1,10 +1,11 @@
-//! A snapshot holds what was pinned, whatever happens while it is cut, and damage is found.
+//! A snapshot holds what was pinned, whatever happens while it is cut, and corruption is detected.
 
 use super::*;
 use crate::fuzz::{fuzz_runs, mutate, seeded};
+use crate::log::fencing::FencingState;
 use crate::mvcc::Mvcc;
-use crate::session::Session;
-use crate::snapshot::{Manifest, SnapshotError, Written};
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::manifest::{Manifest, Written};
 use crate::state::State;
 use rand::rngs::StdRng;
 use std::time::Duration;
@@ -53,13 +54,13 @@ fn dump(state: &State, revision: i64) -> Vec<Bytes> {
 #[test]
 fn what_was_pinned_comes_back_although_the_store_went_on() {
     let store = filled();
-    let pin = Pin::new(
+    let pin = SnapshotPoint::new(
         &store,
-        Session {
+        FencingState {
             sequence: 9,
             epoch: 3,
             hash: 77,
-            ..Session::default()
+            ..FencingState::default()
         },
         store.read().unwrap().leases.terms(),
     );
@@ -98,7 +99,7 @@ fn what_was_pinned_comes_back_although_the_store_went_on() {
         },
     );
     let manifest = Manifest::decode(&manifest.encode().unwrap()).unwrap();
-    assert_eq!(manifest.begin().session, pin.session);
+    assert_eq!(manifest.begin().fencing, pin.fencing);
     let copy = load(&manifest, &chunks);
     let changes: Vec<_> = copy
         .mvcc
@@ -122,7 +123,7 @@ fn every_flipped_byte_is_found() {
     state.put(b"a", b"1", 0);
     state.mvcc.publish(2);
     let store = RwLock::new(state);
-    let pin = Pin::new(&store, Session::default(), Vec::new());
+    let pin = SnapshotPoint::new(&store, FencingState::default(), Vec::new());
     let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
     let [chunk] = chunks.as_slice() else {
         panic!("{chunks:?}")
@@ -151,7 +152,7 @@ fn any_number_of_leases_fits() {
     state.mvcc.publish(2);
     let before = state.leases.terms();
     let store = RwLock::new(state);
-    let pin = Pin::new(&store, Session::default(), before.clone());
+    let pin = SnapshotPoint::new(&store, FencingState::default(), before.clone());
     let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
     let manifest = Manifest::new(&pin, Written::default());
     let longest = chunks.iter().map(Bytes::len).max();
@@ -165,7 +166,7 @@ fn any_number_of_leases_fits() {
 fn refuses_revisions_that_cannot_be() {
     let store = filled();
     let terms = store.read().unwrap().leases.terms();
-    let pin = Pin::new(&store, Session::default(), terms);
+    let pin = SnapshotPoint::new(&store, FencingState::default(), terms);
     let good = Manifest::new(&pin, Written::default());
     assert_eq!(Manifest::decode(&good.encode().unwrap()).unwrap(), good);
     for (revision, compacted) in [(0, -1), (i64::MIN, -1), (i64::MAX, 5000), (7, 8), (7, -2)] {
@@ -179,7 +180,7 @@ fn refuses_revisions_that_cannot_be() {
     }
 }
 
-/// Every chunk and manifest that can be decoded can be loaded, whatever it holds.
+/// Every chunk and manifest that can be decoded can be loaded, whatever its content.
 #[test]
 fn survives_hostile_bytes_behind_a_good_hash() {
     let mut random = seeded();
@@ -195,7 +196,7 @@ fn survives_hostile_bytes_behind_a_good_hash() {
     state.mvcc.compact(3);
     let store = RwLock::new(state);
     let terms = store.read().unwrap().leases.terms();
-    let pin = Pin::new(&store, Session::default(), terms);
+    let pin = SnapshotPoint::new(&store, FencingState::default(), terms);
     let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
     assert_eq!(chunks.len(), 3, "leases, base and history");
     let manifest = Manifest::new(&pin, Written::default()).encode().unwrap();

@@ -1,4 +1,4 @@
-//! Which snapshots are kept and found, whatever was stored in which order, and what is cleared away.
+//! Tests which snapshots are retained, found and purged, whatever order they were stored in.
 
 use super::*;
 use crate::log::memory::{Memory, MemoryLog};
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 type Stored = Snapshots<MemoryMessages, MemoryLog>;
 
-/// A log of some records, and a state at its end.
+/// A log of some records, and the state at its end.
 fn bench(records: u64) -> (Memory, Stored, RwLock<State>) {
     let memory = Memory::new();
     for _ in 0..records {
@@ -24,22 +24,22 @@ fn bench(records: u64) -> (Memory, Stored, RwLock<State>) {
     (memory, snapshots, RwLock::new(state))
 }
 
-fn pin(state: &RwLock<State>, sequence: u64, epoch: u64) -> Pin {
-    let session = Session {
+fn pin(state: &RwLock<State>, sequence: u64, epoch: u64) -> SnapshotPoint {
+    let fencing = FencingState {
         sequence,
         epoch,
         writer: epoch,
-        ..Session::default()
+        ..FencingState::default()
     };
-    Pin::new(state, session, Vec::new())
+    SnapshotPoint::new(state, fencing, Vec::new())
 }
 
 async fn newest(snapshots: &Stored) -> (u64, u64) {
-    let session = snapshots.newest().await.unwrap().unwrap().session;
-    (session.sequence, session.epoch)
+    let fencing = snapshots.newest().await.unwrap().unwrap().fencing;
+    (fencing.sequence, fencing.epoch)
 }
 
-/// Sequences of the snapshots that chunks are there of.
+/// Sequences of the snapshots that have chunks.
 fn chunks(memory: &Memory) -> Vec<u64> {
     let counts = memory.messages().counts();
     let names = counts.keys().filter_map(|subject| subject.strip_prefix("snap.c."));
@@ -54,7 +54,10 @@ fn chunks(memory: &Memory) -> Vec<u64> {
 async fn keeps_two_and_the_log_behind_the_older() {
     let (memory, snapshots, state) = bench(40);
     for sequence in [10, 20, 30] {
-        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+        snapshots
+            .store_and_purge(&state, &pin(&state, sequence, 1))
+            .await
+            .unwrap();
     }
     assert_eq!(chunks(&memory), [20, 30]);
     assert_eq!(memory.first(), 21);
@@ -65,15 +68,16 @@ async fn keeps_two_and_the_log_behind_the_older() {
 #[tokio::test]
 async fn a_writer_that_slept_over_its_snapshot_spoils_nothing() {
     let (memory, snapshots, state) = bench(40);
-    snapshots.keep(&state, &pin(&state, 5, 1)).await.unwrap();
-    // The first writer sleeps before its manifest; the next one stores a snapshot meanwhile.
+    snapshots.store_and_purge(&state, &pin(&state, 5, 1)).await.unwrap();
+    // The first writer is suspended before its manifest; the next writer stores a snapshot
+    // meanwhile.
     let late = pin(&state, 10, 1);
-    snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
-    let refused = snapshots.keep(&state, &late).await.unwrap_err();
+    snapshots.store_and_purge(&state, &pin(&state, 20, 2)).await.unwrap();
+    let refused = snapshots.store_and_purge(&state, &late).await.unwrap_err();
     assert!(matches!(refused, SnapshotError::Stale { newest: 20 }), "{refused:?}");
     assert_eq!(newest(&snapshots).await, (20, 2));
     assert_eq!(memory.first(), 6, "nothing is dropped that no older snapshot holds");
-    snapshots.keep(&state, &pin(&state, 30, 2)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 30, 2)).await.unwrap();
     assert_eq!((newest(&snapshots).await, memory.first()), ((30, 2), 21));
     memory.messages().damage("snap.m");
     assert_eq!(newest(&snapshots).await, (20, 2), "what is kept besides is whole");
@@ -84,14 +88,17 @@ async fn what_is_left_of_a_failed_snapshot_is_removed() {
     let (memory, snapshots, state) = bench(40);
     // The chunk is stored, the manifest is not.
     memory.messages().set_left(Some(1));
-    snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap_err();
+    snapshots
+        .store_and_purge(&state, &pin(&state, 10, 1))
+        .await
+        .unwrap_err();
     assert_eq!(chunks(&memory), [0; 0]);
-    // Left behind by a process that was killed.
+    // A leftover of a process that was killed.
     memory.messages().set_left(None);
     for name in ["snap.c.7.1-a", "snap.c.20.1-b", "snap.c.30.1-c"] {
         memory.messages().store(name.into(), Bytes::new()).await.unwrap();
     }
-    snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 20, 2)).await.unwrap();
     assert_eq!(
         chunks(&memory),
         [20, 20, 30],
@@ -102,15 +109,15 @@ async fn what_is_left_of_a_failed_snapshot_is_removed() {
 #[tokio::test]
 async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
     let (memory, snapshots, state) = bench(40);
-    snapshots.keep(&state, &pin(&state, 5, 1)).await.unwrap();
-    snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 5, 1)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 10, 1)).await.unwrap();
     let broken = memory
         .messages()
         .counts()
         .into_keys()
         .find(|name| name.starts_with("snap.c.10."));
     memory.messages().purge_subject(&broken.unwrap()).await.unwrap();
-    snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 20, 2)).await.unwrap();
     assert_eq!((memory.first(), chunks(&memory)), (6, vec![5, 20]));
 }
 
@@ -118,11 +125,14 @@ async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
 async fn a_manifest_that_a_server_does_not_find_hides_no_other() {
     let (memory, snapshots, state) = bench(60);
     for sequence in [10, 20] {
-        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+        snapshots
+            .store_and_purge(&state, &pin(&state, sequence, 1))
+            .await
+            .unwrap();
     }
     memory.messages().hide("snap.m");
     assert_eq!(newest(&snapshots).await, (10, 1));
-    snapshots.keep(&state, &pin(&state, 30, 1)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 30, 1)).await.unwrap();
     assert_eq!((newest(&snapshots).await, memory.first()), ((30, 1), 11));
 }
 
@@ -130,20 +140,23 @@ async fn a_manifest_that_a_server_does_not_find_hides_no_other() {
 async fn a_damaged_manifest_keeps_neither_the_log_nor_chunks_for_good() {
     let (memory, snapshots, state) = bench(60);
     for sequence in [10, 20] {
-        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+        snapshots
+            .store_and_purge(&state, &pin(&state, sequence, 1))
+            .await
+            .unwrap();
     }
     memory.messages().damage("snap.m");
-    snapshots.keep(&state, &pin(&state, 30, 1)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 30, 1)).await.unwrap();
     assert_eq!(
         (memory.first(), chunks(&memory)),
         (11, vec![10, 20, 30]),
         "whose chunks these are is not known"
     );
-    snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 40, 1)).await.unwrap();
     assert_eq!((memory.first(), chunks(&memory)), (31, vec![30, 40]));
 }
 
-/// Its chunk is there, and is not what was stored.
+/// The chunk of the snapshot exists, but its content was changed.
 #[tokio::test]
 async fn a_snapshot_that_does_not_read_back_does_not_count_as_the_older_one() {
     for spare in [false, true] {
@@ -151,16 +164,16 @@ async fn a_snapshot_that_does_not_read_back_does_not_count_as_the_older_one() {
         if spare {
             snapshots = snapshots.with_spare(memory.spare(), "spare".into());
         }
-        snapshots.keep(&state, &pin(&state, 5, 1)).await.unwrap();
-        snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap();
+        snapshots.store_and_purge(&state, &pin(&state, 5, 1)).await.unwrap();
+        snapshots.store_and_purge(&state, &pin(&state, 10, 1)).await.unwrap();
         let damaged = if spare { memory.spare() } else { memory.messages() };
         let chunk = damaged.counts().into_keys().find(|name| name.contains(".c.10."));
         damaged.damage(&chunk.unwrap());
         assert_eq!((newest(&snapshots).await, memory.first()), ((5, 1), 6));
         assert_eq!(snapshots.count(5).await.unwrap(), 1, "the log stands on one");
-        snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
+        snapshots.store_and_purge(&state, &pin(&state, 20, 2)).await.unwrap();
         assert_eq!((newest(&snapshots).await, memory.first()), ((20, 2), 6));
-        snapshots.keep(&state, &pin(&state, 30, 2)).await.unwrap();
+        snapshots.store_and_purge(&state, &pin(&state, 30, 2)).await.unwrap();
         assert_eq!((snapshots.count(u64::MAX).await.unwrap(), memory.first()), (2, 21));
     }
 }
@@ -177,15 +190,21 @@ async fn two_streams_take_turns_and_either_is_enough() {
     };
     let kept = || (sequences(memory.messages()), sequences(memory.spare()), memory.first());
     for sequence in [10, 20, 30] {
-        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+        snapshots
+            .store_and_purge(&state, &pin(&state, sequence, 1))
+            .await
+            .unwrap();
     }
     assert_eq!(kept(), (vec![30], vec![20], 21));
-    // All of one stream is gone; the next two are in the order in which they would be anyway.
+    // One stream is lost completely; the next two snapshots follow the usual order.
     for (messages, sequence, left) in [(memory.messages(), 40, 20), (memory.spare(), 50, 40)] {
         messages.purge_below(u64::MAX).await.unwrap();
         assert_eq!(newest(&snapshots).await, (left, 1));
         assert_eq!(snapshots.count(u64::MAX).await.unwrap(), 1);
-        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+        snapshots
+            .store_and_purge(&state, &pin(&state, sequence, 1))
+            .await
+            .unwrap();
         assert_eq!(
             (snapshots.count(u64::MAX).await.unwrap(), memory.first()),
             (2, left + 1)
@@ -194,17 +213,20 @@ async fn two_streams_take_turns_and_either_is_enough() {
     assert_eq!(kept(), (vec![40], vec![50], 41));
 }
 
-/// A full log is given room by two snapshots at its end, whichever stream had the last one.
+/// Two snapshots at the end of a full log free space, whichever stream had the last one.
 #[tokio::test]
 async fn two_at_the_end_of_the_log_make_room() {
     for earlier in [&[][..], &[10], &[10, 20], &[10, 20, 30]] {
         let (memory, snapshots, state) = bench(60);
         let snapshots = snapshots.with_spare(memory.spare(), "spare".into());
         for sequence in earlier {
-            snapshots.keep(&state, &pin(&state, *sequence, 1)).await.unwrap();
+            snapshots
+                .store_and_purge(&state, &pin(&state, *sequence, 1))
+                .await
+                .unwrap();
         }
         for _ in 0..2 {
-            snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
+            snapshots.store_and_purge(&state, &pin(&state, 40, 1)).await.unwrap();
         }
         assert_eq!((newest(&snapshots).await, memory.first()), ((40, 1), 41), "{earlier:?}");
         assert_eq!(snapshots.count(u64::MAX).await.unwrap(), 2, "{earlier:?}");
@@ -214,18 +236,18 @@ async fn two_at_the_end_of_the_log_make_room() {
 #[tokio::test]
 async fn a_second_stream_may_come_and_go() {
     let (memory, snapshots, state) = bench(60);
-    snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap();
-    snapshots.keep(&state, &pin(&state, 20, 1)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 10, 1)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 20, 1)).await.unwrap();
     let two = snapshots.clone().with_spare(memory.spare(), "spare".into());
-    two.keep(&state, &pin(&state, 30, 1)).await.unwrap();
+    two.store_and_purge(&state, &pin(&state, 30, 1)).await.unwrap();
     assert_eq!((newest(&two).await, memory.first()), ((30, 1), 21));
-    // The older one is enough for the log that is kept.
+    // The older one is sufficient for the retained log.
     assert_eq!(newest(&snapshots).await, (20, 1));
-    snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
+    snapshots.store_and_purge(&state, &pin(&state, 40, 1)).await.unwrap();
     assert_eq!((newest(&two).await, memory.first()), ((40, 1), 21));
 }
 
-/// A store of some chunks, whose stream takes a while for each message.
+/// A store of some chunks, whose stream needs a while for each message.
 fn slow() -> (Memory, Stored, RwLock<State>) {
     let (memory, snapshots, state) = bench(60);
     {
@@ -244,7 +266,10 @@ const SLOWNESS: Duration = Duration::from_millis(10);
 
 async fn time_to_keep(snapshots: &Stored, state: &RwLock<State>, sequence: u64) -> Duration {
     let begun = Instant::now();
-    snapshots.keep(state, &pin(state, sequence, 1)).await.unwrap();
+    snapshots
+        .store_and_purge(state, &pin(state, sequence, 1))
+        .await
+        .unwrap();
     begun.elapsed()
 }
 
@@ -252,14 +277,15 @@ async fn time_to_keep(snapshots: &Stored, state: &RwLock<State>, sequence: u64) 
 async fn a_snapshot_rests_while_it_is_written_and_read_back() {
     let (_memory, snapshots, state) = slow();
     let hurried = watch::Sender::new(false);
-    let resting = snapshots.resting(hurried.subscribe());
-    // The first one writes 20 chunks, the others read one back, too: lists and manifests are not rested behind.
+    let with_pauses = snapshots.with_pauses(hurried.subscribe());
+    // The first snapshot writes 20 chunks. The others also read one back. No pause follows lists
+    // and manifests.
     let unrested = time_to_keep(&snapshots, &state, 10).await;
-    let rested = time_to_keep(&resting, &state, 20).await;
+    let rested = time_to_keep(&with_pauses, &state, 20).await;
     assert!(unrested < 30 * SLOWNESS, "{unrested:?}");
     assert!(rested > 80 * SLOWNESS && rested < 120 * SLOWNESS, "{rested:?}");
     hurried.send_replace(true);
-    let awaited = time_to_keep(&resting, &state, 30).await;
+    let awaited = time_to_keep(&with_pauses, &state, 30).await;
     assert!(awaited < 40 * SLOWNESS, "{awaited:?}");
 }
 
@@ -267,9 +293,9 @@ async fn a_snapshot_rests_while_it_is_written_and_read_back() {
 async fn a_snapshot_under_way_goes_on_at_once_when_something_waits_for_it() {
     let (memory, snapshots, state) = slow();
     let hurried = watch::Sender::new(false);
-    let resting = snapshots.resting(hurried.subscribe());
+    let with_pauses = snapshots.with_pauses(hurried.subscribe());
     let begun = Instant::now();
-    let keep = time_to_keep(&resting, &state, 10);
+    let keep = time_to_keep(&with_pauses, &state, 10);
     let hurry = async {
         while memory.messages().stored() < 2 {
             sleep(Duration::from_millis(1)).await;

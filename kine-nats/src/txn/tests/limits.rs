@@ -1,4 +1,4 @@
-//! What is too much for one request.
+//! Limits of one request.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn values_that_are_kept_count_for_the_record() {
             ..Default::default()
         })
     };
-    assert_eq!(bench.run(all(&["a", "b", "c", "d"])).unwrap_err(), Refusal::TooLarge);
+    assert_eq!(bench.run(all(&["a", "b", "c", "d"])).unwrap_err(), RpcError::TooLarge);
     let nested = pb::TxnRequest {
         success: vec![
             op(Request::RequestPut(kept("a"))),
@@ -35,7 +35,7 @@ fn values_that_are_kept_count_for_the_record() {
         ],
         ..Default::default()
     };
-    assert_eq!(bench.run(Command::Txn(nested)).unwrap_err(), Refusal::TooLarge);
+    assert_eq!(bench.run(Command::Txn(nested)).unwrap_err(), RpcError::TooLarge);
     assert_eq!(bench.state.mvcc.head(), before, "nothing was changed");
     bench.run(all(&["a", "b", "c"])).unwrap();
 }
@@ -43,7 +43,7 @@ fn values_that_are_kept_count_for_the_record() {
 #[test]
 fn the_largest_request_fits() {
     let mut bench = Bench::new();
-    let value = "v".repeat(crate::validate::MAX_REQUEST - 100);
+    let value = "v".repeat(crate::limits::MAX_REQUEST - 100);
     bench.put("a", &value);
     assert!(bench.run(Command::Put(kept("a"))).is_ok());
 }
@@ -68,11 +68,11 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
     };
     let read = |ranges: usize, revision: i64| read_by(ranges, all(revision));
     bench.run(read(50, 0)).unwrap();
-    assert_eq!(bench.run(read(51, 0)).err(), Some(Refusal::TooLarge));
+    assert_eq!(bench.run(read(51, 0)).err(), Some(RpcError::TooLarge));
     assert!(bench.run(read(50, 3)).is_ok());
     assert_eq!(
         bench.run(read(51, 3)).err(),
-        Some(Refusal::TooLarge),
+        Some(RpcError::TooLarge),
         "little is found, and all that came later is gone over"
     );
     let counted = pb::RangeRequest {
@@ -84,7 +84,7 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
         ..all(3)
     };
     assert!(bench.run(read_by(50, counted_then.clone())).is_ok());
-    assert_eq!(bench.run(read_by(51, counted_then)).err(), Some(Refusal::TooLarge));
+    assert_eq!(bench.run(read_by(51, counted_then)).err(), Some(RpcError::TooLarge));
     let mut first = pb::RangeRequest { limit: 1, ..all(0) };
     assert!(bench.run(read_by(51, counted)).is_ok());
     assert!(bench.run(read_by(51, first.clone())).is_ok());
@@ -92,7 +92,7 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
     first.sort_order = pb::range_request::SortOrder::Ascend.into();
     assert_eq!(
         bench.run(read_by(51, first)).err(),
-        Some(Refusal::TooLarge),
+        Some(RpcError::TooLarge),
         "to know the first, all are read"
     );
     let mut exists = compare(
@@ -109,7 +109,7 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
         })
     };
     assert!(bench.run(compared(50)).is_ok());
-    assert_eq!(bench.run(compared(51)).err(), Some(Refusal::TooLarge));
+    assert_eq!(bench.run(compared(51)).err(), Some(RpcError::TooLarge));
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_request_deletes_100000_keys_at_most() {
         by_txn(vec![op(Request::RequestDeleteRange(all("/a/")))]),
         by_txn(nested),
     ] {
-        assert_eq!(bench.run(command).unwrap_err(), Refusal::TooManyDeletes);
+        assert_eq!(bench.run(command).unwrap_err(), RpcError::TooManyDeletes);
     }
     assert_eq!(bench.state.mvcc.head(), before, "nothing was changed");
     assert!(bench.operations.is_empty());
@@ -159,7 +159,7 @@ fn a_request_deletes_100000_keys_at_most() {
     assert!(bench.run(by_txn(inner.success)).is_ok());
 }
 
-/// What kube-apiserver does before it compacts.
+/// The requests that kube-apiserver sends before it compacts.
 fn kube_compaction(version: i64, revision: i64) -> pb::TxnRequest {
     let key = "compact_rev_key";
     pb::TxnRequest {
@@ -184,7 +184,7 @@ fn a_full_store_can_be_compacted_by_kube_apiserver() {
     bench.quota = 100_000;
     let value = "v".repeat(10_000);
     while bench.run(Command::Put(put("a", &value))).is_ok() {}
-    assert_eq!(bench.run(Command::Put(put("a", ""))).unwrap_err(), Refusal::NoSpace);
+    assert_eq!(bench.run(Command::Put(put("a", ""))).unwrap_err(), RpcError::NoSpace);
     let head = bench.state.mvcc.head();
     assert!(bench.txn(kube_compaction(0, head)).succeeded);
     bench.run(Command::Compact(head)).unwrap();
@@ -205,6 +205,6 @@ fn only_what_a_compaction_puts_is_put_into_a_full_store() {
     let mut large = kube_compaction(0, 5);
     large.success = vec![op(Request::RequestPut(put("compact_rev_key", &"5".repeat(1000))))];
     for request in [both, large] {
-        assert_eq!(bench.run(Command::Txn(request)).unwrap_err(), Refusal::NoSpace);
+        assert_eq!(bench.run(Command::Txn(request)).unwrap_err(), RpcError::NoSpace);
     }
 }

@@ -1,12 +1,12 @@
-//! A bit that is not what it was, anywhere in the log or in the snapshots: it is found, and the store is not opened, or
-//! what is whole besides is enough. What is read is what was stored.
+//! Flips a bit anywhere in the log or in the snapshots. The corruption is detected, and then either
+//! the store does not open, or the intact data is sufficient. A read returns only what was stored.
 
 use super::*;
 use crate::fuzz::{fuzz_runs, seeded};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-/// All that a reader shows.
+/// All data that a reader shows.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     revisions: (i64, i64),
@@ -15,7 +15,7 @@ struct Shown {
     leases: Vec<(i64, i64, BTreeSet<Bytes>)>,
 }
 
-async fn read(memory: &Memory) -> Result<Shown, BootError> {
+async fn read(memory: &Memory) -> Result<Shown, RecoverError> {
     let state = Replica::load(&memory.open().0, &snapshots(memory)).await?.state;
     let (visible, compacted) = (state.mvcc.visible(), state.mvcc.compacted());
     let mut items = Vec::new();
@@ -32,11 +32,12 @@ async fn read(memory: &Memory) -> Result<Shown, BootError> {
     })
 }
 
-/// Some records of each kind, most of them behind two snapshots. Answers how many the newer one holds.
+/// Some records of each kind, most of them behind two snapshots. Returns how many the newer one
+/// covers.
 pub(super) async fn written() -> (Memory, usize) {
     let memory = Memory::new();
-    let cadence = Cadence { records: 15, ..NEVER };
-    let running = start_with(&memory, identity(1, 1), cadence).await;
+    let thresholds = SnapshotThresholds { records: 15, ..NEVER };
+    let running = start_with(&memory, identity(1, 1), thresholds).await;
     let submit = async |command: Command| running.store.submit(command).await.unwrap();
     submit(Command::Grant { id: 7, ttl: 600 }).await;
     submit(Command::Grant { id: 8, ttl: 600 }).await;
@@ -59,11 +60,11 @@ pub(super) async fn written() -> (Memory, usize) {
             submit(Command::Compact(15)).await;
             submit(Command::Revoke(8)).await;
         }
-        // Snapshots keep their distance.
+        // There is a minimum delay between snapshots.
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
     running.stop().await;
-    let saved = snapshots(&memory).newest().await.unwrap().unwrap().session.sequence as usize;
+    let saved = snapshots(&memory).newest().await.unwrap().unwrap().fencing.sequence as usize;
     assert_eq!(
         memory.messages().counts().len(),
         4,
@@ -101,9 +102,9 @@ async fn no_flipped_bit_of_the_log_is_ever_served() {
         for bit in bits(record.len(), &mut random) {
             memory.replace(at, flipped(&record, bit));
             match read(&memory).await {
-                // What the snapshot holds is not read again.
+                // Records that the snapshot covers are not read again.
                 Ok(shown) => assert!(at < saved && shown == stored, "record {at}, bit {bit}"),
-                Err(BootError::Codec { sequence, .. }) => assert_eq!(sequence, at as u64 + 1, "bit {bit}"),
+                Err(RecoverError::Codec { sequence, .. }) => assert_eq!(sequence, at as u64 + 1, "bit {bit}"),
                 Err(error) => panic!("record {at}, bit {bit}: {error:?}"),
             }
         }
@@ -129,19 +130,19 @@ async fn no_flipped_bit_of_a_snapshot_is_ever_served() {
         messages.replace(sequence, flipped(&message, 77));
     }
     let error = read(&memory).await.unwrap_err();
-    assert!(matches!(error, BootError::NoSnapshot { .. }), "{error:?}");
+    assert!(matches!(error, RecoverError::NoSnapshot { .. }), "{error:?}");
 }
 
-/// Not only bits: a record in whose place there is nothing that resembles one.
+/// Replaces a record completely, by bytes that do not resemble one.
 #[tokio::test(start_paused = true)]
 async fn a_record_that_was_overwritten_is_missed() {
     let (memory, saved) = written().await;
     let records = memory.records();
-    // The last four may as well have been in flight, and displaced by what is there.
+    // The last four records may just as well have been in flight and displaced.
     for (at, record) in records.iter().enumerate().take(records.len() - 4).skip(saved) {
         memory.replace(at, vec![0; record.len()].into());
         let error = read(&memory).await.unwrap_err();
-        assert!(matches!(error, BootError::Session(_)), "record {at}: {error:?}");
+        assert!(matches!(error, RecoverError::Fencing(_)), "record {at}: {error:?}");
         memory.replace(at, record.clone());
     }
 }

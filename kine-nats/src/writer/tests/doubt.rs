@@ -1,4 +1,4 @@
-//! Records whose fate is not known, and logs that answer strangely.
+//! Records with an unknown outcome, and logs with strange answers.
 
 use super::*;
 
@@ -9,11 +9,11 @@ async fn succeed(memory: &Memory, more: u64) {
     let mut operations = Operations::default();
     operations.epoch(2000, "other");
     let mut header = Header {
-        cluster: replica.tail.session.cluster,
-        epoch: replica.tail.session.epoch + 1,
+        cluster: replica.tail.fencing.cluster,
+        epoch: replica.tail.fencing.epoch + 1,
         writer: 99,
         incarnation: 1,
-        previous: replica.tail.session.hash,
+        previous: replica.tail.fencing.hash,
         base: replica.state.mvcc.head(),
     };
     let (record, mut hash) = codec::encode(&header, &operations);
@@ -80,7 +80,7 @@ async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
 async fn a_record_that_no_server_takes_ends_the_writer() {
     let (memory, running) = started(&[]).await;
     memory.set_largest(10);
-    assert_eq!(write(&running.store, "a").await, Err(Refusal::LeaderFailed));
+    assert_eq!(write(&running.store, "a").await, Err(RpcError::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(ended, Err(WriterError::Log(LogError::TooLarge { .. }))),
@@ -103,7 +103,7 @@ async fn a_writer_in_doubt_before_a_hole_ends() {
         "{said}"
     );
     for write in writes {
-        assert_eq!(write.await.unwrap(), Err(Refusal::LeaderFailed));
+        assert_eq!(write.await.unwrap(), Err(RpcError::LeaderFailed));
     }
     assert!(!running.store.lease_holds());
 }
@@ -139,7 +139,7 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
         running.store.submit(put_bytes("a", 1 << 20)).await.unwrap();
     }
     memory.truncate(1);
-    assert_eq!(write(&running.store, "c").await, Err(Refusal::LeaderFailed));
+    assert_eq!(write(&running.store, "c").await, Err(RpcError::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(
@@ -154,19 +154,20 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
     );
     let refused = open(&memory, &identity(2, 1)).await.map(|_| ());
     assert!(
-        matches!(refused, Err(BootError::Behind { last: 1, known: 6, .. })),
+        matches!(refused, Err(RecoverError::Behind { last: 1, known: 6, .. })),
         "{refused:?}"
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_slept_answers_nothing_from_before() {
-    // So many that two records may be in flight.
+    // Enough records that two may be in flight.
     let (memory, running) = started(&["a", "b", "c", "d", "e"]).await;
     memory.hold_acks();
     let put = running.write_soon("f");
     tokio::time::sleep(Duration::from_millis(1)).await;
-    // It sleeps, with the acknowledgement at its door; another one begins, and who hears of that asks this one.
+    // The writer is suspended, with an ack in its queue. Another one starts, and a client that has
+    // seen that reads from the old one.
     succeed(&memory, 1).await;
     let store = Arc::clone(&running.store);
     let asked = tokio::spawn(async move { store.submit(Command::KeepAlive(7)).await });

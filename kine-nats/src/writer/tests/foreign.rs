@@ -1,5 +1,5 @@
-//! Messages in the log that nobody of this store wrote: NATS stores answers to any reply subject, so that whoever may
-//! ask a server for something can have its answer end up here.
+//! Messages in the log that no process of this store wrote. NATS stores a reply under any reply
+//! subject, so the reply to any client's request may end up in the log.
 
 use super::*;
 
@@ -40,7 +40,7 @@ async fn what_is_not_of_this_store_is_passed_over_by_writers_and_readers() {
 async fn copies_of_records_are_passed_over_by_writers_and_readers() {
     let (memory, running) = started(&["a"]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
-    // A sign of life.
+    // A heartbeat.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     for record in memory.records() {
         memory.push(record);
@@ -64,7 +64,7 @@ async fn a_damaged_record_of_this_store_ends_the_writer_and_is_never_passed_over
     let mut damaged = memory.records().pop().unwrap().to_vec();
     *damaged.last_mut().unwrap() ^= 1;
     memory.push(damaged.into());
-    assert_eq!(write(&running.store, "b").await, Err(Refusal::LeaderFailed));
+    assert_eq!(write(&running.store, "b").await, Err(RpcError::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(ended, Err(WriterError::Codec(codec::CodecError::Hash))),
@@ -72,7 +72,7 @@ async fn a_damaged_record_of_this_store_ends_the_writer_and_is_never_passed_over
     );
     let refused = open(&memory, &identity(2, 1)).await.map(|_| ());
     assert!(
-        matches!(refused, Err(BootError::Codec { sequence: 3, .. })),
+        matches!(refused, Err(RecoverError::Codec { sequence: 3, .. })),
         "{refused:?}"
     );
 }
@@ -96,7 +96,7 @@ async fn a_late_ack_of_a_record_that_was_displaced_is_not_taken_for_the_next_one
     assert_eq!(stored(&memory).await, ["a", "b", "c", "d", "e", "f", "g"]);
 }
 
-/// A record of a writer that was replaced.
+/// A record of a replaced writer.
 async fn another_late_record(memory: &Memory) -> Bytes {
     let template = codec::decode(memory.records().last().unwrap()).unwrap();
     let header = Header {

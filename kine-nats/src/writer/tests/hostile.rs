@@ -1,9 +1,10 @@
-//! Bytes that mean harm, from other processes and from the log: they are refused, or done as any other request is. The
-//! log can be read afterwards.
+//! Hostile bytes from other processes and from the log: they are rejected, or handled like any
+//! other request. The log can be read afterwards.
 
 use super::*;
 use crate::fuzz::{fuzz_runs, mutate, seeded};
 use crate::peer::{message, serve};
+use crate::store::peers::PeerAnswer;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -65,15 +66,15 @@ async fn what_other_processes_ask_for_harms_nothing() {
     running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
     let asks: Vec<Bytes> = commands()
         .iter()
-        .map(|command| message::encode_ask(running.store.epoch(), command))
+        .map(|command| message::encode_request(running.store.epoch(), command))
         .collect();
     let mut done = 0;
     for _ in 0..fuzz_runs(4000) {
         let mut bad = asks[random.random_range(0..asks.len())].to_vec();
         mutate(&mut bad, &mut random);
         let told = serve(&running.store, &bad.into()).await;
-        let told = message::decode_told(&told).expect("an answer that is understood");
-        done += u64::from(matches!(told, message::Told::Done(Ok(_))));
+        let told = message::decode_answer(&told).expect("an answer that is understood");
+        done += u64::from(matches!(told, PeerAnswer::Done(Ok(_))));
     }
     assert!(done > 100, "{done} were done all the same");
     for key in [&b""[..], b"\0"] {
@@ -81,9 +82,9 @@ async fn what_other_processes_ask_for_harms_nothing() {
             key: key.to_vec().into(),
             ..Default::default()
         };
-        let ask = message::encode_ask(running.store.epoch(), &Command::Put(put));
-        let told = message::decode_told(&serve(&running.store, &ask).await).unwrap();
-        let refused = matches!(told, message::Told::Done(Err(Refusal::EmptyKey)));
+        let ask = message::encode_request(running.store.epoch(), &Command::Put(put));
+        let told = message::decode_answer(&serve(&running.store, &ask).await).unwrap();
+        let refused = matches!(told, PeerAnswer::Done(Err(RpcError::EmptyKey)));
         assert_eq!(refused, key.is_empty(), "{told:?}");
     }
     let store = Arc::clone(&running.store);
@@ -109,18 +110,18 @@ async fn what_other_processes_ask_for_harms_nothing() {
 fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
     let mut random = seeded();
     let told = [
-        message::Told::NotBegun,
-        message::Told::Done(Err(Refusal::NoSpace)),
-        message::Told::Done(Ok(Answer::Barrier {
+        PeerAnswer::NotStarted,
+        PeerAnswer::Done(Err(RpcError::NoSpace)),
+        PeerAnswer::Done(Ok(Answer::Barrier {
             revision: 5,
             compacted: 3,
         })),
-        message::Told::Done(Ok(Answer::Put(pb::PutResponse {
+        PeerAnswer::Done(Ok(Answer::Put(pb::PutResponse {
             header: Some(pb::ResponseHeader::default()),
             prev_kv: Some("encoded".into()),
         }))),
     ];
-    let here = message::Here {
+    let here = message::Announcement {
         member: 7,
         name: "one".into(),
         client_urls: vec!["http://a:1".into()],
@@ -128,13 +129,15 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
         full: true,
     };
     let said = [
-        message::Said::Stored(9),
-        message::Said::Here(here),
-        message::Said::Successor(7),
+        message::Broadcast::Stored(9),
+        message::Broadcast::Announcement(here),
+        message::Broadcast::Successor(7),
     ];
-    let all = told.map(message::encode_told).into_iter();
-    let all = all.chain(said.iter().map(message::encode_said));
-    let asked = commands().into_iter().map(|command| message::encode_ask(3, &command));
+    let all = told.map(message::encode_answer).into_iter();
+    let all = all.chain(said.iter().map(message::encode_broadcast));
+    let asked = commands()
+        .into_iter()
+        .map(|command| message::encode_request(3, &command));
     let all: Vec<Bytes> = all.chain(asked).collect();
     let mut understood = [0; 3];
     for _ in 0..fuzz_runs(50_000) {
@@ -145,20 +148,24 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
             mutate(&mut bad, &mut random);
         }
         let bad = Bytes::from(bad);
-        // Each is read as what it is not, too. What is understood is the same when it is said again.
-        if let Ok(said) = message::decode_said(&bad) {
-            assert_eq!(message::decode_said(&message::encode_said(&said)).unwrap(), said);
+        // Each message is also decoded as the other kinds. A decoded message stays the same when it
+        // is encoded and decoded again.
+        if let Ok(said) = message::decode_broadcast(&bad) {
+            assert_eq!(
+                message::decode_broadcast(&message::encode_broadcast(&said)).unwrap(),
+                said
+            );
             understood[0] += 1;
         }
-        if let Ok((epoch, command)) = message::decode_ask(&bad) {
-            let (again, same) = message::decode_ask(&message::encode_ask(epoch, &command)).unwrap();
+        if let Ok((epoch, command)) = message::decode_request(&bad) {
+            let (again, same) = message::decode_request(&message::encode_request(epoch, &command)).unwrap();
             assert_eq!((again, format!("{same:?}")), (epoch, format!("{command:?}")));
             understood[1] += 1;
         }
-        if let Ok(told) = message::decode_told(&bad) {
+        if let Ok(told) = message::decode_answer(&bad) {
             let meant = format!("{told:?}");
             assert_eq!(
-                format!("{:?}", message::decode_told(&message::encode_told(told)).unwrap()),
+                format!("{:?}", message::decode_answer(&message::encode_answer(told)).unwrap()),
                 meant
             );
             understood[2] += 1;
@@ -167,7 +174,7 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
     assert!(understood.iter().all(|count| *count > 1000), "{understood:?}");
 }
 
-/// Puts a number that nobody would write in the place of one in a text.
+/// Replaces a number in a text by an extreme one.
 fn change_number(text: &mut Vec<u8>, random: &mut StdRng) {
     const NUMBERS: [&str; 7] = [
         "0",
@@ -187,7 +194,8 @@ fn change_number(text: &mut Vec<u8>, random: &mut StdRng) {
     }
 }
 
-/// Manifests and floors are believed if their hash is right: what they say must not end a process that reads it.
+/// Manifests and low watermarks with a valid hash are trusted. Their content must not crash a
+/// process that reads them.
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_or_a_floor_of_odd_numbers_is_refused_or_believed() {
     let mut random = seeded();
@@ -222,7 +230,7 @@ async fn a_snapshot_or_a_floor_of_odd_numbers_is_refused_or_believed() {
     assert!(opened > 100 && refused > 10, "{opened} opened, {refused} refused");
 }
 
-/// Records that fit in the chain, with operations that nobody would write.
+/// Records that fit into the chain, with operations that no writer would send.
 #[tokio::test(start_paused = true)]
 async fn a_record_of_odd_operations_is_refused_or_done() {
     const HEADER: usize = 64;
@@ -230,7 +238,7 @@ async fn a_record_of_odd_operations_is_refused_or_done() {
     let (memory, running) = started(&["a", "b"]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
     for command in commands() {
-        // Some are refused.
+        // Some are rejected.
         let _ = running.store.submit(command).await;
     }
     running.writer.abort();

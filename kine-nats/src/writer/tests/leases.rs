@@ -1,7 +1,7 @@
-//! Leases: their ends, and what is told of them.
+//! Expiry of leases, and the answers about them.
 
 use super::*;
-use crate::grpc::Node;
+use crate::grpc::node::Node;
 use pb::lease_server::Lease;
 use tonic::Request;
 
@@ -63,13 +63,13 @@ async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
     assert_eq!(stored(&memory).await, ["b", "a", "a", "b"]);
 }
 
-/// Writers that never rest fill every place in the pipeline as soon as it is free.
+/// Busy writers fill the pipeline as soon as it has room.
 #[tokio::test(start_paused = true)]
 async fn leases_end_before_what_waits_is_written() {
     let (memory, running) = started(&["a", "b", "c", "d"]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 2 }).await.unwrap();
     put_with_lease(&running.store, "leased".into(), 7).await;
-    // Less than what puts a record in doubt is left of the lease.
+    // The remaining lease is shorter than the time after which a record is in doubt.
     tokio::time::sleep(Duration::from_secs(1)).await;
     memory.hold_acks();
     let mut writes = Vec::new();
@@ -117,7 +117,7 @@ async fn leases_last_for_their_time_after_a_suspend() {
     running.store.submit(Command::Grant { id: 7, ttl: 5 }).await.unwrap();
     put_with_lease(&running.store, "a".into(), 7).await;
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    // All tasks stand still meanwhile, and the clock does not.
+    // All tasks stand still meanwhile, but the clock runs.
     tokio::time::advance(Duration::from_secs(60)).await;
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(running.store.revision(), 2, "nobody could renew it");

@@ -1,10 +1,10 @@
-//! What a writer that stops leaves to whoever is next.
+//! The state that a stopping writer leaves for the next start.
 
 use super::*;
 
 const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 
-/// A writer that has stored large values, of which a snapshot was not due.
+/// A writer that has stored large values and for which no snapshot was due.
 async fn with_unsaved() -> (Memory, Running) {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 1)).await;
@@ -18,7 +18,7 @@ async fn store_much(running: &Running) {
     }
 }
 
-/// How many bytes the next start has to read behind a snapshot.
+/// Bytes that the next start has to read behind a snapshot.
 async fn replayed(memory: &Memory) -> u64 {
     let loaded = Replica::load(&memory.open().0, &snapshots(memory)).await.unwrap();
     loaded.tail.replayed.bytes
@@ -43,7 +43,7 @@ async fn no_snapshot_where_there_is_little_to_read() {
     assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), 0);
 }
 
-/// Of a cluster that was awake for long and hardly used.
+/// A cluster that was awake for long and hardly used.
 #[tokio::test(start_paused = true)]
 async fn signs_of_life_are_worth_one_only_where_they_are_very_many() {
     for (hours, expected) in [(2, 0), (3, 1)] {
@@ -56,14 +56,14 @@ async fn signs_of_life_are_worth_one_only_where_they_are_very_many() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_start_reads_again_is_saved_in_time_if_it_is_a_change() {
-    let cadence = Cadence {
+    let thresholds = SnapshotThresholds {
         age: Duration::from_secs(600),
         ..NEVER
     };
     for (keys, expected) in [(&[][..], 0), (&["a"], 1)] {
         let (memory, first) = started(keys).await;
         first.stop().await;
-        let next = start_with(&memory, identity(2, 1), cadence).await;
+        let next = start_with(&memory, identity(2, 1), thresholds).await;
         tokio::time::sleep(Duration::from_secs(700)).await;
         next.stop().await;
         assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), expected, "{keys:?}");
@@ -94,7 +94,7 @@ async fn it_writes_until_the_snapshot_is_stored() {
     assert_eq!(stored(&memory).await, ["a", "b", "c", "d", "e"]);
 }
 
-/// Of a cluster that sleeps often and is never awake for long.
+/// A cluster that sleeps often and is never awake for long.
 #[tokio::test(start_paused = true)]
 async fn many_stops_leave_two_snapshots() {
     let memory = Memory::new();

@@ -1,42 +1,45 @@
-//! Logs that come back shorter than what was acknowledged, by a seed: at any time, by any number of records, with and
-//! without a word of the server, while the writer lives and when it does not:
+//! Logs that lose acknowledged records, by seed: at any time, by any number of records, with and
+//! without a report of the server, while the writer is alive and when it is not.
 //!
-//! - as long as it lives, what was acknowledged is stored again, where it was, or is in a snapshot that it leaves;
-//! - when nobody lives, the store is refused and a repair goes on above every revision that was told;
-//! - it is not refused when the server says nothing and what is missing was written in the last seconds. No more than that
-//!   is ever lost without a word.
+//! - While the writer is alive, it stores the acknowledged records again at their sequences, or
+//!   leaves them in a snapshot.
+//! - When no process is alive, the store is refused, and a repair continues above every revision
+//!   that a client has seen.
+//! - The store is not refused if the server reports nothing and the lost records were written in
+//!   the last seconds. No more than that is ever lost silently.
 //!
 //! `SEED=n` runs one seed.
 
 use super::*;
 use crate::fuzz::chosen;
-use crate::repair::{Repaired, mend};
+use crate::process::repair::{Repaired, repair_store};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use tokio::time::sleep;
 
 const SEEDS: u64 = 300;
-/// What may be lost without a word: the time between two floors, and what their storing takes.
+/// Time of writes that may be lost silently: the interval of low watermarks, and the time to store
+/// them.
 const BOUND: Duration = Duration::from_millis(5500);
 
-/// What happened.
+/// Statistics of the runs.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Writers that stored again what was lost.
+    /// Writers that stored lost records again.
     restored: u32,
     /// Writers that could not, and left a snapshot.
     left: u32,
     refused: u32,
-    /// Stores that were shorter and were not refused.
+    /// Stores that were truncated and not refused.
     unnoticed: u32,
     whole: u32,
 }
 
-/// Keys that were acknowledged, with their revisions and when.
+/// Acknowledged keys, with their revisions and times.
 type Acknowledged = BTreeMap<String, (i64, Instant)>;
 
-/// What a log holds of them, and how many of the rest were acknowledged before a time.
+/// The keys in a log, and how many of the others were acknowledged before a time.
 async fn missing(memory: &Memory, acknowledged: &mut Acknowledged, before: Instant) -> usize {
     let replica = Replica::load(&memory.open().0, &snapshots(memory)).await.unwrap();
     let total = acknowledged.len();
@@ -53,20 +56,20 @@ async fn missing(memory: &Memory, acknowledged: &mut Acknowledged, before: Insta
 
 async fn newest(memory: &Memory) -> usize {
     let newest = snapshots(memory).newest().await.unwrap();
-    newest.map_or(0, |snapshot| snapshot.session.sequence as usize)
+    newest.map_or(0, |snapshot| snapshot.fencing.sequence as usize)
 }
 
 async fn simulate(seed: u64, tally: &mut Tally) {
     let mut random = StdRng::seed_from_u64(seed);
     let memory = Memory::new();
     memory.let_purge_ahead();
-    let cadence = Cadence {
+    let thresholds = SnapshotThresholds {
         records: [8, 40, u64::MAX][random.random_range(0..3)],
         ..NEVER
     };
-    let mut running = start_with(&memory, identity(1, 1), cadence).await;
+    let mut running = start_with(&memory, identity(1, 1), thresholds).await;
     let (mut acknowledged, mut highest, mut count) = (Acknowledged::new(), 1, 0);
-    // What the writer began with; what is behind it, it remembers.
+    // The writer started from this record; it remembers the ones behind it.
     let mut snapshot = 0;
     for round in 2..8 {
         let pause = [0, 300, 2000][random.random_range(0..3)];
@@ -89,7 +92,7 @@ async fn simulate(seed: u64, tally: &mut Tally) {
         }
         let died = Instant::now();
         let (length, kept) = (memory.len(), memory.first() as usize - 1);
-        // Of a store without a record and a snapshot there is nothing to repair.
+        // A store without a record and a snapshot has nothing to repair.
         let cut = (length - random.random_range(0..=(length - kept).min(20))).max(1);
         let said = random.random_bool(0.5);
         if said {
@@ -113,7 +116,7 @@ async fn simulate(seed: u64, tally: &mut Tally) {
         }
         let before = acknowledged.len();
         snapshot = newest(&memory).await;
-        running = match try_start(&memory, identity(round, 1), cadence).await {
+        running = match try_start(&memory, identity(round, 1), thresholds).await {
             Ok(running) => {
                 assert!(
                     !lives && (!said || cut == length),
@@ -129,7 +132,9 @@ async fn simulate(seed: u64, tally: &mut Tally) {
                 println!("{error}");
                 assert!(error.to_string().contains("`kine-nats repair`"), "{error}");
                 assert!(cut < length, "it is whole: {error}");
-                let repaired = mend(&memory.open().0, &snapshots(&memory), 1000, true).await.unwrap();
+                let repaired = repair_store(&memory.open().0, &snapshots(&memory), 1000, true)
+                    .await
+                    .unwrap();
                 let Repaired::Bumped { revision, .. } = repaired else {
                     panic!("{repaired:?}")
                 };
@@ -142,7 +147,7 @@ async fn simulate(seed: u64, tally: &mut Tally) {
                 tally.left += u32::from(lives);
                 tally.refused += u32::from(!lives);
                 snapshot = newest(&memory).await;
-                start_with(&memory, identity(round, 1), cadence).await
+                start_with(&memory, identity(round, 1), thresholds).await
             }
         };
     }
@@ -185,10 +190,10 @@ async fn a_repair_keeps_what_lies_before_a_hole() {
     let (log, _acks) = memory.open();
     let refused = Replica::load(&log, &snapshots(&memory)).await.unwrap_err();
     assert!(
-        matches!(refused, BootError::Missing { sequence } if sequence == hole),
+        matches!(refused, RecoverError::Missing { sequence } if sequence == hole),
         "{refused:?}"
     );
-    mend(&log, &snapshots(&memory), 1000, true).await.unwrap();
+    repair_store(&log, &snapshots(&memory), 1000, true).await.unwrap();
     let mvcc = Replica::load(&log, &snapshots(&memory)).await.unwrap().state.mvcc;
     let there = ["a", "b", "c", "d"].map(|key| mvcc.latest(key.as_bytes()).is_some());
     assert_eq!(there, [true, true, false, false]);

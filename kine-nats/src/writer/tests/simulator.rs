@@ -1,22 +1,25 @@
-//! Processes that fight for one log: records and acks are late, out of order or lost, processes sleep, stop and are
-//! killed, and snapshots shorten the log. Whatever the order of things, by a seed:
-//!
-//! - what was acknowledged is stored, at the revision that was told;
+//! Processes that compete for one log. Records and acks are late, out of order or lost; processes
+//! are suspended, stopped and killed; and snapshots truncate the log. In every order of events, by
+//! seed:
+//! - acknowledged writes are stored, at the revision that the client got;
 //! - the log can be followed to its end;
-//! - two leases never hold at the same time, and a read sees all that was acknowledged before it;
-//! - a writer that was replaced ends, or follows;
-//! - whatever a process shows to watches is the same everywhere and is stored, and nothing is stored twice.
+//! - two leases are never valid at the same time, and a read shows all that was acknowledged before
+//!   it;
+//! - a replaced writer exits, or follows;
+//! - watches show the same on every process, only stored changes, and no change twice.
 //!
-//! In five of eight seeds processes that do not write serve as followers, and clients ask them, too. In every third reads are
-//! strict, and no clock shows that a lease is over.
+//! In five of eight seeds processes that do not write serve as followers, and clients use them,
+//! too. In every third seed reads are strict, and clocks stand still so that no lease ever expires.
 //!
 //! `SEED=n` runs one seed.
 
 use super::*;
+use crate::command::Command;
 use crate::fuzz::chosen;
-use crate::keep::{Ended, LifeError, live};
 use crate::log::LogInfo;
-use crate::peer::{Member, Peers, Unanswered, serve};
+use crate::peer::{message, serve};
+use crate::process::role_loop::{CycleEnd, CycleError, run_cycle};
+use crate::store::peers::{Member, PeerAnswer, PeerError, Peers};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -28,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::time::sleep;
 
 const SEEDS: u64 = 200;
-/// How long a seed's processes fight.
+/// How long the processes of a seed compete.
 const SPAN: Duration = Duration::from_secs(40);
 
 struct World {
@@ -40,10 +43,10 @@ struct World {
     acknowledged: Mutex<BTreeMap<String, i64>>,
     /// Whether processes that do not write serve as followers.
     follows: bool,
-    /// Whether reads are strict, and clocks stand.
+    /// Whether reads are strict and clocks stand still.
     strict: bool,
     mailboxes: Mutex<BTreeMap<u64, mpsc::Sender<Letter>>>,
-    /// What any process ever showed, by revision.
+    /// Everything that any process ever showed, by revision.
     shown: Mutex<BTreeMap<i64, Bytes>>,
     replaced: AtomicU64,
     forwarded: AtomicU64,
@@ -126,7 +129,7 @@ impl Slow {
     }
 }
 
-/// For a record that is under way, when its process may be gone.
+/// Delivers a record in flight even if its process is gone.
 #[derive(Debug)]
 struct Line(Arc<Slow>);
 
@@ -174,7 +177,7 @@ impl Log for Line {
     async fn reconnect(&self) {}
 }
 
-/// A process among the others, over a bad connection.
+/// A process among its peers, over a bad connection.
 #[derive(Debug)]
 struct Far {
     member: u64,
@@ -182,7 +185,7 @@ struct Far {
     random: Mutex<StdRng>,
 }
 
-/// A request of another process, and where its answer goes.
+/// A request of another process, and the channel for its answer.
 struct Letter {
     request: Bytes,
     reply: oneshot::Sender<Bytes>,
@@ -193,7 +196,13 @@ impl Peers for Far {
         self.member
     }
 
-    fn ask(&self, member: u64, request: Bytes) -> BoxFuture<'_, Result<Bytes, Unanswered>> {
+    fn ask<'a>(
+        &'a self,
+        member: u64,
+        epoch: u64,
+        command: &'a Command,
+    ) -> BoxFuture<'a, Result<PeerAnswer, PeerError>> {
+        let request = message::encode_request(epoch, command);
         let (delays, lost) = {
             let mut random = self.random.lock().unwrap();
             let calm = self.world.calm.load(Ordering::Relaxed);
@@ -212,7 +221,7 @@ impl Peers for Far {
             if !lost[0] {
                 let letter = Letter { request, reply };
                 let sent = mailbox.and_then(|mailbox| mailbox.try_send(letter).ok());
-                sent.ok_or(Unanswered::NotDelivered)?;
+                sent.ok_or(PeerError::NotDelivered)?;
             }
             let Ok(answer) = answer.await else {
                 return std::future::pending().await;
@@ -221,12 +230,12 @@ impl Peers for Far {
             if lost[1] {
                 std::future::pending().await
             } else {
-                Ok(answer)
+                message::decode_answer(&answer).map_err(|_| PeerError::Unknown)
             }
         })
     }
 
-    /// Nobody hears of it.
+    /// The announcement is lost.
     fn name_successor(&self, _: u64) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
@@ -236,7 +245,7 @@ impl Peers for Far {
     }
 }
 
-/// A process.
+/// One process.
 async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
     let (mailbox, mut letters) = mpsc::channel(64);
     let peers: Option<Arc<dyn Peers>> = world.follows.then(|| {
@@ -248,15 +257,15 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
             random,
         }) as _
     });
-    let plan = Plan {
+    let config = ProcessConfig {
         incarnation: 1,
-        pacing: always(Cadence {
+        snapshot_config: always(SnapshotThresholds {
             records: world.records,
             ..NEVER
         }),
         peers,
         strict_reads: world.strict,
-        ..plan(number << 16)
+        ..config(number << 16)
     };
     let (stores, mut store) = watch::channel(None);
     let living = async {
@@ -268,10 +277,12 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
                 true => snapshots.with_spare(world.memory.spare(), "spare".into()),
                 false => snapshots,
             };
-            match live((log, acks), snapshots, (&plan, life), &stores, stop.clone()).await {
-                Ok(Ended::Replaced) => world.replaced.fetch_add(1, Ordering::Relaxed),
-                Ok(Ended::Stopped) => return,
-                Err(LifeError::Write(WriterError::Fenced { .. } | WriterError::Overtaken { .. })) if !world.follows => {
+            match run_cycle((log, acks), snapshots, (&config, life), &stores, stop.clone()).await {
+                Ok(CycleEnd::Replaced) => world.replaced.fetch_add(1, Ordering::Relaxed),
+                Ok(CycleEnd::Stopped) => return,
+                Err(CycleError::Write(WriterError::Fenced { .. } | WriterError::Overtaken { .. }))
+                    if !world.follows =>
+                {
                     return;
                 }
                 Err(error) => panic!("{error:?}"),
@@ -299,7 +310,7 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
     }
 }
 
-/// Runs a future in pieces, as a process that is stopped and continued.
+/// Runs a future with interruptions, like a process that is stopped and continued.
 async fn sleeping<F: Future>(future: F, mut random: StdRng, world: Arc<World>) -> F::Output {
     tokio::pin!(future);
     loop {
@@ -315,7 +326,7 @@ async fn sleeping<F: Future>(future: F, mut random: StdRng, world: Arc<World>) -
     }
 }
 
-/// A place where one process after the other lives.
+/// A slot in which one process runs after another.
 async fn place(world: Arc<World>, number: u64, mut random: StdRng) {
     for life in 0.. {
         let (stop, stopped) = watch::channel(false);
@@ -338,7 +349,7 @@ async fn place(world: Arc<World>, number: u64, mut random: StdRng) {
     }
 }
 
-/// Writes keys of its own, and reads.
+/// Writes its own keys, and reads.
 async fn client(world: Arc<World>, number: u64, mut random: StdRng) {
     for count in 0.. {
         sleep(Duration::from_millis(random.random_range(0..60))).await;
@@ -349,11 +360,11 @@ async fn client(world: Arc<World>, number: u64, mut random: StdRng) {
         let Some(last) = stores.len().checked_sub(1) else {
             continue;
         };
-        // Mostly the newest one; sometimes one that may have been replaced, or follows.
+        // Mostly the newest process; sometimes one that may have been replaced, or follows.
         let store = &stores[last - random.random_range(0..=last.min(2)) * usize::from(random.random_bool(0.3))];
         let forwards = !store.is_writer();
         if world.follows && random.random_bool(0.02) {
-            // It may be no writer that is asked, and a process that has gone that is named.
+            // The process may not be the writer, and the target may be gone.
             let target = stores[random.random_range(0..=last)].member();
             let moved = store.move_leader(target).await.is_ok() && target != store.member();
             world.moved.fetch_add(u64::from(moved), Ordering::Relaxed);
@@ -373,7 +384,7 @@ async fn client(world: Arc<World>, number: u64, mut random: StdRng) {
     }
 }
 
-/// Looks at what processes show, as their watches do: all of them the same, without gaps.
+/// Reads what processes show, as their watches do: all must show the same, without gaps.
 async fn watch_changes(world: Arc<World>) {
     let mut seen: BTreeMap<usize, i64> = BTreeMap::new();
     loop {
@@ -397,7 +408,8 @@ async fn watch_changes(world: Arc<World>) {
     }
 }
 
-/// Machines that were stopped with their clocks: whoever wrote once finds that its lease holds.
+/// Virtual machines that were stopped with their clocks: every earlier writer finds its lease
+/// valid.
 async fn stop_clocks(world: Arc<World>) {
     loop {
         sleep(Duration::from_millis(7)).await;
@@ -407,7 +419,7 @@ async fn stop_clocks(world: Arc<World>) {
     }
 }
 
-/// Looks for two leases at a time.
+/// Checks that no two leases are valid at a time.
 async fn watch_leases(world: Arc<World>) {
     loop {
         sleep(Duration::from_millis(7)).await;
@@ -423,7 +435,7 @@ async fn watch_leases(world: Arc<World>) {
 
 async fn simulate(seed: u64) -> Tally {
     let memory = Memory::new();
-    // In every fourth only a log that is nearly full, or full, is shortened.
+    // In every fourth seed only a log that is nearly full, or full, is truncated.
     let small = seed.is_multiple_of(4);
     if small {
         memory.set_limit(12_000);
@@ -488,17 +500,17 @@ async fn simulate(seed: u64) -> Tally {
     }
 }
 
-/// What happened.
+/// Statistics of the runs.
 #[derive(Debug, Default)]
 struct Tally {
     writes: usize,
-    /// Logs that were shortened.
+    /// Logs that were truncated.
     shortened: usize,
     /// Writers that became followers.
     replaced: u64,
     /// Writes that were acknowledged through a follower.
     forwarded: u64,
-    /// Writers that let another process write when they were asked to.
+    /// Writers that let another process write on request.
     moved: u64,
     /// Strict reads that were answered.
     proved: u64,

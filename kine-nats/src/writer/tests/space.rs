@@ -1,20 +1,20 @@
-//! A log that is full or nearly so, and snapshots that fail.
+//! A log that is full or nearly full, and snapshots that fail.
 
 use super::*;
 
 /// A writer whose first snapshot, due after ten keys, could not be stored.
 async fn started_without_snapshot() -> (Memory, Running) {
     let memory = Memory::new();
-    let cadence = Cadence { records: 10, ..NEVER };
+    let thresholds = SnapshotThresholds { records: 10, ..NEVER };
     memory.messages().set_left(Some(0));
-    let running = start_with(&memory, identity(1, 1), cadence).await;
+    let running = start_with(&memory, identity(1, 1), thresholds).await;
     for _ in 0..10 {
         write(&running.store, "a").await.unwrap();
     }
     (memory, running)
 }
 
-/// Fills the log until it takes nothing more of the size, behind the writers' backs.
+/// Fills the log, without the writers' knowledge, until it accepts no further record of the size.
 fn fill(memory: &Memory) {
     memory.set_limit(memory.bytes() + 40);
 }
@@ -69,7 +69,7 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
     memory.set_limit(200_000);
     let running = start(&memory, identity(1, 1)).await;
     let store = &running.store;
-    // No snapshot makes room.
+    // No snapshot frees space.
     memory.messages().set_left(Some(0));
     let mut refused = None;
     for _ in 0..300 {
@@ -78,10 +78,10 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
             break;
         }
     }
-    assert_eq!(refused, Some(Refusal::NoSpace));
+    assert_eq!(refused, Some(RpcError::NoSpace));
     assert!(memory.bytes() < 155_000 && store.is_full());
     let granted = store.submit(Command::Grant { id: 7, ttl: 600 }).await;
-    assert_eq!(granted.unwrap_err(), Refusal::NoSpace);
+    assert_eq!(granted.unwrap_err(), RpcError::NoSpace);
     store.submit(Command::Compact(store.revision())).await.unwrap();
     let delete = pb::DeleteRangeRequest {
         key: "a".into(),
@@ -93,8 +93,8 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
         store.read_latest(|state| state.mvcc.latest(b"a").is_none()).await,
         Ok(true)
     );
-    assert_eq!(store.submit(put_bytes("a", 1)).await.unwrap_err(), Refusal::NoSpace);
-    // Puts are taken again once two snapshots are stored.
+    assert_eq!(store.submit(put_bytes("a", 1)).await.unwrap_err(), RpcError::NoSpace);
+    // Puts are accepted again once two snapshots are stored.
     memory.messages().set_left(None);
     tokio::time::sleep(Duration::from_secs(40)).await;
     store.submit(put_bytes("a", 1)).await.unwrap();
@@ -130,7 +130,7 @@ async fn a_lowered_limit_stops_puts_before_the_log_is_full() {
     memory.set_limit(memory.bytes() + 30_000);
     tokio::time::sleep(Duration::from_secs(31)).await;
     for _ in 0..40 {
-        assert_eq!(store.submit(put_bytes("a", 1000)).await.unwrap_err(), Refusal::NoSpace);
+        assert_eq!(store.submit(put_bytes("a", 1000)).await.unwrap_err(), RpcError::NoSpace);
     }
     let delete = pb::DeleteRangeRequest {
         key: "a".into(),
@@ -158,7 +158,7 @@ async fn a_quota_that_was_not_given_follows_the_limit_on_a_follower_and_on_the_w
         .unwrap();
     assert_eq!(store.quota.bytes(), 100_000);
     let log = (Arc::new(log), acks);
-    let writer = promote(follower, log, snapshots(&memory), &plan(2), sent);
+    let writer = promote(follower, log, snapshots(&memory), &config(2), sent);
     let (_stop, stopped) = watch::channel(false);
     let writing = tokio::spawn(writer.run(stopped));
     memory.set_limit(800_000);
@@ -188,7 +188,7 @@ async fn what_waits_for_the_writer_is_limited_in_bytes() {
 #[tokio::test(start_paused = true)]
 async fn a_full_log_does_not_wait_for_the_pause_after_failed_snapshots() {
     let (memory, running) = started_without_snapshot().await;
-    // Failed after 0, 3, 9, 21 and 45 seconds; the next would begin after 75.
+    // Failed after 0, 3, 9, 21 and 45 seconds; the next would start after 75.
     tokio::time::sleep(Duration::from_secs(48)).await;
     memory.messages().set_left(None);
     fill(&memory);
@@ -230,7 +230,7 @@ async fn chunks_of_a_start_that_failed_do_not_stay() {
     running.writer.abort();
     let stray = format!("snap.c.{}.dead", memory.records().len());
     memory.messages().store(stray.clone(), Bytes::new()).await.unwrap();
-    // No snapshot can be stored as long as it is there.
+    // No snapshot can be stored as long as it exists.
     memory.messages().set_left(Some(0));
     fill(&memory);
     let copy = memory.clone();
@@ -249,9 +249,9 @@ async fn a_log_that_ends_before_a_snapshot_is_not_purged() {
     let Replica { tail, state } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
     let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
-    let pin = crate::snapshot::Pin::new(&state, tail.session, leases);
-    snapshots.keep(&state, &pin).await.unwrap();
+    let pin = crate::snapshot::SnapshotPoint::new(&state, tail.fencing, leases);
+    snapshots.store_and_purge(&state, &pin).await.unwrap();
     memory.truncate(1);
-    snapshots.keep(&state, &pin).await.unwrap();
+    snapshots.store_and_purge(&state, &pin).await.unwrap();
     assert_eq!(memory.first(), 1);
 }

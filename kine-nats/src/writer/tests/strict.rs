@@ -1,20 +1,20 @@
-//! Reads that wait for the log whatever the lease says.
+//! Reads that wait for the log, whether or not the lease is valid.
 
 use super::*;
-use crate::keep::live;
+use crate::process::role_loop::run_cycle;
 use crate::role::Outcome;
 
-/// A writer with a few keys, which may have more than one record in flight by now.
+/// A writer with a few keys, which may already have more than one record in flight.
 async fn started(strict_reads: bool) -> (Memory, Arc<Store>, watch::Sender<bool>) {
     let memory = Memory::new();
     let (stores, mut store) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
-    let plan = Plan {
+    let plan = ProcessConfig {
         strict_reads,
-        ..plan(1 << 16)
+        ..config(1 << 16)
     };
     let ((log, acks), snapshots) = (memory.open(), snapshots(&memory));
-    tokio::spawn(async move { live((Arc::new(log), acks), snapshots, (&plan, 0), &stores, stopped).await });
+    tokio::spawn(async move { run_cycle((Arc::new(log), acks), snapshots, (&plan, 0), &stores, stopped).await });
     let store: Arc<Store> = store.wait_for(Option::is_some).await.unwrap().clone().unwrap();
     for key in ["a", "b", "c", "d", "e"] {
         write(&store, key).await.unwrap();
@@ -22,17 +22,17 @@ async fn started(strict_reads: bool) -> (Memory, Arc<Store>, watch::Sender<bool>
     (memory, store, stop)
 }
 
-fn read_soon(store: &Arc<Store>) -> JoinHandle<Result<i64, Refusal>> {
+fn read_soon(store: &Arc<Store>) -> JoinHandle<Result<i64, RpcError>> {
     let store = Arc::clone(store);
     tokio::spawn(async move { store.read_latest(|state| state.mvcc.visible()).await })
 }
 
-fn write_soon(store: &Arc<Store>) -> JoinHandle<Result<i64, Refusal>> {
+fn write_soon(store: &Arc<Store>) -> JoinHandle<Result<i64, RpcError>> {
     let store = Arc::clone(store);
     tokio::spawn(async move { write(&store, "f").await })
 }
 
-/// Lets everybody do what can be done, in far less than a lease.
+/// Lets all tasks run until they are idle, in far less than a lease.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -45,7 +45,7 @@ async fn a_strict_read_waits_for_a_record_that_it_shares() {
     let mut reads: Vec<_> = (0..10).map(|_| read_soon(&store)).collect();
     settle().await;
     assert_eq!(memory.len(), before + 1);
-    // What is in flight was sent before this one came.
+    // The record in flight was sent before this read arrived.
     reads.push(read_soon(&store));
     settle().await;
     assert_eq!(memory.len(), before + 2);
@@ -94,7 +94,7 @@ async fn what_else_is_asked_waits_like_a_strict_read() {
     memory.hold_acks();
     let epoch = store.epoch();
     let [first, second] = [Arc::clone(&store), Arc::clone(&store)];
-    // One that goes through the writer and changes nothing, and a follower's.
+    // A request through the writer that changes nothing, and a follower's read.
     let leases = tokio::spawn(async move { first.submit(Command::Leases).await });
     settle().await;
     let barrier = tokio::spawn(async move { second.submit_here(epoch, Command::Barrier).await });
@@ -114,7 +114,7 @@ async fn what_else_is_asked_waits_like_a_strict_read() {
 async fn a_strict_read_is_refused_by_a_log_that_is_away() {
     let (memory, store, _stop) = started(true).await;
     memory.set_connected(false);
-    assert_eq!(read_soon(&store).await.unwrap(), Err(Refusal::Timeout));
+    assert_eq!(read_soon(&store).await.unwrap(), Err(RpcError::Timeout));
     memory.set_connected(true);
     assert_eq!(read_soon(&store).await.unwrap(), Ok(6));
 }

@@ -1,4 +1,4 @@
-//! Reading the log and becoming its writer, while others shorten it.
+//! Recovering from the log and becoming its writer, while other processes truncate it.
 
 use super::*;
 
@@ -8,11 +8,11 @@ async fn snapshot(memory: &Memory) {
     let Replica { tail, state } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
     let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
-    let pin = crate::snapshot::Pin::new(&state, tail.session, leases);
-    snapshots.keep(&state, &pin).await.unwrap();
+    let pin = crate::snapshot::SnapshotPoint::new(&state, tail.fencing, leases);
+    snapshots.store_and_purge(&state, &pin).await.unwrap();
 }
 
-async fn load(memory: &Memory) -> Result<Replica, BootError> {
+async fn load(memory: &Memory) -> Result<Replica, RecoverError> {
     let (log, snapshots) = (memory.open().0, snapshots(memory));
     let loading = Replica::load(&log, &snapshots);
     tokio::time::timeout(Duration::from_secs(30), loading)
@@ -55,7 +55,7 @@ async fn a_standby_that_the_log_left_behind_reads_the_snapshot() {
         write(&running.store, key).await.unwrap();
         snapshot(&memory).await;
     }
-    assert!(memory.first() > follower.tail.session.sequence + 1);
+    assert!(memory.first() > follower.tail.fencing.sequence + 1);
     running.stop().await;
     follower
         .take_over(&log, &snapshots(&memory), &mut acks, &identity(2, 1))
@@ -70,7 +70,7 @@ async fn a_log_with_a_hole_is_an_error_soon() {
     running.stop().await;
     memory.purge(3);
     let refused = load(&memory).await.unwrap_err();
-    assert!(matches!(refused, BootError::NoSnapshot { first: 3 }), "{refused:?}");
+    assert!(matches!(refused, RecoverError::NoSnapshot { first: 3 }), "{refused:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -93,14 +93,14 @@ async fn a_new_writer_sends_one_record_at_a_time_until_the_old_ones_cannot_arriv
         for number in 0..6 {
             let store = Arc::clone(&running.store);
             tasks.spawn(async move { write(&store, &format!("{round}-{number}")).await.unwrap() });
-            // Each is a record of its own if it may be.
+            // Each is a record of its own if the pipeline allows it.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         in_flight.push(memory.records().len() - before);
         memory.release_acks().await;
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Each round ends with one more record, of all that waited.
+    // Each round ends with one more record for all waiting requests.
     assert_eq!(in_flight, [1, 1, PIPELINE, PIPELINE, PIPELINE, PIPELINE]);
     tasks.join_all().await;
     running.stop().await;

@@ -1,6 +1,6 @@
-//! What tools and monitors ask for, random too: Status, Hash and HashKV, alarms, members, Defragment.
+//! Random queries of tools and monitoring: Status, Hash and HashKV, alarms, members, Defragment.
 //!
-//! Alarms are not raised by request here: kine-nats refuses that, its alarms follow from its state.
+//! No alarm is raised by request: kine-nats rejects that, because its alarms follow from its state.
 
 use super::plain::bare;
 use super::requests::Place;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tonic::Code;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// One question.
+/// One query.
 #[derive(Debug, Clone)]
 pub(super) enum Ask {
     Status,
@@ -25,7 +25,7 @@ pub(super) enum Ask {
     Defragment,
 }
 
-/// Makes the same questions from the same seed; the requests between them are the same with and without.
+/// Generates the same queries from the same seed, independently of the requests between them.
 pub(super) struct Asks(StdRng);
 
 impl Asks {
@@ -33,7 +33,7 @@ impl Asks {
         Self(StdRng::seed_from_u64(!seed))
     }
 
-    /// A question, now and then. A process pauses after each hash: there are few.
+    /// A query, now and then. They are rare because a process delays after each hash.
     pub(super) fn next(&mut self, place: Place) -> Option<Ask> {
         let Self(random) = self;
         Some(match random.random_range(0..200) {
@@ -60,7 +60,7 @@ impl Asks {
 }
 
 impl Oracle {
-    /// Asks all and compares what can be equal.
+    /// Queries all and compares the parts that can be equal.
     pub(super) async fn maintain(&mut self, what: String, ask: Ask) {
         self.what = what;
         self.catch_up().await;
@@ -78,15 +78,16 @@ impl Oracle {
                 let (mut etcd, mut ours) = self
                     .ask(async |mut client| client.maintenance.defragment(pb::DefragmentRequest {}).await)
                     .await;
-                // etcd's answer is empty.
+                // etcd's response is empty.
                 bare(&mut etcd, &mut ours);
                 self.compare((etcd, ours)).expect("nothing is refused");
             }
         }
     }
 
-    /// A status without what differs: each counts bytes and records of its own kind, elections and our epochs are not the
-    /// same, and a version only has to be one. It is checked before.
+    /// A status without the parts that differ: sizes and record counts depend on the
+    /// implementation, elections and epochs differ, and any version is valid. These parts are
+    /// checked before.
     fn plain_status(&self, member: u64, status: &mut pb::StatusResponse) {
         let what = &self.what;
         let version: Vec<u64> = status.version.split('.').map(|part| part.parse().unwrap()).collect();
@@ -123,7 +124,8 @@ impl Oracle {
         self.compare((theirs, ours));
     }
 
-    /// The members have nothing in common but their form: ours are its processes. etcd's header has no revision here.
+    /// The members have only their form in common: ours are its processes. etcd's header has no
+    /// revision here.
     async fn members(&mut self, request: pb::MemberListRequest) {
         let theirs = member_list(&self.etcd, request).await;
         assert_eq!(theirs.len(), 1, "{}: {theirs:?}", self.what);
@@ -156,8 +158,9 @@ impl Oracle {
         self.compare((etcd, ours)).expect("nothing is refused");
     }
 
-    /// The same revision has the same hash in all of ours, whenever it is asked for. etcd's is another number, and not that of
-    /// a revision alone: it counts what there was between the compaction and then.
+    /// A revision has the same hash in all of ours, at any time. etcd's number is different, and
+    /// depends on more than the revision: it covers the changes between the compaction and that
+    /// time.
     async fn hash_kv(&mut self, revision: i64) {
         let request = pb::HashKvRequest { revision };
         let (mut etcd, mut ours) = self
@@ -166,8 +169,8 @@ impl Oracle {
         for answer in ours.iter_mut().flatten() {
             self.remember(answer.hash_revision, answer.hash);
         }
-        // etcd keeps the hashes that it made at compactions, each with the compaction before; that of a compaction to 0 it
-        // takes for the newest.
+        // etcd caches the hashes that it made at compactions, each with the compaction before it.
+        // It returns the hash of a compaction to 0 for the newest revision.
         let compacted = self.place.compacted;
         match &mut etcd {
             Ok(kept) if kept.hash_revision == 0 => etcd.clone_from(&ours[0]),
@@ -188,7 +191,7 @@ impl Oracle {
         assert_eq!(known, hash, "{}: the hash of revision {revision}", self.what);
     }
 
-    /// Hashes again what was hashed longest ago and can be read.
+    /// Hashes the readable revision again whose hash is oldest.
     pub(super) async fn hash_again(&mut self, when: &str) {
         let Place { revision, compacted } = self.place;
         let oldest = self.hashes.range(compacted..).next();
@@ -197,11 +200,11 @@ impl Oracle {
             .await;
     }
 
-    /// Compares the hashes of two etcds, of which one began with what was saved of ours.
+    /// Compares the hashes of two etcds; one started from a snapshot of ours.
     ///
-    /// etcd's history numbers the operations of a transaction. Ours knows their order only as long as they are not compacted:
-    /// where one of several is all that is left of a transaction, or they are left without those in between, numbers may
-    /// differ, which nothing but this hash shows.
+    /// etcd's history numbers the operations of a transaction. Ours knows their order only until
+    /// they are compacted. The numbers may differ if a compaction removed some operations of a
+    /// transaction. Only this hash shows the difference.
     pub(super) async fn compare_moved(&mut self, when: &str) {
         let Place { revision, compacted } = self.place;
         let mut operations = BTreeMap::new();
@@ -230,7 +233,7 @@ fn compacted_error() -> (Code, String) {
     (Code::OutOfRange, why.to_owned())
 }
 
-/// A process, and the one that it takes for the leader.
+/// A process, and the one that it regards as the leader.
 async fn member(client: &Client) -> (u64, u64) {
     let mut client = client.clone();
     let status = client.maintenance.status(pb::StatusRequest {}).await.unwrap();
@@ -243,7 +246,7 @@ async fn member_list(client: &Client, request: pb::MemberListRequest) -> Vec<pb:
     listed.into_inner().members
 }
 
-/// What every member has.
+/// The fields of every member.
 fn form(member: &pb::Member) -> [bool; 4] {
     let pb::Member {
         name,

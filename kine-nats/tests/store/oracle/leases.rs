@@ -1,4 +1,4 @@
-//! Leases whose time is up while nobody does anything.
+//! Leases that expire while no request runs.
 
 use super::requests::KEYS;
 use super::{Oracle, everything, start};
@@ -12,18 +12,19 @@ use std::collections::BTreeMap;
 use std::slice;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// Their time is up at once, all at about the same time.
+/// All expire at about the same time.
 const ENDING: [i64; 4] = [1, 2, 3, 1 << 62];
-/// As short as etcd's leases are.
+/// etcd's shortest lease.
 const TTL: i64 = 2;
-/// Stays.
+/// Does not expire.
 const LASTING: i64 = 99;
 
-/// What an end of a lease did: the keys that went, with what they were, in the order of their events.
+/// The effect of an expired lease: the deleted keys with their previous versions, in the order of
+/// their events.
 type End = Vec<(Bytes, Option<Bytes>)>;
 
-/// Leases with random keys, and without any, run out in etcd and in ours: one revision each, the same keys, and the same
-/// answers to whoever names them afterwards.
+/// Leases with random keys, and without any, expire in etcd and in ours: one revision each, the
+/// same keys, and the same responses to later requests with their ids.
 pub(super) async fn run_out(seed: u64) {
     println!("SEED={seed}");
     let nats = Nats::start().await;
@@ -32,7 +33,7 @@ pub(super) async fn run_out(seed: u64) {
     let mut oracle = Oracle::new(etcd.client(), clients).await;
     oracle.what = format!("SEED={seed}, leases run out");
 
-    // Few round trips: nothing may end before all hang on it.
+    // Few round trips: no lease may expire before all keys are attached.
     let grants = ENDING.map(|id| (id, TTL)).into_iter().chain([(LASTING, 1000)]);
     let asked = &oracle;
     let granted = grants.map(|(id, ttl)| async move {
@@ -67,7 +68,7 @@ pub(super) async fn run_out(seed: u64) {
     afterwards(&mut oracle, before + i64::try_from(ends.len()).unwrap()).await;
 }
 
-/// Gives some keys to leases. The last one that ends has none.
+/// Attaches some keys to leases. The last one to expire has none.
 fn hang(seed: u64) -> BTreeMap<&'static [u8], i64> {
     let mut random = StdRng::seed_from_u64(seed);
     let (first, _) = ENDING.split_at(ENDING.len() - 1);
@@ -88,7 +89,8 @@ fn put(key: &'static [u8], lease: i64) -> pb::RequestOp {
     }
 }
 
-/// Waits for so many keys to go. Which lease ends first is chance; revisions follow each other.
+/// Waits until this many keys are deleted. The order of the leases is random; revisions are
+/// consecutive.
 async fn hear(mut client: Client, after: i64, keys: usize) -> Vec<End> {
     let create = pb::WatchCreateRequest {
         key: [0].to_vec().into(),
@@ -117,7 +119,7 @@ async fn hear(mut client: Client, after: i64, keys: usize) -> Vec<End> {
     ends
 }
 
-/// Compares the answers to whoever names what has ended.
+/// Compares the responses to requests with the ids of expired leases.
 async fn afterwards(oracle: &mut Oracle, revision: i64) {
     for client in [slice::from_ref(&oracle.etcd), oracle.ours.as_slice()].concat() {
         eventually("only one lease is left", || async {

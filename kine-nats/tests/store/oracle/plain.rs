@@ -1,17 +1,17 @@
-//! Answers without what two servers cannot have in common.
+//! Normalizes responses: removes the parts that differ between two servers.
 
 use tonic::{Code, Response, Status};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// What a client is told: an answer, or an error with its text, by which clients know errors.
+/// A response, or an error with its text. Clients distinguish errors by the text.
 pub(super) type Told<T> = Result<T, (Code, String)>;
 
-/// An answer with a header.
+/// A response with a header.
 pub(super) trait Answer: PartialEq + std::fmt::Debug {
     fn header(&mut self) -> &mut Option<pb::ResponseHeader>;
 
-    /// The header's revision only. The numbers of cluster and member name the server; its term counts elections, and our
-    /// epochs.
+    /// Retains only the revision of the header. The ids of cluster and member identify the server;
+    /// the term counts elections, or our epochs.
     fn plain(mut self) -> Self
     where
         Self: Sized,
@@ -54,7 +54,8 @@ pub(super) fn told<T: Answer>(result: Result<Response<T>, Status>) -> Told<T> {
     }
 }
 
-/// What etcd 3.7 tells of a range in parts, where 3.6 told so of it as a whole.
+/// The error that etcd 3.7 returns for a range in parts, where 3.6 returned this one for a complete
+/// range.
 pub(super) fn streamed(request: &pb::RangeRequest, whole: &Told<pb::RangeResponse>) -> Told<pb::RangeResponse> {
     let filters = [
         request.min_mod_revision,
@@ -71,15 +72,15 @@ pub(super) fn streamed(request: &pb::RangeRequest, whole: &Told<pb::RangeRespons
     }
 }
 
-/// Seconds by which what is left of a lease may differ while both count the same time: requests reach two servers one after
-/// the other.
+/// Tolerance in seconds of the remaining time of a lease, although both count the same time:
+/// requests reach the two servers one after the other.
 const LATE: i64 = 10;
-/// Seconds by which etcd prolongs every lease when a leader begins: its election timeout.
+/// Seconds that etcd adds to every lease when a leader starts: its election timeout.
 const PROLONGED: i64 = 1;
 
-/// Evens out what is left of leases, if that may be: less than in etcd it is nowhere; and more only by what etcd itself adds
-/// after a change of leader, whose new one knows how long a lease lasts and not since when. The order of keys etcd has from
-/// a map.
+/// Normalizes the remaining time of leases within limits. It is never less than in etcd. It may be
+/// more only by the time that etcd itself adds after a change of leader, because the new leader
+/// knows the length of a lease but not its start. etcd returns the keys in map order.
 pub(super) fn even_out(
     what: &str,
     etcd: &mut Told<pb::LeaseTimeToLiveResponse>,
@@ -107,14 +108,14 @@ pub(super) fn even_out(
     }
 }
 
-/// Puts leases in the order of their numbers: which one ends first is not the same once they began anew.
+/// Sorts leases by id: the order of expiry changes once they have restarted.
 pub(super) fn in_order(etcd: &mut Told<pb::LeaseLeasesResponse>, ours: &mut [Told<pb::LeaseLeasesResponse>]) {
     for answer in std::iter::once(etcd).chain(ours).flatten() {
         answer.leases.sort_by_key(|lease| lease.id);
     }
 }
 
-/// Takes the headers off.
+/// Removes the headers.
 pub(super) fn bare<T: Answer>(etcd: &mut Told<T>, ours: &mut [Told<T>]) {
     for answer in std::iter::once(etcd).chain(ours).flatten() {
         *answer.header() = None;

@@ -1,4 +1,4 @@
-//! Random requests of all kinds, valid ones mostly.
+//! Random requests of all kinds, most of them valid.
 
 use bytes::Bytes;
 use pb::compare::TargetUnion;
@@ -7,15 +7,16 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
-/// So few that requests meet: prefixes of each other, the smallest and the largest.
+/// Few keys, so that requests collide: prefixes of each other, the smallest and the largest.
 pub(super) const KEYS: [&[u8]; 9] = [b"a", b"aa", b"b", b"b/1", b"b/2", b"b/3", b"c", b"\0", b"\xff"];
-/// What ends a range: nothing, everything, and places between and on keys.
+/// Ends of ranges: none, everything, and positions between and on keys.
 const ENDS: [&[u8]; 8] = [b"", b"", b"\0", b"b", b"b0", b"c", b"a\0", b"\xff\xff"];
 /// Leases that are granted, and one that never is.
 pub(super) const LEASES: [i64; 5] = [1, 2, 3, 1 << 62, 99];
 const VALUES: [&[u8]; 4] = [b"", b"1", b"2", b"some longer value"];
 pub(super) const STREAMS: usize = 3;
-/// The stream of watches that begin in the future, as long as which etcd tells no progress of their stream.
+/// The stream of watches that start at future revisions; etcd sends no progress on it as long as
+/// one of these exists.
 const LATER: usize = STREAMS - 1;
 
 /// One request to both servers.
@@ -36,17 +37,17 @@ pub(super) enum Step {
     Progress(usize),
 }
 
-/// Where the servers are.
+/// Positions of the servers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) revision: i64,
     pub(super) compacted: i64,
 }
 
-/// Makes the same requests from the same seed, as long as the answers are the same.
+/// Generates the same requests from the same seed, as long as the responses are the same.
 pub(super) struct Requests {
     random: StdRng,
-    /// Values are so large that answers are cut.
+    /// Values so large that responses are split.
     large: bool,
 }
 
@@ -59,7 +60,7 @@ impl Requests {
 
     pub(super) fn next(&mut self, place: Place) -> Step {
         match self.random.random_range(0..100) {
-            // Larger than a request may be, and not so large that gRPC refuses it.
+            // Larger than a request may be, but small enough for gRPC.
             0 if self.large => Step::Put(pb::PutRequest {
                 key: self.key(),
                 value: vec![b'v'; 1_600_000].into(),
@@ -99,7 +100,7 @@ impl Requests {
         from[self.random.random_range(0..N)]
     }
 
-    /// True once in so many times.
+    /// Returns true once in this many times.
     fn rarely(&mut self, times: u32) -> bool {
         self.random.random_ratio(1, times)
     }
@@ -130,7 +131,7 @@ impl Requests {
         Bytes::from_static(self.pick(VALUES))
     }
 
-    /// Now, any time before, and times that cannot be read.
+    /// The current revision, an earlier one, or one that cannot be read.
     fn revision(&mut self, place: Place) -> i64 {
         match self.random.random_range(0..12) {
             0..4 => 0,
@@ -142,7 +143,7 @@ impl Requests {
         }
     }
 
-    /// A bound of a filter: none mostly.
+    /// A bound of a filter; mostly none.
     fn bound(&mut self, place: Place) -> i64 {
         if self.rarely(8) {
             self.random.random_range(-1..=place.revision + 1)
@@ -195,8 +196,9 @@ impl Requests {
         }
     }
 
-    /// etcd overlooks that a transaction puts a key into a range that it deletes to the end of all keys, and ends if the
-    /// put is to keep the key's lease: "unexpected error during txn". We refuse such a transaction.
+    /// etcd does not notice a transaction that puts a key into a range that it deletes to the end
+    /// of all keys. It crashes if the put keeps the key's lease: "unexpected error during txn". We
+    /// reject such a transaction.
     fn bounded_delete(&mut self) -> pb::DeleteRangeRequest {
         let mut request = self.delete();
         if request.range_end.as_ref() == [0] {

@@ -1,8 +1,8 @@
 //! The watch streams of all servers, read side by side.
 //!
-//! How events are cut into answers depends on when a server reads them, so each watch's events are compared as one list,
-//! and the revision of an answer only has to be no lower than its events. A stream that hears everything says how many
-//! events there have to be.
+//! How events are split into responses depends on when a server reads them. Each watch's events are
+//! therefore compared as one list, and the revision of a response must only be no lower than its
+//! events. A stream that receives everything shows how many events must arrive.
 
 use super::plain::Answer;
 use super::requests::{Place, STREAMS};
@@ -15,18 +15,18 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use yoke_kine_nats::proto::{etcdserverpb as pb, mvccpb};
 
-/// etcd answers no progress request while a watch is behind: it is asked again.
+/// etcd answers no progress request while a watch lags behind; the request is then repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// One stream of one server, and what it has told.
+/// One stream of one server, and what it has received.
 struct Side {
     requests: mpsc::Sender<pb::WatchRequest>,
     answers: mpsc::Receiver<pb::WatchResponse>,
-    /// By watch.
+    /// Events by watch.
     events: BTreeMap<i64, Vec<mvccpb::Event>>,
-    /// The last answer goes on.
+    /// The last response continues.
     fragment: bool,
-    /// Answers to requests.
+    /// Responses to requests.
     told: Vec<pb::WatchResponse>,
     progress: Vec<i64>,
 }
@@ -35,7 +35,7 @@ struct Side {
 struct Open {
     asked: pb::WatchCreateRequest,
     begin: i64,
-    /// Events that were compared.
+    /// Number of events that were compared.
     compared: usize,
 }
 
@@ -45,7 +45,7 @@ struct Row {
     open: BTreeMap<i64, Open>,
 }
 
-/// All streams, and what has happened so far.
+/// All streams, and all events so far.
 pub(super) struct Watches {
     rows: Vec<Row>,
     all: Row,
@@ -61,7 +61,7 @@ impl Side {
         let (requests, receiver) = mpsc::channel(16);
         let (sender, answers) = mpsc::channel(16);
         let mut client = client.watch.clone();
-        // etcd begins a stream with its first answer.
+        // etcd opens a stream with its first response.
         tokio::spawn(async move {
             let Ok(answers) = client.watch(ReceiverStream::new(receiver)).await else {
                 return;
@@ -86,7 +86,7 @@ impl Side {
         self.requests.send(pb::WatchRequest { request_union }).await.unwrap();
     }
 
-    /// Reads one answer; `false` when there is none in time.
+    /// Reads one response; returns `false` on a timeout.
     async fn read(&mut self, limit: Duration) -> bool {
         let Ok(answer) = timeout(limit, self.answers.recv()).await else {
             return false;
@@ -178,7 +178,7 @@ impl Row {
         }
     }
 
-    /// The next answer to a request, which must be the same.
+    /// The next response to a request, which must be the same everywhere.
     async fn told(&mut self, what: &str) -> pb::WatchResponse {
         for side in &mut self.sides {
             side.read_until(what, |side| !side.told.is_empty()).await;
@@ -212,14 +212,14 @@ impl Row {
                 ended.canceled && ended.compact_revision == place.compacted,
                 "{what}: {ended:?}"
             );
-            // As etcd's client does; until then etcd keeps the watch's number and tells no progress.
+            // Like etcd's client: until then etcd keeps the id reserved and sends no progress.
             self.cancel(what, watch, true).await;
             return None;
         }
         let begun = open.begin <= place.revision;
         self.open.insert(watch, open);
         if begun {
-            // A compaction would end the watch as long as etcd has not read what it begins with.
+            // A compaction would end the watch as long as etcd has not read its start.
             self.progress(what, place.revision).await;
         }
         Some(watch)
@@ -234,8 +234,8 @@ impl Row {
         self.forget(watch);
     }
 
-    /// Whoever asks for progress hears of the newest revision. etcd says nothing before every watch has begun, or when
-    /// there is none.
+    /// A progress request returns the newest revision. etcd does not answer before every watch has
+    /// started, or if there is none.
     async fn progress(&mut self, what: &str, revision: i64) {
         if self.open.is_empty() || self.open.values().any(|open| open.asked.start_revision > revision) {
             return;
@@ -261,7 +261,7 @@ impl Row {
         }
     }
 
-    /// Reads and compares what every watch has to hear.
+    /// Reads and compares the pending events of every watch.
     async fn settle(&mut self, what: &str, history: &[mvccpb::Event]) {
         for (watch, open) in &mut self.open {
             let wanted = history.iter().filter(|event| open.wants(event)).count();
