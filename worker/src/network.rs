@@ -1,12 +1,14 @@
-//! The network of Pods between workers: each has a tunnel to each other one, and the packet filter keeps to them.
+//! The Pod network between workers: each worker has a WireGuard tunnel to each other one, and a
+//! packet filter that protects it.
 //!
 //! ```text
 //!  API ──watch──▶ nodes.rs ──Seen──▶ plan.rs (pure) ──Peer──▶ tunnel.rs: WireGuard over a TUN device, and routes
 //!   ▲                                  ▲   └─ranges─▶ table.rs (pure) ──▶ nft
-//!   └── own Node: key, endpoint        └── host.rs: what the machine reaches otherwise
+//!   └── own Node: key, endpoint        └── host.rs: what the machine reaches without the Pod network
 //! ```
 //!
-//! The table stays when the worker's process ends for a while, for Pods run on; the device does not.
+//! The table stays while the worker is stopped temporarily, because Pods keep running. The device
+//! does not.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -38,25 +40,26 @@ use plan::{Own, Plan};
 use table::{Table, build_table};
 use tunnel::{Parts, Tunnel};
 
-/// How often all is put right, whether anything has changed or not: others flush rules and routes, and peers are asked again.
+/// Interval of a full reconcile, even without changes: other programs flush rules and routes, and
+/// peers need new handshakes.
 const RESYNC: Duration = Duration::from_secs(60);
-/// After an error, and between two changes.
+/// Delay after an error, and between two reconciles.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// The API's addresses are asked for in passing.
+/// Timeout for resolving the API server's name, which must not delay a reconcile.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(2);
 const ADDRESSES_MAX: usize = 64;
 
-/// A network that is kept. Dropped, it is asked to end, and nobody waits for it.
+/// A maintained Pod network. Dropping it stops the task without waiting for it.
 #[derive(Debug)]
 pub(crate) struct Network {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
-    /// How long a packet of a Pod may be.
+    /// MTU of the Pods' interfaces.
     pub(crate) mtu: u32,
 }
 
 impl Network {
-    /// Makes what Pods need, and keeps it right from then on. The tunnels may come later.
+    /// Creates the Pod network, and maintains it from then on. Tunnels may follow later.
     pub(crate) async fn start(layout: &Layout, worker: &Worker, range: Cidr) -> Result<Self, Error> {
         if !range.address().is_ipv4() {
             let why = format!("Pods cannot have addresses of {range}: only those of IPv4 are routed");
@@ -74,7 +77,7 @@ impl Network {
             api: Vec::new(),
             said: String::new(),
         };
-        // One that is there already knows the peers.
+        // An existing table already has the peers.
         if !has_table(&worker.id).await {
             upkeep.put_table().await.map_err(Error::Network)?;
         }
@@ -88,32 +91,33 @@ impl Network {
         })
     }
 
-    /// Comes if nobody keeps it any more, though it was not asked to end.
+    /// Resolves if the task ends without being stopped.
     pub(crate) async fn failed(&mut self) -> Error {
         let ended = (&mut self.task).await;
         let why = ended.err().map_or_else(String::new, |error| error.to_string());
         Error::Network(format!("nobody keeps it any more {why}"))
     }
 
-    /// Takes the device away. The table stays.
+    /// Removes the device. The table stays.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
     }
 }
 
-/// Whether the worker's table is there. It does not outlive the boot.
+/// Reports whether the worker's table exists. It does not survive a reboot.
 pub(crate) async fn has_table(id: &Id) -> bool {
     call("nft", &["list", "table", "inet", &id.network()], "").await.is_ok()
 }
 
-/// Removes it: no Pod is connected before there is one again.
+/// Removes the table. No Pod is connected before the table exists again.
 pub(crate) async fn remove_table(id: &Id) {
-    // There is none after a boot.
+    // The table does not exist after a reboot.
     let _ = call("nft", &["delete", "table", "inet", &id.network()], "").await;
 }
 
-/// Gives this network an address of its own, on whichever devices it is as well.
+/// Adds an address to the loopback device, so that the network namespace has it before the bridge
+/// exists.
 pub(crate) async fn add_address(address: IpAddr) -> Result<(), String> {
     let address = Cidr::of(address).to_string();
     call("ip", &["address", "replace", &address, "dev", "lo"], "")
@@ -129,7 +133,7 @@ struct Upkeep {
     secret: StaticSecret,
     tunnel: Option<Tunnel>,
     plan: Plan,
-    /// Where the API was found last.
+    /// Last known addresses of the API server.
     api: Vec<Cidr>,
     said: String,
 }
@@ -166,12 +170,13 @@ impl Upkeep {
             } else {
                 (pause * 2).min(RESYNC)
             };
-            // Whoever writes on a Node again and again is heard once a second.
+            // Limits reconciles to one per second, because any client that may write a Node can
+            // cause them.
             sleep(PAUSE_MIN).await;
         }
     }
 
-    /// Makes all as it should be, and says what cannot be, once.
+    /// Reconciles everything, and prints an error once. Returns whether it succeeded.
     async fn settle(&mut self, nodes: &Nodes) -> bool {
         let why = self.try_settle(nodes).await.err().unwrap_or_default();
         if !why.is_empty() && why != self.said {
@@ -217,13 +222,13 @@ impl Upkeep {
         self.publish(nodes).await
     }
 
-    /// Says where this worker is, if its Node says something else.
+    /// Writes this worker's key and endpoint on its Node, if they differ.
     async fn publish(&self, nodes: &Nodes) -> Result<(), String> {
         let Some(seen) = nodes.as_ref().and_then(|nodes| nodes.get(&self.worker.name)) else {
             return Ok(());
         };
         let own = seen.address.as_deref().and_then(|address| address.parse().ok());
-        // In a network of its own it is reached where the machine is.
+        // Other workers reach an ephemeral worker at the machine's address.
         let own = match &self.worker.uplink {
             Some(uplink) => uplink.machine,
             None => own,

@@ -1,4 +1,4 @@
-//! What the machine reaches without the network of Pods, and how long its packets may be.
+//! Reads what the machine reaches without the Pod network, and the MTU of its uplink.
 
 use std::net::IpAddr;
 
@@ -10,13 +10,14 @@ use crate::feed::call;
 use crate::iproute::{parse, parse_destination};
 use crate::machine::resolv_conf;
 
-/// What WireGuard adds to a packet over IPv6; over IPv4 it is 20 less.
+/// Overhead of WireGuard over IPv6, in bytes. Over IPv4 it is 20 less.
 const OVERHEAD: u32 = 80;
 const MTU_MAX: u32 = 1500 - OVERHEAD;
-/// IPv6 does not work with less.
+/// Minimum MTU of IPv6.
 const MTU_MIN: u32 = 1280;
 
-/// As `ip -json address` has it. One without an address of the kind that is asked for may have no field at all.
+/// A link of `ip -json address`. A link without an address of the requested family may lack every
+/// field.
 #[derive(Deserialize)]
 struct Link {
     ifname: Option<String>,
@@ -30,7 +31,7 @@ struct Address {
     local: Option<IpAddr>,
 }
 
-/// As `ip -json route` has it.
+/// A route of `ip -json route`.
 #[derive(Deserialize)]
 struct Route {
     dst: String,
@@ -38,14 +39,14 @@ struct Route {
     gateway: Option<IpAddr>,
 }
 
-/// What was seen of the machine.
+/// The facts about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Host {
     pub(super) reserved: Vec<Cidr>,
     pub(super) mtu: u32,
 }
 
-/// Asks the machine, but for interfaces of the worker's own.
+/// Reads the facts, without the worker's own interfaces.
 pub(super) async fn observe(own: &[String]) -> Result<Host, String> {
     let links = call("ip", &["-json", "-4", "address", "show"], "").await?;
     let routes = call("ip", &["-json", "-4", "route", "show"], "").await?;
@@ -55,13 +56,13 @@ pub(super) async fn observe(own: &[String]) -> Result<Host, String> {
     Ok(host)
 }
 
-/// Of the machine's DNS. Pure.
+/// Parses the DNS servers of a resolver configuration. Pure.
 fn parse_resolvers(text: &str) -> impl Iterator<Item = Cidr> {
     let addresses = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
     addresses.filter_map(|address| address.trim().parse().ok().map(Cidr::of))
 }
 
-/// Pure.
+/// Builds the facts from the output of `ip`. Pure.
 fn build_host(links: &str, routes: &str, own: &[String]) -> Result<Host, serde_json::Error> {
     let (links, routes): (Vec<Link>, Vec<Route>) = (parse(links)?, parse(routes)?);
     let foreign = |name: &Option<String>| name.as_ref().is_none_or(|name| !own.contains(name));
@@ -72,7 +73,7 @@ fn build_host(links: &str, routes: &str, own: &[String]) -> Result<Host, serde_j
     }
     for route in routes.iter().filter(|route| foreign(&route.dev)) {
         reserved.extend(route.gateway.map(Cidr::of));
-        // A wider one, such as a VPN's for all private addresses, is what Pods have theirs from.
+        // A wider range, such as a VPN's route for all private addresses, may contain Pod ranges.
         reserved.extend(parse_destination(&route.dst).filter(|range| is_private(*range)));
     }
     let uplink = routes.iter().find(|route| route.dst == "default");

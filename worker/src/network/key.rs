@@ -1,4 +1,4 @@
-//! The worker's key of the network of Pods, and public keys of others.
+//! The worker's WireGuard key, and public keys of other workers.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
@@ -10,15 +10,15 @@ use gotatun::x25519::{PublicKey, StaticSecret};
 
 use crate::files::{self, FileError};
 
-/// More than it can have.
+/// Upper bound in bytes, larger than any key file.
 const FILE_MAX: u64 = 1 << 10;
 const BYTES: usize = 32;
 
-/// A public key.
+/// A WireGuard public key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key([u8; BYTES]);
 
-/// A text is no key.
+/// The text is not a key.
 #[derive(Debug, thiserror::Error)]
 #[error("it is no key of 32 bytes in base64")]
 pub(crate) struct KeyError;
@@ -28,7 +28,7 @@ impl FromStr for Key {
 
     fn from_str(text: &str) -> Result<Self, KeyError> {
         match parse(text) {
-            // Of what everybody knows the private part of.
+            // The private key of the all-zero public key is known to everyone.
             Some(bytes) if bytes != [0; BYTES] => Ok(Self(bytes)),
             _ => Err(KeyError),
         }
@@ -60,7 +60,8 @@ fn parse(text: &str) -> Option<[u8; BYTES]> {
     BASE64.decode(text.as_bytes()).ok()?.try_into().ok()
 }
 
-/// The private key that is kept in a file. One is drawn if there is none, or what is there is torn: others hear of a new one.
+/// Reads the private key from a file. Generates a new one if the file is missing or incomplete;
+/// other workers learn its public key from the Node.
 pub(crate) fn keep(path: &Path) -> Result<StaticSecret, FileError> {
     let mut text = String::new();
     match fs::File::open(path).and_then(|file| file.take(FILE_MAX).read_to_string(&mut text)) {
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_public_key_is_that_of_wireguard() {
-        // RFC 7748, 6.1
+        // RFC 7748, section 6.1
         let text = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
         let secret = StaticSecret::from(parse(text).unwrap());
         assert_eq!(

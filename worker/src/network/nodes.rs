@@ -1,4 +1,5 @@
-//! The cluster's Nodes, as far as the network is concerned, and what this worker writes on its own.
+//! Watches the cluster's Nodes for the Pod network, and writes this worker's key and endpoint on
+//! its own Node.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -20,22 +21,23 @@ use crate::node::{self, limited};
 use crate::output::say;
 use crate::state::Worker;
 
-/// After a watch that ended early.
+/// Delay after a watch that ended early.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Nodes are many kilobytes each, which go as they come.
+/// Page size of the list. A Node has many kilobytes, so pages bound the memory.
 const PAGE: u32 = 50;
-/// Of what somebody else has written: longer than any key or endpoint is.
+/// Upper bound for values that other clients write, longer than any key or endpoint.
 const TEXT_MAX: usize = 100;
 const RANGES_MAX: usize = 2;
-/// The kubelet writes its Node's status every five minutes, so that a connection on which nothing comes is none.
+/// Timeout of a watch without events. Kubelets write their Node's status every five minutes, so
+/// such a connection is broken.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// Nodes by name; nothing before they are known.
+/// Nodes by name; `None` before the first complete list.
 pub(super) type Nodes = Option<BTreeMap<String, Seen>>;
 
-/// Keeps the Nodes known, with the newest certificate of the kubelet, for as long as it is asked to. While the API is away they
-/// stay as they were.
+/// Publishes the Nodes, with the newest certificate of the kubelet, until dropped. While the API is
+/// unreachable the last state stays.
 pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Sender<Nodes>) {
     let mut pause = PAUSE_MIN;
     let mut said = String::new();
@@ -60,7 +62,7 @@ pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Send
     }
 }
 
-/// Until an error: whether there was a whole list before, and what was said.
+/// Follows a watch until an error. Returns whether there was a complete list, and the error.
 async fn hear(
     events: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
     known: &watch::Sender<Nodes>,
@@ -101,7 +103,7 @@ async fn hear(
     }
 }
 
-/// What matters of a Node. What is too long is as good as nothing.
+/// Extracts the fields that matter. A value that is too long counts as missing.
 fn extract(node: Node) -> Seen {
     let short = |text: &String| text.len() <= TEXT_MAX;
     let annotation = |name: &str| {
@@ -126,7 +128,7 @@ fn extract(node: Node) -> Seen {
     }
 }
 
-/// Writes on a Node, if it is the one that is meant, where this worker is reached.
+/// Writes the key and the endpoint on the Node with this UID.
 pub(super) async fn publish(
     layout: &Layout,
     worker: &Worker,

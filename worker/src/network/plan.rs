@@ -1,7 +1,8 @@
-//! Which Nodes this worker has a tunnel to. Pure.
+//! Decides to which Nodes this worker has a tunnel. Pure.
 //!
-//! Whoever has one worker of a cluster writes one Node as it likes, the addresses of its Pods too. So the older Node is right,
-//! this worker before all, and what of a newer one does not fit is left out.
+//! A user with one worker of a cluster can write any value on its Node, including its Pod range. On
+//! a conflict the older Node wins, and this worker wins over all others. A newer Node that
+//! conflicts gets no tunnel.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,19 +12,19 @@ use yoke_api::Cidr;
 
 use super::key::Key;
 
-/// Each has a timer and buffers.
+/// Upper bound for peers. Each has a timer and buffers.
 const PEERS_MAX: usize = 1000;
-/// What private networks are made of: RFC 1918, RFC 6598.
+/// Private address ranges: RFC 1918, RFC 6598.
 const PRIVATE: [&str; 4] = ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16"];
 
-/// A Node, as it is written down.
+/// The fields of a Node that matter, unvalidated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) uid: String,
     pub(crate) created: Option<Timestamp>,
-    /// Addresses of its Pods.
+    /// Pod ranges of the Node.
     pub(crate) ranges: Vec<String>,
-    /// That of the Node itself.
+    /// Address of the Node itself.
     pub(crate) address: Option<String>,
     pub(crate) key: Option<String>,
     pub(crate) endpoint: Option<String>,
@@ -34,9 +35,9 @@ pub(crate) struct Seen {
 pub(crate) struct Own {
     pub(crate) name: String,
     pub(crate) key: Key,
-    /// Addresses of its Pods.
+    /// Pod range of this worker.
     pub(crate) range: Cidr,
-    /// What the machine reaches otherwise, and must go on to.
+    /// Addresses that the machine reaches without the Pod network, and must continue to reach.
     pub(crate) reserved: Vec<Cidr>,
 }
 
@@ -48,15 +49,15 @@ pub(crate) struct Peer {
     pub(crate) range: Cidr,
 }
 
-/// What is to be.
+/// The desired tunnels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) peers: Vec<Peer>,
-    /// Nodes that would be peers, and why they are none.
+    /// Nodes without a tunnel, and the reasons.
     pub(crate) left_out: BTreeMap<String, Fault>,
 }
 
-/// Why a Node is no peer.
+/// The reason why a Node gets no tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("its public key is none")]
@@ -79,14 +80,14 @@ pub(crate) enum Fault {
     Many,
 }
 
-/// Plans the tunnels to all Nodes, which are known by their names.
+/// Plans the tunnels to all Nodes, given by name.
 pub(crate) fn plan(own: &Own, nodes: &BTreeMap<String, Seen>) -> Plan {
     let mut others: Vec<_> = nodes.iter().filter(|(name, _)| **name != own.name).collect();
     others.sort_by_key(|(name, seen)| (seen.created.is_none(), seen.created, *name));
     let mut plan = Plan::default();
     let mut names = Vec::new();
     for (name, seen) in others {
-        // One without is no worker of this kind, or has not begun yet.
+        // A Node without a key has no worker of this kind, or its worker has not started yet.
         let Some(key) = &seen.key else { continue };
         match admit(own, &names, &plan.peers, seen, key) {
             Ok(peer) => {
@@ -125,7 +126,7 @@ fn admit(own: &Own, names: &[&str], peers: &[Peer], seen: &Seen, key: &str) -> R
         return Err(Fault::Covers(owned(other)));
     }
     let endpoint = seen.endpoint.as_deref().and_then(parse_endpoint);
-    // A tunnel through itself.
+    // An endpoint in the Node's own Pod range would route the tunnel through itself.
     let endpoint = endpoint.filter(|endpoint| !range.contains(endpoint.ip()));
     let endpoint = endpoint.ok_or(Fault::Endpoint)?;
     if own.range.contains(endpoint.ip()) {
@@ -140,20 +141,20 @@ fn admit(own: &Own, names: &[&str], peers: &[Peer], seen: &Seen, key: &str) -> R
     Ok(Peer { key, endpoint, range })
 }
 
-/// The first range of the same kind of addresses, if it may be routed.
+/// Returns the first range of this worker's address family, if it may be routed.
 fn choose_range(own: Cidr, ranges: &[String]) -> Option<Cidr> {
     let mut ranges = ranges.iter().filter_map(|range| range.parse::<Cidr>().ok());
     let range = ranges.find(|range| range.address().is_ipv4() == own.address().is_ipv4())?;
     (range.prefix() >= own.prefix() && is_private(range)).then_some(range)
 }
 
-/// Whether it is a part of private addresses, and not all of a kind.
+/// Reports whether the range is part of a private range.
 pub(crate) fn is_private(range: Cidr) -> bool {
     let mut wholes = PRIVATE.iter().filter_map(|whole| whole.parse().ok());
     wholes.any(|whole| range.is_part_of(whole))
 }
 
-/// Where a machine may be.
+/// Parses an endpoint, if a machine can have that address.
 pub(crate) fn parse_endpoint(text: &str) -> Option<SocketAddr> {
     let endpoint: SocketAddr = text.parse().ok()?;
     let address = endpoint.ip().to_canonical();
