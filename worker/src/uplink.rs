@@ -1,15 +1,17 @@
-//! The way out of an ephemeral worker's own network: a link to the machine, which translates addresses. See ADR 0021.
+//! The network of an ephemeral worker: a link to the machine, which translates addresses (NAT). See
+//! ADR 0021.
 //!
 //! ```text
 //!  machine.rs ──Seen──▶ plan.rs (pure): addresses ─┬─▶ ip: ykup<run> ══ eth0 in the worker's network
 //!                                                  ├─▶ table.rs (pure) ─▶ nft: inet yoke-uplink-<run>
 //!                                                  ├─▶ forward.rs: forwarding of the machine's devices
-//!                                                  └─▶ relay.rs, resolvers.rs (pure): DNS that listens on the machine alone
+//!                                                  └─▶ relay.rs, resolvers.rs (pure): DNS servers that listen on loopback only
 //! ```
 //!
-//! All of it is called by the run, which has a name that no other one has: the end of one takes nothing from another, in the same
-//! folder either. There is no table without its link but that of a run which has ended: the link is made first, and goes with the
-//! worker's network.
+//! All names contain the id of the run, which is unique. The end of one run therefore removes
+//! nothing of another one, even in the same folder. The link is created before the table, and
+//! disappears with the worker's network. A table without its link therefore belongs to a run that
+//! has ended.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -41,23 +43,24 @@ pub(crate) use plan::{Run, Uplink};
 use relay::Relay;
 use table::{Table, build_table};
 
-/// The worker's end of the link.
+/// Name of the worker's end of the link.
 const INSIDE: &str = "eth0";
-/// How often all is put right, whether anything has changed or not: others flush rules, and a machine moves.
+/// Interval of a full reconcile, even without changes: other programs flush rules, and a machine
+/// changes networks.
 const RESYNC: Duration = Duration::from_secs(60);
-/// How often others may be faster to take a subnet.
+/// Attempts to find a free subnet, in case other workers take it at the same time.
 const ATTEMPTS: u32 = 16;
-/// How many ports are tried.
+/// Number of ports to try.
 const PORTS: u16 = 100;
 
-/// A port of UDP of the machine that is the worker's as long as this is held.
+/// A UDP port of the machine, reserved for the worker until dropped.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) number: u16,
     _held: UdpSocket,
 }
 
-/// Takes the port that is asked for, or the first one that is free.
+/// Reserves the requested port, or the first free one.
 pub(crate) fn take_port(wanted: Option<u16>) -> Result<Port, Error> {
     let take = |number| {
         let held = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, number))?;
@@ -76,7 +79,8 @@ pub(crate) fn take_port(wanted: Option<u16>) -> Result<Port, Error> {
     taken.map_err(|error| Error::Uplink(format!("port {name} of UDP, by which other workers reach it: {error}")))
 }
 
-/// Whether this machine can have what a worker's network is made of, or why it cannot. Nothing of what is tried stays.
+/// Checks whether this machine supports an ephemeral worker's network, in network namespaces that
+/// disappear afterwards.
 pub(crate) async fn try_out() -> Result<(), String> {
     let words = ["link", "add", "name", "ykup0", "type", "veth", "peer", "name", "ykup1"];
     let link = [&["--net", "ip"], &words[..]].concat();
@@ -94,24 +98,24 @@ pub(crate) async fn try_out() -> Result<(), String> {
         .map_err(|why| format!("translation of addresses: {why}"))
 }
 
-/// A way out that is kept.
+/// A maintained network of an ephemeral worker.
 pub(crate) struct Upkeep {
     uplink: Uplink,
     wireguard: Option<u16>,
-    /// What leads to the worker's network.
+    /// Network namespace file of the worker.
     net: PathBuf,
     relay: Arc<Relay>,
-    /// Devices of the machine that forward for workers alone.
+    /// Devices of the machine on which forwarding was enabled for workers.
     opened: BTreeSet<String>,
-    /// The resolver configuration of the box.
+    /// Resolver configuration of the sandbox.
     resolvers: PathBuf,
-    /// What the table was made by.
+    /// The script of the current table.
     put: String,
     said: String,
 }
 
 impl Upkeep {
-    /// Makes the way out of a network, and remembers it.
+    /// Creates the link of a network namespace, and persists its addresses.
     pub(crate) async fn raise(layout: &Layout, worker: &mut Worker, net: PathBuf) -> Result<Self, Error> {
         remove_dead().await;
         let run = match &worker.uplink {
@@ -139,7 +143,7 @@ impl Upkeep {
         Ok(upkeep)
     }
 
-    /// Keeps it as it should be.
+    /// Reconciles the network until dropped.
     pub(crate) async fn keep(&mut self) -> Infallible {
         let relay = Arc::clone(&self.relay);
         tokio::select! {
@@ -159,7 +163,7 @@ impl Upkeep {
         }
     }
 
-    /// The link first of all, and nothing gets out before its address is translated.
+    /// The link comes first. No packet leaves before its address is translated.
     async fn try_settle(&mut self) -> Result<(), String> {
         let seen = machine::observe().await?;
         let link = self.uplink.run.link();
@@ -183,7 +187,7 @@ impl Upkeep {
         self.write_resolvers().map_err(|error| crate::clock::to_line(&error))
     }
 
-    /// In its place: the box has mounted the file itself.
+    /// Writes in place: the sandbox has this inode mounted.
     fn write_resolvers(&self) -> Result<(), FileError> {
         let text = resolvers::translate(&read_resolvers(), self.uplink.gateway);
         if fs::read(&self.resolvers).is_ok_and(|found| found == text.as_bytes()) {
@@ -193,12 +197,13 @@ impl Upkeep {
     }
 }
 
-/// The machine's, as it is right now.
+/// Reads the machine's current resolver configuration.
 fn read_resolvers() -> String {
     fs::read_to_string(resolv_conf()).unwrap_or_default()
 }
 
-/// Whoever adds a route has its subnet: the kernel takes one but once.
+/// Creates the link with a free subnet. Adding the route reserves the subnet, because the kernel
+/// accepts a route only once.
 async fn make_first(run: &Run, worker: &Worker, net: &Path) -> Result<Uplink, String> {
     for _ in 0..ATTEMPTS {
         let seen = machine::observe().await?;
@@ -211,7 +216,7 @@ async fn make_first(run: &Run, worker: &Worker, net: &Path) -> Result<Uplink, St
     Err("others were faster each time".to_owned())
 }
 
-/// One that was removed meanwhile is made again.
+/// Creates the link. Also used when another program has removed it.
 async fn make_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> {
     let (link, net, mtu) = (uplink.run.link(), net.display().to_string(), mtu.to_string());
     let ends = [
@@ -219,7 +224,7 @@ async fn make_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> 
     ];
     call("ip", &ends, "").await?;
     let (gateway, subnet) = (uplink.gateway, uplink.subnet());
-    // Added, and not replaced: it may be another's.
+    // The route is added, not replaced: an existing one belongs to another worker.
     let script = format!(
         "link set dev {link} addrgenmode none\n\
          address add {gateway}/{prefix} dev {link} noprefixroute\n\
@@ -230,7 +235,7 @@ async fn make_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> 
     call("ip", &["-batch", "-"], &script).await.map(drop)
 }
 
-/// The worker's end.
+/// Configures the worker's end of the link.
 async fn connect(uplink: &Uplink, net: &Path) -> Result<(), String> {
     let script = format!(
         "link set dev lo up\n\
@@ -250,17 +255,18 @@ async fn has_table(run: &Run) -> bool {
 }
 
 async fn remove_link(run: &Run) {
-    // It goes with the worker's network, unless that is still busy.
+    // The link disappears with the worker's network namespace, unless that is still in use.
     let _ = call("ip", &["link", "delete", &run.link()], "").await;
 }
 
-/// Runs that have a table on this machine.
+/// Lists the runs that have a table on this machine.
 async fn list_runs() -> Vec<Run> {
     let tables = call("nft", &["-j", "list", "tables"], "").await.unwrap_or_default();
     table::parse_runs(&tables)
 }
 
-/// Removes what a run has made on the machine, and puts back what it has changed unless another run needs it.
+/// Removes what a run has created on the machine. Disables forwarding again, unless another run
+/// needs it.
 pub(crate) async fn remove(run: &Run) {
     let opened = list_opened(run).await;
     match call("nft", &["delete", "table", "inet", &run.table()], "").await {
@@ -274,8 +280,8 @@ pub(crate) async fn remove(run: &Run) {
     forward::close(&opened).await;
 }
 
-/// Removes what is left of runs that were killed. One that begins right now has its link before its table, and so tables are
-/// looked at first.
+/// Removes what killed runs left behind. A starting run creates its link before its table, so the
+/// tables must be read first.
 pub(crate) async fn remove_dead() {
     let runs = list_runs().await;
     if runs.is_empty() {
@@ -287,7 +293,8 @@ pub(crate) async fn remove_dead() {
     }
 }
 
-/// Devices that forward since this run, or one that it has followed, by what its table says.
+/// Lists the devices on which this run, or an earlier one, has enabled forwarding, as its table
+/// records.
 async fn list_opened(run: &Run) -> BTreeSet<String> {
     let set = call("nft", &["-j", "list", "set", "inet", &run.table(), table::OPENED], "").await;
     table::parse_opened(&set.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! What the machine has by way of networks: `ip` says so.
+//! Reads the machine's network configuration from `ip`.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,11 +10,12 @@ use super::plan::LINKS;
 use crate::feed::call;
 use crate::iproute::{parse, parse_destination};
 
-/// Where there is no default route to take it from.
+/// MTU without a default route.
 const ETHERNET_MTU: u32 = 1500;
 const LOOPBACK: &str = "lo";
 
-/// As `ip -json address` has it. One without an address of the kind that is asked for may have no field at all.
+/// A link of `ip -json address`. A link without an address of the requested family may lack every
+/// field.
 #[derive(Deserialize)]
 struct Link {
     ifname: Option<String>,
@@ -26,32 +27,32 @@ struct Link {
 #[derive(Deserialize)]
 struct Address {
     local: Option<IpAddr>,
-    /// Of the network that it is one of.
+    /// Prefix length of its network.
     prefixlen: Option<u8>,
 }
 
-/// As `ip -json route` has it.
+/// A route of `ip -json route`.
 #[derive(Deserialize)]
 struct Route {
     dst: String,
     dev: Option<String>,
     prefsrc: Option<IpAddr>,
-    /// If it is not the main one.
+    /// Routing table, unless it is the main one.
     table: Option<String>,
 }
 
-/// What was seen.
+/// The facts about the machine's network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// Addresses and networks that lead somewhere.
+    /// Addresses and networks that are in use.
     pub(super) taken: Vec<Cidr>,
-    /// By which answers come in.
+    /// Devices on which responses arrive.
     pub(super) devices: BTreeSet<String>,
-    /// Machine's ends of workers' links.
+    /// The machine's ends of workers' links.
     pub(super) links: BTreeSet<String>,
-    /// That of the default route.
+    /// MTU of the default route's device.
     pub(super) mtu: u32,
-    /// That of the default route.
+    /// Source address of the default route.
     pub(super) address: Option<IpAddr>,
 }
 
@@ -63,7 +64,7 @@ pub(super) async fn observe() -> Result<Seen, String> {
     Ok(seen)
 }
 
-/// The machine's ends of workers' links, whether they have an address or not.
+/// Lists the machine's ends of workers' links, even those without an address.
 pub(super) async fn list_links() -> Result<BTreeSet<String>, String> {
     let links = call("ip", &["-json", "link", "show"], "").await?;
     let links: Vec<Link> = parse(&links).map_err(|error| format!("ip: {error}"))?;
@@ -71,7 +72,7 @@ pub(super) async fn list_links() -> Result<BTreeSet<String>, String> {
     Ok(names.filter(|name| name.starts_with(LINKS)).collect())
 }
 
-/// Pure.
+/// Builds the facts from the output of `ip`. Pure.
 fn build_seen(links: &str, routes: &str) -> Result<Seen, serde_json::Error> {
     let (links, routes): (Vec<Link>, Vec<Route>) = (parse(links)?, parse(routes)?);
     let default = routes
@@ -96,7 +97,7 @@ fn build_seen(links: &str, routes: &str) -> Result<Seen, serde_json::Error> {
     })
 }
 
-/// An address, and the network that it is one of, to which there may be no route.
+/// Returns an address and its network, to which there may be no route.
 fn to_ranges(address: &Address) -> Vec<Cidr> {
     let Some(IpAddr::V4(local)) = address.local else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Which addresses the link of a worker's own network has. Pure.
+//! Chooses the addresses of an ephemeral worker's link. Pure.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,57 +8,59 @@ use yoke_api::Cidr;
 use super::machine::Seen;
 use crate::id::Id;
 
-/// Where subnets are taken from, the first one before all: RFC 2544 (benchmarks, which no network has), RFC 6598, RFC 1918.
+/// Ranges for subnets, in order of preference: RFC 2544 (benchmarks, unused in real networks), RFC
+/// 6598, RFC 1918.
 const POOLS: [(Ipv4Addr, u8); 4] = [
     (Ipv4Addr::new(198, 18, 0, 0), 15),
     (Ipv4Addr::new(100, 127, 0, 0), 16),
     (Ipv4Addr::new(172, 30, 0, 0), 16),
     (Ipv4Addr::new(10, 213, 0, 0), 16),
 ];
-/// Of a subnet: the network's own address, two ends, and the one for all.
+/// Prefix length of a subnet: network address, two ends, broadcast address.
 const PREFIX: u8 = 30;
-/// Some VPNs have two routes in the place of a default one.
+/// Routes with at most this prefix length are ignored: some VPNs replace the default route by two
+/// routes.
 const WHOLE: u8 = 1;
 
-/// Tells a run of a worker from every other one, of the same folder too.
+/// Identifies one run of a worker, also among runs in the same folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Run(Id);
 
 impl Run {
-    /// The one with this number, which is drawn.
+    /// Returns the run with this random number.
     pub(crate) fn new(number: u32) -> Self {
         Self(Id::of_number(number))
     }
 
-    /// The machine's end of its link.
+    /// Name of the machine's end of its link.
     pub(crate) fn link(&self) -> String {
         format!("{LINKS}{}", self.0)
     }
 
-    /// Its table of the packet filter on the machine.
+    /// Name of its nftables table on the machine.
     pub(crate) fn table(&self) -> String {
         format!("{TABLES}{}", self.0)
     }
 
-    /// Of a table's name.
+    /// Parses the name of a table.
     pub(super) fn of_table(name: &str) -> Option<Self> {
         let id = name.strip_prefix(TABLES)?.to_owned();
         id.try_into().ok().map(Self)
     }
 }
 
-/// What links of all runs begin with: an interface's name has at most 15 bytes.
+/// Prefix of all links' names. The name of a network interface has at most 15 bytes.
 pub(super) const LINKS: &str = "ykup";
 const TABLES: &str = "yoke-uplink-";
 
-/// A worker's way out.
+/// The addresses of an ephemeral worker's link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Uplink {
     pub(crate) run: Run,
     /// The machine's end.
     pub(crate) gateway: Ipv4Addr,
-    /// The worker's end.
+    /// Address of the machine, if known.
     pub(crate) address: Ipv4Addr,
     /// Where the machine itself is, as far as it knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,7 +68,7 @@ pub(crate) struct Uplink {
 }
 
 impl Uplink {
-    /// That of a run which has none yet.
+    /// Returns the value for a run that has no link yet.
     pub(crate) fn begin(run: Run) -> Self {
         Self {
             run,
@@ -76,7 +78,7 @@ impl Uplink {
         }
     }
 
-    /// For what is only tried.
+    /// Returns a value for the support check.
     pub(super) fn example() -> Self {
         let [gateway, address] = [1, 2].map(|last| Ipv4Addr::new(198, 18, 0, last));
         Self {
@@ -91,8 +93,9 @@ impl Uplink {
     }
 }
 
-/// Plans the way out of a run by what the machine has otherwise; nothing if there is no place left. `machine` is where it is known
-/// to be, and `seed` where the search begins, so that workers that start at the same time seldom meet.
+/// Chooses a free subnet, or returns `None`. `machine` is the machine's address if the user names
+/// it. `seed` is the start of the search, so that workers that start at the same time rarely choose
+/// the same subnet.
 pub(super) fn plan(run: &Run, seen: &Seen, machine: Option<IpAddr>, seed: u32) -> Option<Uplink> {
     let subnet = choose(&seen.taken, seed)?;
     Some(Uplink {
@@ -113,7 +116,7 @@ fn choose(taken: &[Cidr], seed: u32) -> Option<u32> {
     subnets.find(|subnet| !taken.iter().any(|range| range.overlaps(to_subnet(*subnet))))
 }
 
-/// The one that an address is in.
+/// Returns the subnet that contains an address.
 fn to_subnet(address: u32) -> Cidr {
     let hosts = 32 - PREFIX;
     let network = Ipv4Addr::from(address >> hosts << hosts);

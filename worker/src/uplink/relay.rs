@@ -1,4 +1,5 @@
-//! Asks the machine's own resolver what a worker asks: one that listens on loopback is reached from no other network.
+//! Forwards the worker's DNS queries to the machine's own resolver. A resolver on loopback is
+//! unreachable from other network namespaces.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,20 +16,21 @@ use super::plan::Uplink;
 use super::{read_resolvers, resolvers};
 
 const PORT: u16 = 53;
-/// Questions at a time. One that is too much is not answered: who asks does so again.
+/// Concurrent queries. A query beyond that gets no answer, and the client retries.
 const MANY: usize = 256;
-/// Resolvers give up by then, too.
+/// Timeout of a query. Clients give up by then, too.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
-/// An answer over UDP has at most this much.
+/// Maximum size of a UDP datagram.
 const MESSAGE_MAX: usize = 65535;
 
-/// Listens at the machine's end of the link, at ports that the packet filter leads to.
+/// A DNS forwarder on the machine's end of the link. The packet filter redirects port 53 to its
+/// ports.
 pub(super) struct Relay {
     udp: Arc<UdpSocket>,
     tcp: TcpListener,
-    /// Who may ask.
+    /// Only this address may send queries.
     worker: IpAddr,
     ports: (u16, u16),
 }
@@ -45,12 +47,12 @@ impl Relay {
         })
     }
 
-    /// Of UDP and TCP.
+    /// Returns the UDP port and the TCP port.
     pub(super) fn ports(&self) -> (u16, u16) {
         self.ports
     }
 
-    /// Answers until it is dropped, and so are questions that have no answer by then.
+    /// Forwards queries until dropped, which cancels pending queries.
     pub(super) async fn serve(&self) -> Infallible {
         self.serve_by(|| SocketAddr::new(resolvers::find_relayed(&read_resolvers()), PORT))
             .await
@@ -67,14 +69,14 @@ impl Relay {
                         if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
                             let (back, server, question) = (Arc::clone(&self.udp), find(), question[..length].to_vec());
                             asking.spawn(async move {
-                                // Who has no answer asks again.
+                                // A client without an answer retries.
                                 let _ = timeout(ANSWER_LIMIT, answer(&back, from, server, &question)).await;
                                 drop(place);
                             });
                         }
                     }
                     Ok(_) => {}
-                    // One that could not be delivered is told here, too.
+                    // This error may come from an earlier answer that could not be delivered.
                     Err(_) => sleep(PAUSE).await,
                 },
                 met = self.tcp.accept() => match met {
@@ -120,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// A relay on loopback, where this test asks.
+    /// A relay on loopback, to which this test sends queries.
     async fn relay() -> Relay {
         let uplink = Uplink {
             gateway: Ipv4Addr::LOCALHOST,
@@ -130,7 +132,7 @@ mod tests {
         Relay::bind(&uplink).await.unwrap()
     }
 
-    /// Waits for what is asked, while the relay serves.
+    /// Waits for an answer while the relay serves.
     async fn during<T>(relay: &Relay, server: SocketAddr, asked: impl Future<Output = T>) -> T {
         tokio::select! {
             done = timeout(ANSWER_LIMIT, asked) => done.expect("there is an answer"),

@@ -1,15 +1,15 @@
-//! The resolver configuration of a worker's own network. Pure.
+//! Builds the resolver configuration of an ephemeral worker's network. Pure.
 //!
-//! A resolver that listens on loopback is the machine's alone, and IPv6 does not lead out: in the place of these is the machine's
-//! end of the link, whose relay asks them.
+//! A resolver on loopback is reachable from the machine only, and the link has no IPv6. The
+//! machine's end of the link replaces such servers: its relay forwards the queries to them.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// What the C library asks where none is named.
+/// Server that the C library uses if none is configured.
 const NONE_NAMED: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Has a relay asked for what is not reached from the worker's network.
+/// Replaces servers that are unreachable from the worker's network by the relay.
 pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
     let mut servers: Vec<IpAddr> = Vec::new();
     let mut others = String::new();
@@ -34,14 +34,14 @@ pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
     translated + &others
 }
 
-/// Whom a relay asks: the first of those that are not reached.
+/// Returns the server to which a relay forwards: the first unreachable one.
 pub(super) fn find_relayed(text: &str) -> IpAddr {
     let servers = text.lines().filter_map(parse_server).flatten();
     let mut far = servers.map(of_this_machine).filter(|server| !is_reached(*server));
     far.next().unwrap_or(NONE_NAMED)
 }
 
-/// The server that a line names, or that it names one that is no plain address.
+/// Parses a `nameserver` line. Returns `Some(None)` if its value is not a plain address.
 fn parse_server(line: &str) -> Option<Option<IpAddr>> {
     let rest = line.trim().strip_prefix("nameserver")?;
     rest.starts_with(char::is_whitespace).then(|| rest.trim().parse().ok())
