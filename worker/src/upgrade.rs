@@ -1,17 +1,18 @@
-//! Brings the kubelet to the version that the cluster asks for, or back to the one that it had.
+//! Replaces the kubelet with the version that the cluster requests, and restores the previous one
+//! on failure.
 //!
 //! ```text
 //!  Node: annotation kubelet-version ─▶ plan.rs ◀── record.rs: upgrade.json
-//!                                        │ one step at a time, each begun by what the record says
-//!    Begin     bundle ─▶ bin/kubelet.next, by its digest; it says its version        ─▶ record: Draining
-//!    Drain     cordon, evict, after the time to drain delete                         ─▶ record: Replacing
-//!    Replace   kubelet ends · kubelet.previous, kubelet.next ─▶ kubelet · it starts · Node ready, with its version?
-//!      yes     Node takes Pods again, and says Done; no record is left
-//!      no      record: Reverting · kubelet.previous ─▶ kubelet · it starts · Node ready ─▶ record: Failed, and the Node says why
+//!                                        │ one step at a time, chosen by the record
+//!    Begin     bundle ─▶ bin/kubelet.next; digest and version are checked                ─▶ record: Draining
+//!    Drain     cordon, evict; after the drain timeout, delete                           ─▶ record: Replacing
+//!    Replace   kubelet stops · kubelet.previous, kubelet.next ─▶ kubelet · it starts · Node Ready, with the version?
+//!      yes     Node is uncordoned, status Done; the record is removed
+//!      no      record: Reverting · kubelet.previous ─▶ kubelet · it starts · Node Ready ─▶ record: Failed, with the reason on the Node
 //! ```
 //!
-//! Whoever is killed goes on with what is recorded: [`settle`] has the file of the kubelet be the one that goes with the record
-//! before any is started.
+//! A worker that was killed continues from the record. [`settle`] arranges the kubelet's file to
+//! match the record before any kubelet starts.
 
 mod kubelet;
 mod plan;
@@ -43,15 +44,16 @@ use plan::{Progress, Seen, Step, plan};
 use record::{Record, Stage};
 pub(crate) use record::{forget, settle};
 
-/// Between two looks at the Node while something is being done.
+/// Interval between two reads of the Node during an upgrade.
 const WATCH: Duration = Duration::from_secs(5);
-/// And while nothing is.
+/// Interval without an upgrade.
 const CALM: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long Pods may take to end that were deleted.
+/// Timeout for deleted Pods to terminate.
 const DELETE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Does as the Node is asked to, as long as it is awaited. Nothing that fails ends the worker.
+/// Performs upgrades that the Node's annotation requests, until dropped. An error never ends the
+/// worker.
 pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubelet) -> std::convert::Infallible {
     let mut said = String::new();
     let mut known = None;
@@ -88,10 +90,10 @@ pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubel
     }
 }
 
-/// By what a certificate's file is known: its number, and when it was written.
+/// Identifies a version of the certificate's file: inode and modification time.
 type Stamp = Option<(u64, i64, i64)>;
 
-/// The client that is known, as long as the certificate is the same that it was made with.
+/// Reuses the client as long as the certificate's file has not changed.
 async fn connect(layout: &Layout, worker: &Worker, known: Option<(Client, Stamp)>) -> Option<(Client, Stamp)> {
     let meta = std::fs::metadata(layout.client_certificate()).ok();
     let stamp = meta.map(|meta| (meta.ino(), meta.mtime(), meta.mtime_nsec()));
@@ -101,15 +103,15 @@ async fn connect(layout: &Layout, worker: &Worker, known: Option<(Client, Stamp)
     }
 }
 
-/// When the next step may follow.
+/// When to take the next step.
 enum Next {
     Now,
     Soon,
-    /// Nothing is asked, and nothing is being done.
+    /// No upgrade is requested or in progress.
     Later,
 }
 
-/// A step cannot be done now.
+/// The reason why a step could not be taken now.
 #[derive(Debug, thiserror::Error)]
 enum TurnError {
     #[error("the API does not answer")]
@@ -125,7 +127,7 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Takes one step, if there is one to take.
+    /// Takes one step, if there is one.
     async fn take(self, client: &Client) -> Result<Next, TurnError> {
         let nodes = Api::<Node>::all(client.clone());
         let Some(node) = limited(nodes.get_opt(&self.worker.name)).await.map_err(Box::new)? else {
@@ -157,7 +159,7 @@ impl Turn<'_> {
         Ok(Next::Now)
     }
 
-    /// Before anything is touched, all that is needed is there.
+    /// Prepares an upgrade completely before it changes the running kubelet.
     async fn begin(&self, client: &Client, seen: &Seen, to: KubernetesVersion) -> Result<(), TurnError> {
         let Some(from) = seen.kubelet else { return Ok(()) };
         let serves = limited(client.apiserver_version()).await.map_err(Box::new)?;
@@ -177,7 +179,7 @@ impl Turn<'_> {
         if let Err(why) = &made {
             say(&format!("the kubelet stays {from}: {why}"));
         }
-        // Meanwhile somebody may have cordoned the Node.
+        // Read the Node again, because a user may have cordoned it meanwhile.
         let nodes = Api::<Node>::all(client.clone());
         let node = limited(nodes.get(&self.worker.name)).await.map_err(Box::new)?;
         let record = Record {
@@ -215,7 +217,7 @@ impl Turn<'_> {
         self.restart(record.stage).await
     }
 
-    /// Whether the new one is what it should be.
+    /// Checks that the new kubelet works.
     async fn verify(self, client: &Client, mut record: Record) -> Result<(), TurnError> {
         match self.wait(client, record.to).await {
             Ok(node) => {
@@ -232,7 +234,7 @@ impl Turn<'_> {
                 record.stage = Stage::Reverting;
                 record.why = Some(why);
                 let written = record.write(self.layout);
-                // Be it written or not: this one does not do.
+                // Revert even if the record could not be written: this kubelet does not work.
                 self.restart(record.stage).await?;
                 written?;
             }
@@ -240,7 +242,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Has the kubelet run that goes with the stage. There is to be one in any case.
+    /// Restarts the kubelet with the file for this stage. A kubelet runs afterwards in any case.
     async fn restart(self, stage: Stage) -> Result<(), TurnError> {
         self.kubelet.stop().await;
         let arranged = record::arrange(self.layout, stage);
@@ -251,7 +253,7 @@ impl Turn<'_> {
     async fn go_back(self, client: &Client, mut record: Record) -> Result<(), TurnError> {
         let node = match self.wait(client, record.from).await {
             Ok(node) => node,
-            // There is no other. The Node is not ready, and says so by itself.
+            // There is no other kubelet to try. The Node is not Ready, which its conditions show.
             Err(why) => {
                 say(&format!("kubelet {} does not do either: {why}", record.from));
                 let nodes = Api::<Node>::all(client.clone());
@@ -268,12 +270,13 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Waits until the kubelet has said that the Node is ready, and that it is of this version; or why it never will.
+    /// Waits until a kubelet of this version reports the Node Ready. Fails with the reason if that
+    /// takes too long.
     async fn wait(&self, client: &Client, version: KubernetesVersion) -> Result<Node, String> {
         let nodes = Api::<Node>::all(client.clone());
         let mut progress = Progress::default();
         loop {
-            // Who cannot ask does not know: only what was answered counts.
+            // An unreachable API proves nothing: only responses count.
             if let Ok(Some(node)) = limited(nodes.get_opt(&self.worker.name)).await {
                 let seen = Seen::of(&node);
                 if seen.is_ready(version, self.kubelet.since()) {
@@ -289,7 +292,8 @@ impl Turn<'_> {
     }
 }
 
-/// Writes how far it is on the Node. Only on the one that was seen: another machine's may have its name by now.
+/// Writes the status on the Node, but only on the one that was read: another machine may have a
+/// Node of this name by now.
 async fn say_on(client: &Client, node: &Node, said: &KubeletUpgrade) -> Result<(), TurnError> {
     let annotations = json!({labels::KUBELET_UPGRADE: said.to_string()});
     patch(
@@ -300,7 +304,8 @@ async fn say_on(client: &Client, node: &Node, said: &KubeletUpgrade) -> Result<(
     .await
 }
 
-/// The same, and the Node takes Pods again; what it was asked is done, or stays to say what was not.
+/// Writes the status, and uncordons the Node if `uncordon`. With `done` it removes the request;
+/// otherwise the request stays as a record of what failed.
 async fn end_on(
     client: &Client,
     node: &Node,

@@ -1,4 +1,4 @@
-//! What is to be done about the kubelet's version next. Pure.
+//! Decides the next step of a kubelet upgrade. Pure.
 
 use std::time::Duration;
 
@@ -10,28 +10,29 @@ use yoke_api::{KubernetesVersion, labels};
 
 use super::record::{Record, Stage};
 
-/// Where the Node does not say how long.
+/// Drain timeout if the Node's annotation does not set one.
 const DRAIN: Duration = Duration::from_secs(300);
-/// Answers of the API, one a second, until which a kubelet must have the Node ready.
+/// Responses of the API, one per second, after which the Node must be Ready.
 const ANSWERS: u32 = 180;
-/// How often it may end by then: it may have been started before what it needs.
+/// Exits of the kubelet after which it counts as broken. A few are normal: it may start before its
+/// dependencies.
 const ENDS: u32 = 5;
-/// Of what a Node says.
+/// Upper bound for a status message of a Node, in characters.
 const SAID_MAX: usize = 200;
 
-/// The Node, which others write to.
+/// The fields of the Node that matter. Other clients write some of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// The version that the kubelet says it is.
+    /// Version that the kubelet reports.
     pub(super) kubelet: Option<KubernetesVersion>,
-    /// The version that is asked for.
+    /// Version that the annotation requests.
     asked: Option<KubernetesVersion>,
-    /// How long budgets count.
+    /// Drain timeout, while PodDisruptionBudgets count.
     pub(super) drain: Duration,
-    /// What the Node says of how far it is.
+    /// Upgrade status that is written on the Node now.
     said: Option<String>,
     pub(super) cordoned: bool,
-    /// When the kubelet said so last, if it says that the Node is ready; or why it is not.
+    /// Time of the last heartbeat with Ready, or why the Node is not Ready.
     ready: Result<Timestamp, String>,
 }
 
@@ -57,9 +58,9 @@ impl Seen {
         }
     }
 
-    /// Whether a kubelet of this version, which was started then, has said that the Node is ready.
+    /// Reports whether a kubelet of this version, started at `since`, has reported the Node Ready.
     pub(super) fn is_ready(&self, version: KubernetesVersion, since: Timestamp) -> bool {
-        // What is written on a Node has no parts of seconds.
+        // Times on a Node have no fractions of seconds.
         let said = |at: &Timestamp| at.as_second() >= since.as_second();
         self.kubelet == Some(version) && self.ready.as_ref().is_ok_and(said)
     }
@@ -79,24 +80,24 @@ fn read_ready(ready: Option<&NodeCondition>) -> Result<Timestamp, String> {
     }
 }
 
-/// One step.
+/// A step of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
-    /// Write on the Node how far it is.
+    /// Write this status on the Node.
     Say(KubeletUpgrade),
-    /// The same, and take away what was asked: it is so.
+    /// Write this status, and remove the request: it is done.
     Clear(KubeletUpgrade),
-    /// Get the kubelet of this version.
+    /// Copy the kubelet of this version.
     Begin(KubernetesVersion),
-    /// Nobody asks for it any more, and the kubelet is as it was.
+    /// Cancel: the request was withdrawn, and the kubelet is unchanged.
     Abandon(Record),
     Drain(Record),
     /// Wait for the new kubelet.
     Verify(Record),
-    /// Wait for the one that it had.
+    /// Wait for the previous kubelet.
     Return(Record),
-    /// Nobody asks any more for what has failed.
+    /// Remove the record of a failed upgrade whose request was withdrawn.
     Forget,
 }
 
@@ -138,14 +139,14 @@ fn say(seen: &Seen, version: KubernetesVersion, state: UpgradeState) -> Step {
     }
 }
 
-/// How long a kubelet has been waited for.
+/// Counts how long the upgrade has waited for a kubelet.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     answers: u32,
 }
 
 impl Progress {
-    /// Why it is not waited for any longer, if it is not.
+    /// Counts one response. Returns the reason if the kubelet is given up.
     pub(super) fn note(&mut self, seen: &Seen, ends: u32) -> Option<String> {
         self.answers += 1;
         if ends >= ENDS {

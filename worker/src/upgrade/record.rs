@@ -1,4 +1,5 @@
-//! What is being done about the kubelet's version, as it is remembered in `upgrade.json`, and the files that go with it.
+//! The state of a kubelet upgrade, persisted in `upgrade.json`, and the kubelet's files that belong
+//! to it.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
@@ -13,42 +14,43 @@ use crate::layout::Layout;
 use crate::output::say;
 
 const RECORD_MAX: u64 = 16 << 10;
-/// Of a record that nobody can read.
+/// Extension of a record that cannot be parsed.
 const DAMAGED: &str = "json.damaged";
 const KUBELET: &str = "kubelet";
-/// The one that is to come.
+/// The new kubelet, before it is installed.
 pub(super) const NEXT: &str = "kubelet.next";
-/// The one that it had, until the next has shown that it does.
+/// The previous kubelet, until the new one has proved to work.
 pub(super) const PREVIOUS: &str = "kubelet.previous";
 
-/// How far it is.
+/// Stage of an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Stage {
-    /// The kubelet is the one that it was.
+    /// The previous kubelet runs.
     Draining,
-    /// It is the next one, which has to show that it does.
+    /// The new kubelet runs, and has to prove that it works.
     Replacing,
-    /// It is the one that it was, which has to come back.
+    /// The previous kubelet runs, and has to become Ready again.
     Reverting,
-    /// It stays the one that it was.
+    /// The previous kubelet stays.
     Failed,
 }
 
-/// What is being done.
+/// The state of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) from: KubernetesVersion,
     pub(super) to: KubernetesVersion,
-    /// Whether somebody had cordoned the Node before.
+    /// Whether the Node was already cordoned before the upgrade.
     pub(super) cordoned: bool,
     pub(super) stage: Stage,
-    /// Why it does not come to it.
+    /// The reason why the upgrade failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) why: Option<String>,
 }
 
 impl Record {
-    /// One that is damaged is put aside: the kubelet that is there is a whole one, and nothing more is known.
+    /// Reads the record. A corrupt record is renamed: the installed kubelet is complete, and
+    /// nothing else is known.
     pub(super) fn read(layout: &Layout) -> Result<Option<Self>, Error> {
         let path = layout.upgrade();
         let mut text = Vec::new();
@@ -71,7 +73,7 @@ impl Record {
         Ok(None)
     }
 
-    /// On the disk before anything else is done.
+    /// Persists the record, synced to disk before the next action.
     pub(super) fn write(&self, layout: &Layout) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(self).expect("strings are JSON");
         files::write(&layout.upgrade(), format!("{text}\n"), files::PUBLIC)?;
@@ -80,7 +82,7 @@ impl Record {
     }
 }
 
-/// Makes the kubelet's file the one that goes with the record.
+/// Arranges the kubelet's file to match the record.
 pub(crate) fn settle(layout: &Layout) -> Result<(), Error> {
     match Record::read(layout)? {
         Some(record) => arrange(layout, record.stage),
@@ -88,7 +90,7 @@ pub(crate) fn settle(layout: &Layout) -> Result<(), Error> {
     }
 }
 
-/// The same, of a stage. What was done of it before is not done again.
+/// Arranges the kubelet's file to match a stage. Idempotent.
 pub(super) fn arrange(layout: &Layout, stage: Stage) -> Result<(), Error> {
     match stage {
         Stage::Replacing => replace(layout)?,
@@ -98,7 +100,7 @@ pub(super) fn arrange(layout: &Layout, stage: Stage) -> Result<(), Error> {
     Ok(())
 }
 
-/// Nothing is being done. What was copied for it goes.
+/// Removes the record and the kubelets that were copied for the upgrade.
 pub(crate) fn forget(layout: &Layout) -> Result<(), Error> {
     files::remove(&layout.upgrade())?;
     sync(layout.root())?;
@@ -110,7 +112,7 @@ pub(crate) fn forget(layout: &Layout) -> Result<(), Error> {
 
 fn replace(layout: &Layout) -> Result<(), FileError> {
     let [kubelet, next, previous] = [KUBELET, NEXT, PREVIOUS].map(|name| layout.binary(name));
-    // It is done as soon as this one has another name.
+    // The replacement is complete once `kubelet.next` is renamed.
     if next.exists() {
         files::remove(&previous)?;
         fs::hard_link(&kubelet, &previous).map_err(|error| FileError::new("link", &kubelet, error))?;
@@ -130,7 +132,7 @@ fn put_back(layout: &Layout) -> Result<(), FileError> {
     }
 }
 
-/// Names that were given are there after the power failed.
+/// Syncs a folder, so that renames survive a power failure.
 pub(super) fn sync(folder: &Path) -> Result<(), FileError> {
     let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|error| FileError::new("write", folder, error))
@@ -186,7 +188,7 @@ mod tests {
         assert_eq!(fs::read_dir(layout.bin()).unwrap().count(), 1);
     }
 
-    /// Killed after each change of a file, and called again.
+    /// Simulates a crash after each change of a file, followed by another call.
     #[test]
     fn whoever_is_killed_goes_on() {
         type Change = fn(&Layout);
