@@ -1,10 +1,11 @@
-//! What a machine must have to be a worker: facts come in, a row for each thing that is looked at goes out. Pure.
+//! Checks what a machine needs to be a worker: facts come in, one row per check goes out. Pure.
 //!
 //! ```text
-//!  machine.rs ──Facts──▶ inspect ──▶ Row: what · found · what to do ──▶ report.rs: table or JSON ──▶ person, script
+//!  machine.rs ──Facts──▶ inspect ──▶ Row: check · found · to do ──▶ report.rs: table or JSON ──▶ user, script
 //! ```
 //!
-//! A row that failed is something without which no kubelet, or no Pod, starts. A warning is something that will be missed.
+//! A failed row means that the kubelet, or every Pod, would not start. A warning means that a
+//! feature is missing or limited.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,11 +16,12 @@ use yoke_api::names::is_label;
 mod kernel;
 pub(crate) mod report;
 
-/// Controllers without which the kubelet does not start.
+/// Controllers that the kubelet needs to start.
 const CONTROLLERS: &[&str] = &["cpu", "cpuset", "memory", "pids"];
-/// Ports of the kubelet, and what they are for.
+/// Ports of the kubelet, with their purpose.
 pub(crate) const PORTS: &[(u16, &str)] = &[(10250, "the kubelet's API"), (10248, "the kubelet's health")];
-/// Programs of others that the worker's parts run, and who does.
+/// Programs of the machine that the worker's parts run, each with its purpose and its Debian
+/// package.
 pub(crate) const PROGRAMS: &[(&str, &str, &str)] = &[
     ("mount", "the kubelet mounts volumes with it", "mount"),
     ("umount", "the kubelet unmounts volumes with it", "mount"),
@@ -35,16 +37,19 @@ pub(crate) const PROGRAMS: &[(&str, &str, &str)] = &[
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// The kubelet begins to evict at 100 MiB, and a node has a containerd, a kubelet and a runtime for each Pod.
+/// Minimum memory. The kubelet starts evictions at 100 MiB; containerd, the kubelet and one shim
+/// per Pod need the rest.
 const MEMORY_MIN: u64 = 512 * MIB;
 const MEMORY_WANTED: u64 = 1536 * MIB;
-/// The kubelet evicts Pods below 3 GiB (`config.rs`), and the programs take one.
+/// Minimum disk space. The kubelet evicts Pods below 3 GiB (`config.rs`), and the programs need 1
+/// GiB.
 const DISK_MIN: u64 = 4 * GIB;
 const DISK_WANTED: u64 = 10 * GIB;
-/// A certificate is good from five minutes before it was made.
+/// Largest clock difference in seconds. A certificate is valid from five minutes before its
+/// creation.
 const SKEW_MAX: u64 = 240;
 const SKEW_WANTED: u64 = 5;
-/// A Node's name, as a DNS subdomain.
+/// Maximum length of a Node's name, which is a DNS subdomain.
 const NAME_MAX: usize = 253;
 
 /// How control groups are mounted.
@@ -54,91 +59,92 @@ pub(crate) enum Cgroups {
     V2(BTreeSet<String>),
     /// Version 1, with these controllers.
     V1(BTreeSet<String>),
-    /// Not at all.
+    /// Not mounted.
     None,
 }
 
 /// Whether a packet filter can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Filter {
-    /// Its program is not installed.
+    /// The program is not installed.
     Missing,
-    /// Its program, or the kernel, says no.
+    /// The program or the kernel reports an error.
     Refused(String),
-    /// It lists its rules.
+    /// The program lists its rules.
     Works,
 }
 
-/// What was read of a volume's space.
+/// Free space of a volume, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Space {
     pub(crate) path: PathBuf,
     pub(crate) free: u64,
 }
 
-/// What is wrong with something, and what to do about it.
+/// A problem, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) found: String,
     pub(crate) to_do: &'static str,
 }
 
-/// The machine, as far as it matters. `None` is what could not be read.
+/// The facts about a machine. `None` means that a fact could not be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) root: bool,
-    /// Whether each capability that is needed is there, by name.
+    /// For each required capability, whether this process has it.
     pub(crate) capabilities: BTreeMap<&'static str, bool>,
     pub(crate) host_name: String,
     pub(crate) cgroups: Cgroups,
-    /// Whether a cgroup of version 1 is to be accepted.
+    /// Whether the user accepts cgroup v1.
     pub(crate) allow_cgroup_v1: bool,
     /// Major and minor version.
     pub(crate) kernel: Option<(u32, u32)>,
     pub(crate) nf_tables: bool,
     pub(crate) overlay: bool,
     pub(crate) ip_forward: Option<bool>,
-    /// Whether bridged packets pass the packet filter; `None` where the kernel does not have it (loaded).
+    /// Whether bridged packets pass the packet filter; `None` if the kernel module is not loaded.
     pub(crate) bridge_filter: Option<bool>,
     pub(crate) nft: Filter,
-    /// Whether a process can have a network device.
+    /// Whether TUN devices can be created.
     pub(crate) tun: bool,
-    /// Whether the worker is to make a network of Pods.
+    /// Whether the worker is to create the Pod network.
     pub(crate) pod_network: bool,
-    /// The port of the network of Pods, whether it was asked for, and whether somebody has it.
+    /// WireGuard port, whether the user chose it, and whether another process uses it.
     pub(crate) wireguard: (u16, bool, bool),
-    /// Devices and files that are swapped to.
+    /// Active swap devices and files.
     pub(crate) swap: Vec<String>,
-    /// Whether somebody listens on a port, for each of [`PORTS`].
+    /// For each of [`PORTS`], whether a process listens on it.
     pub(crate) ports: BTreeMap<u16, bool>,
     pub(crate) space: Option<Space>,
-    /// What there is of the bundle.
+    /// Description of the bundle, or why it cannot be used.
     pub(crate) bundle: Result<String, Fault>,
     pub(crate) memory: Option<u64>,
-    /// Where each of [`PROGRAMS`] is.
+    /// Path of each of [`PROGRAMS`].
     pub(crate) programs: BTreeMap<&'static str, Option<PathBuf>>,
-    /// Whether systemd runs the machine.
+    /// Whether systemd is the init system of the machine.
     pub(crate) systemd: bool,
-    /// What for the machine is looked at.
+    /// Purpose of the checks.
     pub(crate) purpose: Purpose,
-    /// Whether a network can be made that leads out by the machine, or why not.
+    /// Whether an ephemeral worker's network can be created, or why not.
     pub(crate) uplink: Result<(), String>,
-    /// How far the clock is ahead of the API's in seconds, or why that is not known; nothing if no API was named.
+    /// Seconds that this clock is ahead of the API server's, or why that is unknown; `None` without
+    /// a join token.
     pub(crate) skew: Option<Result<i64, String>>,
 }
 
-/// What for a machine is looked at.
+/// Purpose of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// For a worker in the machine's network, or to know.
+    /// A worker in the machine's network, or information only.
     Any,
-    /// For one that systemd runs, too.
+    /// A worker that systemd runs.
     Join,
-    /// For one with a network of its own.
+    /// An ephemeral worker with a network of its own.
     Box,
 }
 
-/// How a thing is.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -147,7 +153,7 @@ pub(crate) enum Verdict {
     Failed,
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Row {
     pub(crate) check: String,
@@ -185,12 +191,12 @@ impl Row {
     }
 }
 
-/// Whether a worker can run there: nothing failed.
+/// Reports whether the machine can be a worker: no check failed.
 pub(crate) fn is_fit(rows: &[Row]) -> bool {
     rows.iter().all(|row| row.verdict != Verdict::Failed)
 }
 
-/// Looks at everything, in the order in which it is best put right.
+/// Runs all checks, in the order in which problems are best fixed.
 pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     let mut rows = vec![inspect_user(facts)];
     rows.extend(facts.root.then(|| inspect_capabilities(facts)));
@@ -198,7 +204,7 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     rows.push(inspect_cgroups(facts));
     rows.push(kernel::inspect_kernel(facts));
     rows.push(kernel::inspect_overlay(facts.overlay));
-    // A network of its own has settings and ports of its own.
+    // A sandbox has sysctls and ports of its own.
     let in_box = facts.purpose == Purpose::Box;
     rows.extend((!in_box).then(|| kernel::inspect_forward(facts.ip_forward)));
     rows.push(kernel::inspect_bridge(facts.bridge_filter));
@@ -209,7 +215,7 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     let ports = PORTS.iter().filter(|_| !in_box);
     rows.extend(ports.map(|(port, use_)| inspect_port(facts, *port, use_)));
     let (port, asked_for, taken) = facts.wireguard;
-    // In a box it takes another one.
+    // An ephemeral worker chooses a free port, unless the user names one.
     rows.extend((facts.pod_network && (asked_for || !in_box)).then(|| inspect_wireguard(port, taken)));
     rows.push(inspect_bundle(&facts.bundle));
     rows.push(inspect_space(facts.space.as_ref()));
@@ -244,7 +250,7 @@ fn inspect_capabilities(facts: &Facts) -> Row {
     Row::ok("capabilities", "enough")
 }
 
-/// RFC 1123, as the API server checks a Node's name.
+/// Checks a Node's name like the API server does (RFC 1123).
 pub(crate) fn is_node_name(name: &str) -> bool {
     name.len() <= NAME_MAX && name.split('.').all(is_label)
 }

@@ -1,8 +1,8 @@
-//! What the kernel must have. Pure.
+//! Checks of the kernel. Pure.
 
 use super::{Facts, Filter, Row};
 
-/// kube-proxy does not start in its nftables mode below it: <https://kep.k8s.io/3866>, as of 1.33.
+/// Minimum for kube-proxy's nftables mode: <https://kep.k8s.io/3866>, as of 1.33.
 const VERSION_MIN: (u32, u32) = (5, 13);
 
 pub(super) fn inspect_kernel(facts: &Facts) -> Row {
@@ -38,7 +38,8 @@ pub(super) fn inspect_forward(forward: Option<bool>) -> Row {
         "sysctl -w net.ipv4.ip_forward=1, and write `net.ipv4.ip_forward = 1` to /etc/sysctl.d/90-yoke-worker.conf";
     match forward {
         Some(true) => Row::ok(CHECK, "on"),
-        // The bridge plugin turns it on for the first Pod; what turns it off again is what matters.
+        // The bridge plugin enables forwarding for the first Pod. The warning is about a setting
+        // that disables it again later.
         Some(false) => Row::warning(CHECK, "off until the first Pod is connected", to_do),
         None => Row::failed(CHECK, "net.ipv4.ip_forward cannot be read", "boot a kernel with IPv4"),
     }
