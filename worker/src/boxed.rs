@@ -1,10 +1,11 @@
-//! An ephemeral worker in a box: mounts, processes and a network of its own, so that nothing of it outlives it.
+//! Runs an ephemeral worker in a sandbox: mount, PID and network namespaces of its own, so that
+//! nothing of it outlives it.
 //!
 //! ```text
-//!  run --rm ── unshare ── init (process 1: buries orphans) ── node: a worker's life
+//!  run --rm ── unshare ── init (process 1: reaps orphans) ── node: the worker's main process
 //!     │                    ▲                                    ▲
 //!     ├── uplink.rs        │                                    │
-//!     └── a pipe: a byte when the network leads out ── closed to say that it is to end, and closed, too, if `run` is killed
+//!     └── a pipe: one byte when the network is up ── closed to stop the worker, also by the kernel if `run` is killed
 //!  then: clean
 //! ```
 
@@ -35,23 +36,23 @@ use crate::state::{Lock, Worker, is_at};
 use crate::uplink::Upkeep;
 use crate::{Error, gpus, live};
 
-/// Folders of the machine that parts of a worker write to whatever they are told.
+/// Folders of the machine that containerd, the kubelet or CNI write to regardless of configuration.
 const USUAL: &[&str] = &[
     "/run/containerd",
     "/var/lib/kubelet",
     "/var/lib/cni",
     "/var/log/containers",
 ];
-/// How long a worker may take to end beside the drain.
+/// Timeout for a worker to exit, in addition to the drain timeout.
 const END_LIMIT: Duration = live::FINISH_LIMIT.saturating_add(Duration::from_secs(30));
-/// A network is made at once, or not at all.
+/// Timeout for `unshare` to create the network namespace, which it does at once or never.
 const NETWORK_LIMIT: Duration = Duration::from_secs(10);
 const NETWORK_PAUSE: Duration = Duration::from_millis(5);
-/// How often a usual folder may go while it is taken.
+/// Attempts to lock a shared folder that other sandboxes may remove meanwhile.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// SIGTERM, SIGINT, and SIGHUP unless whoever called wants none of it (`nohup`).
+/// Listens for SIGTERM, SIGINT and, unless the caller ignores it (`nohup`), SIGHUP.
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: Signal,
@@ -85,7 +86,7 @@ async fn hear(signal: Option<&mut Signal>) {
     }
 }
 
-/// Runs the worker in a box until a signal, the end of its time, or its own end.
+/// Runs the worker in a sandbox until a signal, the end of `ttl`, or the worker's own exit.
 pub(crate) async fn run(
     layout: &Layout,
     worker: &mut Worker,
@@ -108,9 +109,10 @@ pub(crate) async fn run(
         .args(["init", "--root"])
         .arg(layout.root())
         .stdin(Stdio::piped())
-        // Nothing is said there. The box holds the lock by it, should this process be killed.
+        // The worker writes nothing to standard output. The descriptor keeps the lock for the
+        // sandbox if this process is killed.
         .stdout(lock.share().map_err(Error::Start)?)
-        // A terminal's Ctrl-C is for this process, which says that it is to end.
+        // Ctrl-C of a terminal reaches this process only, which then stops the worker.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
@@ -137,7 +139,7 @@ pub(crate) async fn run(
     }
 }
 
-/// What leads to the network of a process, as soon as that has one of its own.
+/// Returns the network namespace file of a process, once that process has a namespace of its own.
 async fn find_network(inner: &mut Child) -> Result<PathBuf, Error> {
     let here = Place::here()?;
     let file = PathBuf::from(format!("/proc/{}/ns/net", inner.id().unwrap_or_default()));
@@ -193,12 +195,13 @@ async fn over(ttl: Option<Duration>) {
     }
 }
 
-/// Waits for the network of the box to lead out; an error if it never will.
+/// Waits until the network of the sandbox is up. Fails if the parent gave up.
 pub(crate) fn wait_network() -> Result<(), Error> {
     std::io::stdin().read_exact(&mut [0; 1]).map_err(Error::Start)
 }
 
-/// Process 1 of the box: starts the worker, and waits for whatever ends, as nobody else can for those without parents.
+/// Runs as process 1 of the sandbox: starts the worker and reaps every child, since orphans have no
+/// other parent.
 pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
     let own = std::env::current_exe().map_err(Error::Start)?;
     let worker = std::process::Command::new(own)
@@ -207,7 +210,8 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
         .spawn()
         .map_err(Error::Start)?;
     loop {
-        // The worker is a child of this process: there is one to wait for until it has ended.
+        // The worker is a child of this process, so `wait` has a child to wait for until the worker
+        // exits.
         let (pid, status) = match rustix::process::wait(WaitOptions::empty()) {
             Ok(Some(ended)) => ended,
             Ok(None) | Err(rustix::io::Errno::INTR) => continue,
@@ -220,8 +224,12 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
     }
 }
 
-/// Puts folders of the worker's own in the place of the usual ones, for this box, and files in that of the machine's hosts, with
-/// the API's address, and of its resolver configuration. GPUs that it is not to have are hidden. The folders are to be held as long as it is there.
+/// Mounts replacements over files and folders of the machine, in this sandbox only:
+/// - folders of the worker over those in `USUAL`;
+/// - a hosts file with the API server's address, and a resolver configuration;
+/// - empty files over GPUs that the worker must not use.
+///
+/// The caller must hold the returned files while the sandbox exists.
 pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
     let mut held = Vec::new();
     for usual in USUAL {
@@ -236,7 +244,8 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
         files::write(&own, hosts::read_with(worker)?, files::PUBLIC)?;
         mount(&own, HOSTS)?;
     }
-    // Where there is none, nobody but the kubelet is told of it.
+    // Without this file on the machine, only the kubelet reads the replacement, through its
+    // configuration.
     if worker.uplink.is_some() && Path::new(RESOLV_CONF).exists() {
         mount(&stand_in(layout, RESOLV_CONF), RESOLV_CONF)?;
     }
@@ -249,8 +258,9 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
     Ok(held)
 }
 
-/// Lets a CNI plugin be brought by a Pod, as on a machine: the worker's folder is where all of the cluster have theirs, whatever its
-/// `--root` is, and what the Pod mounts is seen by others in the box.
+/// Lets a Pod install a CNI plugin as on any other node. The worker's folder is mounted at the
+/// default path, which the Pod expects, and the mounts that the Pod creates propagate to the whole
+/// sandbox.
 fn admit_plugin(layout: &Layout) -> Result<Option<File>, Error> {
     let mut held = None;
     if !layout.root().starts_with(ROOT) {
@@ -263,7 +273,7 @@ fn admit_plugin(layout: &Layout) -> Result<Option<File>, Error> {
     Ok(held)
 }
 
-/// Puts an empty file, or an empty folder, in the place of each.
+/// Mounts an empty file, or an empty folder, over each path.
 fn hide(layout: &Layout, paths: &BTreeSet<PathBuf>) -> Result<(), FileError> {
     let (file, folder) = (layout.usual().join("no-gpu"), layout.usual().join("no-gpus"));
     files::make_folder(&folder)?;
@@ -279,8 +289,8 @@ fn mount(own: &Path, usual: impl AsRef<Path>) -> Result<(), FileError> {
     rustix::mount::mount_bind(own, usual).map_err(|error| FileError::new("mount over", usual, error.into()))
 }
 
-/// Keeps a folder, which is made and noted if it is not there, from being removed by another box: the kernel would take away
-/// what is mounted over it in this one.
+/// Locks a folder, so that another sandbox does not remove it: the kernel would remove this
+/// sandbox's mount with it. Creates the folder if it is missing, and a marker that records that.
 fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
     for _ in 0..TRIES {
         if !folder.exists() {
@@ -293,7 +303,7 @@ fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
         });
         match locked {
             Ok(held) if is_at(&held, folder) => return Ok(held),
-            // It was removed right then, or is about to be.
+            // Another sandbox has just removed the folder, or is about to.
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {}
             Err(error) => return Err(FileError::new("hold", folder, error).into()),
@@ -303,19 +313,20 @@ fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
     Err(FileError::new("hold", folder, ErrorKind::WouldBlock.into()).into())
 }
 
-/// What is in the box in the place of a path.
+/// Returns the path in the worker's folder that is mounted over `usual`.
 pub(crate) fn stand_in(layout: &Layout, usual: &str) -> PathBuf {
     layout.usual().join(usual.trim_start_matches('/'))
 }
 
-/// Removes the usual folders that were made for the box.
+/// Removes the shared folders that were created for the sandbox.
 pub(crate) fn remove_usual(layout: &Layout) {
     for usual in USUAL.iter().chain([&ROOT]) {
         remove_made(Path::new(usual), &made(layout, usual));
     }
 }
 
-/// One that another box holds stays, and so does what somebody has put into one since.
+/// Removes a folder that has a marker. A folder that another sandbox holds stays, and so does a
+/// folder that has files by now.
 fn remove_made(folder: &Path, made: &Path) {
     if made.exists()
         && let Ok(held) = File::open(folder)
@@ -325,12 +336,12 @@ fn remove_made(folder: &Path, made: &Path) {
     }
 }
 
-/// A file that says that a usual folder was not there.
+/// Returns the marker file that records that the folder did not exist.
 fn made(layout: &Layout, usual: &str) -> PathBuf {
     layout.usual().join(format!("made{}", usual.replace('/', "-")))
 }
 
-/// Comes when the pipe that is this process's standard input is closed.
+/// Resolves when the pipe on this process's standard input is closed.
 pub(crate) async fn end_of_input() -> std::io::Result<()> {
     let input = std::io::stdin().as_fd().try_clone_to_owned()?;
     let input = pipe::Receiver::from_owned_fd(input)?;

@@ -1,4 +1,4 @@
-//! Whether the kubelet can still ask with the certificate that it was given.
+//! Checks whether the kubelet's client certificate exists and is still valid.
 
 use jiff::Timestamp;
 use rustls_pki_types::CertificateDer;
@@ -7,20 +7,21 @@ use yoke_pki::inspect::ParsedCertificate;
 
 use crate::layout::Layout;
 
-/// Whether the worker was let in, and need not be again. The kubelet writes its kubeconfig before it has a certificate.
+/// Reports whether the worker was admitted, and needs no new admission. The kubelet writes its
+/// kubeconfig before it has a certificate, so a missing certificate does not count as expired.
 pub(crate) fn has_joined(layout: &Layout) -> bool {
     layout.kubeconfig().exists() && !is_over(layout)
 }
 
-/// Whether there is a certificate to ask with.
+/// Reports whether there is a valid certificate.
 pub(crate) fn is_there(layout: &Layout) -> bool {
     layout.client_certificate().exists() && !is_over(layout)
 }
 
-/// Whether there was one, and it has ended: the machine was off for too long to renew it.
+/// Reports whether there is an expired certificate: the machine was off for too long to renew it.
 fn is_over(layout: &Layout) -> bool {
     let read = || {
-        // Its key is in the same file.
+        // The file also contains the private key.
         let text = std::fs::read(layout.client_certificate()).ok()?;
         let own = CertificateDer::from_pem_slice(&text).ok()?;
         ParsedCertificate::from_der(own.to_vec()).ok()

@@ -1,4 +1,5 @@
-//! Removes what a worker made on the machine: processes, mounts, links, control groups and files, in this order.
+//! Removes everything that a worker created on the machine: processes, mounts, links, control
+//! groups and files, in this order.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,15 +22,16 @@ use crate::state::Worker;
 use crate::{Error, boxed, cni, hosts, rules, sysctls, uplink};
 
 const LINK_LIMIT: Duration = Duration::from_secs(10);
-/// Mounts may be stacked, and a new list is read after each round.
+/// Rounds of unmounting. Mounts may be stacked, so each round reads a new list.
 const ROUNDS: u32 = 10;
 
-/// Removes all of it. What cannot be removed is an error, and `worker.json` stays then: it says what there is to remove.
+/// Removes everything. On failure `worker.json` stays, because a retry needs it to know what to
+/// remove.
 pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.kill_all().await;
     match &worker.uplink {
-        // The rest of its network went with its processes.
+        // The rest of the sandbox network disappeared with its processes.
         Some(uplink) => uplink::remove(&uplink.run).await,
         None => leave_network(layout, worker).await,
     }
@@ -40,7 +42,8 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
     }
     boxed::remove_usual(layout);
     hosts::remove(&worker.id)?;
-    // Another worker counts on them as they are. What fails is not worth staying for.
+    // The sysctls stay while another worker relies on them. A failed restore does not fail the
+    // cleanup.
     if !cgroups.has_others()
         && let Err(error) = sysctls::restore(layout)
     {
@@ -49,9 +52,10 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
     remove_folder(layout)
 }
 
-/// Takes out of the machine's own network what a worker has made in it.
+/// Removes what the worker created in the machine's own network namespace.
 async fn leave_network(layout: &Layout, worker: &Worker) {
-    // Those of a worker that was killed: the notes are where they were for whoever wrote them.
+    // A killed worker left these results behind. They are in the folder where the worker's libcni
+    // wrote them, in a sandbox or not.
     for notes in [PathBuf::from(cni::NOTES), boxed::stand_in(layout, cni::NOTES)] {
         for fault in cni::detach_all(&layout.bin(), &notes, &worker.id).await {
             say(&format!("cannot take a Pod off the network: {fault}"));
@@ -60,7 +64,8 @@ async fn leave_network(layout: &Layout, worker: &Worker) {
     for link in [worker.id.bridge(), worker.id.tunnel()] {
         remove_link(&link).await;
     }
-    // One that was never let in has none, and may be in a network that is somebody else's as well.
+    // A worker that was never admitted has no rules. Its network namespace may also belong to
+    // another worker.
     if layout.kubeconfig().exists() {
         rules::remove_all(&worker.id).await;
     }
@@ -74,21 +79,22 @@ fn unmount_all(root: &Path) -> Result<(), Error> {
             return Ok(());
         }
         for mount in left.iter().rev() {
-            // What is in use goes when it is used no more; the next round sees whether it is gone from here.
+            // A busy mount disappears after its last use. The next round checks whether it has left
+            // this namespace.
             let _ = rustix::mount::unmount(mount, UnmountFlags::DETACH);
         }
     }
     Err(Error::Left(left))
 }
 
-/// Mounts in the folder, in the order in which they were made.
+/// Returns the mounts below the folder, in the order of their creation.
 fn list_mounts(root: &Path) -> Result<Vec<PathBuf>, Error> {
     let file = Path::new("/proc/self/mountinfo");
     let mounts = fs::read(file).map_err(|error| FileError::new("read", file, error))?;
     Ok(parse_mounts(&mounts, root))
 }
 
-/// Bytes: the path of a mount of somebody else's need not be UTF-8.
+/// Parses bytes, because the path of an unrelated mount need not be UTF-8.
 pub(crate) fn parse_mounts(mountinfo: &[u8], root: &Path) -> Vec<PathBuf> {
     let lines = mountinfo.split(|byte| *byte == b'\n');
     let points = lines
@@ -99,7 +105,8 @@ pub(crate) fn parse_mounts(mountinfo: &[u8], root: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The kernel writes space, tab, newline and backslash as `\` and three octal digits.
+/// Decodes a path of mountinfo: the kernel writes space, tab, newline and backslash as `\` and
+/// three octal digits.
 fn unescape(text: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -116,7 +123,8 @@ fn unescape(text: &[u8]) -> PathBuf {
     OsString::from_vec(plain).into()
 }
 
-/// The bridge, or the device of a worker that still ends. In a network namespace that goes away they go by themselves.
+/// Deletes a link: the bridge, or the tunnel of a worker that is still exiting. In a network
+/// namespace that is deleted, links disappear by themselves.
 async fn remove_link(link: &str) {
     let mut command = Command::new("ip");
     command.args(["link", "delete", link]).env_clear().env("PATH", PATH);
@@ -125,11 +133,12 @@ async fn remove_link(link: &str) {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true);
-    // There is none if there was no Pod; and one that stays does no harm.
+    // The link does not exist if no Pod was started, and a link that remains is harmless.
     let _ = tokio::time::timeout(LINK_LIMIT, command.status()).await;
 }
 
-/// Never through a mount: what is there would be removed as well. What says that the folder is a worker's goes last.
+/// Removes the worker's folder, but never through a mount, whose content would be removed too. The
+/// state file and the lock go last, because they mark the folder as a worker's.
 fn remove_folder(layout: &Layout) -> Result<(), Error> {
     let left = list_mounts(layout.root())?;
     if !left.is_empty() {
@@ -144,7 +153,7 @@ fn remove_folder(layout: &Layout) -> Result<(), Error> {
         if last.contains(&path) {
             continue;
         }
-        // Of the entry itself: a link is removed, and not what it leads to.
+        // The type of the entry itself: a symbolic link is removed, not its target.
         let removed = match entry.file_type() {
             Ok(kind) if kind.is_dir() => fs::remove_dir_all(&path),
             Ok(_) => fs::remove_file(&path),
@@ -156,7 +165,7 @@ fn remove_folder(layout: &Layout) -> Result<(), Error> {
         files::remove(path)?;
     }
     match fs::remove_dir(layout.root()) {
-        // A volume's mount point stays, and so does a folder that is somebody's already.
+        // The folder stays if it is a mount point, or if another process has created files in it.
         Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::DirectoryNotEmpty) => Ok(()),
         removed => removed.map_err(|error| failed(layout.root(), error).into()),
     }

@@ -1,4 +1,5 @@
-//! Asks the API what time it is there: with the CA of the token and no other, and without the token's secret.
+//! Compares this machine's clock with the API server's. The request trusts only the CA of the
+//! token, and does not send the token's secret.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::hosts;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How many seconds this clock is ahead of the API's, or why that is not known.
+/// Returns how many seconds this clock is ahead of the API server's, or why that is unknown.
 pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
     let asked = tokio::time::timeout(LIMIT, ask_date(line)).await;
     let date = asked.map_err(|_| {
@@ -32,7 +33,7 @@ async fn ask_date(line: &JoinLine) -> Result<String, String> {
     let certificates = CertificateDer::pem_slice_iter(line.ca.as_bytes()).collect::<Result<Vec<_>, _>>();
     let certificates = certificates.map_err(|error| format!("the CA of the token: {error}"))?;
     let client = connect(line, &certificates).map_err(|error| to_line(&error))?;
-    // Whoever may see it: an answer is an answer.
+    // The status of the response does not matter: every response has a date.
     let request = http::Request::get("/version")
         .body(Body::empty())
         .map_err(|error| to_line(&error))?;
@@ -41,7 +42,7 @@ async fn ask_date(line: &JoinLine) -> Result<String, String> {
     Ok(date.unwrap_or_default().to_owned())
 }
 
-/// A client that trusts the token's CA alone, and says nothing of who it is.
+/// Returns a client that trusts the token's CA alone, and is unauthenticated.
 fn connect(line: &JoinLine, certificates: &[CertificateDer<'_>]) -> Result<Client, kube::Error> {
     let url = format!("https://{}", line.server)
         .parse()
@@ -57,13 +58,13 @@ fn skew(date: &str, now: Timestamp) -> Option<i64> {
     Some(now.as_second().saturating_sub(there.as_second()))
 }
 
-/// An error with its causes.
+/// Formats an error with its causes on one line.
 pub(crate) fn to_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let next = error.to_string();
-        // Several libraries repeat their source in their own text.
+        // Several libraries repeat the text of their source in their own.
         if !text.contains(&next) {
             text = format!("{text}: {next}");
         }

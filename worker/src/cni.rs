@@ -1,6 +1,8 @@
-//! Takes Pods off the network as containerd would, for those that end with their worker: addresses, rules and links go.
+//! Disconnects Pods from the network as containerd would, for Pods that end with their worker:
+//! addresses, rules and links disappear.
 //!
-//! libcni keeps a note of each attachment; a plugin that is called with it removes what it has made.
+//! libcni caches the result of each attachment in a file. A plugin that is called with the cached
+//! data removes what it has created.
 
 use std::fs;
 use std::io::Read as _;
@@ -16,14 +18,14 @@ use crate::feed::feed;
 use crate::id::Id;
 use crate::machine::PATH;
 
-/// Where libcni keeps its notes, whatever it is told.
+/// Folder of libcni's cached results, which cannot be configured.
 pub(crate) const NOTES: &str = "/var/lib/cni/results";
 const NOTE_MAX: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(20);
-/// Of all calls together.
+/// Timeout for all calls together.
 pub(crate) const ALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// What libcni notes, as of its version 1.
+/// A cached result, as libcni 1 writes it.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Note {
@@ -32,7 +34,7 @@ struct Note {
     network_name: String,
     #[serde(default)]
     netns: String,
-    /// The list of plugins, in base64.
+    /// The CNI network configuration list, in base64.
     config: String,
     #[serde(default)]
     cni_args: Vec<(String, String)>,
@@ -41,7 +43,7 @@ struct Note {
     result: Option<Value>,
 }
 
-/// One plugin's call.
+/// A call of one plugin.
 #[derive(Debug, PartialEq)]
 struct Call {
     plugin: String,
@@ -49,7 +51,8 @@ struct Call {
     input: String,
 }
 
-/// Takes every Pod off the worker's network, by the notes in a folder. Says what could not be done.
+/// Disconnects every Pod from the worker's network, by the cached results in a folder. Returns the
+/// failures.
 pub(crate) async fn detach_all(bin: &Path, notes: &Path, id: &Id) -> Vec<String> {
     let mut faults = Vec::new();
     let network = id.network();
@@ -62,7 +65,8 @@ pub(crate) async fn detach_all(bin: &Path, notes: &Path, id: &Id) -> Vec<String>
 
 async fn detach_each(bin: &Path, notes: &Path, network: &str, faults: &mut Vec<String>) {
     for path in list(notes, network) {
-        // The name of a note tells no networks apart of which one's name begins with the other's.
+        // The file name is not enough: the name of another network may start with this network's
+        // name.
         let Some(calls) = read(&path).and_then(|text| build_calls(&text, network, bin)) else {
             continue;
         };
@@ -74,7 +78,7 @@ async fn detach_each(bin: &Path, notes: &Path, network: &str, faults: &mut Vec<S
             }
         }
         if whole {
-            // What is left of a note is read by nobody who minds.
+            // A file that cannot be removed is harmless: no later call depends on it.
             let _ = fs::remove_file(&path);
         }
     }
@@ -99,8 +103,8 @@ fn read(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// The calls that undo an attachment: the plugins in reverse order, each with what it was called with. Nothing for a note of
-/// another network, or one that is none. Pure.
+/// Builds the calls that undo an attachment: the plugins in reverse order, each with its original
+/// input. Returns `None` for a result of another network, or one that cannot be parsed. Pure.
 fn build_calls(note: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
     let note: Note = serde_json::from_str(note).ok()?;
     let list: Value = serde_json::from_slice(&BASE64.decode(note.config.as_bytes()).ok()?).ok()?;
@@ -158,7 +162,7 @@ async fn run(call: &Call, bin: &Path) -> Result<(), String> {
         Err(_) => Err(format!("no end within {LIMIT:?}")),
         Ok(Err(error)) => Err(error.to_string()),
         Ok(Ok(output)) if output.status.success() => Ok(()),
-        // By the specification its error is JSON on standard output.
+        // By the CNI specification an error is JSON on standard output.
         Ok(Ok(output)) => Err(String::from_utf8_lossy(&output.stdout)
             .trim()
             .chars()

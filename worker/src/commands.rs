@@ -1,4 +1,4 @@
-//! `run` and `leave`: which parts of a worker are called, and in which order.
+//! The commands `run` and `leave`: calls the parts of a worker in the right order.
 
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus, Stdio};
@@ -18,9 +18,10 @@ use crate::state::{Lock, Worker};
 use crate::unit::Unit;
 use crate::{Error, cgroups, clean, clock, gpus, live, machine, preflight, root, setup, systemd, uplink};
 
-/// `run`.
+/// The command `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
-    // From the very start: one that comes while the worker is made ends it once it can be ended.
+    // Listening starts first: a signal during setup ends the worker as soon as the worker can be
+    // ended.
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
     cgroups::vacate_top();
@@ -62,7 +63,8 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         Err(_) => Ok(()),
     };
     if ended.is_err() {
-        // What is removed now is the only leave to delete the Node. Its UID is known to whoever was in the box.
+        // Cleanup removes the only credentials that can delete the Node. Processes in the sandbox
+        // may have written the Node's UID to the state file, so read it again.
         let worker = read(&layout).unwrap_or_else(|_| worker.clone());
         tokio::select! {
             forgotten = live::forget(&layout, &worker) => forgotten?,
@@ -75,7 +77,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     made.and(ended)
 }
 
-/// `leave`: the worker is run once more, to drain it.
+/// The command `leave`: runs the worker again, to drain it.
 pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     let layout = root::open(&options.root)?;
     let worker = read(&layout)?;
@@ -93,11 +95,12 @@ pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs the worker to its end, in a process of its own: this one is in no group that is killed.
+/// Runs the worker until it exits, as a child process. This process itself is in no control group
+/// that is killed.
 async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
     let own = std::env::current_exe().map_err(Error::Start)?;
     let mut node = Command::new("setpriv");
-    // Should this process be killed, it ends as well, and nobody else comes in before.
+    // If this process is killed, the child dies too. Until then no other process takes the lock.
     node.args(["--pdeathsig", "KILL", "--"])
         .arg(own)
         .args(["node", "--leave", "--root"])
@@ -108,7 +111,7 @@ async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
     node.status().await.map_err(Error::Start)
 }
 
-/// Process 1 of a box.
+/// Runs as process 1 of a sandbox.
 pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
     boxed::wait_network()?;
     let layout = root::open(&options.root)?;
@@ -116,7 +119,7 @@ pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
     boxed::init(layout.root())
 }
 
-/// A worker's life, as a process of its own.
+/// Runs the worker's main process in the sandbox.
 pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
     let layout = root::open(&options.folder.root)?;
     let worker = read(&layout)?;
@@ -131,11 +134,11 @@ pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
     live::live(&layout, &worker, end).await
 }
 
-/// The worker of a folder, which is nobody else's now.
+/// Reads the worker of a folder and takes its lock.
 fn open(layout: &Layout) -> Result<(Worker, Lock), Error> {
     read(layout)?;
     let lock = Lock::take(layout)?;
-    // Whoever had the lock may have changed it, or removed it.
+    // The previous holder of the lock may have changed or removed the worker, so read it again.
     let worker = read(layout)?;
     worker.check_place(layout)?;
     Ok((worker, lock))
@@ -145,7 +148,7 @@ fn read(layout: &Layout) -> Result<Worker, Error> {
     Worker::read(layout)?.ok_or_else(|| Error::NoWorker(layout.root().to_owned()))
 }
 
-/// Says what the machine lacks, if it lacks anything.
+/// Checks the machine and prints the checks that did not pass.
 pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Purpose) -> Result<(), Error> {
     let limits = options.limits();
     let has = machine::read_capacity(Path::new("/"), &limits)?;
@@ -167,7 +170,7 @@ pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Pur
     Ok(())
 }
 
-/// A row for each thing that a worker needs.
+/// Runs all preflight checks; returns one row per check.
 pub(crate) async fn observe(
     options: &MachineOptions,
     line: Option<&JoinLine>,

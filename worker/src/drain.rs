@@ -1,4 +1,4 @@
-//! Empties the worker's Node: nothing new is put there, and what runs there is asked to go elsewhere, within a limit.
+//! Drains the worker's Node: cordons it and evicts its Pods, within a timeout.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,32 +14,33 @@ use crate::node::{REQUEST, ask_uid, limited};
 use crate::output::say;
 
 const ROUND: Duration = Duration::from_secs(1);
-/// How long a Pod is left in peace that a PodDisruptionBudget keeps, as by `kubectl drain`.
+/// Delay before the eviction of a Pod is retried that a PodDisruptionBudget has rejected, as in
+/// `kubectl drain`.
 const KEPT: Duration = Duration::from_secs(5);
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// A node has no more Pods than this by default.
+/// Page size of the Pod list. By default a Node has fewer Pods than this.
 const PAGE: u32 = 250;
-/// Of one list: more is nothing that a kubelet runs.
+/// Upper bound for pages of one list. No kubelet runs more Pods.
 const PAGES_MAX: u32 = 40;
-/// How often a Node is tried to be deleted.
+/// Attempts to delete a Node.
 const DELETE_TRIES: u32 = 5;
-/// How long deleting it may take: each try is two requests where it is refused.
+/// Upper bound of the deletion. Each attempt makes two requests if the server rejects it.
 pub(crate) const REMOVE_LIMIT: Duration = REQUEST
     .saturating_mul(2)
     .saturating_add(ROUND)
     .saturating_mul(DELETE_TRIES);
 
-/// What is to be done about a Pod.
+/// Decision about a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It would come back at once, or is no work of anybody's any more.
+    /// Ignore: the Pod has finished, or its controller would recreate it at once.
     Leave,
-    /// It is on its way.
+    /// Wait: the Pod is terminating.
     Wait,
     Evict,
 }
 
-/// Pure.
+/// Decides what to do about a Pod. Pure.
 fn plan(pod: &Pod) -> Step {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let mut owners = pod.owner_references().iter();
@@ -47,7 +48,7 @@ fn plan(pod: &Pod) -> Step {
     if returns || pod.annotations().contains_key(MIRROR) {
         Step::Leave
     } else if pod.metadata.deletion_timestamp.is_some() {
-        // Its containers may have ended: the kubelet still has to say so, and then it is gone.
+        // The containers may have ended. The Pod disappears after the kubelet has reported that.
         Step::Wait
     } else if matches!(phase, Some("Succeeded" | "Failed")) {
         Step::Leave
@@ -56,20 +57,20 @@ fn plan(pod: &Pod) -> Step {
     }
 }
 
-/// The Node that is meant: another machine may have its name by now.
+/// The Node to drain. Another machine may have a Node of this name by now, so the UID counts too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
 }
 
-/// Cordons the Node, and evicts its Pods until there are none or the time is over. Says what did not work; none of it is a
-/// reason to stay. Answers whether there are none.
+/// Cordons the Node, and evicts its Pods until none are left or the timeout expires. Prints
+/// failures and continues. Returns whether no Pods are left.
 pub(crate) async fn drain(client: &Client, node: Target<'_>, limit: Duration) -> bool {
     empty(client, node, limit, true).await
 }
 
-/// The same, whatever budgets say.
+/// Deletes the Pods instead, which ignores PodDisruptionBudgets.
 pub(crate) async fn delete_pods(client: &Client, node: Target<'_>, limit: Duration) -> bool {
     empty(client, node, limit, false).await
 }
@@ -89,10 +90,10 @@ async fn empty(client: &Client, node: Target<'_>, limit: Duration, budgets: bool
     emptied
 }
 
-/// What became of the wish that nothing new be put on the Node.
+/// Result of cordoning the Node.
 enum Cordon {
     Done,
-    /// There is no such Node.
+    /// The Node does not exist.
     Gone,
     Again,
 }
@@ -102,9 +103,9 @@ struct Drain<'a> {
     node: Target<'a>,
     /// Whether PodDisruptionBudgets count.
     budgets: bool,
-    /// What was said last: what stays as it is is not said each second.
+    /// Last message, so that an unchanged state is not printed every second.
     said: Option<String>,
-    /// Pods that a budget keeps, by UID, and when they are asked to go again.
+    /// Pods that a PodDisruptionBudget protects, by UID, and when to retry their eviction.
     kept: HashMap<String, Instant>,
 }
 
@@ -137,11 +138,11 @@ impl Drain<'_> {
 
     async fn cordon(&mut self) -> Cordon {
         let nodes = Api::<Node>::all(self.client.clone());
-        // The UID is a condition: the server refuses the change of another Node of this name.
+        // The UID is a precondition: the server rejects the change for another Node of this name.
         let cordon = json!({"metadata": {"uid": self.node.uid}, "spec": {"unschedulable": true}});
         match limited(nodes.patch(self.node.name, &PatchParams::default(), &Patch::Merge(&cordon))).await {
             Ok(_) => Cordon::Done,
-            // It was never there, or somebody was faster.
+            // The Node never existed, or another client has deleted it.
             Err(kube::Error::Api(status)) if status.is_not_found() => Cordon::Gone,
             Err(kube::Error::Api(status)) if status.code == 409 && is_another(self.client, self.node).await => {
                 self.say(format!(
@@ -157,7 +158,7 @@ impl Drain<'_> {
         }
     }
 
-    /// Every Pod of the Node, page after page.
+    /// Lists every Pod of the Node, page by page.
     async fn list(&self) -> kube::Result<Vec<Pod>> {
         let pods = Api::<Pod>::all(self.client.clone());
         let mut page = ListParams::default()
@@ -218,13 +219,15 @@ impl Drain<'_> {
     }
 }
 
-/// Whether the name is that of another Node, after a conflict: somebody's change at the same time is one, too.
+/// Reports after a conflict whether the name belongs to another Node. A concurrent change of this
+/// Node is a conflict, too.
 async fn is_another(client: &Client, node: Target<'_>) -> bool {
     let found = ask_uid(client, node.name).await;
     found.is_ok_and(|found| found.is_some_and(|uid| uid != node.uid))
 }
 
-/// Deletes the Node. A kubelet's own certificate does not allow it by Kubernetes' own rules; the cluster's may.
+/// Deletes the Node. By the default rules of Kubernetes a kubelet's certificate does not permit
+/// that; the rules of the cluster may.
 pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
     let nodes = Api::<Node>::all(client.clone());
     let same = DeleteParams::default().preconditions(Preconditions {

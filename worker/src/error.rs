@@ -1,4 +1,4 @@
-//! What can go wrong, said as `error: …` with a `hint: …` where one is known.
+//! The error of a command, printed as `error: …` with a `hint: …` where one is known.
 
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
@@ -13,19 +13,19 @@ use crate::files::FileError;
 use crate::output::say;
 use crate::root::RootError;
 
-/// A command failed.
+/// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The token is none.
+    /// The join token is malformed.
     #[error("cannot use the join token")]
     Token(#[source] LineError),
-    /// Standard input failed.
+    /// Standard input cannot be read.
     #[error("cannot read the join token from standard input")]
     Input(#[source] std::io::Error),
-    /// Standard output failed.
+    /// Standard output cannot be written.
     #[error("cannot write to standard output")]
     Output(#[source] std::io::Error),
-    /// The folder cannot be used.
+    /// The worker's folder cannot be used.
     #[error("cannot use the folder of --root")]
     Root(#[from] RootError),
     /// The bundle cannot be used.
@@ -37,52 +37,52 @@ pub enum Error {
     /// The kubeconfig cannot be written.
     #[error("cannot make the kubelet's kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
-    /// What was remembered cannot be read.
+    /// A state file cannot be parsed.
     #[error("{} is damaged", .0.display())]
     State(PathBuf, #[source] serde_json::Error),
-    /// Another worker is there.
+    /// The folder already has another worker.
     #[error("{} belongs to Node {name} of {server}", root.display())]
     Taken {
         /// The worker's folder.
         root: PathBuf,
-        /// Its Node.
+        /// Name of the Node of the worker in that folder.
         name: String,
-        /// Its API.
+        /// API server of the worker in that folder.
         server: String,
     },
-    /// There is not as much as the worker is to have.
+    /// The machine has less CPU or memory than requested.
     #[error("{0}")]
     Excess(String),
-    /// There is no GPU.
+    /// GPUs were requested, but the machine has none.
     #[error(
         "this machine has no GPU: no CDI specification names one, and there is no /dev/nvidia0, /dev/dri/renderD128 or /dev/kfd"
     )]
     NoGpu,
-    /// Its content is somebody else's.
+    /// The folder has files that no worker wrote.
     #[error("{} is not empty, and no worker's", .0.display())]
     Foreign(PathBuf),
-    /// Somebody else's processes are where the worker's would be.
+    /// The worker's control group already has processes of another program.
     #[error("{} has processes of somebody else", .0.display())]
     Populated(PathBuf),
-    /// A name is none for a Node.
+    /// The name is not valid for a Node.
     #[error("{0:?} cannot be a Node's name")]
     Name(String),
-    /// Another machine has its name by now.
+    /// Another machine now has a Node of this name.
     #[error("Node {0} is not the one that this machine joined as")]
     Replaced(String),
-    /// Its Node was deleted, or reaped.
+    /// The Node was deleted, by a user or by the node reaper.
     #[error("Node {0} was removed from the cluster")]
     Removed(String),
-    /// Its Node was removed while nothing was heard of the machine.
+    /// The Node was removed while this machine did not reach the API.
     #[error("Node {0} was removed while this machine was silent")]
     Forgotten(String),
-    /// Its kubelet has made another.
+    /// The Node was removed, and the kubelet has registered a new one.
     #[error("Node {0} was removed, and this machine has another")]
     Renewed(String),
-    /// There is no worker.
+    /// The folder has no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),
-    /// What it has made is not seen from here.
+    /// The worker's resources are in another network namespace.
     #[error(
         "the worker in {} is in another network namespace: call this by `nsenter --net={} yoke-worker …`",
         root.display(),
@@ -91,95 +91,96 @@ pub enum Error {
     Elsewhere {
         /// The worker's folder.
         root: PathBuf,
-        /// What leads to its network.
+        /// A file that leads to the worker's network namespace, for `nsenter`.
         net: PathBuf,
     },
-    /// Control groups are not seen from here.
+    /// This process cannot see any control groups.
     #[error("no control groups are mounted at /sys/fs/cgroup")]
     NoCgroups,
-    /// Somebody is at it.
+    /// Another process holds the lock of the worker's folder.
     #[error("the worker in {} runs, or is being changed", .0.display())]
     Busy(PathBuf),
-    /// Signals cannot be heard.
+    /// Signal handlers cannot be installed.
     #[error("cannot listen for SIGTERM, SIGINT and SIGHUP")]
     Signals(#[source] std::io::Error),
     /// A program cannot be started.
     #[error("cannot start the worker")]
     Start(#[source] std::io::Error),
-    /// The cluster says no.
+    /// The cluster rejects the join token or the certificate request.
     #[error("the cluster does not let this machine in: {0}")]
     Refused(String),
-    /// The worker ended without being asked to.
+    /// The worker exited without being stopped.
     #[error("the worker ended ({0})")]
     Ended(ExitStatus),
-    /// containerd does not start.
+    /// containerd does not start in time.
     #[error("containerd does not answer within {limit:?}; see {}", log.display())]
     Containerd {
-        /// How long it was waited for.
+        /// How long the worker waited.
         limit: Duration,
-        /// What it says.
+        /// The log file of containerd.
         log: PathBuf,
     },
-    /// An image cannot be loaded.
+    /// A container image cannot be imported.
     #[error("cannot load {}: {why}", image.display())]
     Image {
-        /// Its file.
+        /// The image archive.
         image: PathBuf,
-        /// What is said about it.
+        /// The reason, as containerd reports it.
         why: String,
     },
-    /// Pods cannot be connected.
+    /// The Pod network cannot be created.
     #[error("cannot make the network of Pods: {0}")]
     Network(String),
-    /// The worker's own network leads nowhere.
+    /// The network of an ephemeral worker cannot be created.
     #[error("cannot make a network for the worker: {0}")]
     Uplink(String),
-    /// Another init runs the machine.
+    /// The init system of the machine is not systemd.
     #[error("systemd does not run this machine")]
     NoSystemd,
-    /// Somebody else has a unit of this name.
+    /// A unit of this name exists that this program did not write.
     #[error("{} is somebody else's", .0.display())]
     ForeignUnit(PathBuf),
-    /// systemd refuses, or the unit fails.
+    /// A `systemctl` command failed.
     #[error("`systemctl {arguments}` failed: {why}")]
     Systemctl {
-        /// What it was called with.
+        /// The arguments of `systemctl`.
         arguments: String,
-        /// What it says.
+        /// The reason, as `systemctl` reports it.
         why: String,
     },
-    /// The Node is not what it should be in time.
+    /// The Node is not Ready in time.
     #[error("Node {name} is not ready after {limit:?}: {missing}; see `journalctl -u {unit}` and {}", logs.display())]
     NotReady {
-        /// Its name.
+        /// Name of the Node.
         name: String,
-        /// How long it was waited for.
+        /// How long the command waited.
         limit: Duration,
-        /// What was waited for last.
+        /// The last known reason why the Node is not Ready.
         missing: String,
-        /// What goes on.
+        /// The systemd unit, which keeps running.
         unit: String,
-        /// Where its parts write what they say.
+        /// Folder with the logs of containerd and the kubelet.
         logs: PathBuf,
     },
-    /// Somebody does not want to wait.
+    /// A signal interrupted the command.
     #[error("interrupted")]
     Interrupted,
-    /// Something cannot be removed.
+    /// Files or mounts cannot be removed.
     #[error("cannot remove {}", list(.0))]
     Left(Vec<PathBuf>),
-    /// The machine lacks something.
+    /// At least one preflight check failed.
     #[error("this machine cannot be a worker")]
     Unfit,
 }
 
 impl Error {
-    /// Prints the error, its causes and the hint, and gives the process's exit code.
+    /// Prints the error, its causes and the hint, and returns the exit code of the process.
     pub(crate) fn report(&self) -> ExitCode {
         match self {
-            // `yoke-worker preflight | head` ends like this; nobody is left to be told.
+            // `yoke-worker preflight | head` ends like this. The reader has gone, so there is
+            // nothing to print.
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
-            // The table has said so.
+            // The preflight table already shows the reason.
             Self::Unfit => return ExitCode::from(3),
             _ => say(&format!("error: {}", to_line(self))),
         }

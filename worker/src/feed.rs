@@ -1,4 +1,4 @@
-//! Programs that are told what to do by what they read, and end.
+//! Runs short programs that read their instructions from standard input.
 
 use std::io;
 use std::process::{Output, Stdio};
@@ -10,10 +10,10 @@ use tokio::process::Command;
 use crate::machine::PATH;
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// Of what a program says that failed.
+/// Upper bound for the error output of a program, in characters.
 const SAID_MAX: usize = 300;
 
-/// Runs a program with an input, to its end. It is killed if nobody waits any more.
+/// Runs a program with this input until it exits. Dropping the future kills it.
 pub(crate) async fn feed(mut command: Command, input: &str) -> io::Result<Output> {
     let pipes = command
         .stdin(Stdio::piped())
@@ -21,13 +21,13 @@ pub(crate) async fn feed(mut command: Command, input: &str) -> io::Result<Output
         .stderr(Stdio::piped());
     let mut child = pipes.kill_on_drop(true).spawn()?;
     if let Some(mut pipe) = child.stdin.take() {
-        // One that does not read it all says itself how it went.
+        // A program that does not read all of its input reports that by its own exit status.
         let _ = pipe.write_all(input.as_bytes()).await;
     }
     child.wait_with_output().await
 }
 
-/// What a program of the machine says, or why it failed.
+/// Runs a program of the machine and returns its output, or the reason why it failed.
 pub(crate) async fn call(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("PATH", PATH);

@@ -1,11 +1,12 @@
-//! `join`: a worker that systemd starts with the machine, and again when it fails.
+//! The command `join`: makes a machine a permanent worker that systemd starts at boot and restarts
+//! on failure.
 //!
 //! ```text
-//!  token ─▶ preflight ─▶ setup.rs, and this program beside the others ─▶ unit ─▶ `systemctl enable --now` ─▶ Node Ready
-//!                           └ what fails before the unit has started leaves nothing, or the worker that was there before
+//!  token ─▶ preflight ─▶ setup.rs, and a copy of this program ─▶ unit ─▶ `systemctl enable --now` ─▶ Node Ready
+//!                           └ a failure before the unit has started restores the state before the command
 //! ```
 //!
-//! Called again for the same cluster it does what is missing of that.
+//! Called again for the same cluster, the command completes what is missing.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -28,13 +29,13 @@ use crate::state::{Lock, Worker};
 use crate::unit::Unit;
 use crate::{Error, certificate, clean, commands, node, refusal, root, setup, systemd};
 
-/// From the start of the unit to a Node that is ready.
+/// Time from the start of the unit to a Ready Node.
 const LIMIT: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Makes this machine a worker for good.
+/// Makes this machine a permanent worker.
 pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Result<(), Error> {
-    // From the very start, as with `run`.
+    // Listening starts first, as in `run`.
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
     let found = Worker::read(&layout)?.filter(|worker| !worker.ephemeral);
@@ -47,7 +48,8 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
         }
         (Some(worker), None) => take_up(&layout, worker).await?,
         (Some(worker), Some(_)) if has_joined => take_up(&layout, worker).await?,
-        // One that was never let in may try again, with another token, and so may one whose certificate has ended.
+        // A worker that was never admitted, or whose certificate has expired, may try again with
+        // another token.
         (found, Some(line)) => {
             if let Some(worker) = found {
                 former = Some(Former::stop(&layout, &worker).await?);
@@ -75,13 +77,13 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
         }
     };
     if former.is_some() {
-        // What stays of it is removed by the next.
+        // The next `join` removes what this call leaves behind.
         let _ = remove_folder(&layout.former());
     }
     joined
 }
 
-/// Goes on with a worker that is there. One that runs by its unit is left as it is.
+/// Continues with an existing worker. A worker whose unit is already active is left unchanged.
 async fn take_up(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
     check_systemd()?;
     worker.check_place(layout)?;
@@ -90,25 +92,26 @@ async fn take_up(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
         say(&format!("{} runs already; nothing is changed", unit.name()));
         return Ok(worker);
     }
-    // Nobody runs it by hand.
+    // The free lock proves that no `run` by hand is active.
     drop(Lock::take(layout)?);
     setup::install_self(layout)?;
     start(&unit).await?;
     Ok(worker)
 }
 
-/// A worker that was there before. A clock that goes wrong is enough for its certificate to have ended, and a wrong token must not
-/// be its end.
+/// The previous worker of the folder, to be restored if the new token fails. A wrong clock is
+/// enough for its certificate to count as expired, and a wrong token must not destroy a working
+/// worker.
 struct Former {
     unit: Unit,
     is_installed: bool,
     is_active: bool,
-    /// With their modes, and what is in those that are there.
+    /// Path, mode and, if the file existed, content.
     files: Vec<(PathBuf, u32, Option<Vec<u8>>)>,
 }
 
 impl Former {
-    /// Stops it, and keeps what another token changes.
+    /// Stops the previous worker and saves the files that a new token changes.
     async fn stop(layout: &Layout, worker: &Worker) -> Result<Self, Error> {
         let unit = Unit::new(layout, &worker.id);
         let is_installed = systemd::is_installed(&unit)?;
@@ -119,7 +122,7 @@ impl Former {
             (layout.authority(), files::PUBLIC),
             (layout.client_authority(), files::PUBLIC),
             (layout.bootstrap_kubeconfig(), files::SECRET),
-            // The kubelet writes it with the server of the token.
+            // The kubelet writes this file with the server address of the token.
             (layout.kubeconfig(), files::SECRET),
             (layout.upgrade(), files::PUBLIC),
         ];
@@ -169,13 +172,14 @@ impl Former {
     }
 }
 
-/// What is written in their place are other files: one more name keeps what these are now.
+/// Saves programs and images by hard links. Setup replaces files and never writes into them, so the
+/// links preserve the content.
 fn keep_programs(layout: &Layout) -> Result<(), FileError> {
     let former = layout.former();
-    // Of one that was killed.
+    // Leftover of a killed process.
     remove_folder(&former)?;
     for (folder, kept) in programs(layout) {
-        // One that was killed may have none yet.
+        // A worker that was killed early may not have this folder yet.
         files::make_folder(&folder)?;
         files::make_folder(&kept)?;
         let entries = fs::read_dir(&folder).map_err(|error| FileError::new("read", &folder, error))?;
@@ -197,7 +201,8 @@ fn put_back_programs(layout: &Layout) -> Result<(), FileError> {
     remove_folder(&layout.former())
 }
 
-/// Folders of what is copied from a bundle, and of what was.
+/// Pairs of a folder that setup fills from the bundle and the folder that preserves its previous
+/// content.
 fn programs(layout: &Layout) -> [(PathBuf, PathBuf); 2] {
     let former = layout.former();
     [
@@ -213,7 +218,7 @@ fn remove_folder(folder: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Makes a worker, and its unit. What fails is undone where there was none.
+/// Sets up a worker and starts its unit. On failure a new worker is undone.
 async fn begin(
     layout: &Layout,
     options: &JoinOptions,
@@ -231,7 +236,7 @@ async fn begin(
     if made.is_ok() {
         made = setup::install_self(layout).map_err(Error::from);
     }
-    // The unit takes it.
+    // The process of the unit takes the lock.
     drop(lock);
     if made.is_ok() {
         made = tokio::select! {
@@ -283,8 +288,8 @@ async fn start(unit: &Unit) -> Result<(), Error> {
     systemd::start(unit, LIMIT).await
 }
 
-/// Waits until the Node is ready, or lacks nothing but the cluster's CNI plugin, and says what that waits for whenever it is
-/// something else.
+/// Waits until the Node is Ready, or until only the cluster's CNI plugin is missing. Prints the
+/// reason for waiting whenever it changes.
 async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(), Error> {
     let deadline = Instant::now() + LIMIT;
     let mut said = String::new();
@@ -295,7 +300,7 @@ async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(),
                 say(&format!("{}, and ready; {} keeps it so", is_node(), unit.name()));
                 return Ok(());
             }
-            // There may be none before there is a Node.
+            // A cluster's CNI plugin may run as a Pod, which needs the Node first.
             Readiness::Unconnected => {
                 say(&format!(
                     "{}; {} keeps it so, and it is ready as soon as a CNI plugin of the cluster has put a configuration into {}",

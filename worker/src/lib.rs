@@ -1,15 +1,15 @@
-//! `yoke-worker` makes a machine a worker of a hosted cluster.
+//! `yoke-worker` turns a machine into a node of a tenant cluster.
 //!
 //! ```text
-//!  preflight   machine.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ a row for each thing that is missing
-//!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, by files of config.rs (pure)
-//!  run --rm                                    └▶ boxed.rs: the same in a box, uplink.rs: its way out ─▶ drain.rs ─▶ clean.rs
-//!  join        the same without the box, by a unit of systemd: join.rs ─▶ unit.rs (pure), systemd.rs ─▶ `run`
-//!  meanwhile   upgrade.rs: the kubelet is brought to the version that the cluster asks for
-//!  leave       live.rs once more ─▶ drain.rs ─▶ clean.rs
+//!  preflight   machine.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ one row per check
+//!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, configured by config.rs (pure)
+//!  run --rm                                    └▶ boxed.rs: the same in a sandbox, uplink.rs: its network ─▶ drain.rs ─▶ clean.rs
+//!  join        `run` without the sandbox, as a systemd unit: join.rs ─▶ unit.rs (pure), systemd.rs ─▶ `run`
+//!  meanwhile   upgrade.rs: replaces the kubelet when the cluster requests another version
+//!  leave       live.rs again ─▶ drain.rs ─▶ clean.rs
 //! ```
 //!
-//! Data goes to standard output and nothing else does; progress and errors go to standard error.
+//! Standard output carries data only. Progress and errors go to standard error.
 
 mod arguments;
 mod boxed;
@@ -64,10 +64,10 @@ pub use crate::error::Error;
 use crate::files::FileError;
 use crate::preflight::Purpose;
 
-/// More than any token has: what is piped in may be anything.
+/// Upper bound for piped input, in bytes. Larger than any join token.
 const INPUT_MAX: u64 = 128 << 10;
 
-/// Carries out what the command line asks for.
+/// Runs the command that the command line names.
 pub async fn run(arguments: Arguments) -> ExitCode {
     yoke_runtime::install_crypto();
     carry_out(arguments).await.unwrap_or_else(|error| error.report())
@@ -107,7 +107,8 @@ async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
     }
 }
 
-/// `-` stands for standard input: a command line is seen by everybody on the machine.
+/// Reads the join token. `-` stands for standard input, because every user of the machine can read
+/// a command line.
 fn read_token(argument: Option<&str>, file: Option<&Path>) -> Result<Option<JoinLine>, Error> {
     let text = match (argument, file) {
         (Some("-"), _) => read_limited(std::io::stdin()).map_err(Error::Input)?,

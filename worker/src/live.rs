@@ -1,11 +1,11 @@
-//! A worker's life: containerd and the kubelet are kept running until it is to end.
+//! Runs a worker: starts containerd and the kubelet, keeps them running, and stops them in order.
 //!
 //! ```text
-//!  control group ─▶ files ─▶ containerd ─▶ images ─▶ kubelet ─▶ Node has addresses for Pods ─▶ CNI, unless a plugin of the
-//!                                                       │                                         cluster's brings that
-//!                                                       └─ in a network of its own it starts once more, with an address of these
-//!    end, for good: drain ─▶ kubelet ─▶ Pods off the network ─▶ containerd ─▶ Node
-//!    end, for a while:       kubelet ─▶ containerd; Pods run on
+//!  control group ─▶ files ─▶ containerd ─▶ images ─▶ kubelet ─▶ Node has a Pod range ─▶ CNI configuration, unless a CNI
+//!                                                       │                                plugin of the cluster writes it
+//!                                                       └─ with a network of its own: restart with an address of that range
+//!    final stop:      drain ─▶ kubelet ─▶ Pods off the network ─▶ containerd ─▶ Node
+//!    temporary stop:  kubelet ─▶ containerd; Pods keep running
 //! ```
 
 use std::fs;
@@ -35,16 +35,16 @@ use crate::{
     Error, boxed, cgroups, cni, drain, files, hosts, machine, network, node, refusal, sysctls, systemd, upgrade,
 };
 
-/// The kubelet's health, on loopback.
+/// The kubelet's health endpoint, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
-/// Of a kubelet that has been started.
+/// Timeout for a started kubelet to become healthy.
 const HEALTH_LIMIT: Duration = Duration::from_secs(60);
 const CONTAINERD_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
-/// Of one image, from a disk.
+/// Timeout for importing one image from disk.
 const IMPORT_LIMIT: Duration = Duration::from_secs(300);
 
-/// How long the end may take beside the drain: what it is made of, each at its worst.
+/// Upper bound of the final stop without the drain: the sum of the timeouts of its steps.
 pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
     .saturating_mul(2)
     .saturating_add(STOP_LIMIT.saturating_mul(2))
@@ -52,8 +52,8 @@ pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
     .saturating_add(cgroups::KILL_LIMIT)
     .saturating_add(drain::REMOVE_LIMIT);
 
-/// Runs a worker that stays until a signal comes: anew, with another Node, when its own was removed while it was silent, or its
-/// kubelet has made another.
+/// Runs a permanent worker until a signal. Starts over, with a new Node, in two cases: the Node was
+/// removed while the worker did not reach the API, or the kubelet has registered a new Node.
 pub(crate) async fn stay(layout: &Layout, worker: &Worker, signals: &mut Signals) -> Result<(), Error> {
     let mut worker = worker.clone();
     loop {
@@ -67,7 +67,7 @@ pub(crate) async fn stay(layout: &Layout, worker: &Worker, signals: &mut Signals
     }
 }
 
-/// Runs the worker until `end` comes.
+/// Runs the worker until `end` resolves.
 pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Output = ()>) -> Result<(), Error> {
     let mut worker = worker.clone();
     check_node(layout, &mut worker).await?;
@@ -126,7 +126,8 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
     result
 }
 
-/// Runs the worker once more, and ends it for good: Pods end in order where there is a kubelet.
+/// Starts the worker again in order to stop it finally: a running kubelet terminates Pods
+/// gracefully.
 pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     let mut worker = worker.clone();
     check_node(layout, &mut worker).await?;
@@ -134,7 +135,8 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
     let mut network = None;
     let kubelet = match start_kubelet(layout, &worker).await {
         Ok(mut kubelet) => {
-            // From now on: loading images takes what it takes. Pods that end in order may have something to say to others.
+            // This timeout starts after image loading, which takes its own time. The network comes
+            // up too, because terminating Pods may need to reach other Pods.
             let (healthy, connected) = tokio::join!(
                 tokio::time::timeout(HEALTH_LIMIT, wait_healthy()),
                 tokio::time::timeout(node::REQUEST, connect_pods(layout, &mut worker, &mut kubelet)),
@@ -159,7 +161,7 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
     Ok(())
 }
 
-/// Ends the worker for good.
+/// Performs the final stop of the worker.
 async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, containerd: Keeper) {
     let met = meet(layout, worker).await;
     let target = |uid| Target {
@@ -176,7 +178,8 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, cont
         say(&format!("cannot take a Pod off the network: {fault}"));
     }
     containerd.stop().await;
-    // Last of all: whoever sees that the Node is gone counts on the rest, and starts Pods elsewhere that may run but once.
+    // The Node is deleted last: controllers then assume that its Pods have stopped, and start
+    // replacements of Pods that must run at most once.
     match Cgroups::discover(&worker.id.cgroup()) {
         Ok(cgroups) => cgroups.kill_pods().await,
         Err(error) => return say(&format!("Node {} stays: {}", worker.name, to_line(&error))),
@@ -186,7 +189,8 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, cont
     }
 }
 
-/// Deletes the Node of a worker that was killed, or failed to leave. Nothing of it runs any more then.
+/// Deletes the Node of a worker that was killed or could not be drained. Kills all of its processes
+/// first.
 pub(crate) async fn forget(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     Cgroups::discover(&worker.id.cgroup())?.kill_all().await;
     if let Some((client, uid)) = meet(layout, worker).await {
@@ -196,20 +200,22 @@ pub(crate) async fn forget(layout: &Layout, worker: &Worker) -> Result<(), Error
     Ok(())
 }
 
-/// A client that the API lets in, and the UID of the worker's Node. The kubelet renews its certificate as long as it runs, so
-/// the newest one is asked with.
+/// Returns an authenticated client and the UID of the worker's Node. A running kubelet renews its
+/// certificate, so the client uses the newest one.
 async fn meet(layout: &Layout, worker: &Worker) -> Option<(Client, String)> {
     let client = node::connect(layout, worker).await?;
     let uid = match &worker.node_uid {
         Some(uid) => uid.clone(),
-        // Nobody is let in by the name of a Node that is there. It is this worker's own, unless two asked for one name before
-        // there was a Node: they share it (ADR 0013).
+        // The API does not issue a certificate for the name of an existing Node, so the Node is
+        // this worker's own. The exception: two workers that requested the same name before a Node
+        // existed share that Node (ADR 0013).
         None => node::ask_uid(&client, &worker.name).await.ok()??,
     };
     Some((client, uid))
 }
 
-/// A kubelet goes on as the Node that it finds by its name. If that is another machine's by now, it must not.
+/// Checks that the Node is still this worker's: a kubelet adopts any Node of its name, even that of
+/// another machine.
 async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
     let (Some(_), Some(client)) = (&worker.node_uid, node::connect(layout, worker).await) else {
         return Ok(());
@@ -218,19 +224,21 @@ async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
         Ok(Some(found)) => node::keep_uid(layout, worker, &found).await,
         Ok(None) => {
             end_pods(layout, worker).await?;
-            // The kubelet makes another one.
+            // The kubelet registers a new Node.
             worker.node_uid = None;
             Ok(())
         }
-        // Pods run whether the API answers or not; once it does, the Node is looked at again.
+        // Pods run even while the API is unreachable. The Node is checked again once the API
+        // answers.
         Err(_) => Ok(()),
     }
 }
 
-/// Ends Pods, and the network that they were on. Another Node has other addresses for its Pods, and whoever removed the former one
-/// counts on those that it had having ended.
+/// Stops all Pods and removes the Pod network. A new Node has another Pod range, and controllers
+/// that saw the previous Node removed assume that its Pods have stopped.
 pub(crate) async fn end_pods(layout: &Layout, worker: &Worker) -> Result<(), Error> {
-    // First of all: no Pod is connected any more, by a plugin of somebody else's neither.
+    // Remove the CNI configuration first, so that no new Pod is connected, not even by another CNI
+    // plugin.
     files::clear(&layout.cni_config())?;
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
         say(&format!("cannot take a Pod off the network: {fault}"));
@@ -248,14 +256,14 @@ async fn wait_healthy() {
 
 async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
     if worker.pod_network && !network::has_table(&worker.id).await {
-        // The machine was booted: no Pod is connected before there is one again.
+        // The machine has rebooted: connect no Pod before the packet filter table exists again.
         files::remove(&layout.network_config())?;
     }
     machine::load_bridge_filter().await;
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.enter()?;
     cgroups.bound(&worker.limits)?;
-    // A box has its own.
+    // A sandbox has a hosts file of its own.
     if !worker.ephemeral {
         hosts::settle(worker)?;
     }
@@ -308,7 +316,7 @@ fn service(layout: &Layout, name: &'static str, arguments: Vec<String>) -> Servi
 }
 
 async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Kubelet, Error> {
-    // Of two kubelets that do, the one that is there is better than none.
+    // If the upgrade state cannot be applied, run the kubelet that is installed.
     if let Err(error) = upgrade::settle(layout) {
         say(&format!("the kubelet stays the one that is there: {}", to_line(&error)));
     }
@@ -338,7 +346,7 @@ async fn wait_containerd(layout: &Layout) -> Result<(), Error> {
 
 fn list_images(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    // One that was being copied when its worker was killed begins with a dot.
+    // A partial copy, left by a killed worker, has a name that starts with a dot.
     let whole = |entry: &fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
     let mut images: Vec<_> = entries.filter(whole).map(|entry| entry.path()).collect();
     images.sort();
@@ -372,8 +380,8 @@ async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
     }
 }
 
-/// Has the Node the address that is known by now, before any Pod is connected. Its kubelet looks for it among those of devices, and
-/// the bridge comes with the first Pod.
+/// Gives the Node its final address before any Pod is connected. The kubelet accepts only an
+/// address of a local device, and the bridge appears with the first Pod.
 async fn move_node(layout: &Layout, worker: &Worker, pods: Cidr, kubelet: &mut Kubelet) -> Result<(), Error> {
     let address = config::choose_address(worker, Some(pods));
     if let Some(address) = address {
@@ -393,8 +401,8 @@ async fn move_node(layout: &Layout, worker: &Worker, pods: Cidr, kubelet: &mut K
     Ok(())
 }
 
-/// Waits for the Node's addresses and makes the network that gives them, unless a CNI plugin does. The bootstrap token has done its
-/// work then.
+/// Waits for the Node's Pod range and creates the Pod network, unless a CNI plugin does. Then
+/// removes the bootstrap token, which is no longer needed.
 async fn connect_pods(layout: &Layout, worker: &mut Worker, kubelet: &mut Kubelet) -> Result<Option<Network>, Error> {
     let pods = node::wait_joined(layout, worker).await?;
     let (network, its_pods) = match pods {
@@ -427,7 +435,7 @@ async fn connect_pods(layout: &Layout, worker: &mut Worker, kubelet: &mut Kubele
     Ok(network)
 }
 
-/// Comes if nobody keeps a network any more, though it was not asked to end.
+/// Resolves if the network task ends without being stopped.
 async fn failed(network: Option<&mut Network>) -> Error {
     match network {
         Some(network) => network.failed().await,

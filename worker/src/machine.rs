@@ -1,4 +1,4 @@
-//! Reads what [`preflight`](crate::preflight) looks at from this machine.
+//! Reads the facts that [`preflight`](crate::preflight) checks from this machine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,25 +19,28 @@ use crate::output::say;
 use crate::preflight::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
 use crate::{bundle, systemd};
 
-/// Where programs are looked for: a service's `PATH` may lack what an administrator's has.
+/// Search path for programs. The `PATH` of a systemd service may lack folders that an
+/// administrator's has.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Bits of `CapEff`, as in `linux/capability.h`.
+/// Required capabilities and their bits in `CapEff`, as in `linux/capability.h`.
 const CAPABILITIES: &[(&str, u32)] = &[("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21), ("CAP_SYS_RESOURCE", 24)];
-/// What makes devices of a process's own; the kernel loads what it takes when it is opened.
+/// Device file for creating TUN devices. Opening it makes the kernel load the module.
 const TUN: &str = "/dev/net/tun";
-/// What systemd-resolved writes for those who cannot ask the stub that `/etc/resolv.conf` names.
+/// Resolver configuration that systemd-resolved writes for programs that cannot use the stub named
+/// in `/etc/resolv.conf`.
 const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
 pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// A packet filter lists its rules at once, or hangs.
+/// Timeout for listing packet filter rules. Tools answer at once or hang.
 const FILTER_LIMIT: Duration = Duration::from_secs(10);
-/// Of what a program says that failed.
+/// Upper bound for the error output of a program, in characters.
 const SAID_MAX: usize = 200;
 
-/// Whether a packet from one port of a bridge to another passes the packet filter.
+/// Sysctl that makes packets between two ports of a bridge pass the packet filter.
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
-/// Has the kernel load what a Pod needs to reach a Service whose Pod is on the same bridge, cluster DNS among them.
+/// Loads the kernel module that lets a Pod reach a Service whose endpoint is on the same bridge,
+/// for example cluster DNS.
 pub(crate) async fn load_bridge_filter() {
     if Path::new(BRIDGE_FILTER).exists() {
         return;
@@ -51,7 +54,7 @@ pub(crate) async fn load_bridge_filter() {
     }
 }
 
-/// Reads everything but the clock of the API. The folder of the worker need not be there.
+/// Reads all facts except the clock skew. The worker's folder need not exist.
 pub(crate) async fn observe(options: &MachineOptions) -> Facts {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let effective = parse_capabilities(&read("/proc/self/status"));
@@ -91,7 +94,7 @@ pub(crate) async fn observe(options: &MachineOptions) -> Facts {
     }
 }
 
-/// This machine's name.
+/// Returns the host name.
 pub(crate) fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname")
         .unwrap_or_default()
@@ -99,7 +102,8 @@ pub(crate) fn host_name() -> String {
         .to_owned()
 }
 
-/// The machine's own resolver configuration, of which none leads to a stub on loopback.
+/// Returns the machine's resolver configuration, preferably the file without systemd-resolved's
+/// stub on loopback.
 pub(crate) fn resolv_conf() -> &'static str {
     if Path::new(RESOLVED).exists() {
         RESOLVED
@@ -108,20 +112,20 @@ pub(crate) fn resolv_conf() -> &'static str {
     }
 }
 
-/// The path of an installed program.
+/// Returns the path of an installed program.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     PATH.split(':')
         .map(|dir| Path::new(dir).join(name))
         .find(|path| path.is_file())
 }
 
-/// Whether this process may set what the kernel kills first.
+/// Reports whether this process may lower OOM scores (`CAP_SYS_RESOURCE`).
 pub(crate) fn has_sys_resource() -> bool {
     let effective = parse_capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     effective >> 24 & 1 == 1
 }
 
-/// Whether this process was started to go on when its terminal is closed.
+/// Reports whether this process was started to survive the closing of its terminal (`nohup`).
 pub(crate) fn ignores_hangup() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     parse_bits(&status, "SigIgn:") & 1 == 1
@@ -137,7 +141,7 @@ fn parse_bits(status: &str, field: &str) -> u64 {
         .unwrap_or_default()
 }
 
-/// Version 2 counts only if it is alone: beside version 1 it has no controllers.
+/// Returns version 2 only if it is mounted alone: beside version 1 it has no controllers.
 fn observe_cgroups(mountinfo: &str, known: &str) -> Cgroups {
     let kinds: Vec<(&str, &str)> = mountinfo
         .lines()
@@ -159,7 +163,8 @@ fn observe_cgroups(mountinfo: &str, known: &str) -> Cgroups {
     }
 }
 
-/// `/proc/cgroups`: name, hierarchy, number of groups, whether it is enabled. One without a hierarchy is not mounted.
+/// Parses `/proc/cgroups`: name, hierarchy, number of groups, enabled flag. Hierarchy 0 means that
+/// the controller is not mounted.
 fn parse_controllers(known: &str) -> BTreeSet<String> {
     let fields = known.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     fields
@@ -168,19 +173,19 @@ fn parse_controllers(known: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Loaded, or built in.
+/// Reports whether overlayfs is loaded or built in.
 fn has_overlay(file_systems: &str) -> bool {
     file_systems.split_whitespace().any(|name| name == "overlay")
 }
 
-/// Built in, or to be loaded when it is first used.
+/// Reports whether a module is built in, or can be loaded on first use.
 fn has_module(release: &str, name: &str) -> bool {
     let folder = Path::new("/lib/modules").join(release);
     let names = |list| fs::read_to_string(folder.join(list)).is_ok_and(|text| text.contains(&format!("/{name}.ko")));
     names("modules.dep") || names("modules.builtin")
 }
 
-/// `6.1.0-18-amd64`
+/// Parses `6.1.0-18-amd64`.
 fn parse_release(release: &str) -> Option<(u32, u32)> {
     let (major, rest) = release.split_once('.')?;
     let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -202,8 +207,8 @@ fn parse_memory(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What there is for everybody, as the kubelet finds it in this folder: `/`. Only whoever has limits needs to know: a container
-/// may hide it.
+/// Returns the capacity of the machine, read like the kubelet does from `root` (`/`). A worker
+/// without limits does not need it: a container may hide these files.
 pub(crate) fn read_capacity(root: &Path, limits: &Limits) -> Result<Option<Capacity>, FileError> {
     if limits.are_none() {
         return Ok(None);
@@ -222,7 +227,7 @@ pub(crate) fn read_capacity(root: &Path, limits: &Limits) -> Result<Option<Capac
     }))
 }
 
-/// How many a list such as `0-3,8` names.
+/// Counts the CPUs in a list such as `0-3,8`.
 fn count_processors(list: &str) -> u32 {
     let count = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -261,14 +266,14 @@ async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
     ))
 }
 
-/// With the number, whether it was asked for, and whether somebody has it.
+/// Returns the port, whether the user chose it, and whether another process uses it.
 fn observe_wireguard(wanted: Option<u16>) -> (u16, bool, bool) {
     let port = wanted.unwrap_or(WIREGUARD_PORT);
     (port, wanted.is_some(), is_taken_by_udp(port))
 }
 
 fn is_taken(port: u16) -> bool {
-    // On all addresses: that fails whichever one somebody has.
+    // Binding to all addresses fails if the port is in use on any of them.
     let bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
     bound.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
 }
@@ -286,7 +291,7 @@ fn observe_bundle(folder: &Path) -> Result<String, Fault> {
     })
 }
 
-/// The space of the volume where the folder is, or will be.
+/// Returns the free space of the volume that has, or will have, the folder.
 fn observe_space(folder: &Path) -> Option<Space> {
     let path = folder.ancestors().find(|path| path.is_dir())?;
     let found = rustix::fs::statvfs(path).ok()?;

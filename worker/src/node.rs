@@ -1,4 +1,4 @@
-//! The worker's Node, as the worker itself sees it: with the certificate that its kubelet was given.
+//! The worker's Node, read and written with the client certificate of the worker's kubelet.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -22,50 +22,52 @@ use crate::state::Worker;
 use crate::{Error, hosts, live};
 
 const PAUSE: Duration = Duration::from_secs(1);
-/// Between two looks whether the Node is still there.
+/// Interval between checks whether the Node still exists.
 const WATCH: Duration = Duration::from_secs(10);
 pub(crate) const REQUEST: Duration = Duration::from_secs(10);
-/// Nobody removes a Node for its silence that was heard of more lately.
+/// Minimum time without contact after which a removed Node counts as reaped rather than deleted by
+/// a user.
 const SILENCE_MIN: Duration = Duration::from_secs(45);
-/// Of what a Node says.
+/// Upper bound for a status message of a Node, in characters.
 const SAID_MAX: usize = 300;
-/// What a kubelet says that has no CNI configuration, and lacks nothing else, as of 1.35.
+/// Start of the Ready message of a kubelet that lacks only a CNI configuration, as of 1.35.
 const UNCONNECTED: &str = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady";
-/// Where kubelets have their Leases.
+/// Namespace of the kubelets' Leases.
 const LEASES: &str = "kube-node-lease";
-/// How often it is said that there is still nothing.
+/// Rounds between two messages that the worker is still waiting.
 const SILENCE: u32 = 30;
 
-/// A client with the kubelet's certificate, once it has one.
+/// Returns a client with the kubelet's certificate, if the kubelet has one.
 pub(crate) async fn connect(layout: &Layout, worker: &Worker) -> Option<Client> {
     connect_by(&layout.kubeconfig(), worker).await
 }
 
-/// A client by a kubeconfig, once that can be read.
+/// Returns a client for a kubeconfig, if that can be read.
 pub(crate) async fn connect_by(kubeconfig: &Path, worker: &Worker) -> Option<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).ok()?;
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .ok()?;
     hosts::dial(&mut config, &worker.server, worker.address);
-    // Whoever asks here asks again, in its own time: one Pod that a budget keeps (429) must not hold up the others.
+    // Every caller retries at its own interval. A retry in the client would block: one Pod with an
+    // exhausted PodDisruptionBudget (429) must not delay the others.
     config.default_retry = false;
     Client::try_from(config).ok()
 }
 
-/// A request of few; a control plane that does not answer keeps no worker.
+/// Bounds a request by `REQUEST`, so that an unresponsive control plane does not block the worker.
 pub(crate) async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     let late = |_| kube::Error::Service(format!("no answer within {REQUEST:?}").into());
     tokio::time::timeout(REQUEST, request).await.map_err(late)?
 }
 
-/// The Node, as far as a worker is concerned.
+/// The fields of the Node that the worker uses.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Seen {
     uid: String,
-    /// The addresses that it may give to Pods.
+    /// The Node's Pod range.
     pods: Option<Cidr>,
-    /// What its kubelet says which boot of a machine it is.
+    /// Boot ID that the kubelet reports.
     boot: Option<String>,
 }
 
@@ -80,13 +82,13 @@ impl Seen {
     }
 }
 
-/// The UID of the Node of this name; nothing if there is none.
+/// Returns the UID of the Node of this name, or `None` if no such Node exists.
 pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<String>> {
     Ok(look(client, name).await?.map(|seen| seen.uid))
 }
 
-/// Waits until the cluster has let the Node in, and, where the network of Pods is the worker's, has said which addresses it may give
-/// to them. The Node's UID is kept as soon as it is seen: it is what the Node is removed by.
+/// Waits until the cluster has admitted the Node and, with the built-in Pod network, assigned its
+/// Pod range. Persists the Node's UID as soon as it is known: deleting the Node needs it.
 pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<Option<Cidr>, Error> {
     let mut rounds = 0;
     loop {
@@ -112,17 +114,17 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
     }
 }
 
-/// How far the Node is.
+/// How close the Node is to Ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Ready,
-    /// It is all that it is without a CNI plugin.
+    /// Only a CNI plugin is missing.
     Unconnected,
-    /// Something else is missing.
+    /// Another requirement is missing.
     Missing(String),
 }
 
-/// How far the worker's Node is.
+/// Reads how close the worker's Node is to Ready.
 pub(crate) async fn observe_readiness(layout: &Layout, worker: &Worker) -> Readiness {
     let name = &worker.name;
     let Some(client) = connect(layout, worker).await else {
@@ -135,7 +137,7 @@ pub(crate) async fn observe_readiness(layout: &Layout, worker: &Worker) -> Readi
     }
 }
 
-/// Pure.
+/// Derives the readiness from the Node. Pure.
 fn judge(worker: &Worker, node: Node) -> Readiness {
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
     let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
@@ -143,7 +145,8 @@ fn judge(worker: &Worker, node: Node) -> Readiness {
         return Readiness::Ready;
     }
     let why = ready.and_then(|ready| ready.message).unwrap_or_default();
-    // With anything else beside it, all of it is in brackets.
+    // If another problem exists too, the kubelet lists all of them in brackets, so the message
+    // starts differently.
     if !worker.pod_network && why.starts_with(UNCONNECTED) {
         return Readiness::Unconnected;
     }
@@ -151,21 +154,26 @@ fn judge(worker: &Worker, node: Node) -> Readiness {
     Readiness::Missing(format!("Node {} is not ready yet: {why}", worker.name))
 }
 
-/// Whether the cluster removes the Node when nothing is heard of it; nothing if nobody says.
+/// Reports whether the cluster removes the Node after a time without heartbeats; `None` if that
+/// cannot be read.
 pub(crate) async fn is_reaped(layout: &Layout, worker: &Worker) -> Option<bool> {
     let leases = Api::<Lease>::namespaced(connect(layout, worker).await?, LEASES);
     let lease = limited(leases.get_opt(&worker.name)).await.ok()?;
     Some(lease.is_some_and(|lease| lease.labels().contains_key(REAP_AFTER)))
 }
 
-/// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral begins anew when it
-/// was removed while nothing was heard of this machine, as for its silence. Else somebody wanted it gone: the worker stays as it is
-/// until its kubelet is started again and makes another, and begins anew then.
+/// Resolves when the worker must stop because its Node was removed or belongs to another machine.
+///
+/// A permanent worker distinguishes two cases when its Node is gone:
+/// - The worker had no contact with the API before, so the node reaper removed the Node: register
+///   again.
+/// - The worker had contact, so a user deleted the Node: continue until the kubelet is restarted,
+///   registers a new Node, and the worker starts over.
 pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
     let (mut was_there, mut heard) = (true, since_boot());
     loop {
         tokio::time::sleep(WATCH).await;
-        // Pods run whether the API answers or not.
+        // Pods run even while the API is unreachable.
         let Some(found) = read(layout, worker).await else {
             continue;
         };
@@ -187,20 +195,21 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
     }
 }
 
-/// What a worker makes of what there is by the name of its Node.
+/// Decides what the worker does, given the Node that has its name now.
 fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(), Error> {
     let removed = Error::Removed(worker.name.clone());
-    // Whoever removed it counts on its Pods having ended: they may run elsewhere.
+    // Controllers that see the Node removed assume that its Pods have stopped, and may run them
+    // elsewhere.
     match found {
         None if worker.ephemeral => Err(removed),
         None => Ok(()),
         Some(found) if is_own(worker, &found)? => Ok(()),
         Some(found) if worker.ephemeral => {
-            // By which it is removed in the end.
+            // Cleanup needs this UID to delete the Node.
             remember(layout, worker, &found)?;
             Err(removed)
         }
-        // The network of Pods has the former one's addresses.
+        // The Pod network still has the range of the previous Node.
         Some(_) => Err(Error::Renewed(worker.name.clone())),
     }
 }
@@ -209,18 +218,20 @@ async fn read_seen(layout: &Layout, worker: &Worker) -> Option<Seen> {
     read(layout, worker).await?
 }
 
-/// The worker's Node, or that there is none; nothing if nobody says.
+/// Returns the worker's Node, `Some(None)` if it does not exist, or `None` if the API does not
+/// answer.
 async fn read(layout: &Layout, worker: &Worker) -> Option<Option<Seen>> {
     look(&connect(layout, worker).await?, &worker.name).await.ok()
 }
 
-/// The Node of this name.
+/// Returns the Node of this name.
 pub(crate) async fn look(client: &Client, name: &str) -> kube::Result<Option<Seen>> {
     let found = limited(Api::<Node>::all(client.clone()).get_opt(name)).await?;
     Ok(found.and_then(Seen::of))
 }
 
-/// Keeps the Node's UID, and ends the Pods of a former Node before: whoever is killed meanwhile still knows that they have to end.
+/// Persists the Node's UID. Stops the Pods of a previous Node first: if the worker is killed in
+/// between, it still knows that they have to stop.
 pub(crate) async fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
     if is_own(worker, found)? {
         return Ok(());
@@ -231,7 +242,8 @@ pub(crate) async fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen)
     remember(layout, worker, found)
 }
 
-/// Has the Node this address. Its kubelet does that, too, but asks for a certificate of the address that it finds there.
+/// Writes the Node's address. The kubelet does that too, but requests a serving certificate for the
+/// address that it finds on the Node.
 pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
     let Some(client) = connect(layout, worker).await else {
         return;
@@ -247,8 +259,9 @@ pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
     }
 }
 
-/// Whether it is the Node that is known. One with another UID is another machine's, and not taken over; unless a kubelet of this
-/// boot has made it, in the place of one that somebody deleted.
+/// Reports whether this is the known Node. A Node with another UID was registered by another
+/// machine, which is an error. The exception: the kubelet registered it in this boot, to replace a
+/// deleted Node.
 fn is_own(worker: &Worker, found: &Seen) -> Result<bool, Error> {
     match &worker.node_uid {
         Some(known) if *known == found.uid => Ok(true),
@@ -273,7 +286,7 @@ mod tests {
     use super::*;
     use crate::files;
 
-    /// A worker that was let in by an API, which has this Node for it.
+    /// A worker that an API has admitted, with this Node.
     async fn join(dir: &std::path::Path, node: &Arc<Mutex<Value>>) -> (Layout, Worker) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap());
@@ -365,7 +378,7 @@ mod tests {
         assert_eq!(Worker::read(&layout).unwrap(), Some(worker));
     }
 
-    /// Whoever is killed in between finds out again what has to end.
+    /// A worker that is killed in between detects again which Pods have to stop.
     #[tokio::test]
     async fn pods_of_a_former_node_end_before_another_is_known() {
         let dir = tempfile::tempdir().unwrap();
@@ -380,7 +393,7 @@ mod tests {
         let (layout, mut worker) = join(dir.path(), &Arc::new(Mutex::new(node))).await;
         worker.node_uid = Some("u1".into());
         worker.write(&layout).unwrap();
-        // What cannot be removed keeps Pods from ending.
+        // A file that cannot be removed blocks the removal of Pods.
         std::fs::write(layout.cni_config(), "").unwrap();
         let joined = wait_joined(&layout, &mut worker).await;
         assert!(matches!(joined, Err(Error::File(_))), "{joined:?}");

@@ -1,4 +1,4 @@
-//! Where a worker is: what it makes is in one network namespace, and does not outlive the boot.
+//! Identifies the network namespace and the boot in which a worker has created its resources.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,16 +11,16 @@ use crate::files::FileError;
 
 const NETWORK: &str = "/proc/self/ns/net";
 
-/// One network namespace of one boot.
+/// A network namespace, valid for one boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
     boot: String,
-    /// Device and inode. A namespace that is made later may get them once this one has gone.
+    /// Device and inode. The kernel may reuse them after the namespace is deleted.
     network: (u64, u64),
 }
 
 impl Place {
-    /// That of this process.
+    /// Returns the place of this process.
     pub(crate) fn here() -> Result<Self, FileError> {
         let path = Path::new(NETWORK);
         Ok(Self {
@@ -29,12 +29,12 @@ impl Place {
         })
     }
 
-    /// Whether a file leads to another network than this one.
+    /// Reports whether a file leads to another network namespace than this one.
     pub(crate) fn is_left_by(&self, file: &Path) -> bool {
         identify(file).is_ok_and(|found| found != self.network)
     }
 
-    /// A file that leads there, if it is not `here` and has not gone.
+    /// Returns a file that leads to the namespace, unless that is `here` or deleted.
     pub(crate) fn find_from(&self, here: &Self) -> Option<PathBuf> {
         if self.boot != here.boot || self.network == here.network {
             return None;
@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-/// What tells one boot of the kernel from another.
+/// Reads the boot ID, which differs for each boot of the kernel.
 pub(crate) fn read_boot() -> Result<String, FileError> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let boot = fs::read_to_string(path).map_err(|error| FileError::new("read", path, error))?;
@@ -55,7 +55,8 @@ fn identify(file: &Path) -> std::io::Result<(u64, u64)> {
     fs::metadata(file).map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Namespaces that have a name, as `ip netns add` gives it. No other mount is touched: its server may hang.
+/// Lists namespaces with a name, as created by `ip netns add`. Reads no other mount, because its
+/// file server may hang.
 fn list_bound() -> Vec<PathBuf> {
     let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let lines = mounts.split(|byte| *byte == b'\n');

@@ -1,7 +1,8 @@
-//! Whether a worker that waits to be let in ever will be: the API must know its token, and must not have said no.
+//! Finds out whether the cluster rejects a worker that waits for admission: an unknown token, or a
+//! rejected certificate request.
 //!
 //! ```text
-//!  kubelet ─▶ CertificateSigningRequest ─▶ the cluster ─▶ Failed, Denied ─▶ here ─▶ the worker ends, and says why
+//!  kubelet ─▶ CertificateSigningRequest ─▶ the cluster ─▶ Failed, Denied ─▶ here ─▶ the worker exits with the reason
 //! ```
 
 use std::future::pending;
@@ -21,20 +22,23 @@ use crate::state::Worker;
 use crate::{Error, certificate};
 
 const PAUSE: Duration = Duration::from_secs(2);
-/// An API server may not have heard of a token that was made just now, and the newest request may be an earlier worker's.
+/// A rejection counts only after it lasts this long. An API server may not know a new token yet,
+/// and the newest request may come from an earlier worker.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Those that are asked for by kubelets. They are removed after an hour; a worker does not see itself refused among more.
+/// Selects requests for kubelet client certificates. The cluster removes them after an hour. With
+/// more than `PAGE` requests the worker may miss its own rejection.
 const REQUESTS: &str = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
 const PAGE: u32 = 250;
-/// Of what a cluster says.
+/// Upper bound for the reason that the cluster returns, in characters.
 const SAID_MAX: usize = 300;
 
-/// Comes when the worker is refused, and never if it is not.
+/// Resolves when the worker is rejected; never resolves otherwise.
 pub(crate) async fn wait(layout: &Layout, worker: &Worker) -> Error {
     let mut since = None;
-    // Who has a certificate was let in, whatever becomes of the token. The kubelet writes its kubeconfig before it has one.
+    // A worker with a certificate was admitted, whatever happens to the token. The kubelet writes
+    // its kubeconfig before it has a certificate, so the kubeconfig does not count.
     while !certificate::is_there(layout) {
-        // With the bootstrap token.
+        // The client uses the bootstrap token.
         if let Some(client) = connect_by(&layout.bootstrap_kubeconfig(), worker).await
             && let Some(why) = look(&client, &worker.name, &mut since).await
         {
@@ -45,7 +49,8 @@ pub(crate) async fn wait(layout: &Layout, worker: &Worker) -> Error {
     pending().await
 }
 
-/// Why the worker is refused, if it is and has been for a while. `since` is when that was first heard.
+/// Returns the reason once the rejection has lasted for `PATIENCE`. `since` is the time when it was
+/// first seen.
 async fn look(client: &Client, name: &str, since: &mut Option<Instant>) -> Option<String> {
     let Some(why) = ask(client, name).await else {
         *since = None;
@@ -54,7 +59,7 @@ async fn look(client: &Client, name: &str, since: &mut Option<Instant>) -> Optio
     (since.get_or_insert_with(Instant::now).elapsed() > PATIENCE).then_some(why)
 }
 
-/// Why the API refuses the worker right now, if it does.
+/// Returns the reason why the API rejects the worker right now, or `None`.
 async fn ask(client: &Client, name: &str) -> Option<String> {
     let review = Api::<SelfSubjectReview>::all(client.clone());
     let user = match limited(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
@@ -72,12 +77,12 @@ async fn ask(client: &Client, name: &str) -> Option<String> {
     newest.and_then(find_refusal)
 }
 
-/// Whether a request is one of this user for the Node of this name. Pure.
+/// Reports whether a request comes from this user and is for the Node of this name. Pure.
 fn is_own(request: &CertificateSigningRequest, user: &str, name: &str) -> bool {
     request.spec.username.as_deref() == Some(user) && is_for(&request.spec.request.0, name)
 }
 
-/// Why a request is refused, if it is. Pure.
+/// Returns the reason why a request was rejected, or `None`. Pure.
 fn find_refusal(request: &CertificateSigningRequest) -> Option<String> {
     let conditions = request.status.as_ref()?.conditions.as_ref()?;
     let refused = conditions
@@ -88,13 +93,14 @@ fn find_refusal(request: &CertificateSigningRequest) -> Option<String> {
     Some(why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect())
 }
 
-/// Whether a request in PEM has the Node's user as a text of its own.
+/// Reports whether a PEM request contains the user name of this Node as a complete string.
 fn is_for(request: &[u8], name: &str) -> bool {
     let Ok(request) = CertificateSigningRequestDer::from_pem_slice(request) else {
         return false;
     };
     let user = format!("system:node:{name}");
-    // In DER the last byte of a text's length is right before it, so that no longer name is taken for it.
+    // In DER the length byte precedes the string, so a longer name that starts with this one does
+    // not match.
     let text = [&[user.len().to_le_bytes()[0]], user.as_bytes()].concat();
     request.windows(text.len()).any(|part| part == text)
 }

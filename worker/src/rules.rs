@@ -1,5 +1,5 @@
-//! Rules of others' in the packet filter that a worker has to change, and tables that it removes: its own, and those that
-//! kube-proxy leaves when it ends.
+//! Changes iptables rules of other programs, and removes nftables tables: the worker's own, and
+//! those that kube-proxy leaves behind on exit.
 
 use std::fmt::Write as _;
 
@@ -11,10 +11,11 @@ use crate::output::say;
 const LIST: [&str; 4] = ["-w", "5", "-S", "FORWARD"];
 const RESTORE: [&str; 3] = ["-w", "5", "--noflush"];
 
-/// Has what is forwarded from and to a device accepted, with a comment of one word, where nothing is that is not named, as Docker has it: no table of one's own
-/// takes that back.
+/// Accepts forwarded packets from and to a device where the FORWARD chain drops by default, as
+/// Docker configures it: a rule in a table of our own cannot override that. `comment` marks the
+/// rules and must be one word.
 pub(crate) async fn accept_forwarding(device: &str, comment: &str) -> Result<(), String> {
-    // Without the program, or its part of the kernel, there is no such policy.
+    // Without the program, or its kernel module, no such policy exists.
     let rules = call("iptables", &LIST, "").await.unwrap_or_default();
     match build_acceptance(&rules, device, comment) {
         none if none.is_empty() => Ok(()),
@@ -22,7 +23,7 @@ pub(crate) async fn accept_forwarding(device: &str, comment: &str) -> Result<(),
     }
 }
 
-/// Removes the table of a network of Pods, what is accepted for it, and kube-proxy's tables.
+/// Removes the table of a Pod network, the accept rules for it, and kube-proxy's tables.
 pub(crate) async fn remove_all(id: &Id) {
     remove_acceptance(&id.network()).await;
     if find_program("nft").is_none() {
@@ -39,9 +40,9 @@ pub(crate) async fn remove_all(id: &Id) {
     }
 }
 
-/// Removes what has been accepted with this comment.
+/// Removes the accept rules with this comment.
 pub(crate) async fn remove_acceptance(comment: &str) {
-    // Without the program, or its part of the kernel, nobody has made any.
+    // Without the program, or its kernel module, no such rules exist.
     let rules = call("iptables", &LIST, "").await.unwrap_or_default();
     let script = build_removal(&rules, comment);
     if !script.is_empty()
@@ -55,7 +56,8 @@ fn to_comment(comment: &str) -> String {
     format!("-m comment --comment {comment}")
 }
 
-/// What `iptables-restore` adds what is missing by; nothing if all is well. Pure.
+/// Builds the `iptables-restore` script that adds the missing rules; empty if none are missing.
+/// Pure.
 fn build_acceptance(rules: &str, device: &str, comment: &str) -> String {
     if !rules.lines().any(|rule| rule == "-P FORWARD DROP") {
         return String::new();
@@ -71,7 +73,7 @@ fn build_acceptance(rules: &str, device: &str, comment: &str) -> String {
     to_script(missing.map(|rule| format!("-I {rule}")))
 }
 
-/// What `iptables-restore` removes it by. Pure.
+/// Builds the `iptables-restore` script that removes the rules with this comment. Pure.
 fn build_removal(rules: &str, comment: &str) -> String {
     let comment = format!(" {} ", to_comment(comment));
     let own = rules.lines().filter(|rule| rule.contains(&comment));

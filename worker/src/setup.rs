@@ -1,4 +1,5 @@
-//! Makes a worker out of a join token: the bundle's programs, what is remembered, and what the kubelet begins with.
+//! Sets up a worker from a join token: installs the bundle, persists the state, and writes the
+//! kubelet's bootstrap files.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -23,16 +24,16 @@ use crate::{Error, bundle, certificate, clean, config, files, live, root, upgrad
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
-/// Makes the worker in a folder that has room for one.
+/// Sets up the worker in a folder that has room for one.
 pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bundle: &Path) -> Result<(), Error> {
-    // First of all: it says that the folder is a worker's, and what there is to remove.
+    // Write the state first: it marks the folder as a worker's, and cleanup needs it.
     worker.write(layout)?;
     for folder in layout.folders() {
         files::make_folder(&folder)?;
     }
     let (from, to) = (bundle.to_owned(), layout.clone());
     let api = line.version.parse().expect("a checked version is one");
-    // Hundreds of megabytes are hashed and written.
+    // A blocking task, because it hashes and writes hundreds of megabytes.
     let installed = tokio::task::spawn_blocking(move || bundle::install(&from, &to, api)).await;
     installed.map_err(|error| Error::Start(error.into()))??;
     upgrade::forget(layout)?;
@@ -47,7 +48,7 @@ pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bu
     Ok(())
 }
 
-/// The name of the worker's Node.
+/// Returns the name of the worker's Node.
 pub(crate) fn choose_name(options: &WorkerOptions) -> Result<String, Error> {
     let name = options.name.clone().unwrap_or_else(|| host_name().to_ascii_lowercase());
     if is_node_name(&name) {
@@ -57,7 +58,7 @@ pub(crate) fn choose_name(options: &WorkerOptions) -> Result<String, Error> {
     }
 }
 
-/// The worker that a token and a person describe.
+/// Builds the state of a new worker from the token and the options.
 pub(crate) fn build_worker(
     name: String,
     id: Id,
@@ -86,12 +87,12 @@ pub(crate) fn build_worker(
         place: Some(place),
         ephemeral,
         drain: options.drain_timeout,
-        // Called later from wherever that is.
+        // An absolute path, because later commands may run in another folder.
         bundle: std::fs::canonicalize(&options.machine.bundle).unwrap_or_else(|_| options.machine.bundle.clone()),
     }
 }
 
-/// The version that a kubelet says it is.
+/// Runs a kubelet to read its version.
 pub(crate) async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVersion, Error> {
     let mut command = Command::new(kubelet);
     command
@@ -107,7 +108,8 @@ pub(crate) async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVe
     Ok(bundle::parse_version(&said)?)
 }
 
-/// Sees that a folder is free for a new worker, and takes it. What an ephemeral one left that was killed goes.
+/// Checks that a folder is free for a new worker, and locks it. Removes what a killed ephemeral
+/// worker left behind.
 pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
     let lock = take(layout)?;
     let found = Worker::read(layout)?;
@@ -122,10 +124,11 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
             let lock = take(layout)?;
             Ok((choose_id(layout)?, lock))
         }
-        // One that was never let in may try again, with another token, and so may one whose certificate has ended.
+        // A worker that was never admitted, or whose certificate has expired, may try again with
+        // another token.
         Some(worker) if certificate::has_joined(layout) => Err(taken(layout, worker)),
         Some(worker) => {
-            // It becomes another Node.
+            // The worker gets a new Node.
             live::end_pods(layout, &worker).await?;
             Ok((worker.id, lock))
         }
@@ -133,7 +136,7 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
     }
 }
 
-/// The folder has a worker that was let in.
+/// Builds the error for a folder whose worker was admitted.
 pub(crate) fn taken(layout: &Layout, worker: Worker) -> Error {
     Error::Taken {
         root: layout.root().to_owned(),
@@ -142,12 +145,12 @@ pub(crate) fn taken(layout: &Layout, worker: Worker) -> Error {
     }
 }
 
-/// Puts this program beside the others, where it stays: it may have been called from anywhere.
+/// Copies this program into the worker's folder, where it stays. The original may be anywhere.
 pub(crate) fn install_self(layout: &Layout) -> Result<(), FileError> {
     let to = layout.own_program();
     let partial = layout.binary(".yoke-worker.partial");
     let copy = || {
-        // Whatever it was called by may be another program by now.
+        // Copy the running executable: its path may lead to another program by now.
         std::fs::copy("/proc/self/exe", &partial)?;
         std::fs::set_permissions(&partial, std::fs::Permissions::from_mode(0o755))?;
         std::fs::File::open(&partial)?.sync_all()?;
@@ -156,16 +159,18 @@ pub(crate) fn install_self(layout: &Layout) -> Result<(), FileError> {
     copy().map_err(|error| FileError::new("write", &to, error))
 }
 
-/// Takes a folder that is a worker's, or nobody's.
+/// Locks a folder that is empty or a worker's.
 fn take(layout: &Layout) -> Result<Lock, Error> {
     let check = || match Worker::read(layout)? {
         None if !is_empty(layout.root()) => Err(Error::Foreign(layout.root().to_owned())),
         _ => Ok(()),
     };
-    // Before, so that not even a lock gets into a folder of somebody else's; and once more when nobody changes it.
+    // Checked before, so that an unrelated folder does not even get a lock file, and again under
+    // the lock.
     check()?;
     files::make_folder(layout.root())?;
-    // Somebody else may have been faster in a folder where everybody makes some, such as /tmp.
+    // In a folder where every user may create entries, such as /tmp, another user may have created
+    // it first.
     root::verify(layout)?;
     let lock = Lock::take(layout)?;
     root::verify(layout)?;
@@ -173,7 +178,8 @@ fn take(layout: &Layout) -> Result<Lock, Error> {
     Ok(lock)
 }
 
-/// What is in the control groups of a worker is killed when it leaves: there must be nothing of anybody else's.
+/// Derives the worker's id. Leaving kills all processes in the worker's control groups, so they
+/// must be empty of other processes now.
 fn choose_id(layout: &Layout) -> Result<Id, Error> {
     let id = root::identify(layout)?;
     match Cgroups::discover(&id.cgroup())?.find_populated() {
@@ -182,8 +188,8 @@ fn choose_id(layout: &Layout) -> Result<Id, Error> {
     }
 }
 
-/// Whether there is nothing in the folder but a lock, and what was to be `worker.json`. All that is in a worker's folder is
-/// removed when it leaves.
+/// Reports whether the folder has at most a lock, and an incomplete `worker.json`. Leaving removes
+/// everything in a worker's folder.
 fn is_empty(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
@@ -200,7 +206,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(&dir.path().join("w")).unwrap();
         drop(make_room(&layout).await.unwrap());
-        // One was killed right then.
+        // Leftover of a worker that was killed while it wrote its state.
         std::fs::write(layout.root().join(".worker.json.partial"), "{").unwrap();
         drop(make_room(&layout).await.unwrap());
         std::fs::write(layout.root().join("letter"), "dear").unwrap();

@@ -1,4 +1,4 @@
-//! Settings of the kernel that parts of the worker change whatever they are told, and what they were before.
+//! Saves and restores the kernel settings that the kubelet changes regardless of configuration.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,8 +11,9 @@ use crate::files::{self, FileError};
 use crate::layout::Layout;
 use crate::place;
 
-/// The kubelet's (`setupKernelTunables`), with the values that it sets. `net/ipv4/ip_forward`, which the bridge plugin sets,
-/// is not among them: others that forward turn it on as well, and do not look again.
+/// The settings that the kubelet changes (`setupKernelTunables`), with its values. The bridge
+/// plugin also sets `net/ipv4/ip_forward`. That setting is not in the list: other programs that
+/// forward turn it on as well, once, and would break if it were restored.
 const CHANGED: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
     ("kernel/keys/root_maxkeys", "1000000"),
@@ -24,20 +25,20 @@ const CHANGED: &[(&str, &str)] = &[
 const SYS: &str = "/proc/sys";
 const FILE_MAX: u64 = 16 << 10;
 
-/// What settings were before the worker.
+/// The settings from before the worker.
 #[derive(Default, Serialize, Deserialize)]
 struct Notes {
-    /// The next boot has settings of its own.
+    /// Boot ID. The next boot starts with other settings.
     boot: String,
     values: BTreeMap<String, String>,
 }
 
-/// Keeps what is not yet as the worker's parts will have it.
+/// Saves each setting that does not have the kubelet's value yet.
 pub(crate) fn remember(layout: &Layout) -> Result<(), FileError> {
     remember_of(Path::new(SYS), &layout.sysctls(), &place::read_boot()?)
 }
 
-/// Puts back what was kept, unless somebody else has changed it since.
+/// Restores the saved settings, except those that another program has changed since.
 pub(crate) fn restore(layout: &Layout) -> Result<(), FileError> {
     restore_of(Path::new(SYS), &layout.sysctls(), &place::read_boot()?)
 }
@@ -45,7 +46,7 @@ pub(crate) fn restore(layout: &Layout) -> Result<(), FileError> {
 fn remember_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
     let mut notes = read(file, boot)?;
     for (name, ours) in CHANGED {
-        // One that is so already was so before the worker, or was kept when it began.
+        // A setting at our value is either original, or was saved at the first start.
         if let Some(value) = ask(sys, name).filter(|value| value != ours) {
             notes.values.insert((*name).to_owned(), value);
         }
@@ -72,7 +73,7 @@ fn ask(sys: &Path, name: &str) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// Those of another boot say nothing of this one, nor do those that are torn.
+/// Reads the saved settings. Settings of another boot, or from an incomplete file, do not count.
 fn read(file: &Path, boot: &str) -> Result<Notes, FileError> {
     let mut text = Vec::new();
     match fs::File::open(file).and_then(|file| file.take(FILE_MAX).read_to_end(&mut text)) {
@@ -111,7 +112,7 @@ mod tests {
             set(name, &format!("{value}\n"));
         }
         set("net/ipv4/ip_forward", "1\n");
-        // It goes on: what the first start found still counts.
+        // The worker is started again: the values from the first start still count.
         remember_of(&sys, &file, "b1").unwrap();
         set("vm/overcommit_memory", "2\n");
         restore_of(&sys, &file, "b1").unwrap();
@@ -153,7 +154,7 @@ mod tests {
         let set = |value: &str| fs::write(dir.path().join("kernel/panic"), value).unwrap();
         set("0");
         remember_of(dir.path(), &file, "b1").unwrap();
-        // An administrator has set it for good, and the machine was booted.
+        // An administrator has set the value permanently, and the machine has rebooted.
         set("10");
         restore_of(dir.path(), &file, "b2").unwrap();
         assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("10"));

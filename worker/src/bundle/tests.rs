@@ -77,7 +77,7 @@ fn what_is_listed_is_installed() {
     assert_eq!(fs::metadata(&runc).unwrap().permissions().mode() & 0o777, 0o755);
     assert!(layout.images().join("pause.tar").exists());
 
-    // What is whole is not copied again, so the bundle need not be: what is damaged is.
+    // Intact files are not copied again, so the bundle need not exist. A corrupt file is.
     fs::write(bundle.join("runc"), "abd").unwrap();
     install(&bundle, &layout, API.parse().unwrap()).unwrap();
     fs::write(&runc, "abX").unwrap();

@@ -67,7 +67,7 @@ fn api(answer: impl FnMut(&str, &str) -> Answer + Send + 'static) -> (Client, Ar
         async move {
             let (method, path) = (request.method().to_string(), request.uri().to_string());
             let body = request.into_body().collect_bytes().await?;
-            // Of the one Node that is meant, and of no other.
+            // The precondition names the UID of the one Node.
             if path.contains("/nodes/") && method != "GET" {
                 assert!(
                     String::from_utf8_lossy(&body).contains(r#""uid":"u1""#),
