@@ -23,15 +23,15 @@ use rustix::process::WaitOptions;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::arguments::ROOT;
 use crate::files::{self, FileError};
 use crate::hosts::{self, HOSTS};
 use crate::layout::Layout;
-use crate::machine::{RESOLV_CONF, ignores_hangup};
+use crate::machine::RESOLV_CONF;
 use crate::output::say;
 use crate::place::Place;
+use crate::process::signals::Signals;
 use crate::state::{Lock, Worker, is_at};
 use crate::uplink::Upkeep;
 use crate::{Error, gpus, live};
@@ -51,40 +51,6 @@ const NETWORK_PAUSE: Duration = Duration::from_millis(5);
 /// Attempts to lock a shared folder that other sandboxes may remove meanwhile.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// Listens for SIGTERM, SIGINT and, unless the caller ignores it (`nohup`), SIGHUP.
-#[derive(Debug)]
-pub(crate) struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Option<Signal>,
-}
-
-impl Signals {
-    pub(crate) fn listen() -> Result<Self, Error> {
-        let listen = |kind| signal(kind).map_err(Error::Signals);
-        Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hangup: (!ignores_hangup()).then(|| listen(SignalKind::hangup())).transpose()?,
-        })
-    }
-
-    pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-            () = hear(self.hangup.as_mut()) => {}
-        }
-    }
-}
-
-async fn hear(signal: Option<&mut Signal>) {
-    match signal {
-        Some(signal) => drop(signal.recv().await),
-        None => pending().await,
-    }
-}
 
 /// Runs the worker in a sandbox until a signal, the end of `ttl`, or the worker's own exit.
 pub(crate) async fn run(

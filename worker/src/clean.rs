@@ -16,8 +16,8 @@ use crate::cgroups::Cgroups;
 use crate::clock::to_line;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
-use crate::machine::PATH;
 use crate::output::say;
+use crate::process::programs::PATH;
 use crate::state::Worker;
 use crate::{Error, boxed, cni, hosts, rules, sysctls, uplink};
 

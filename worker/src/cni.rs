@@ -14,9 +14,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::process::Command;
 
-use crate::feed::feed;
 use crate::id::Id;
-use crate::machine::PATH;
+use crate::process::programs::PATH;
+use crate::process::stdin_program::feed;
 
 /// Folder of libcni's cached results, which cannot be configured.
 pub(crate) const NOTES: &str = "/var/lib/cni/results";

@@ -8,15 +8,15 @@ use tokio::process::Command;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{FolderOptions, MachineOptions, NodeOptions, RunOptions, WorkerOptions};
-use crate::boxed::{self, Signals};
-use crate::gpus::Gpus;
+use crate::gpus::{self, Gpus};
 use crate::layout::Layout;
 use crate::output::say;
 use crate::place::Place;
-use crate::preflight::Purpose;
+use crate::preflight::{self, Purpose};
+use crate::process::signals::Signals;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, cgroups, clean, clock, gpus, live, machine, preflight, root, setup, systemd, uplink};
+use crate::{Error, boxed, cgroups, clean, clock, live, machine, root, setup, systemd, uplink};
 
 /// The command `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {

@@ -17,17 +17,17 @@ use tokio::time::Instant;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::JoinOptions;
-use crate::boxed::Signals;
 use crate::clock::to_line;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
-use crate::node::Readiness;
+use crate::node::{self, Readiness};
 use crate::output::say;
 use crate::place::Place;
 use crate::preflight::Purpose;
+use crate::process::signals::Signals;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, certificate, clean, commands, node, refusal, root, setup, systemd};
+use crate::{Error, certificate, clean, commands, refusal, root, setup, systemd};
 
 /// Time from the start of the unit to a Ready Node.
 const LIMIT: Duration = Duration::from_secs(300);

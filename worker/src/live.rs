@@ -19,21 +19,21 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::process::Command;
 use yoke_api::Cidr;
 
-use crate::boxed::Signals;
-use crate::cgroups::Cgroups;
-use crate::children::{Keeper, STOP_LIMIT, Service};
+use crate::cgroups::{self, Cgroups};
 use crate::clock::to_line;
 use crate::config::{self, Machine};
-use crate::drain::Target;
+use crate::drain::{self, Target};
 use crate::layout::Layout;
-use crate::machine::{PATH, RESOLV_CONF, has_sys_resource, resolv_conf};
-use crate::network::Network;
+use crate::machine::{self, RESOLV_CONF, resolv_conf};
+use crate::network::{self, Network};
 use crate::output::say;
+use crate::process::own_status::has_sys_resource;
+use crate::process::programs::PATH;
+use crate::process::signals::Signals;
+use crate::process::supervise::{Keeper, STOP_LIMIT, Service};
 use crate::state::Worker;
-use crate::upgrade::Kubelet;
-use crate::{
-    Error, boxed, cgroups, cni, drain, files, hosts, machine, network, node, refusal, sysctls, systemd, upgrade,
-};
+use crate::upgrade::{self, Kubelet};
+use crate::{Error, boxed, cni, files, hosts, node, refusal, sysctls, systemd};
 
 /// The kubelet's health endpoint, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);

@@ -12,16 +12,14 @@ use tokio::process::Command;
 
 use crate::arguments::{MachineOptions, WIREGUARD_PORT};
 use crate::clock::to_line;
-use crate::feed::call;
 use crate::files::FileError;
 use crate::limits::{Capacity, Limits};
 use crate::output::say;
 use crate::preflight::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
+use crate::process::own_status::read_capabilities;
+use crate::process::programs::{PATH, find_program};
+use crate::process::stdin_program::call;
 use crate::{bundle, systemd};
-
-/// Search path for programs. The `PATH` of a systemd service may lack folders that an
-/// administrator's has.
-pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Required capabilities and their bits in `CapEff`, as in `linux/capability.h`.
 const CAPABILITIES: &[(&str, u32)] = &[("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21), ("CAP_SYS_RESOURCE", 24)];
@@ -57,7 +55,7 @@ pub(crate) async fn load_bridge_filter() {
 /// Reads all facts except the clock skew. The worker's folder need not exist.
 pub(crate) async fn observe(options: &MachineOptions) -> Facts {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let effective = parse_capabilities(&read("/proc/self/status"));
+    let effective = read_capabilities();
     let release = read("/proc/sys/kernel/osrelease");
     let nft = observe_filter("nft", &["list", "tables"]).await;
     Facts {
@@ -110,35 +108,6 @@ pub(crate) fn resolv_conf() -> &'static str {
     } else {
         RESOLV_CONF
     }
-}
-
-/// Returns the path of an installed program.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
-    PATH.split(':')
-        .map(|dir| Path::new(dir).join(name))
-        .find(|path| path.is_file())
-}
-
-/// Reports whether this process may lower OOM scores (`CAP_SYS_RESOURCE`).
-pub(crate) fn has_sys_resource() -> bool {
-    let effective = parse_capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default());
-    effective >> 24 & 1 == 1
-}
-
-/// Reports whether this process was started to survive the closing of its terminal (`nohup`).
-pub(crate) fn ignores_hangup() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    parse_bits(&status, "SigIgn:") & 1 == 1
-}
-
-fn parse_capabilities(status: &str) -> u64 {
-    parse_bits(status, "CapEff:")
-}
-
-fn parse_bits(status: &str, field: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix(field));
-    line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
-        .unwrap_or_default()
 }
 
 /// Returns version 2 only if it is mounted alone: beside version 1 it has no controllers.
@@ -304,16 +273,6 @@ fn observe_space(folder: &Path) -> Option<Space> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn capabilities_are_bits() {
-        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001fffeffffff\n";
-        let effective = parse_capabilities(status);
-        let found = CAPABILITIES.iter().map(|(name, bit)| (*name, effective >> bit & 1));
-        let expected = [("CAP_NET_ADMIN", 1), ("CAP_SYS_ADMIN", 1), ("CAP_SYS_RESOURCE", 0)];
-        assert_eq!(found.collect::<Vec<_>>(), expected);
-        assert_eq!(parse_capabilities("nonsense"), 0);
-    }
 
     #[test]
     fn version_1_counts_where_it_is_mounted() {

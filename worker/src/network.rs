@@ -19,10 +19,10 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use yoke_api::Cidr;
 
-use crate::feed::call;
 use crate::id::Id;
 use crate::layout::Layout;
 use crate::output::say;
+use crate::process::stdin_program::call;
 use crate::state::Worker;
 use crate::{Error, rules};
 

@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
-use crate::feed::call;
 use crate::id::Id;
-use crate::machine::find_program;
 use crate::output::say;
+use crate::process::programs::find_program;
+use crate::process::stdin_program::call;
 
 const LIST: [&str; 4] = ["-w", "5", "-S", "FORWARD"];
 const RESTORE: [&str; 3] = ["-w", "5", "--noflush"];

@@ -12,15 +12,16 @@ use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{WIREGUARD_PORT, WorkerOptions};
 use crate::cgroups::Cgroups;
-use crate::files::FileError;
+use crate::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
-use crate::machine::{PATH, host_name};
+use crate::machine::host_name;
 use crate::place::Place;
 use crate::preflight::is_node_name;
+use crate::process::programs::PATH;
 use crate::state::{Lock, Worker};
 use crate::uplink::{Run, Uplink};
-use crate::{Error, bundle, certificate, clean, config, files, live, root, upgrade};
+use crate::{Error, bundle, certificate, clean, config, live, root, upgrade};
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 

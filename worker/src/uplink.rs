@@ -24,11 +24,11 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::arguments::EPHEMERAL_PORT;
-use crate::feed::call;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
 use crate::machine::{RESOLV_CONF, resolv_conf};
 use crate::output::say;
+use crate::process::stdin_program::call;
 use crate::state::Worker;
 use crate::{Error, boxed, rules};
 

@@ -6,9 +6,9 @@ use serde::Deserialize;
 use yoke_api::Cidr;
 
 use super::plan::is_private;
-use crate::feed::call;
 use crate::iproute::{parse, parse_destination};
 use crate::machine::resolv_conf;
+use crate::process::stdin_program::call;
 
 /// Overhead of WireGuard over IPv6, in bytes. Over IPv4 it is 20 less.
 const OVERHEAD: u32 = 80;

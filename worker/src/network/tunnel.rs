@@ -13,7 +13,7 @@ use gotatun::x25519::{PublicKey, StaticSecret};
 
 use super::key::Key;
 use super::plan::Peer;
-use crate::feed::call;
+use crate::process::stdin_program::call;
 
 /// Keepalive interval in seconds. Few NATs forget a mapping earlier.
 const KEEPALIVE: u16 = 25;

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use crate::children::{Keeper, Service};
+use crate::process::supervise::{Keeper, Service};
 
 /// The kubelet. Dropping it stops the process without waiting for it.
 #[derive(Debug)]

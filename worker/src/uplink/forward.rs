@@ -11,8 +11,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::{list_opened, list_runs, table};
-use crate::feed::call;
 use crate::output::say;
+use crate::process::stdin_program::call;
 
 const ALL: &str = "all";
 

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use yoke_api::Cidr;
 
 use super::plan::LINKS;
-use crate::feed::call;
 use crate::iproute::{parse, parse_destination};
+use crate::process::stdin_program::call;
 
 /// MTU without a default route.
 const ETHERNET_MTU: u32 = 1500;
