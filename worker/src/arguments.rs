@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use jiff::SignedDuration;
 use yoke_api::names::is_domain;
 
-use crate::gpus::Gpus;
+use crate::host::gpus::Gpus;
 use crate::limits::{Limits, parse_cpus, parse_memory};
 
 /// Default of `--root`, the worker's folder.

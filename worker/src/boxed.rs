@@ -25,16 +25,17 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 
 use crate::arguments::ROOT;
-use crate::files::{self, FileError};
-use crate::hosts::{self, HOSTS};
+use crate::host::etc_hosts::{self, HOSTS};
+use crate::host::files::{self, FileError};
+use crate::host::gpus;
+use crate::host::resolv_conf::RESOLV_CONF;
 use crate::layout::Layout;
-use crate::machine::RESOLV_CONF;
 use crate::output::say;
 use crate::place::Place;
 use crate::process::signals::Signals;
 use crate::state::{Lock, Worker, is_at};
 use crate::uplink::Upkeep;
-use crate::{Error, gpus, live};
+use crate::{Error, live};
 
 /// Folders of the machine that containerd, the kubelet or CNI write to regardless of configuration.
 const USUAL: &[&str] = &[
@@ -207,7 +208,7 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
     if worker.address.is_some() {
         let own = stand_in(layout, HOSTS);
         files::make_folder(own.parent().unwrap_or(&own))?;
-        files::write(&own, hosts::read_with(worker)?, files::PUBLIC)?;
+        files::write(&own, etc_hosts::read_with(worker)?, files::PUBLIC)?;
         mount(&own, HOSTS)?;
     }
     // Without this file on the machine, only the kubelet reads the replacement, through its

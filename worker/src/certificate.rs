@@ -34,7 +34,7 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
-    use crate::files;
+    use crate::host::files;
 
     #[test]
     fn a_worker_whose_certificate_has_ended_may_join_anew() {

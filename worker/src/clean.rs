@@ -1,10 +1,8 @@
 //! Removes everything that a worker created on the machine: processes, mounts, links, control
 //! groups and files, in this order.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,14 +10,16 @@ use std::time::Duration;
 use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
-use crate::cgroups::Cgroups;
-use crate::clock::to_line;
-use crate::files::{self, FileError};
+use crate::error_chain::to_line;
+use crate::host::cgroups::Cgroups;
+use crate::host::files::{self, FileError};
+use crate::host::mounts::parse_mounts;
+use crate::host::{etc_hosts, iptables, sysctls};
 use crate::layout::Layout;
 use crate::output::say;
 use crate::process::programs::PATH;
 use crate::state::Worker;
-use crate::{Error, boxed, cni, hosts, rules, sysctls, uplink};
+use crate::{Error, boxed, cni, uplink};
 
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 /// Rounds of unmounting. Mounts may be stacked, so each round reads a new list.
@@ -41,7 +41,7 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
         return Err(Error::Left(left));
     }
     boxed::remove_usual(layout);
-    hosts::remove(&worker.id)?;
+    etc_hosts::remove(&worker.id)?;
     // The sysctls stay while another worker relies on them. A failed restore does not fail the
     // cleanup.
     if !cgroups.has_others()
@@ -67,7 +67,7 @@ async fn leave_network(layout: &Layout, worker: &Worker) {
     // A worker that was never admitted has no rules. Its network namespace may also belong to
     // another worker.
     if layout.kubeconfig().exists() {
-        rules::remove_all(&worker.id).await;
+        iptables::remove_all(&worker.id).await;
     }
 }
 
@@ -92,35 +92,6 @@ fn list_mounts(root: &Path) -> Result<Vec<PathBuf>, Error> {
     let file = Path::new("/proc/self/mountinfo");
     let mounts = fs::read(file).map_err(|error| FileError::new("read", file, error))?;
     Ok(parse_mounts(&mounts, root))
-}
-
-/// Parses bytes, because the path of an unrelated mount need not be UTF-8.
-pub(crate) fn parse_mounts(mountinfo: &[u8], root: &Path) -> Vec<PathBuf> {
-    let lines = mountinfo.split(|byte| *byte == b'\n');
-    let points = lines
-        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
-        .map(unescape);
-    points
-        .filter(|point| point.starts_with(root) && point != root)
-        .collect()
-}
-
-/// Decodes a path of mountinfo: the kernel writes space, tab, newline and backslash as `\` and
-/// three octal digits.
-fn unescape(text: &[u8]) -> PathBuf {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((first, more)) = rest.split_first() {
-        let (byte, after) = match more {
-            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..] if *first == b'\\' => {
-                ((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'), after)
-            }
-            _ => (*first, more),
-        };
-        plain.push(byte);
-        rest = after;
-    }
-    OsString::from_vec(plain).into()
 }
 
 /// Deletes a link: the bridge, or the tunnel of a worker that is still exiting. In a network
@@ -174,19 +145,6 @@ fn remove_folder(layout: &Layout) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn mounts_in_the_folder_are_found() {
-        const MOUNTS: &[u8] = b"\
-1 0 0:1 / / rw - ext4 /dev/vda rw
-2 1 0:2 / /w rw - ext4 /dev/vdb rw
-3 2 0:3 / /w/kubelet/pods/a\\040b rw - tmpfs tmpfs rw
-4 1 0:4 / /w-other/\xff rw - tmpfs tmpfs rw
-5 2 0:5 / /w/\\134040 rw - overlay overlay rw
-";
-        let expected = ["/w/kubelet/pods/a b", "/w/\\040"].map(PathBuf::from);
-        assert_eq!(parse_mounts(MOUNTS, Path::new("/w")), expected);
-    }
 
     #[test]
     fn links_are_not_followed() {

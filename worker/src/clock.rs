@@ -11,7 +11,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use yoke_api::join_token::JoinLine;
 
-use crate::hosts;
+use crate::error_chain::to_line;
+use crate::host::etc_hosts;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -48,7 +49,7 @@ fn connect(line: &JoinLine, certificates: &[CertificateDer<'_>]) -> Result<Clien
         .parse()
         .expect("a checked name and port are a URL");
     let mut config = Config::new(url);
-    hosts::dial(&mut config, &line.server, line.address);
+    etc_hosts::dial(&mut config, &line.server, line.address);
     config.root_cert = Some(certificates.iter().map(|certificate| certificate.to_vec()).collect());
     Client::try_from(config)
 }
@@ -56,21 +57,6 @@ fn connect(line: &JoinLine, certificates: &[CertificateDer<'_>]) -> Result<Clien
 fn skew(date: &str, now: Timestamp) -> Option<i64> {
     let there = rfc2822::parse(date).ok()?.timestamp();
     Some(now.as_second().saturating_sub(there.as_second()))
-}
-
-/// Formats an error with its causes on one line.
-pub(crate) fn to_line(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Several libraries repeat the text of their source in their own.
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

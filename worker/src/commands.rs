@@ -8,7 +8,8 @@ use tokio::process::Command;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{FolderOptions, MachineOptions, NodeOptions, RunOptions, WorkerOptions};
-use crate::gpus::{self, Gpus};
+use crate::host::gpus::{self, Gpus};
+use crate::host::{cgroups, facts};
 use crate::layout::Layout;
 use crate::output::say;
 use crate::place::Place;
@@ -16,7 +17,7 @@ use crate::preflight::{self, Purpose};
 use crate::process::signals::Signals;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, boxed, cgroups, clean, clock, live, machine, root, setup, systemd, uplink};
+use crate::{Error, boxed, clean, clock, live, root, setup, systemd, uplink};
 
 /// The command `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
@@ -151,7 +152,7 @@ fn read(layout: &Layout) -> Result<Worker, Error> {
 /// Checks the machine and prints the checks that did not pass.
 pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Purpose) -> Result<(), Error> {
     let limits = options.limits();
-    let has = machine::read_capacity(Path::new("/"), &limits)?;
+    let has = facts::read_capacity(Path::new("/"), &limits)?;
     if let Some(excess) = has.and_then(|has| limits.find_excess(has)) {
         return Err(Error::Excess(excess));
     }
@@ -176,7 +177,7 @@ pub(crate) async fn observe(
     line: Option<&JoinLine>,
     purpose: Purpose,
 ) -> Vec<preflight::Row> {
-    let mut facts = machine::observe(options).await;
+    let mut facts = facts::observe(options).await;
     facts.purpose = purpose;
     facts.uplink = uplink::try_out().await;
     if let Some(line) = line {

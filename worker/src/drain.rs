@@ -9,7 +9,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::clock::to_line;
+use crate::error_chain::to_line;
 use crate::node::{REQUEST, ask_uid, limited};
 use crate::output::say;
 

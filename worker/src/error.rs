@@ -8,8 +8,8 @@ use yoke_api::join_token::LineError;
 use yoke_pki::kubeconfig::KubeconfigError;
 
 use crate::bundle::BundleError;
-use crate::clock::to_line;
-use crate::files::FileError;
+use crate::error_chain::to_line;
+use crate::host::files::FileError;
 use crate::output::say;
 use crate::root::RootError;
 

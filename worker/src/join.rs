@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::JoinOptions;
-use crate::clock::to_line;
-use crate::files::{self, FileError};
+use crate::error_chain::to_line;
+use crate::host::files::{self, FileError};
 use crate::layout::Layout;
 use crate::node::{self, Readiness};
 use crate::output::say;

@@ -19,12 +19,13 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::process::Command;
 use yoke_api::Cidr;
 
-use crate::cgroups::{self, Cgroups};
-use crate::clock::to_line;
 use crate::config::{self, Machine};
 use crate::drain::{self, Target};
+use crate::error_chain::to_line;
+use crate::host::cgroups::{self, Cgroups};
+use crate::host::resolv_conf::{RESOLV_CONF, find_resolv_conf};
+use crate::host::{etc_hosts, facts, files, nftables, sysctls};
 use crate::layout::Layout;
-use crate::machine::{self, RESOLV_CONF, resolv_conf};
 use crate::network::{self, Network};
 use crate::output::say;
 use crate::process::own_status::has_sys_resource;
@@ -33,7 +34,7 @@ use crate::process::signals::Signals;
 use crate::process::supervise::{Keeper, STOP_LIMIT, Service};
 use crate::state::Worker;
 use crate::upgrade::{self, Kubelet};
-use crate::{Error, boxed, cni, files, hosts, node, refusal, sysctls, systemd};
+use crate::{Error, boxed, cni, node, refusal, systemd};
 
 /// The kubelet's health endpoint, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -244,7 +245,8 @@ pub(crate) async fn end_pods(layout: &Layout, worker: &Worker) -> Result<(), Err
         say(&format!("cannot take a Pod off the network: {fault}"));
     }
     Cgroups::discover(&worker.id.cgroup())?.kill_pods().await;
-    network::remove_table(&worker.id).await;
+    // A failure is ignored: the table does not exist after a reboot.
+    let _ = nftables::delete_table("inet", &worker.id.network()).await;
     Ok(())
 }
 
@@ -255,17 +257,17 @@ async fn wait_healthy() {
 }
 
 async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
-    if worker.pod_network && !network::has_table(&worker.id).await {
+    if worker.pod_network && !nftables::has_table(&worker.id.network()).await {
         // The machine has rebooted: connect no Pod before the packet filter table exists again.
         files::remove(&layout.network_config())?;
     }
-    machine::load_bridge_filter().await;
+    sysctls::load_bridge_filter().await;
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.enter()?;
     cgroups.bound(&worker.limits)?;
     // A sandbox has a hosts file of its own.
     if !worker.ephemeral {
-        hosts::settle(worker)?;
+        etc_hosts::settle(worker)?;
     }
     sysctls::remember(layout)?;
     write_config(layout, worker, &observe_machine(&cgroups, layout, worker)?)?;
@@ -281,10 +283,10 @@ fn observe_machine(cgroups: &Cgroups, layout: &Layout, worker: &Worker) -> Resul
         pods_cgroup: cgroups.pods_root(),
         cgroup_v1: cgroups.is_v1(),
         may_raise_oom_score: has_sys_resource(),
-        capacity: machine::read_capacity(Path::new("/"), &worker.limits)?,
+        capacity: facts::read_capacity(Path::new("/"), &worker.limits)?,
         resolv_conf: match &worker.uplink {
             Some(_) => boxed::stand_in(layout, RESOLV_CONF),
-            None => resolv_conf().into(),
+            None => find_resolv_conf().into(),
         },
         pods: None,
     })

@@ -19,12 +19,13 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use yoke_api::Cidr;
 
+use crate::Error;
+use crate::host::{iptables, nftables};
 use crate::id::Id;
 use crate::layout::Layout;
 use crate::output::say;
 use crate::process::stdin_program::call;
 use crate::state::Worker;
-use crate::{Error, rules};
 
 mod host;
 mod key;
@@ -78,7 +79,7 @@ impl Network {
             said: String::new(),
         };
         // An existing table already has the peers.
-        if !has_table(&worker.id).await {
+        if !nftables::has_table(&worker.id.network()).await {
             upkeep.put_table().await.map_err(Error::Network)?;
         }
         let host = upkeep.observe().await.map_err(Error::Network)?;
@@ -103,17 +104,6 @@ impl Network {
         let _ = self.stop.send(());
         let _ = self.task.await;
     }
-}
-
-/// Reports whether the worker's table exists. It does not survive a reboot.
-pub(crate) async fn has_table(id: &Id) -> bool {
-    call("nft", &["list", "table", "inet", &id.network()], "").await.is_ok()
-}
-
-/// Removes the table. No Pod is connected before the table exists again.
-pub(crate) async fn remove_table(id: &Id) {
-    // The table does not exist after a reboot.
-    let _ = call("nft", &["delete", "table", "inet", &id.network()], "").await;
 }
 
 /// Adds an address to the loopback device, so that the network namespace has it before the bridge
@@ -270,8 +260,8 @@ impl Upkeep {
             peers: &peers,
             is_alone: self.worker.uplink.is_some(),
         });
-        call("nft", &["-f", "-"], &text).await?;
-        rules::accept_forwarding(&self.worker.id.bridge(), &self.worker.id.network()).await
+        nftables::apply(&text).await?;
+        iptables::accept_forwarding(&self.worker.id.bridge(), &self.worker.id.network()).await
     }
 }
 

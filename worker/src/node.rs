@@ -14,12 +14,13 @@ use yoke_api::Cidr;
 use yoke_api::labels::REAP_AFTER;
 use yoke_runtime::clock::since_boot;
 
-use crate::clock::to_line;
+use crate::error_chain::to_line;
+use crate::host::etc_hosts;
 use crate::layout::Layout;
 use crate::output::say;
 use crate::place::read_boot;
 use crate::state::Worker;
-use crate::{Error, hosts, live};
+use crate::{Error, live};
 
 const PAUSE: Duration = Duration::from_secs(1);
 /// Interval between checks whether the Node still exists.
@@ -48,7 +49,7 @@ pub(crate) async fn connect_by(kubeconfig: &Path, worker: &Worker) -> Option<Cli
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .ok()?;
-    hosts::dial(&mut config, &worker.server, worker.address);
+    etc_hosts::dial(&mut config, &worker.server, worker.address);
     // Every caller retries at its own interval. A retry in the client would block: one Pod with an
     // exhausted PodDisruptionBudget (429) must not delay the others.
     config.default_retry = false;
@@ -284,7 +285,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::files;
+    use crate::host::files;
 
     /// A worker that an API has admitted, with this Node.
     async fn join(dir: &std::path::Path, node: &Arc<Mutex<Value>>) -> (Layout, Worker) {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::clean::parse_mounts;
-use crate::files::FileError;
+use crate::host::files::FileError;
+use crate::host::mounts::parse_mounts;
 
 const NETWORK: &str = "/proc/self/ns/net";
 

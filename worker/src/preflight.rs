@@ -13,6 +13,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 use yoke_api::names::is_label;
 
+use crate::node_name::is_node_name;
+
 mod kernel;
 pub(crate) mod report;
 
@@ -49,8 +51,6 @@ const DISK_WANTED: u64 = 10 * GIB;
 /// creation.
 const SKEW_MAX: u64 = 240;
 const SKEW_WANTED: u64 = 5;
-/// Maximum length of a Node's name, which is a DNS subdomain.
-const NAME_MAX: usize = 253;
 
 /// How control groups are mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,11 +248,6 @@ fn inspect_capabilities(facts: &Facts) -> Row {
         return Row::warning("capabilities", found, to_do);
     }
     Row::ok("capabilities", "enough")
-}
-
-/// Checks a Node's name like the API server does (RFC 1123).
-pub(crate) fn is_node_name(name: &str) -> bool {
-    name.len() <= NAME_MAX && name.split('.').all(is_label)
 }
 
 fn inspect_name(name: &str) -> Row {

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::files::FileError;
+use crate::host::files::FileError;
 use crate::id::Id;
 use crate::layout::{Layout, LayoutError};
 

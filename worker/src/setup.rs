@@ -11,13 +11,13 @@ use tokio::process::Command;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{WIREGUARD_PORT, WorkerOptions};
-use crate::cgroups::Cgroups;
-use crate::files::{self, FileError};
+use crate::host::cgroups::Cgroups;
+use crate::host::facts::host_name;
+use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
-use crate::machine::host_name;
+use crate::node_name::is_node_name;
 use crate::place::Place;
-use crate::preflight::is_node_name;
 use crate::process::programs::PATH;
 use crate::state::{Lock, Worker};
 use crate::uplink::{Run, Uplink};

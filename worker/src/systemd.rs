@@ -8,10 +8,10 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio::process::Command;
 
-use crate::files::{self, FileError};
+use crate::Error;
+use crate::host::files::{self, FileError};
 use crate::process::programs::PATH;
 use crate::unit::Unit;
-use crate::Error;
 
 /// Timeout for calls that start no program of the unit.
 const LIMIT: Duration = Duration::from_secs(30);

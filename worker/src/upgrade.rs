@@ -31,8 +31,8 @@ use yoke_api::KubernetesVersion;
 use yoke_api::labels;
 use yoke_api::workers::{KubeletUpgrade, UpgradeState};
 
-use crate::clock::to_line;
 use crate::drain::{self, Target};
+use crate::error_chain::to_line;
 use crate::layout::Layout;
 use crate::node::{self, limited};
 use crate::output::say;

@@ -24,13 +24,14 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::arguments::EPHEMERAL_PORT;
-use crate::files::{self, FileError};
+use crate::host::files::{self, FileError};
+use crate::host::resolv_conf::{RESOLV_CONF, find_resolv_conf, read_resolv_conf};
+use crate::host::{iptables, nftables};
 use crate::layout::Layout;
-use crate::machine::{RESOLV_CONF, resolv_conf};
 use crate::output::say;
 use crate::process::stdin_program::call;
 use crate::state::Worker;
-use crate::{Error, boxed, rules};
+use crate::{Error, boxed};
 
 mod forward;
 mod machine;
@@ -177,29 +178,25 @@ impl Upkeep {
             relay: self.relay.ports(),
             opened: &self.opened,
         });
-        if text != self.put || !has_table(&self.uplink.run).await {
-            call("nft", &["-f", "-"], &text).await?;
+        if text != self.put || !nftables::has_table(&self.uplink.run.table()).await {
+            nftables::apply(&text).await?;
             self.put = text;
         }
-        rules::accept_forwarding(&link, &self.uplink.run.table()).await?;
+        iptables::accept_forwarding(&link, &self.uplink.run.table()).await?;
         forward::open(self.opened.iter().chain(seen.devices.iter()).chain([&link]))?;
         connect(&self.uplink, &self.net).await?;
-        self.write_resolvers().map_err(|error| crate::clock::to_line(&error))
+        self.write_resolvers()
+            .map_err(|error| crate::error_chain::to_line(&error))
     }
 
     /// Writes in place: the sandbox has this inode mounted.
     fn write_resolvers(&self) -> Result<(), FileError> {
-        let text = resolvers::translate(&read_resolvers(), self.uplink.gateway);
+        let text = resolvers::translate(&read_resolv_conf(), self.uplink.gateway);
         if fs::read(&self.resolvers).is_ok_and(|found| found == text.as_bytes()) {
             return Ok(());
         }
         fs::write(&self.resolvers, text).map_err(|error| FileError::new("write", &self.resolvers, error))
     }
-}
-
-/// Reads the machine's current resolver configuration.
-fn read_resolvers() -> String {
-    fs::read_to_string(resolv_conf()).unwrap_or_default()
 }
 
 /// Creates the link with a free subnet. Adding the route reserves the subnet, because the kernel
@@ -250,10 +247,6 @@ async fn connect(uplink: &Uplink, net: &Path) -> Result<(), String> {
     call("nsenter", &[&net, "ip", "-batch", "-"], &script).await.map(drop)
 }
 
-async fn has_table(run: &Run) -> bool {
-    call("nft", &["list", "table", "inet", &run.table()], "").await.is_ok()
-}
-
 async fn remove_link(run: &Run) {
     // The link disappears with the worker's network namespace, unless that is still in use.
     let _ = call("ip", &["link", "delete", &run.link()], "").await;
@@ -269,13 +262,10 @@ async fn list_runs() -> Vec<Run> {
 /// needs it.
 pub(crate) async fn remove(run: &Run) {
     let opened = list_opened(run).await;
-    match call("nft", &["delete", "table", "inet", &run.table()], "").await {
-        Err(why) if !why.contains("No such file or directory") => {
-            say(&format!("cannot remove the table {}: {why}", run.table()));
-        }
-        _ => {}
+    if let Err(why) = nftables::delete_table("inet", &run.table()).await {
+        say(&format!("cannot remove the table {}: {why}", run.table()));
     }
-    rules::remove_acceptance(&run.table()).await;
+    iptables::remove_acceptance(&run.table()).await;
     remove_link(run).await;
     forward::close(&opened).await;
 }

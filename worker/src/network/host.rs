@@ -6,8 +6,8 @@ use serde::Deserialize;
 use yoke_api::Cidr;
 
 use super::plan::is_private;
-use crate::iproute::{parse, parse_destination};
-use crate::machine::resolv_conf;
+use crate::host::find_resolv_conf::read_resolv_conf;
+use crate::host::iproute::{parse, parse_destination};
 use crate::process::stdin_program::call;
 
 /// Overhead of WireGuard over IPv6, in bytes. Over IPv4 it is 20 less.
@@ -51,7 +51,7 @@ pub(super) async fn observe(own: &[String]) -> Result<Host, String> {
     let links = call("ip", &["-json", "-4", "address", "show"], "").await?;
     let routes = call("ip", &["-json", "-4", "route", "show"], "").await?;
     let mut host = build_host(&links, &routes, own).map_err(|error| format!("ip: {error}"))?;
-    let resolvers = std::fs::read_to_string(resolv_conf()).unwrap_or_default();
+    let resolvers = read_resolv_conf();
     host.reserved.extend(parse_resolvers(&resolvers));
     Ok(host)
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use data_encoding::BASE64;
 use gotatun::x25519::{PublicKey, StaticSecret};
 
-use crate::files::{self, FileError};
+use crate::host::files::{self, FileError};
 
 /// Upper bound in bytes, larger than any key file.
 const FILE_MAX: u64 = 1 << 10;

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use yoke_api::labels;
 
 use super::plan::Seen;
-use crate::clock::to_line;
+use crate::error_chain::to_line;
 use crate::layout::Layout;
 use crate::node::{self, limited};
 use crate::output::say;

@@ -4,8 +4,8 @@ use std::future::pending;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::process::own_status::ignores_hangup;
 use crate::Error;
+use crate::process::own_status::ignores_hangup;
 
 /// Listens for SIGTERM, SIGINT and, unless the caller ignores it (`nohup`), SIGHUP.
 #[derive(Debug)]

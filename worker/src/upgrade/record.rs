@@ -8,10 +8,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use yoke_api::KubernetesVersion;
 
-use crate::files::{self, FileError};
+use crate::Error;
+use crate::host::files::{self, FileError};
 use crate::layout::Layout;
 use crate::output::say;
-use crate::Error;
 
 const RECORD_MAX: u64 = 16 << 10;
 /// Extension of a record that cannot be parsed.

@@ -7,7 +7,7 @@ use yoke_api::KubernetesVersion;
 
 use super::record::{NEXT, PREVIOUS, sync};
 use crate::bundle::{self, BundleError};
-use crate::files::{self, FileError};
+use crate::host::files::{self, FileError};
 use crate::layout::Layout;
 use crate::root::{self, RootError};
 use crate::{Error, setup};

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use yoke_api::Cidr;
 
 use super::plan::LINKS;
-use crate::iproute::{parse, parse_destination};
+use crate::host::iproute::{parse, parse_destination};
 use crate::process::stdin_program::call;
 
 /// MTU without a default route.

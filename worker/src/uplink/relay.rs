@@ -13,7 +13,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::plan::Uplink;
-use super::{read_resolvers, resolvers};
+use super::resolvers;
+use crate::host::resolv_conf::read_resolv_conf;
 
 const PORT: u16 = 53;
 /// Concurrent queries. A query beyond that gets no answer, and the client retries.
@@ -54,7 +55,7 @@ impl Relay {
 
     /// Forwards queries until dropped, which cancels pending queries.
     pub(super) async fn serve(&self) -> Infallible {
-        self.serve_by(|| SocketAddr::new(resolvers::find_relayed(&read_resolvers()), PORT))
+        self.serve_by(|| SocketAddr::new(resolvers::find_relayed(&read_resolv_conf()), PORT))
             .await
     }
 

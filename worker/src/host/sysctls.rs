@@ -7,9 +7,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::{self, FileError};
+use crate::host::files::{self, FileError};
 use crate::layout::Layout;
+use crate::output::say;
 use crate::place;
+use crate::process::stdin_program::call;
 
 /// The settings that the kubelet changes (`setupKernelTunables`), with its values. The bridge
 /// plugin also sets `net/ipv4/ip_forward`. That setting is not in the list: other programs that
@@ -24,6 +26,8 @@ const CHANGED: &[(&str, &str)] = &[
 ];
 const SYS: &str = "/proc/sys";
 const FILE_MAX: u64 = 16 << 10;
+/// Sysctl that makes packets between two ports of a bridge pass the packet filter.
+pub(crate) const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
 /// The settings from before the worker.
 #[derive(Default, Serialize, Deserialize)]
@@ -31,6 +35,21 @@ struct Notes {
     /// Boot ID. The next boot starts with other settings.
     boot: String,
     values: BTreeMap<String, String>,
+}
+
+/// Loads the kernel module that lets a Pod reach a Service whose endpoint is on the same bridge,
+/// for example cluster DNS.
+pub(crate) async fn load_bridge_filter() {
+    if Path::new(BRIDGE_FILTER).exists() {
+        return;
+    }
+    let loaded = call("modprobe", &["br_netfilter"], "").await;
+    if !Path::new(BRIDGE_FILTER).exists() {
+        let why = loaded.err().unwrap_or_default();
+        say(&format!(
+            "Pods do not reach Services whose Pods are on this machine, cluster DNS among them: br_netfilter is not loaded {why}"
+        ));
+    }
 }
 
 /// Saves each setting that does not have the kubelet's value yet.

@@ -11,8 +11,9 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use crate::arguments::{MachineOptions, WIREGUARD_PORT};
-use crate::clock::to_line;
-use crate::files::FileError;
+use crate::error_chain::to_line;
+use crate::host::files::FileError;
+use crate::host::sysctls::BRIDGE_FILTER;
 use crate::limits::{Capacity, Limits};
 use crate::output::say;
 use crate::preflight::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
@@ -25,32 +26,10 @@ use crate::{bundle, systemd};
 const CAPABILITIES: &[(&str, u32)] = &[("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21), ("CAP_SYS_RESOURCE", 24)];
 /// Device file for creating TUN devices. Opening it makes the kernel load the module.
 const TUN: &str = "/dev/net/tun";
-/// Resolver configuration that systemd-resolved writes for programs that cannot use the stub named
-/// in `/etc/resolv.conf`.
-const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
-pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Timeout for listing packet filter rules. Tools answer at once or hang.
 const FILTER_LIMIT: Duration = Duration::from_secs(10);
 /// Upper bound for the error output of a program, in characters.
 const SAID_MAX: usize = 200;
-
-/// Sysctl that makes packets between two ports of a bridge pass the packet filter.
-const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
-
-/// Loads the kernel module that lets a Pod reach a Service whose endpoint is on the same bridge,
-/// for example cluster DNS.
-pub(crate) async fn load_bridge_filter() {
-    if Path::new(BRIDGE_FILTER).exists() {
-        return;
-    }
-    let loaded = call("modprobe", &["br_netfilter"], "").await;
-    if !Path::new(BRIDGE_FILTER).exists() {
-        let why = loaded.err().unwrap_or_default();
-        say(&format!(
-            "Pods do not reach Services whose Pods are on this machine, cluster DNS among them: br_netfilter is not loaded {why}"
-        ));
-    }
-}
 
 /// Reads all facts except the clock skew. The worker's folder need not exist.
 pub(crate) async fn observe(options: &MachineOptions) -> Facts {
@@ -98,16 +77,6 @@ pub(crate) fn host_name() -> String {
         .unwrap_or_default()
         .trim()
         .to_owned()
-}
-
-/// Returns the machine's resolver configuration, preferably the file without systemd-resolved's
-/// stub on loopback.
-pub(crate) fn resolv_conf() -> &'static str {
-    if Path::new(RESOLVED).exists() {
-        RESOLVED
-    } else {
-        RESOLV_CONF
-    }
 }
 
 /// Returns version 2 only if it is mounted alone: beside version 1 it has no controllers.

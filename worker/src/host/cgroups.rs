@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::files::FileError;
+use crate::Error;
+use crate::host::files::FileError;
 use crate::id::GROUPS;
 use crate::limits::Limits;
-use crate::Error;
 
 const NODE: &str = "node";
 const PODS: &str = "pods";

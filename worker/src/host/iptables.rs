@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use crate::host::nftables;
 use crate::id::Id;
 use crate::output::say;
 use crate::process::programs::find_program;
@@ -31,11 +32,8 @@ pub(crate) async fn remove_all(id: &Id) {
     }
     let network = id.network();
     for (family, table) in [("inet", network.as_str()), ("ip", "kube-proxy"), ("ip6", "kube-proxy")] {
-        match call("nft", &["delete", "table", family, table], "").await {
-            Err(why) if !why.contains("No such file or directory") => {
-                say(&format!("cannot remove the table {family} {table}: {why}"));
-            }
-            _ => {}
+        if let Err(why) = nftables::delete_table(family, table).await {
+            say(&format!("cannot remove the table {family} {table}: {why}"));
         }
     }
 }

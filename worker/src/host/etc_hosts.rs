@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use kube::Config;
 
-use crate::files::{self, FileError};
+use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::state::Worker;
 
