@@ -26,6 +26,8 @@ use yoke_api::KubernetesVersion;
 use crate::layout::Layout;
 use crate::root;
 
+pub(crate) mod kubelet_version;
+
 /// The file that lists all others.
 pub(crate) const SUMS: &str = "SHA256SUMS";
 /// Programs that every bundle must have.
@@ -153,13 +155,6 @@ pub(crate) fn check_skew(kubelet: KubernetesVersion, api: KubernetesVersion) -> 
     } else {
         Err(BundleError::Skew { kubelet, api })
     }
-}
-
-/// Parses `Kubernetes v1.35.4`, the output of `kubelet --version`.
-pub(crate) fn parse_version(said: &str) -> Result<KubernetesVersion, BundleError> {
-    let wrong = || BundleError::Version(said.chars().take(80).collect());
-    let version = said.trim().strip_prefix("Kubernetes ").ok_or_else(wrong)?;
-    KubernetesVersion::parse_build(version).map_err(|_| wrong())
 }
 
 /// Finds the kubelet that is named by this version, or else the one without a version in its name.

@@ -8,16 +8,18 @@ use tokio::process::Command;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{FolderOptions, MachineOptions, NodeOptions, RunOptions, WorkerOptions};
+use crate::error::Error;
 use crate::host::gpus::{self, Gpus};
 use crate::host::{cgroups, facts};
 use crate::layout::Layout;
+use crate::netns::Place;
 use crate::output::say;
-use crate::place::Place;
-use crate::preflight::{self, Purpose};
+use crate::preflight::facts::Purpose;
+use crate::preflight::{self, row};
 use crate::process::signals::Signals;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, boxed, clean, clock, live, root, setup, systemd, uplink};
+use crate::{cleanup, clock, node_lifecycle, root, sandbox, setup, systemd, uplink};
 
 /// The command `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
@@ -30,7 +32,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         let (mut worker, _lock) = open(&layout)?;
         worker.place = Some(Place::here()?);
         worker.write(&layout)?;
-        return live::stay(&layout, &worker, &mut signals).await;
+        return node_lifecycle::stay(&layout, &worker, &mut signals).await;
     };
     let name = setup::choose_name(&options.worker)?;
     let with_gpus = options.gpus == Gpus::All;
@@ -57,10 +59,10 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     let made = setup::set_up(&layout, &worker, line, &options.worker.machine.bundle).await;
     if !worker.ephemeral {
         made?;
-        return live::stay(&layout, &worker, &mut signals).await;
+        return node_lifecycle::stay(&layout, &worker, &mut signals).await;
     }
     let ended = match &made {
-        Ok(()) => boxed::run(&layout, &mut worker, options.ttl, &lock, &mut signals).await,
+        Ok(()) => sandbox::run(&layout, &mut worker, options.ttl, &lock, &mut signals).await,
         Err(_) => Ok(()),
     };
     if ended.is_err() {
@@ -68,11 +70,11 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         // may have written the Node's UID to the state file, so read it again.
         let worker = read(&layout).unwrap_or_else(|_| worker.clone());
         tokio::select! {
-            forgotten = live::forget(&layout, &worker) => forgotten?,
+            forgotten = node_lifecycle::forget(&layout, &worker) => forgotten?,
             () = signals.next() => say(&format!("Node {} stays", worker.name)),
         }
     }
-    clean::clean(&layout, &worker).await?;
+    cleanup::clean(&layout, &worker).await?;
     drop(port);
     say("nothing of the worker is left on this machine");
     made.and(ended)
@@ -86,12 +88,12 @@ pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     systemd::remove(&Unit::new(&layout, &worker.id)).await?;
     let (worker, lock) = open(&layout)?;
     if worker.ephemeral {
-        live::forget(&layout, &worker).await?;
+        node_lifecycle::forget(&layout, &worker).await?;
     } else if layout.kubeconfig().exists() && !drain(&layout, &lock).await?.success() {
         say("the worker could not be drained; it is removed as it is");
-        live::forget(&layout, &read(&layout)?).await?;
+        node_lifecycle::forget(&layout, &read(&layout)?).await?;
     }
-    clean::clean(&layout, &worker).await?;
+    cleanup::clean(&layout, &worker).await?;
     say("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
     Ok(())
 }
@@ -114,10 +116,10 @@ async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
 
 /// Runs as process 1 of a sandbox.
 pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
-    boxed::wait_network()?;
+    sandbox::wait_network()?;
     let layout = root::open(&options.root)?;
-    let _held = boxed::furnish(&layout, &read(&layout)?)?;
-    boxed::init(layout.root())
+    let _held = sandbox::furnish(&layout, &read(&layout)?)?;
+    sandbox::init(layout.root())
 }
 
 /// Runs the worker's main process in the sandbox.
@@ -125,14 +127,14 @@ pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
     let layout = root::open(&options.folder.root)?;
     let worker = read(&layout)?;
     if options.leave {
-        return live::leave(&layout, &worker).await;
+        return node_lifecycle::leave(&layout, &worker).await;
     }
     let end = async {
-        if let Err(error) = boxed::end_of_input().await {
+        if let Err(error) = sandbox::end_of_input().await {
             say(&format!("cannot hear when to end: {error}"));
         }
     };
-    live::live(&layout, &worker, end).await
+    node_lifecycle::live(&layout, &worker, end).await
 }
 
 /// Reads the worker of a folder and takes its lock.
@@ -160,11 +162,8 @@ pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Pur
         return Ok(());
     }
     let rows = observe(&options.machine, Some(line), purpose).await;
-    if !preflight::is_fit(&rows) {
-        let bad: Vec<_> = rows
-            .into_iter()
-            .filter(|row| row.verdict != preflight::Verdict::Ok)
-            .collect();
+    if !row::is_fit(&rows) {
+        let bad: Vec<_> = rows.into_iter().filter(|row| row.verdict != row::Verdict::Ok).collect();
         say(&preflight::report::to_text(&bad));
         return Err(Error::Unfit);
     }
@@ -172,11 +171,7 @@ pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Pur
 }
 
 /// Runs all preflight checks; returns one row per check.
-pub(crate) async fn observe(
-    options: &MachineOptions,
-    line: Option<&JoinLine>,
-    purpose: Purpose,
-) -> Vec<preflight::Row> {
+pub(crate) async fn observe(options: &MachineOptions, line: Option<&JoinLine>, purpose: Purpose) -> Vec<row::Row> {
     let mut facts = facts::observe(options).await;
     facts.purpose = purpose;
     facts.uplink = uplink::try_out().await;

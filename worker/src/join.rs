@@ -17,17 +17,18 @@ use tokio::time::Instant;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::JoinOptions;
+use crate::error::Error;
 use crate::error_chain::to_line;
 use crate::host::files::{self, FileError};
 use crate::layout::Layout;
+use crate::netns::Place;
 use crate::node::{self, Readiness};
 use crate::output::say;
-use crate::place::Place;
-use crate::preflight::Purpose;
+use crate::preflight::facts::Purpose;
 use crate::process::signals::Signals;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, certificate, clean, commands, refusal, root, setup, systemd};
+use crate::{certificate, cleanup, commands, join_admission, root, setup, systemd};
 
 /// Time from the start of the unit to a Ready Node.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -64,7 +65,7 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
     let unit = Unit::new(&layout, &worker.id);
     let joined = tokio::select! {
         ready = wait_ready(&layout, &worker, &unit) => ready,
-        refused = refusal::wait(&layout, &worker) => {
+        refused = join_admission::wait(&layout, &worker) => {
             match &former {
                 Some(former) => former.put_back(&layout).await,
                 None => undo(&layout, &worker, &unit).await,
@@ -260,7 +261,7 @@ async fn undo(layout: &Layout, worker: &Worker, unit: &Unit) {
     let undone = async {
         systemd::remove(unit).await?;
         let _lock = Lock::take(layout)?;
-        clean::clean(layout, worker).await
+        cleanup::clean(layout, worker).await
     };
     match undone.await {
         Ok(()) => say("nothing of the worker is left on this machine"),

@@ -172,9 +172,14 @@ impl Layout {
     }
 
     /// Replacements for folders of the machine that some programs write to regardless of
-    /// configuration: see [`crate::boxed`].
+    /// configuration: see [`crate::sandbox`].
     pub(crate) fn usual(&self) -> PathBuf {
         self.root.join("usual")
+    }
+
+    /// Returns the path in the worker's folder that is mounted over `usual` in a sandbox.
+    pub(crate) fn stand_in(&self, usual: &str) -> PathBuf {
+        self.usual().join(usual.trim_start_matches('/'))
     }
 
     /// Folders that must exist before anything starts.

@@ -1,21 +1,20 @@
 //! `yoke-worker` turns a machine into a node of a tenant cluster.
 //!
 //! ```text
-//!  preflight   machine.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ one row per check
-//!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, configured by config.rs (pure)
-//!  run --rm                                    └▶ boxed.rs: the same in a sandbox, uplink.rs: its network ─▶ drain.rs ─▶ clean.rs
+//!  preflight   host/facts.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ one row per check
+//!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ node_lifecycle.rs: containerd, kubelet, CNI, configured by config.rs (pure)
+//!  run --rm                                    └▶ sandbox.rs: the same in a sandbox, uplink.rs: its network ─▶ drain.rs ─▶ cleanup.rs
 //!  join        `run` without the sandbox, as a systemd unit: join.rs ─▶ unit.rs (pure), systemd.rs ─▶ `run`
 //!  meanwhile   upgrade.rs: replaces the kubelet when the cluster requests another version
-//!  leave       live.rs again ─▶ drain.rs ─▶ clean.rs
+//!  leave       node_lifecycle.rs again ─▶ drain.rs ─▶ cleanup.rs
 //! ```
 //!
 //! Standard output carries data only. Progress and errors go to standard error.
 
 mod arguments;
-mod boxed;
 mod bundle;
 mod certificate;
-mod clean;
+mod cleanup;
 mod clock;
 mod cni;
 mod commands;
@@ -26,18 +25,20 @@ mod error_chain;
 mod host;
 mod id;
 mod join;
+mod join_admission;
 mod layout;
 mod limits;
-mod live;
+mod netns;
 mod network;
 mod node;
+mod node_lifecycle;
 mod node_name;
 mod output;
-mod place;
+mod pods;
 mod preflight;
 mod process;
-mod refusal;
 mod root;
+mod sandbox;
 mod setup;
 mod state;
 mod systemd;
@@ -56,7 +57,7 @@ pub use crate::arguments::Arguments;
 use crate::arguments::{Command, PreflightOptions};
 pub use crate::error::Error;
 use crate::host::files::FileError;
-use crate::preflight::Purpose;
+use crate::preflight::facts::Purpose;
 
 /// Upper bound for piped input, in bytes. Larger than any join token.
 const INPUT_MAX: u64 = 128 << 10;

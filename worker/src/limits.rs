@@ -1,7 +1,7 @@
 //! Limits for CPU and memory of a worker. Pure.
 //!
 //! ```text
-//!  --cpus, --memory ─▶ Limits ─┬─ limits of the control groups (cgroups.rs)
+//!  --cpus, --memory ─▶ Limits ─┬─ limits of the control groups (host/cgroups.rs)
 //!                    capacity ─┴─ what the kubelet reserves, so that the Node's allocatable resources fit the limits (config.rs)
 //! ```
 //!

@@ -19,9 +19,8 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use yoke_api::Cidr;
 
-use crate::Error;
+use crate::error::Error;
 use crate::host::{iptables, nftables};
-use crate::id::Id;
 use crate::layout::Layout;
 use crate::output::say;
 use crate::process::stdin_program::call;

@@ -14,13 +14,14 @@ use yoke_api::Cidr;
 use yoke_api::labels::REAP_AFTER;
 use yoke_runtime::clock::since_boot;
 
+use crate::error::Error;
 use crate::error_chain::to_line;
 use crate::host::etc_hosts;
 use crate::layout::Layout;
+use crate::netns::read_boot;
 use crate::output::say;
-use crate::place::read_boot;
+use crate::pods;
 use crate::state::Worker;
-use crate::{Error, live};
 
 const PAUSE: Duration = Duration::from_secs(1);
 /// Interval between checks whether the Node still exists.
@@ -238,7 +239,7 @@ pub(crate) async fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen)
         return Ok(());
     }
     if worker.node_uid.is_some() {
-        live::end_pods(layout, worker).await?;
+        pods::end_pods(layout, worker).await?;
     }
     remember(layout, worker, found)
 }

@@ -3,27 +3,21 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
-
-use tokio::process::Command;
 
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{WIREGUARD_PORT, WorkerOptions};
+use crate::error::Error;
 use crate::host::cgroups::Cgroups;
 use crate::host::facts::host_name;
 use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
+use crate::netns::Place;
 use crate::node_name::is_node_name;
-use crate::place::Place;
-use crate::process::programs::PATH;
 use crate::state::{Lock, Worker};
-use crate::uplink::{Run, Uplink};
-use crate::{Error, bundle, certificate, clean, config, live, root, upgrade};
-
-const VERSION_LIMIT: Duration = Duration::from_secs(30);
+use crate::uplink::link::{Run, Uplink};
+use crate::{bundle, certificate, cleanup, config, node_lifecycle, pods, root, upgrade};
 
 /// Sets up the worker in a folder that has room for one.
 pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bundle: &Path) -> Result<(), Error> {
@@ -93,22 +87,6 @@ pub(crate) fn build_worker(
     }
 }
 
-/// Runs a kubelet to read its version.
-pub(crate) async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVersion, Error> {
-    let mut command = Command::new(kubelet);
-    command
-        .arg("--version")
-        .env_clear()
-        .env("PATH", PATH)
-        .stdin(Stdio::null())
-        .kill_on_drop(true);
-    let said = match tokio::time::timeout(VERSION_LIMIT, command.output()).await {
-        Ok(output) => String::from_utf8_lossy(&output.map_err(Error::Start)?.stdout).into_owned(),
-        Err(_) => String::new(),
-    };
-    Ok(bundle::parse_version(&said)?)
-}
-
 /// Checks that a folder is free for a new worker, and locks it. Removes what a killed ephemeral
 /// worker left behind.
 pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
@@ -119,8 +97,8 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
     }
     match found {
         Some(worker) if worker.ephemeral => {
-            live::forget(layout, &worker).await?;
-            clean::clean(layout, &worker).await?;
+            node_lifecycle::forget(layout, &worker).await?;
+            cleanup::clean(layout, &worker).await?;
             drop(lock);
             let lock = take(layout)?;
             Ok((choose_id(layout)?, lock))
@@ -130,7 +108,7 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
         Some(worker) if certificate::has_joined(layout) => Err(taken(layout, worker)),
         Some(worker) => {
             // The worker gets a new Node.
-            live::end_pods(layout, &worker).await?;
+            pods::end_pods(layout, &worker).await?;
             Ok((worker.id, lock))
         }
         None => Ok((choose_id(layout)?, lock)),

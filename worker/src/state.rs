@@ -16,15 +16,15 @@ use yoke_api::join_token::line::{is_distant, is_server};
 use yoke_api::join_token::node::{check_labels, check_taints};
 use yoke_api::names::{is_domain, is_label};
 
-use crate::Error;
 use crate::arguments::{BUNDLE, LONGEST, WIREGUARD_PORT};
+use crate::error::Error;
 use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
 use crate::limits::Limits;
+use crate::netns::Place;
 use crate::node_name::is_node_name;
-use crate::place::Place;
-use crate::uplink::Uplink;
+use crate::uplink::link::Uplink;
 
 /// Upper bound in bytes, larger than any state.
 const STATE_MAX: u64 = 64 << 10;
@@ -234,7 +234,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uplink::Run;
+    use crate::uplink::link::Run;
 
     #[test]
     fn a_worker_is_remembered() {

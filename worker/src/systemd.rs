@@ -8,7 +8,7 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio::process::Command;
 
-use crate::Error;
+use crate::error::Error;
 use crate::host::files::{self, FileError};
 use crate::process::programs::PATH;
 use crate::unit::Unit;

@@ -31,13 +31,14 @@ use yoke_api::KubernetesVersion;
 use yoke_api::labels;
 use yoke_api::workers::{KubeletUpgrade, UpgradeState};
 
+use crate::bundle;
 use crate::drain::{self, Target};
+use crate::error::Error;
 use crate::error_chain::to_line;
 use crate::layout::Layout;
 use crate::node::{self, limited};
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, bundle};
 
 pub(crate) use kubelet::Kubelet;
 use plan::{Progress, Seen, Step, plan};

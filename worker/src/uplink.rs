@@ -24,24 +24,27 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::arguments::EPHEMERAL_PORT;
+use crate::error::Error;
 use crate::host::files::{self, FileError};
-use crate::host::resolv_conf::{RESOLV_CONF, find_resolv_conf, read_resolv_conf};
+use crate::host::resolv_conf::{RESOLV_CONF, read_resolv_conf};
 use crate::host::{iptables, nftables};
 use crate::layout::Layout;
 use crate::output::say;
 use crate::process::stdin_program::call;
 use crate::state::Worker;
-use crate::{Error, boxed};
 
 mod forward;
+pub(crate) mod link;
 mod machine;
 mod plan;
 mod relay;
 mod resolvers;
+mod runs;
 mod table;
 
-pub(crate) use plan::{Run, Uplink};
+use link::{Run, Uplink};
 use relay::Relay;
+use runs::{list_opened, list_runs};
 use table::{Table, build_table};
 
 /// Name of the worker's end of the link.
@@ -128,7 +131,7 @@ impl Upkeep {
         worker.write(layout)?;
         let gateway = uplink.gateway;
         let failed = |error| Error::Uplink(format!("cannot listen at {gateway}: {error}"));
-        let resolvers = boxed::stand_in(layout, RESOLV_CONF);
+        let resolvers = layout.stand_in(RESOLV_CONF);
         files::make_folder(resolvers.parent().unwrap_or(&resolvers))?;
         let mut upkeep = Self {
             relay: Arc::new(Relay::bind(&uplink).await.map_err(failed)?),
@@ -252,12 +255,6 @@ async fn remove_link(run: &Run) {
     let _ = call("ip", &["link", "delete", &run.link()], "").await;
 }
 
-/// Lists the runs that have a table on this machine.
-async fn list_runs() -> Vec<Run> {
-    let tables = call("nft", &["-j", "list", "tables"], "").await.unwrap_or_default();
-    table::parse_runs(&tables)
-}
-
 /// Removes what a run has created on the machine. Disables forwarding again, unless another run
 /// needs it.
 pub(crate) async fn remove(run: &Run) {
@@ -281,13 +278,6 @@ pub(crate) async fn remove_dead() {
     for run in runs.iter().filter(|run| !links.contains(&run.link())) {
         remove(run).await;
     }
-}
-
-/// Lists the devices on which this run, or an earlier one, has enabled forwarding, as its table
-/// records.
-async fn list_opened(run: &Run) -> BTreeSet<String> {
-    let set = call("nft", &["-j", "list", "set", "inet", &run.table(), table::OPENED], "").await;
-    table::parse_opened(&set.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -174,17 +174,3 @@ fn the_kubelet_of_the_apis_version_is_installed() {
     }
     assert_eq!(fs::read_dir(layout.bin()).unwrap().count(), PROGRAMS.len());
 }
-
-#[test]
-fn the_kubelet_tells_its_version() {
-    for (said, version) in [
-        ("Kubernetes v1.35.4\n", Some("v1.35.4")),
-        ("Kubernetes v1.35.4+k3s1\n", Some("v1.35.4")),
-        ("Kubernetes v1.35.4-eks-1\n", Some("v1.35.4")),
-        ("v1.35.4", None),
-        ("", None),
-    ] {
-        let found = parse_version(said).ok().map(|version| version.to_string());
-        assert_eq!(found.as_deref(), version, "{said:?}");
-    }
-}

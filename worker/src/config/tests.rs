@@ -2,7 +2,7 @@ use std::path::Path;
 
 use super::*;
 use crate::limits::Limits;
-use crate::uplink::{Run, Uplink};
+use crate::uplink::link::{Run, Uplink};
 
 fn layout() -> Layout {
     Layout::new(Path::new("/w")).unwrap()

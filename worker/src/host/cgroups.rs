@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::Error;
+use crate::error::Error;
 use crate::host::files::FileError;
 use crate::id::GROUPS;
 use crate::limits::Limits;

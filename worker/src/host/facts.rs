@@ -16,7 +16,7 @@ use crate::host::files::FileError;
 use crate::host::sysctls::BRIDGE_FILTER;
 use crate::limits::{Capacity, Limits};
 use crate::output::say;
-use crate::preflight::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
+use crate::preflight::facts::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
 use crate::process::own_status::read_capabilities;
 use crate::process::programs::{PATH, find_program};
 use crate::process::stdin_program::call;

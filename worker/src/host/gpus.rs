@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  /dev, CDI specifications ──▶ find ─┬─ --gpus all:  device plugins find them; having none is an error
-//!                                     └─ --gpus none: the sandbox mounts empty files over them (boxed.rs)
+//!                                     └─ --gpus none: the sandbox mounts empty files over them (sandbox.rs)
 //! ```
 //!
 //! The vendor's device plugin decides which Pod gets which GPU. Its Pod finds the kubelet's socket

@@ -1,6 +1,7 @@
 //! Checks of the kernel. Pure.
 
-use super::{Facts, Filter, Row};
+use super::facts::{Facts, Filter};
+use super::row::Row;
 
 /// Minimum for kube-proxy's nftables mode: <https://kep.k8s.io/3866>, as of 1.33.
 const VERSION_MIN: (u32, u32) = (5, 13);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Row, Verdict, is_fit};
+use super::row::{Row, Verdict, is_fit};
 
 #[derive(Serialize)]
 struct Report<'a> {

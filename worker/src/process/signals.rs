@@ -4,7 +4,7 @@ use std::future::pending;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::Error;
+use crate::error::Error;
 use crate::process::own_status::ignores_hangup;
 
 /// Listens for SIGTERM, SIGINT and, unless the caller ignores it (`nohup`), SIGHUP.

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use yoke_api::KubernetesVersion;
 
-use crate::Error;
+use crate::error::Error;
 use crate::host::files::{self, FileError};
 use crate::layout::Layout;
 use crate::output::say;

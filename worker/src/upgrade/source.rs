@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use yoke_api::KubernetesVersion;
 
 use super::record::{NEXT, PREVIOUS, sync};
-use crate::bundle::{self, BundleError};
+use crate::bundle::{self, BundleError, kubelet_version};
+use crate::error::Error;
 use crate::host::files::{self, FileError};
 use crate::layout::Layout;
 use crate::root::{self, RootError};
-use crate::{Error, setup};
 
 /// The reason why the kubelet is not available.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +51,7 @@ async fn try_stage(layout: &Layout, bundle: &Path, version: KubernetesVersion) -
     let copied = tokio::task::spawn_blocking(move || copy(&from, &to, version));
     copied.await.map_err(|error| SourceError::Copy(error.into()))??;
     sync(&layout.bin()).map_err(SourceError::Folder)?;
-    let said = setup::ask_version(&layout.binary(NEXT)).await;
+    let said = kubelet_version::read_kubelet_version(&layout.binary(NEXT)).await;
     match said {
         Ok(said) if said == version => Ok(()),
         Ok(_) => Err(SourceError::Missing {

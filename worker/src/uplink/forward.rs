@@ -10,7 +10,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use super::{list_opened, list_runs, table};
+use super::runs::{list_opened, list_runs};
+use super::table;
 use crate::output::say;
 use crate::process::stdin_program::call;
 

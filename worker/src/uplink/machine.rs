@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use yoke_api::Cidr;
 
-use super::plan::LINKS;
+use super::link::LINKS;
 use crate::host::iproute::{parse, parse_destination};
 use crate::process::stdin_program::call;
 

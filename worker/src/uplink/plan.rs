@@ -2,11 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use serde::{Deserialize, Serialize};
 use yoke_api::Cidr;
 
+use super::link::{PREFIX, Run, Uplink, to_subnet};
 use super::machine::Seen;
-use crate::id::Id;
 
 /// Ranges for subnets, in order of preference: RFC 2544 (benchmarks, unused in real networks), RFC
 /// 6598, RFC 1918.
@@ -16,82 +15,9 @@ const POOLS: [(Ipv4Addr, u8); 4] = [
     (Ipv4Addr::new(172, 30, 0, 0), 16),
     (Ipv4Addr::new(10, 213, 0, 0), 16),
 ];
-/// Prefix length of a subnet: network address, two ends, broadcast address.
-const PREFIX: u8 = 30;
 /// Routes with at most this prefix length are ignored: some VPNs replace the default route by two
 /// routes.
 const WHOLE: u8 = 1;
-
-/// Identifies one run of a worker, also among runs in the same folder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct Run(Id);
-
-impl Run {
-    /// Returns the run with this random number.
-    pub(crate) fn new(number: u32) -> Self {
-        Self(Id::of_number(number))
-    }
-
-    /// Name of the machine's end of its link.
-    pub(crate) fn link(&self) -> String {
-        format!("{LINKS}{}", self.0)
-    }
-
-    /// Name of its nftables table on the machine.
-    pub(crate) fn table(&self) -> String {
-        format!("{TABLES}{}", self.0)
-    }
-
-    /// Parses the name of a table.
-    pub(super) fn of_table(name: &str) -> Option<Self> {
-        let id = name.strip_prefix(TABLES)?.to_owned();
-        id.try_into().ok().map(Self)
-    }
-}
-
-/// Prefix of all links' names. The name of a network interface has at most 15 bytes.
-pub(super) const LINKS: &str = "ykup";
-const TABLES: &str = "yoke-uplink-";
-
-/// The addresses of an ephemeral worker's link.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Uplink {
-    pub(crate) run: Run,
-    /// The machine's end.
-    pub(crate) gateway: Ipv4Addr,
-    /// Address of the machine, if known.
-    pub(crate) address: Ipv4Addr,
-    /// Where the machine itself is, as far as it knows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) machine: Option<IpAddr>,
-}
-
-impl Uplink {
-    /// Returns the value for a run that has no link yet.
-    pub(crate) fn begin(run: Run) -> Self {
-        Self {
-            run,
-            gateway: Ipv4Addr::UNSPECIFIED,
-            address: Ipv4Addr::UNSPECIFIED,
-            machine: None,
-        }
-    }
-
-    /// Returns a value for the support check.
-    pub(super) fn example() -> Self {
-        let [gateway, address] = [1, 2].map(|last| Ipv4Addr::new(198, 18, 0, last));
-        Self {
-            gateway,
-            address,
-            ..Self::begin(Run::new(0))
-        }
-    }
-
-    pub(super) fn subnet(&self) -> Cidr {
-        to_subnet(u32::from(self.gateway))
-    }
-}
 
 /// Chooses a free subnet, or returns `None`. `machine` is the machine's address if the user names
 /// it. `seed` is the start of the search, so that workers that start at the same time rarely choose
@@ -114,14 +40,6 @@ fn choose(taken: &[Cidr], seed: u32) -> Option<u32> {
         (0..count).map(move |more| u32::from(pool) + (nth(more) << (32 - PREFIX)))
     });
     subnets.find(|subnet| !taken.iter().any(|range| range.overlaps(to_subnet(*subnet))))
-}
-
-/// Returns the subnet that contains an address.
-fn to_subnet(address: u32) -> Cidr {
-    let hosts = 32 - PREFIX;
-    let network = Ipv4Addr::from(address >> hosts << hosts);
-    let subnet = format!("{network}/{PREFIX}");
-    subnet.parse().expect("no bits are set after the prefix")
 }
 
 #[cfg(test)]
@@ -199,25 +117,6 @@ mod tests {
             let said = said.map(|address: &str| address.parse().unwrap());
             let uplink = plan(&Run::new(7), &seen, said, 0).unwrap();
             assert_eq!(uplink.machine.unwrap().to_string(), expected);
-        }
-    }
-
-    #[test]
-    fn every_run_has_its_own_names() {
-        let run = Run::new(0x00c0_ffee);
-        assert_eq!(
-            (run.link().as_str(), run.table().as_str()),
-            ("ykup00c0ffee", "yoke-uplink-00c0ffee")
-        );
-        assert!(run.link().len() <= 15);
-        assert_eq!(Run::of_table(&run.table()), Some(run));
-        for name in [
-            "yoke-uplink-",
-            "yoke-worker-00c0ffee",
-            "yoke-uplink-00c0ffee0",
-            "filter",
-        ] {
-            assert_eq!(Run::of_table(name), None, "{name}");
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::plan::Uplink;
+use super::link::Uplink;
 use super::resolvers;
 use crate::host::resolv_conf::read_resolv_conf;
 

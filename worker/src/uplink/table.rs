@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
-use super::plan::{LINKS, Run, Uplink};
+use super::link::{LINKS, Run, Uplink};
 
 /// Set of devices on which forwarding was enabled for workers. It lets any later run disable it,
 /// even if the worker was killed.

@@ -16,10 +16,11 @@ use rustls_pki_types::CertificateSigningRequestDer;
 use rustls_pki_types::pem::PemObject as _;
 use tokio::time::{Instant, sleep};
 
+use crate::certificate;
+use crate::error::Error;
 use crate::layout::Layout;
 use crate::node::{connect_by, limited};
 use crate::state::Worker;
-use crate::{Error, certificate};
 
 const PAUSE: Duration = Duration::from_secs(2);
 /// A rejection counts only after it lasts this long. An API server may not know a new token yet,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
+use crate::error::Error;
 use crate::error_chain::to_line;
 use crate::host::cgroups::Cgroups;
 use crate::host::files::{self, FileError};
@@ -19,7 +20,7 @@ use crate::layout::Layout;
 use crate::output::say;
 use crate::process::programs::PATH;
 use crate::state::Worker;
-use crate::{Error, boxed, cni, uplink};
+use crate::{cni, sandbox, uplink};
 
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 /// Rounds of unmounting. Mounts may be stacked, so each round reads a new list.
@@ -40,7 +41,7 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
     if !left.is_empty() {
         return Err(Error::Left(left));
     }
-    boxed::remove_usual(layout);
+    sandbox::remove_usual(layout);
     etc_hosts::remove(&worker.id)?;
     // The sysctls stay while another worker relies on them. A failed restore does not fail the
     // cleanup.
@@ -56,7 +57,7 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
 async fn leave_network(layout: &Layout, worker: &Worker) {
     // A killed worker left these results behind. They are in the folder where the worker's libcni
     // wrote them, in a sandbox or not.
-    for notes in [PathBuf::from(cni::NOTES), boxed::stand_in(layout, cni::NOTES)] {
+    for notes in [PathBuf::from(cni::NOTES), layout.stand_in(cni::NOTES)] {
         for fault in cni::detach_all(&layout.bin(), &notes, &worker.id).await {
             say(&format!("cannot take a Pod off the network: {fault}"));
         }

@@ -25,17 +25,18 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 
 use crate::arguments::ROOT;
+use crate::error::Error;
 use crate::host::etc_hosts::{self, HOSTS};
 use crate::host::files::{self, FileError};
 use crate::host::gpus;
 use crate::host::resolv_conf::RESOLV_CONF;
 use crate::layout::Layout;
+use crate::netns::Place;
+use crate::node_lifecycle;
 use crate::output::say;
-use crate::place::Place;
 use crate::process::signals::Signals;
 use crate::state::{Lock, Worker, is_at};
 use crate::uplink::Upkeep;
-use crate::{Error, live};
 
 /// Folders of the machine that containerd, the kubelet or CNI write to regardless of configuration.
 const USUAL: &[&str] = &[
@@ -45,7 +46,7 @@ const USUAL: &[&str] = &[
     "/var/log/containers",
 ];
 /// Timeout for a worker to exit, in addition to the drain timeout.
-const END_LIMIT: Duration = live::FINISH_LIMIT.saturating_add(Duration::from_secs(30));
+const END_LIMIT: Duration = node_lifecycle::FINISH_LIMIT.saturating_add(Duration::from_secs(30));
 /// Timeout for `unshare` to create the network namespace, which it does at once or never.
 const NETWORK_LIMIT: Duration = Duration::from_secs(10);
 const NETWORK_PAUSE: Duration = Duration::from_millis(5);
@@ -200,13 +201,13 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
 pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
     let mut held = Vec::new();
     for usual in USUAL {
-        let own = stand_in(layout, usual);
+        let own = layout.stand_in(usual);
         files::make_folder(&own)?;
         held.push(hold(Path::new(usual), &made(layout, usual))?);
         mount(&own, usual)?;
     }
     if worker.address.is_some() {
-        let own = stand_in(layout, HOSTS);
+        let own = layout.stand_in(HOSTS);
         files::make_folder(own.parent().unwrap_or(&own))?;
         files::write(&own, etc_hosts::read_with(worker)?, files::PUBLIC)?;
         mount(&own, HOSTS)?;
@@ -214,7 +215,7 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
     // Without this file on the machine, only the kubelet reads the replacement, through its
     // configuration.
     if worker.uplink.is_some() && Path::new(RESOLV_CONF).exists() {
-        mount(&stand_in(layout, RESOLV_CONF), RESOLV_CONF)?;
+        mount(&layout.stand_in(RESOLV_CONF), RESOLV_CONF)?;
     }
     if !worker.has_gpus() {
         hide(layout, &gpus::find().paths)?;
@@ -278,11 +279,6 @@ fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
         std::thread::park_timeout(PAUSE);
     }
     Err(FileError::new("hold", folder, ErrorKind::WouldBlock.into()).into())
-}
-
-/// Returns the path in the worker's folder that is mounted over `usual`.
-pub(crate) fn stand_in(layout: &Layout, usual: &str) -> PathBuf {
-    layout.usual().join(usual.trim_start_matches('/'))
 }
 
 /// Removes the shared folders that were created for the sandbox.
