@@ -41,7 +41,7 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
     if !left.is_empty() {
         return Err(Error::Left(left));
     }
-    sandbox::remove_usual(layout);
+    sandbox::remove_shared_folders(layout);
     etc_hosts::remove(&worker.id)?;
     // The sysctls stay while another worker relies on them. A failed restore does not fail the
     // cleanup.
@@ -57,7 +57,7 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
 async fn leave_network(layout: &Layout, worker: &Worker) {
     // A killed worker left these results behind. They are in the folder where the worker's libcni
     // wrote them, in a sandbox or not.
-    for notes in [PathBuf::from(cni::NOTES), layout.stand_in(cni::NOTES)] {
+    for notes in [PathBuf::from(cni::NOTES), layout.replacement(cni::NOTES)] {
         for fault in cni::detach_all(&layout.bin(), &notes, &worker.id).await {
             say(&format!("cannot take a Pod off the network: {fault}"));
         }

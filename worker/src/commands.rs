@@ -44,7 +44,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
             "the API has an address of IPv6, which does not lead out of it".to_owned(),
         ));
     }
-    let purpose = if options.rm { Purpose::Box } else { Purpose::Any };
+    let purpose = if options.rm { Purpose::Sandbox } else { Purpose::Any };
     check(&options.worker, line, purpose).await?;
     let (id, lock) = setup::make_room(&layout).await?;
     let mut worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, options.rm);
@@ -118,7 +118,7 @@ async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
 pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
     sandbox::wait_network()?;
     let layout = root::open(&options.root)?;
-    let _held = sandbox::furnish(&layout, &read(&layout)?)?;
+    let _held = sandbox::mount_replacements(&layout, &read(&layout)?)?;
     sandbox::init(layout.root())
 }
 
@@ -130,7 +130,7 @@ pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
         return node_lifecycle::leave(&layout, &worker).await;
     }
     let end = async {
-        if let Err(error) = sandbox::end_of_input().await {
+        if let Err(error) = sandbox::wait_stdin_closed().await {
             say(&format!("cannot hear when to end: {error}"));
         }
     };

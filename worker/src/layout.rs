@@ -173,13 +173,13 @@ impl Layout {
 
     /// Replacements for folders of the machine that some programs write to regardless of
     /// configuration: see [`crate::sandbox`].
-    pub(crate) fn usual(&self) -> PathBuf {
+    pub(crate) fn replacements(&self) -> PathBuf {
         self.root.join("usual")
     }
 
     /// Returns the path in the worker's folder that is mounted over `usual` in a sandbox.
-    pub(crate) fn stand_in(&self, usual: &str) -> PathBuf {
-        self.usual().join(usual.trim_start_matches('/'))
+    pub(crate) fn replacement(&self, usual: &str) -> PathBuf {
+        self.replacements().join(usual.trim_start_matches('/'))
     }
 
     /// Folders that must exist before anything starts.

@@ -44,18 +44,18 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     rows.push(kernel::inspect_kernel(facts));
     rows.push(kernel::inspect_overlay(facts.overlay));
     // A sandbox has sysctls and ports of its own.
-    let in_box = facts.purpose == Purpose::Box;
-    rows.extend((!in_box).then(|| kernel::inspect_forward(facts.ip_forward)));
+    let in_sandbox = facts.purpose == Purpose::Sandbox;
+    rows.extend((!in_sandbox).then(|| kernel::inspect_forward(facts.ip_forward)));
     rows.push(kernel::inspect_bridge(facts.bridge_filter));
     rows.push(kernel::inspect_filter(&facts.nft));
     rows.extend(facts.pod_network.then(|| kernel::inspect_tun(facts.tun)));
-    rows.extend(facts.root.then(|| kernel::inspect_uplink(&facts.uplink, in_box)));
+    rows.extend(facts.root.then(|| kernel::inspect_uplink(&facts.uplink, in_sandbox)));
     rows.push(inspect_swap(&facts.swap));
-    let ports = PORTS.iter().filter(|_| !in_box);
+    let ports = PORTS.iter().filter(|_| !in_sandbox);
     rows.extend(ports.map(|(port, use_)| inspect_port(facts, *port, use_)));
     let (port, asked_for, taken) = facts.wireguard;
     // An ephemeral worker chooses a free port, unless the user names one.
-    rows.extend((facts.pod_network && (asked_for || !in_box)).then(|| inspect_wireguard(port, taken)));
+    rows.extend((facts.pod_network && (asked_for || !in_sandbox)).then(|| inspect_wireguard(port, taken)));
     rows.push(inspect_bundle(&facts.bundle));
     rows.push(inspect_space(facts.space.as_ref()));
     rows.push(inspect_memory(facts.memory));

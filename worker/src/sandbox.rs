@@ -39,7 +39,7 @@ use crate::state::{Lock, Worker, is_at};
 use crate::uplink::Upkeep;
 
 /// Folders of the machine that containerd, the kubelet or CNI write to regardless of configuration.
-const USUAL: &[&str] = &[
+const SHARED_FOLDERS: &[&str] = &[
     "/run/containerd",
     "/var/lib/kubelet",
     "/var/lib/cni",
@@ -86,14 +86,14 @@ pub(crate) async fn run(
         .spawn()
         .map_err(Error::Start)?;
     let mut pipe = inner.stdin.take();
-    let led_out = async {
+    let network_ready = async {
         let net = find_network(&mut inner).await?;
         let upkeep = Upkeep::raise(layout, worker, net).await?;
         let go = pipe.as_mut().expect("it is piped").write_all(b"\n").await;
         go.map_err(Error::Start)?;
         Ok(upkeep)
     };
-    let mut upkeep = match led_out.await {
+    let mut upkeep = match network_ready.await {
         Ok(upkeep) => upkeep,
         Err(error) => {
             let _ = inner.kill().await;
@@ -111,7 +111,7 @@ pub(crate) async fn run(
 async fn find_network(inner: &mut Child) -> Result<PathBuf, Error> {
     let here = Place::here()?;
     let file = PathBuf::from(format!("/proc/{}/ns/net", inner.id().unwrap_or_default()));
-    let made = async {
+    let created = async {
         while !here.is_left_by(&file) {
             if let Some(ended) = inner.try_wait().map_err(Error::Start)? {
                 return Err(Error::Ended(ended));
@@ -121,7 +121,7 @@ async fn find_network(inner: &mut Child) -> Result<PathBuf, Error> {
         Ok(file)
     };
     let late = |_| Error::Uplink(format!("there is none after {NETWORK_LIMIT:?}"));
-    tokio::time::timeout(NETWORK_LIMIT, made).await.map_err(late)?
+    tokio::time::timeout(NETWORK_LIMIT, created).await.map_err(late)?
 }
 
 async fn wait(
@@ -134,7 +134,7 @@ async fn wait(
     let early = tokio::select! {
         ended = inner.wait() => Some(ended),
         () = signals.next() => None,
-        () = over(ttl) => None,
+        () = wait_ttl(ttl) => None,
     };
     let ended = match early {
         Some(ended) => ended,
@@ -156,7 +156,7 @@ async fn wait(
     }
 }
 
-async fn over(ttl: Option<Duration>) {
+async fn wait_ttl(ttl: Option<Duration>) {
     match ttl {
         Some(ttl) => tokio::time::sleep(ttl).await,
         None => pending().await,
@@ -193,21 +193,21 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
 }
 
 /// Mounts replacements over files and folders of the machine, in this sandbox only:
-/// - folders of the worker over those in `USUAL`;
+/// - folders of the worker over those in `SHARED_FOLDERS`;
 /// - a hosts file with the API server's address, and a resolver configuration;
 /// - empty files over GPUs that the worker must not use.
 ///
 /// The caller must hold the returned files while the sandbox exists.
-pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
+pub(crate) fn mount_replacements(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
     let mut held = Vec::new();
-    for usual in USUAL {
-        let own = layout.stand_in(usual);
+    for usual in SHARED_FOLDERS {
+        let own = layout.replacement(usual);
         files::make_folder(&own)?;
-        held.push(hold(Path::new(usual), &made(layout, usual))?);
+        held.push(lock_folder(Path::new(usual), &marker(layout, usual))?);
         mount(&own, usual)?;
     }
     if worker.address.is_some() {
-        let own = layout.stand_in(HOSTS);
+        let own = layout.replacement(HOSTS);
         files::make_folder(own.parent().unwrap_or(&own))?;
         files::write(&own, etc_hosts::read_with(worker)?, files::PUBLIC)?;
         mount(&own, HOSTS)?;
@@ -215,13 +215,13 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
     // Without this file on the machine, only the kubelet reads the replacement, through its
     // configuration.
     if worker.uplink.is_some() && Path::new(RESOLV_CONF).exists() {
-        mount(&layout.stand_in(RESOLV_CONF), RESOLV_CONF)?;
+        mount(&layout.replacement(RESOLV_CONF), RESOLV_CONF)?;
     }
     if !worker.has_gpus() {
         hide(layout, &gpus::find().paths)?;
     }
     if !worker.pod_network {
-        held.extend(admit_plugin(layout)?);
+        held.extend(allow_cni_plugin(layout)?);
     }
     Ok(held)
 }
@@ -229,10 +229,10 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
 /// Lets a Pod install a CNI plugin as on any other node. The worker's folder is mounted at the
 /// default path, which the Pod expects, and the mounts that the Pod creates propagate to the whole
 /// sandbox.
-fn admit_plugin(layout: &Layout) -> Result<Option<File>, Error> {
+fn allow_cni_plugin(layout: &Layout) -> Result<Option<File>, Error> {
     let mut held = None;
     if !layout.root().starts_with(ROOT) {
-        held = Some(hold(Path::new(ROOT), &made(layout, ROOT))?);
+        held = Some(lock_folder(Path::new(ROOT), &marker(layout, ROOT))?);
         mount(layout.root(), ROOT)?;
     }
     let shared = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
@@ -243,7 +243,10 @@ fn admit_plugin(layout: &Layout) -> Result<Option<File>, Error> {
 
 /// Mounts an empty file, or an empty folder, over each path.
 fn hide(layout: &Layout, paths: &BTreeSet<PathBuf>) -> Result<(), FileError> {
-    let (file, folder) = (layout.usual().join("no-gpu"), layout.usual().join("no-gpus"));
+    let (file, folder) = (
+        layout.replacements().join("no-gpu"),
+        layout.replacements().join("no-gpus"),
+    );
     files::make_folder(&folder)?;
     files::write(&file, "", files::PUBLIC)?;
     for path in paths {
@@ -259,10 +262,10 @@ fn mount(own: &Path, usual: impl AsRef<Path>) -> Result<(), FileError> {
 
 /// Locks a folder, so that another sandbox does not remove it: the kernel would remove this
 /// sandbox's mount with it. Creates the folder if it is missing, and a marker that records that.
-fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
+fn lock_folder(folder: &Path, marker: &Path) -> Result<File, Error> {
     for _ in 0..TRIES {
         if !folder.exists() {
-            files::write(made, "", files::PUBLIC)?;
+            files::write(marker, "", files::PUBLIC)?;
             files::make_folder(folder)?;
         }
         let locked = File::open(folder).and_then(|held| {
@@ -282,16 +285,16 @@ fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
 }
 
 /// Removes the shared folders that were created for the sandbox.
-pub(crate) fn remove_usual(layout: &Layout) {
-    for usual in USUAL.iter().chain([&ROOT]) {
-        remove_made(Path::new(usual), &made(layout, usual));
+pub(crate) fn remove_shared_folders(layout: &Layout) {
+    for usual in SHARED_FOLDERS.iter().chain([&ROOT]) {
+        remove_created(Path::new(usual), &marker(layout, usual));
     }
 }
 
 /// Removes a folder that has a marker. A folder that another sandbox holds stays, and so does a
 /// folder that has files by now.
-fn remove_made(folder: &Path, made: &Path) {
-    if made.exists()
+fn remove_created(folder: &Path, marker: &Path) {
+    if marker.exists()
         && let Ok(held) = File::open(folder)
         && held.try_lock().is_ok()
     {
@@ -300,12 +303,12 @@ fn remove_made(folder: &Path, made: &Path) {
 }
 
 /// Returns the marker file that records that the folder did not exist.
-fn made(layout: &Layout, usual: &str) -> PathBuf {
-    layout.usual().join(format!("made{}", usual.replace('/', "-")))
+fn marker(layout: &Layout, usual: &str) -> PathBuf {
+    layout.replacements().join(format!("made{}", usual.replace('/', "-")))
 }
 
 /// Resolves when the pipe on this process's standard input is closed.
-pub(crate) async fn end_of_input() -> std::io::Result<()> {
+pub(crate) async fn wait_stdin_closed() -> std::io::Result<()> {
     let input = std::io::stdin().as_fd().try_clone_to_owned()?;
     let input = pipe::Receiver::from_owned_fd(input)?;
     let mut byte = [0; 1];
@@ -324,18 +327,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_goes_with_the_last_box_that_uses_it() {
+    fn the_last_sandbox_removes_a_shared_folder() {
         let dir = tempfile::tempdir().unwrap();
-        let (folder, made) = (dir.path().join("usual"), ["a", "b"].map(|name| dir.path().join(name)));
-        let first = hold(&folder, &made[0]).unwrap();
-        let second = hold(&folder, &made[1]).unwrap();
+        let (folder, marker) = (dir.path().join("usual"), ["a", "b"].map(|name| dir.path().join(name)));
+        let first = lock_folder(&folder, &marker[0]).unwrap();
+        let second = lock_folder(&folder, &marker[1]).unwrap();
         drop(first);
-        remove_made(&folder, &made[0]);
+        remove_created(&folder, &marker[0]);
         assert!(folder.exists(), "the other box has mounted over it");
         drop(second);
-        remove_made(&folder, &made[1]);
+        remove_created(&folder, &marker[1]);
         assert!(folder.exists(), "it was there before that box");
-        remove_made(&folder, &made[0]);
+        remove_created(&folder, &marker[0]);
         assert!(!folder.exists());
     }
 }

@@ -131,7 +131,7 @@ impl Upkeep {
         worker.write(layout)?;
         let gateway = uplink.gateway;
         let failed = |error| Error::Uplink(format!("cannot listen at {gateway}: {error}"));
-        let resolvers = layout.stand_in(RESOLV_CONF);
+        let resolvers = layout.replacement(RESOLV_CONF);
         files::make_folder(resolvers.parent().unwrap_or(&resolvers))?;
         let mut upkeep = Self {
             relay: Arc::new(Relay::bind(&uplink).await.map_err(failed)?),

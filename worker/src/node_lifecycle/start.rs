@@ -58,7 +58,7 @@ pub(super) fn observe_machine(cgroups: &Cgroups, layout: &Layout, worker: &Worke
         may_raise_oom_score: has_sys_resource(),
         capacity: facts::read_capacity(Path::new("/"), &worker.limits)?,
         resolv_conf: match &worker.uplink {
-            Some(_) => layout.stand_in(RESOLV_CONF),
+            Some(_) => layout.replacement(RESOLV_CONF),
             None => find_resolv_conf().into(),
         },
         pods: None,

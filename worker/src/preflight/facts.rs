@@ -109,5 +109,5 @@ pub(crate) enum Purpose {
     /// A worker that systemd runs.
     Join,
     /// An ephemeral worker with a network of its own.
-    Box,
+    Sandbox,
 }

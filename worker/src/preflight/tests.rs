@@ -344,7 +344,7 @@ fn scripts_read_json() {
 }
 
 #[test]
-fn a_box_has_ports_and_settings_of_its_own() {
+fn a_sandbox_has_ports_and_settings_of_its_own() {
     let busy = |purpose, asked_for| {
         with(|facts| {
             facts.purpose = purpose;
@@ -366,10 +366,10 @@ fn a_box_has_ports_and_settings_of_its_own() {
             .collect()
     };
     use Verdict::{Failed, Warning};
-    let boxed: BTreeMap<String, Verdict> = named(&[("own network", Failed)]);
-    assert_eq!(verdicts(&busy(Purpose::Box, false)), boxed);
-    let boxed = named(&[("own network", Failed), ("port 51820/udp", Failed)]);
-    assert_eq!(verdicts(&busy(Purpose::Box, true)), boxed);
+    let sandboxed: BTreeMap<String, Verdict> = named(&[("own network", Failed)]);
+    assert_eq!(verdicts(&busy(Purpose::Sandbox, false)), sandboxed);
+    let sandboxed = named(&[("own network", Failed), ("port 51820/udp", Failed)]);
+    assert_eq!(verdicts(&busy(Purpose::Sandbox, true)), sandboxed);
     let others = named(&[
         ("forwarding", Warning),
         ("own network", Warning),

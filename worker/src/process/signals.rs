@@ -29,12 +29,12 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
-            () = hear(self.hangup.as_mut()) => {}
+            () = receive(self.hangup.as_mut()) => {}
         }
     }
 }
 
-async fn hear(signal: Option<&mut Signal>) {
+async fn receive(signal: Option<&mut Signal>) {
     match signal {
         Some(signal) => drop(signal.recv().await),
         None => pending().await,
