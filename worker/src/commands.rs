@@ -32,7 +32,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         let (mut worker, _lock) = open(&layout)?;
         worker.place = Some(Place::here()?);
         worker.write(&layout)?;
-        return node_lifecycle::stay(&layout, &worker, &mut signals).await;
+        return node_lifecycle::run_permanent(&layout, &worker, &mut signals).await;
     };
     let name = setup::choose_name(&options.worker)?;
     let with_gpus = options.gpus == Gpus::All;
@@ -59,7 +59,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     let made = setup::set_up(&layout, &worker, line, &options.worker.machine.bundle).await;
     if !worker.ephemeral {
         made?;
-        return node_lifecycle::stay(&layout, &worker, &mut signals).await;
+        return node_lifecycle::run_permanent(&layout, &worker, &mut signals).await;
     }
     let ended = match &made {
         Ok(()) => sandbox::run(&layout, &mut worker, options.ttl, &lock, &mut signals).await,
@@ -70,7 +70,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         // may have written the Node's UID to the state file, so read it again.
         let worker = read(&layout).unwrap_or_else(|_| worker.clone());
         tokio::select! {
-            forgotten = node_lifecycle::forget(&layout, &worker) => forgotten?,
+            forgotten = node_lifecycle::delete_leftover_node(&layout, &worker) => forgotten?,
             () = signals.next() => say(&format!("Node {} stays", worker.name)),
         }
     }
@@ -88,10 +88,10 @@ pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     systemd::remove(&Unit::new(&layout, &worker.id)).await?;
     let (worker, lock) = open(&layout)?;
     if worker.ephemeral {
-        node_lifecycle::forget(&layout, &worker).await?;
+        node_lifecycle::delete_leftover_node(&layout, &worker).await?;
     } else if layout.kubeconfig().exists() && !drain(&layout, &lock).await?.success() {
         say("the worker could not be drained; it is removed as it is");
-        node_lifecycle::forget(&layout, &read(&layout)?).await?;
+        node_lifecycle::delete_leftover_node(&layout, &read(&layout)?).await?;
     }
     cleanup::clean(&layout, &worker).await?;
     say("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
@@ -134,7 +134,7 @@ pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
             say(&format!("cannot hear when to end: {error}"));
         }
     };
-    node_lifecycle::live(&layout, &worker, end).await
+    node_lifecycle::run(&layout, &worker, end).await
 }
 
 /// Reads the worker of a folder and takes its lock.

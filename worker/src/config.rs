@@ -23,7 +23,7 @@ const IMAGE_PULLS_MAX: u32 = 4;
 
 /// Facts about the machine that the files depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Machine {
+pub(crate) struct MachineFacts {
     /// Control group of all Pods, relative to the root of each hierarchy.
     pub(crate) pods_cgroup: String,
     pub(crate) cgroup_v1: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Machine {
 }
 
 /// Builds containerd's configuration, in the format that versions 1.6, 1.7 and 2 read.
-pub(crate) fn build_containerd(layout: &Layout, worker: &Worker, machine: &Machine) -> String {
+pub(crate) fn build_containerd(layout: &Layout, worker: &Worker, machine: &MachineFacts) -> String {
     format!(
         r#"version = 2
 root = "{dir}/root"
@@ -114,7 +114,7 @@ pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr, mtu: u32) -> Strin
 }
 
 /// Builds the `KubeletConfiguration`. Fields that are not set here have the default of Kubernetes.
-pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine) -> String {
+pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &MachineFacts) -> String {
     let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

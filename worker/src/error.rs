@@ -75,10 +75,10 @@ pub enum Error {
     Removed(String),
     /// The Node was removed while this machine did not reach the API.
     #[error("Node {0} was removed while this machine was silent")]
-    Forgotten(String),
+    RemovedWhileSilent(String),
     /// The Node was removed, and the kubelet has registered a new one.
     #[error("Node {0} was removed, and this machine has another")]
-    Renewed(String),
+    NewNode(String),
     /// The folder has no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),

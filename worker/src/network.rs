@@ -92,7 +92,7 @@ impl Network {
     }
 
     /// Resolves if the task ends without being stopped.
-    pub(crate) async fn failed(&mut self) -> Error {
+    pub(crate) async fn wait_failed(&mut self) -> Error {
         let ended = (&mut self.task).await;
         let why = ended.err().map_or_else(String::new, |error| error.to_string());
         Error::Network(format!("nobody keeps it any more {why}"))
@@ -146,7 +146,7 @@ impl Upkeep {
         loop {
             tokio::select! {
                 changed = heard.changed() => if changed.is_err() { return },
-                () = failed(&mut self.tunnel) => {
+                () = wait_failed(&mut self.tunnel) => {
                     self.tunnel = None;
                     say("the tunnels to other workers have ended; they are made again");
                     sleep(PAUSE_MIN).await;
@@ -264,9 +264,9 @@ impl Upkeep {
     }
 }
 
-async fn failed(tunnel: &mut Option<Tunnel>) {
+async fn wait_failed(tunnel: &mut Option<Tunnel>) {
     match tunnel {
-        Some(tunnel) => tunnel.failed().await,
+        Some(tunnel) => tunnel.wait_failed().await,
         None => std::future::pending().await,
     }
 }

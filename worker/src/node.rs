@@ -182,7 +182,7 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
         let silence = since_boot().saturating_sub(heard);
         heard = since_boot();
         if was_there && found.is_none() && !worker.ephemeral && silence >= SILENCE_MIN {
-            return Error::Forgotten(worker.name.clone());
+            return Error::RemovedWhileSilent(worker.name.clone());
         }
         if was_there && found.is_none() && !worker.ephemeral {
             say(&format!(
@@ -212,7 +212,7 @@ fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(
             Err(removed)
         }
         // The Pod network still has the range of the previous Node.
-        Some(_) => Err(Error::Renewed(worker.name.clone())),
+        Some(_) => Err(Error::NewNode(worker.name.clone())),
     }
 }
 
@@ -239,7 +239,7 @@ pub(crate) async fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen)
         return Ok(());
     }
     if worker.node_uid.is_some() {
-        pods::end_pods(layout, worker).await?;
+        pods::stop_pods(layout, worker).await?;
     }
     remember(layout, worker, found)
 }
@@ -466,7 +466,7 @@ mod tests {
                 Ok(()) => "",
                 Err(Error::Removed(_)) => "removed",
                 Err(Error::Replaced(_)) => "replaced",
-                Err(Error::Renewed(_)) => "renewed",
+                Err(Error::NewNode(_)) => "renewed",
                 Err(error) => panic!("{rule}: {error:?}"),
             };
             assert_eq!((ended, worker.node_uid.as_deref()), (ends, Some(uid)), "{rule}");

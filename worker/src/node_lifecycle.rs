@@ -50,11 +50,11 @@ pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
 
 /// Runs a permanent worker until a signal. Starts over, with a new Node, in two cases: the Node was
 /// removed while the worker did not reach the API, or the kubelet has registered a new Node.
-pub(crate) async fn stay(layout: &Layout, worker: &Worker, signals: &mut Signals) -> Result<(), Error> {
+pub(crate) async fn run_permanent(layout: &Layout, worker: &Worker, signals: &mut Signals) -> Result<(), Error> {
     let mut worker = worker.clone();
     loop {
-        match live(layout, &worker, signals.next()).await {
-            Err(error @ (Error::Forgotten(_) | Error::Renewed(_))) => {
+        match run(layout, &worker, signals.next()).await {
+            Err(error @ (Error::RemovedWhileSilent(_) | Error::NewNode(_))) => {
                 say(&format!("{}; it registers again", to_line(&error)))
             }
             ended => return ended,
@@ -64,7 +64,7 @@ pub(crate) async fn stay(layout: &Layout, worker: &Worker, signals: &mut Signals
 }
 
 /// Runs the worker until `end` resolves.
-pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Output = ()>) -> Result<(), Error> {
+pub(crate) async fn run(layout: &Layout, worker: &Worker, end: impl Future<Output = ()>) -> Result<(), Error> {
     let mut worker = worker.clone();
     check_node(layout, &mut worker).await?;
     let containerd = start_containerd(layout, &worker).await?;
@@ -85,29 +85,29 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
     };
     let mut network: Option<Network> = None;
     systemd::tell_ready();
-    let asking = worker.clone();
+    let snapshot = worker.clone();
     let connected = tokio::select! {
         connected = connect_pods(layout, &mut worker, &mut kubelet) => Some(connected),
-        refused = join_admission::wait(layout, &asking) => Some(Err(refused)),
+        refused = join_admission::wait(layout, &snapshot) => Some(Err(refused)),
         () = &mut end => None,
     };
     let result = match connected {
-        Some(Ok(mut kept)) => tokio::select! {
-            never = upgrade::follow(layout, &asking, &mut kubelet) => match never {},
+        Some(Ok(mut connected_network)) => tokio::select! {
+            never = upgrade::follow(layout, &snapshot, &mut kubelet) => match never {},
             () = &mut end => {
-                network = kept;
+                network = connected_network;
                 Ok(())
             }
-            error = failed(kept.as_mut()) => Err(error),
+            error = wait_failed(connected_network.as_mut()) => Err(error),
             lost = node::wait_lost(layout, &mut worker) => {
-                network = kept;
+                network = connected_network;
                 Err(lost)
             }
         },
         Some(Err(error)) => Err(error),
         None => Ok(()),
     };
-    if !matches!(result, Err(Error::Forgotten(_) | Error::Renewed(_))) {
+    if !matches!(result, Err(Error::RemovedWhileSilent(_) | Error::NewNode(_))) {
         systemd::tell_stopping();
     }
     if worker.ephemeral {
@@ -159,12 +159,12 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
 
 /// Performs the final stop of the worker.
 async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, containerd: Keeper) {
-    let met = meet(layout, worker).await;
+    let connection = connect_with_uid(layout, worker).await;
     let target = |uid| Target {
         name: &worker.name,
         uid,
     };
-    if let Some((client, uid)) = &met {
+    if let Some((client, uid)) = &connection {
         drain::drain(client, target(uid), worker.drain).await;
     }
     if let Some(mut kubelet) = kubelet {
@@ -180,16 +180,16 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, cont
         Ok(cgroups) => cgroups.kill_pods().await,
         Err(error) => return say(&format!("Node {} stays: {}", worker.name, to_line(&error))),
     }
-    if let Some((client, uid)) = &met {
+    if let Some((client, uid)) = &connection {
         drain::remove_node(client, target(uid)).await;
     }
 }
 
 /// Deletes the Node of a worker that was killed or could not be drained. Kills all of its processes
 /// first.
-pub(crate) async fn forget(layout: &Layout, worker: &Worker) -> Result<(), Error> {
+pub(crate) async fn delete_leftover_node(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     Cgroups::discover(&worker.id.cgroup())?.kill_all().await;
-    if let Some((client, uid)) = meet(layout, worker).await {
+    if let Some((client, uid)) = connect_with_uid(layout, worker).await {
         let name = &worker.name;
         drain::remove_node(&client, Target { name, uid: &uid }).await;
     }
@@ -198,7 +198,7 @@ pub(crate) async fn forget(layout: &Layout, worker: &Worker) -> Result<(), Error
 
 /// Returns an authenticated client and the UID of the worker's Node. A running kubelet renews its
 /// certificate, so the client uses the newest one.
-async fn meet(layout: &Layout, worker: &Worker) -> Option<(Client, String)> {
+async fn connect_with_uid(layout: &Layout, worker: &Worker) -> Option<(Client, String)> {
     let client = node::connect(layout, worker).await?;
     let uid = match &worker.node_uid {
         Some(uid) => uid.clone(),
@@ -219,7 +219,7 @@ async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
     match node::look(&client, &worker.name).await {
         Ok(Some(found)) => node::keep_uid(layout, worker, &found).await,
         Ok(None) => {
-            pods::end_pods(layout, worker).await?;
+            pods::stop_pods(layout, worker).await?;
             // The kubelet registers a new Node.
             worker.node_uid = None;
             Ok(())
@@ -237,9 +237,9 @@ async fn wait_healthy() {
 }
 
 /// Resolves if the network task ends without being stopped.
-async fn failed(network: Option<&mut Network>) -> Error {
+async fn wait_failed(network: Option<&mut Network>) -> Error {
     match network {
-        Some(network) => network.failed().await,
+        Some(network) => network.wait_failed().await,
         None => pending().await,
     }
 }

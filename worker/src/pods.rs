@@ -12,7 +12,7 @@ use crate::state::Worker;
 
 /// Stops all Pods and removes the Pod network. A new Node has another Pod range, and controllers
 /// that saw the previous Node removed assume that its Pods have stopped.
-pub(crate) async fn end_pods(layout: &Layout, worker: &Worker) -> Result<(), Error> {
+pub(crate) async fn stop_pods(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     // Remove the CNI configuration first, so that no new Pod is connected, not even by another CNI
     // plugin.
     files::clear(&layout.cni_config())?;

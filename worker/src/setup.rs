@@ -97,7 +97,7 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
     }
     match found {
         Some(worker) if worker.ephemeral => {
-            node_lifecycle::forget(layout, &worker).await?;
+            node_lifecycle::delete_leftover_node(layout, &worker).await?;
             cleanup::clean(layout, &worker).await?;
             drop(lock);
             let lock = take(layout)?;
@@ -108,7 +108,7 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
         Some(worker) if certificate::has_joined(layout) => Err(taken(layout, worker)),
         Some(worker) => {
             // The worker gets a new Node.
-            pods::end_pods(layout, &worker).await?;
+            pods::stop_pods(layout, &worker).await?;
             Ok((worker.id, lock))
         }
         None => Ok((choose_id(layout)?, lock)),

@@ -12,8 +12,8 @@ fn id() -> Id {
     "00c0ffee".to_owned().try_into().unwrap()
 }
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> MachineFacts {
+    MachineFacts {
         pods_cgroup: "/yoke-worker-00c0ffee/pods".into(),
         cgroup_v1: false,
         may_raise_oom_score: true,
@@ -47,7 +47,7 @@ fn nobody_asks_a_kubelet_without_leave() {
 
 #[test]
 fn version_1_of_control_groups_is_told_to_the_kubelet() {
-    let machine = Machine {
+    let machine = MachineFacts {
         cgroup_v1: true,
         ..machine()
     };
@@ -82,7 +82,7 @@ fn containerd_keeps_to_the_workers_folder() {
     {
         assert!(line.contains("\"/w/"), "{line}");
     }
-    let weak = Machine {
+    let weak = MachineFacts {
         may_raise_oom_score: false,
         ..machine()
     };
@@ -182,7 +182,7 @@ fn a_kubelet_in_a_network_of_its_own_has_the_address_that_pods_reach() {
         let pods = pods.map(|pods: &str| pods.parse().unwrap());
         let last = build_kubelet_arguments(&layout(), &worker, pods).pop().unwrap();
         assert_eq!(last, format!("--node-ip={address}"));
-        let machine = Machine { pods, ..machine() };
+        let machine = MachineFacts { pods, ..machine() };
         let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker, &machine)).unwrap();
         assert_eq!(config["serverTLSBootstrap"], asks, "of a certificate for {address}");
     }

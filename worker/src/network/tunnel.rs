@@ -120,7 +120,7 @@ impl Tunnel {
     }
 
     /// Resolves when the device stops working.
-    pub(super) async fn failed(&mut self) {
+    pub(super) async fn wait_failed(&mut self) {
         self.device.wait().await;
     }
 

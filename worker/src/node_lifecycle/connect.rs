@@ -2,8 +2,8 @@
 
 use yoke_api::Cidr;
 
-use super::start::{kubelet_service, observe_machine};
-use crate::config::{self, Machine};
+use super::start::{build_kubelet_service, observe_machine};
+use crate::config::{self, MachineFacts};
 use crate::error::Error;
 use crate::host::cgroups::Cgroups;
 use crate::host::files;
@@ -16,12 +16,12 @@ use crate::{node, systemd};
 
 /// Gives the Node its final address before any Pod is connected. The kubelet accepts only an
 /// address of a local device, and the bridge appears with the first Pod.
-async fn move_node(layout: &Layout, worker: &Worker, pods: Cidr, kubelet: &mut Kubelet) -> Result<(), Error> {
+async fn set_node_address(layout: &Layout, worker: &Worker, pods: Cidr, kubelet: &mut Kubelet) -> Result<(), Error> {
     let address = config::choose_address(worker, Some(pods));
     if let Some(address) = address {
         network::add_address(address).await.map_err(Error::Network)?;
     }
-    let machine = Machine {
+    let machine = MachineFacts {
         pods: Some(pods),
         ..observe_machine(&Cgroups::discover(&worker.id.cgroup())?, layout, worker)?
     };
@@ -31,7 +31,7 @@ async fn move_node(layout: &Layout, worker: &Worker, pods: Cidr, kubelet: &mut K
     if let Some(address) = address {
         node::move_to(layout, worker, address).await;
     }
-    kubelet.replace(kubelet_service(layout, worker, Some(pods)));
+    kubelet.replace(build_kubelet_service(layout, worker, Some(pods)));
     Ok(())
 }
 
@@ -47,7 +47,7 @@ pub(super) async fn connect_pods(
         Some(pods) => {
             let network = Network::start(layout, worker, pods).await?;
             if worker.uplink.is_some() {
-                move_node(layout, worker, pods, kubelet).await?;
+                set_node_address(layout, worker, pods, kubelet).await?;
             }
             let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
             files::write(&layout.network_config(), &cni, files::PUBLIC)?;

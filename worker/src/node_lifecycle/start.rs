@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::time::sleep;
 use yoke_api::Cidr;
 
-use crate::config::{self, Machine};
+use crate::config::{self, MachineFacts};
 use crate::error::Error;
 use crate::error_chain::to_line;
 use crate::host::cgroups::Cgroups;
@@ -44,15 +44,15 @@ pub(super) async fn start_containerd(layout: &Layout, worker: &Worker) -> Result
     }
     sysctls::remember(layout)?;
     write_config(layout, worker, &observe_machine(&cgroups, layout, worker)?)?;
-    Ok(Keeper::start(service(
+    Ok(Keeper::start(build_service(
         layout,
         "containerd",
         containerd_arguments(layout),
     )))
 }
 
-pub(super) fn observe_machine(cgroups: &Cgroups, layout: &Layout, worker: &Worker) -> Result<Machine, Error> {
-    Ok(Machine {
+pub(super) fn observe_machine(cgroups: &Cgroups, layout: &Layout, worker: &Worker) -> Result<MachineFacts, Error> {
+    Ok(MachineFacts {
         pods_cgroup: cgroups.pods_root(),
         cgroup_v1: cgroups.is_v1(),
         may_raise_oom_score: has_sys_resource(),
@@ -65,7 +65,7 @@ pub(super) fn observe_machine(cgroups: &Cgroups, layout: &Layout, worker: &Worke
     })
 }
 
-fn write_config(layout: &Layout, worker: &Worker, machine: &Machine) -> Result<(), Error> {
+fn write_config(layout: &Layout, worker: &Worker, machine: &MachineFacts) -> Result<(), Error> {
     for folder in layout.folders() {
         files::make_folder(&folder)?;
     }
@@ -80,7 +80,7 @@ fn containerd_arguments(layout: &Layout) -> Vec<String> {
     vec!["--config".to_owned(), layout.containerd_config().display().to_string()]
 }
 
-fn service(layout: &Layout, name: &'static str, arguments: Vec<String>) -> Service {
+fn build_service(layout: &Layout, name: &'static str, arguments: Vec<String>) -> Service {
     Service {
         name,
         program: layout.binary(name),
@@ -96,14 +96,14 @@ pub(super) async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Ku
         say(&format!("the kubelet stays the one that is there: {}", to_line(&error)));
     }
     wait_containerd(layout).await?;
-    for image in list_images(&layout.images()) {
-        import(layout, &image).await?;
+    for image in list_complete_images(&layout.images()) {
+        import_image(layout, &image).await?;
     }
-    Ok(Kubelet::new(kubelet_service(layout, worker, None)))
+    Ok(Kubelet::new(build_kubelet_service(layout, worker, None)))
 }
 
-pub(super) fn kubelet_service(layout: &Layout, worker: &Worker, pods: Option<Cidr>) -> Service {
-    service(layout, "kubelet", config::build_kubelet_arguments(layout, worker, pods))
+pub(super) fn build_kubelet_service(layout: &Layout, worker: &Worker, pods: Option<Cidr>) -> Service {
+    build_service(layout, "kubelet", config::build_kubelet_arguments(layout, worker, pods))
 }
 
 async fn wait_containerd(layout: &Layout) -> Result<(), Error> {
@@ -119,7 +119,7 @@ async fn wait_containerd(layout: &Layout) -> Result<(), Error> {
     tokio::time::timeout(CONTAINERD_LIMIT, answers).await.map_err(late)
 }
 
-fn list_images(folder: &Path) -> Vec<PathBuf> {
+fn list_complete_images(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     // A partial copy, left by a killed worker, has a name that starts with a dot.
     let whole = |entry: &fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
@@ -128,7 +128,7 @@ fn list_images(folder: &Path) -> Vec<PathBuf> {
     images
 }
 
-async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
+async fn import_image(layout: &Layout, image: &Path) -> Result<(), Error> {
     let mut command = Command::new(layout.binary("ctr"));
     command.arg("--address").arg(layout.containerd_socket());
     command.args(["--namespace", "k8s.io", "images", "import"]).arg(image);
@@ -166,6 +166,6 @@ mod tests {
             fs::write(dir.path().join(name), "").unwrap();
         }
         let expected = ["a.tar", "b.tar"].map(|name| dir.path().join(name));
-        assert_eq!(list_images(dir.path()), expected);
+        assert_eq!(list_complete_images(dir.path()), expected);
     }
 }
