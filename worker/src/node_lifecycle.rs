@@ -23,7 +23,7 @@ use crate::layout::Layout;
 use crate::network::Network;
 use crate::output::say;
 use crate::process::signals::Signals;
-use crate::process::supervise::{Keeper, STOP_LIMIT};
+use crate::process::supervise::{STOP_LIMIT, Supervisor};
 use crate::state::Worker;
 use crate::upgrade::{self, Kubelet};
 use crate::{cni, join_admission, node, pods, systemd};
@@ -158,7 +158,7 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
 }
 
 /// Performs the final stop of the worker.
-async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, containerd: Keeper) {
+async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, containerd: Supervisor) {
     let connection = connect_with_uid(layout, worker).await;
     let target = |uid| Target {
         name: &worker.name,

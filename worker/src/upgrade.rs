@@ -283,8 +283,8 @@ impl Turn<'_> {
                 if seen.is_ready(version, self.kubelet.since()) {
                     return Ok(node);
                 }
-                if let Some(why) = progress.note(&seen, self.kubelet.ends()) {
-                    let last = self.kubelet.last_words();
+                if let Some(why) = progress.note(&seen, self.kubelet.exits()) {
+                    let last = self.kubelet.last_log_line();
                     return Err(last.map_or(why.clone(), |last| format!("{why}: {last}")));
                 }
             }

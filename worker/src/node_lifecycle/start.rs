@@ -20,7 +20,7 @@ use crate::layout::Layout;
 use crate::output::say;
 use crate::process::own_status::has_sys_resource;
 use crate::process::programs::PATH;
-use crate::process::supervise::{Keeper, Service};
+use crate::process::supervise::{Service, Supervisor};
 use crate::state::Worker;
 use crate::upgrade::{self, Kubelet};
 
@@ -29,7 +29,7 @@ const CONTAINERD_LIMIT: Duration = Duration::from_secs(60);
 const IMPORT_LIMIT: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(100);
 
-pub(super) async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
+pub(super) async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Supervisor, Error> {
     if worker.pod_network && !nftables::has_table(&worker.id.network()).await {
         // The machine has rebooted: connect no Pod before the packet filter table exists again.
         files::remove(&layout.network_config())?;
@@ -44,7 +44,7 @@ pub(super) async fn start_containerd(layout: &Layout, worker: &Worker) -> Result
     }
     sysctls::remember(layout)?;
     write_config(layout, worker, &observe_machine(&cgroups, layout, worker)?)?;
-    Ok(Keeper::start(build_service(
+    Ok(Supervisor::start(build_service(
         layout,
         "containerd",
         containerd_arguments(layout),

@@ -19,10 +19,10 @@ use tokio::time::Instant;
 use crate::output::say;
 use crate::process::programs::PATH;
 
-const PAUSE_MIN: Duration = Duration::from_millis(200);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+const BACKOFF_MIN: Duration = Duration::from_millis(200);
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// A program that ran at least this long is not in a crash loop.
-const STEADY: Duration = Duration::from_secs(30);
+const STABLE_AFTER: Duration = Duration::from_secs(30);
 /// How long a program may take to exit after SIGTERM.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// Size in bytes at which a log is rotated. Only one rotated log is preserved.
@@ -31,7 +31,7 @@ const LOG_MAX: u64 = 16 << 20;
 const LAST_LINES: usize = 6;
 const LAST_BYTES: u64 = 4 << 10;
 const LINE_MAX: usize = 400;
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FINAL_OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 const PIECE: usize = 16 << 10;
 
 /// A program to run.
@@ -47,10 +47,10 @@ pub(crate) struct Service {
 
 /// Handle of a supervised program. Dropping it stops the program without waiting for it.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct Supervisor {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
-    ends: Arc<AtomicU32>,
+    exits: Arc<AtomicU32>,
 }
 
 impl Service {
@@ -60,20 +60,20 @@ impl Service {
     }
 }
 
-impl Keeper {
+impl Supervisor {
     pub(crate) fn start(service: Service) -> Self {
-        let (stop, asked) = oneshot::channel();
-        let ends = Arc::default();
+        let (stop, stop_requested) = oneshot::channel();
+        let exits = Arc::default();
         Self {
             stop,
-            task: tokio::spawn(keep(service, asked, Arc::clone(&ends))),
-            ends,
+            task: tokio::spawn(supervise(service, stop_requested, Arc::clone(&exits))),
+            exits,
         }
     }
 
     /// Counts how often the program has exited, or could not be started, without being stopped.
-    pub(crate) fn ends(&self) -> u32 {
-        self.ends.load(Ordering::Relaxed)
+    pub(crate) fn exits(&self) -> u32 {
+        self.exits.load(Ordering::Relaxed)
     }
 
     /// Stops the program, with SIGKILL if it takes too long.
@@ -83,49 +83,49 @@ impl Keeper {
     }
 }
 
-async fn keep(service: Service, mut asked: oneshot::Receiver<()>, ends: Arc<AtomicU32>) {
-    let mut pause = PAUSE_MIN;
+async fn supervise(service: Service, mut stop_requested: oneshot::Receiver<()>, exits: Arc<AtomicU32>) {
+    let mut backoff = BACKOFF_MIN;
     loop {
         let started = Instant::now();
-        let said_before = fs::metadata(&service.log).map_or(0, |log| log.len());
+        let log_start = fs::metadata(&service.log).map_or(0, |log| log.len());
         let end = match start(&service) {
             Err(error) => error.to_string(),
             Ok(mut child) => {
-                let mut log = tokio::spawn(record(child.stdout.take(), child.stderr.take(), service.log.clone()));
+                let mut log = tokio::spawn(write_log(child.stdout.take(), child.stderr.take(), service.log.clone()));
                 let end = tokio::select! {
                     end = child.wait() => Some(end),
-                    _ = &mut asked => None,
+                    _ = &mut stop_requested => None,
                 };
                 let Some(end) = end else {
-                    end_child(&mut child).await;
+                    stop_child(&mut child).await;
                     log.abort();
                     return;
                 };
                 // The reason for the exit may still be in the pipe. Output of the program's own
                 // children is not waited for.
-                let _ = tokio::time::timeout(LAST_WORDS, &mut log).await;
+                let _ = tokio::time::timeout(FINAL_OUTPUT_LIMIT, &mut log).await;
                 log.abort();
                 end.map_or_else(|error| error.to_string(), |status| status.to_string())
             }
         };
-        say(&report(&service, &end, said_before));
-        ends.fetch_add(1, Ordering::Relaxed);
-        if started.elapsed() > STEADY {
-            pause = PAUSE_MIN;
+        say(&report(&service, &end, log_start));
+        exits.fetch_add(1, Ordering::Relaxed);
+        if started.elapsed() > STABLE_AFTER {
+            backoff = BACKOFF_MIN;
         }
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            _ = &mut asked => return,
+            () = tokio::time::sleep(backoff) => {}
+            _ = &mut stop_requested => return,
         }
-        pause = (pause * 2).min(PAUSE_MAX);
+        backoff = (backoff * 2).min(BACKOFF_MAX);
     }
 }
 
-/// Reports that the program exited, with its last log lines. `said_before` is the length of the log
+/// Reports that the program exited, with its last log lines. `log_start` is the length of the log
 /// at the start.
-fn report(service: &Service, end: &str, said_before: u64) -> String {
+fn report(service: &Service, end: &str, log_start: u64) -> String {
     let mut text = format!("{} ended ({end}); see {}", service.name, service.log.display());
-    for line in read_last(&service.log, said_before).unwrap_or_default() {
+    for line in read_last(&service.log, log_start).unwrap_or_default() {
         text += &format!("\n  {}: {line}", service.name);
     }
     text
@@ -166,7 +166,7 @@ fn start(service: &Service) -> std::io::Result<Child> {
         .spawn()
 }
 
-async fn end_child(child: &mut Child) {
+async fn stop_child(child: &mut Child) {
     if let Some(pid) = child
         .id()
         .and_then(|pid| i32::try_from(pid).ok())
@@ -180,7 +180,7 @@ async fn end_child(child: &mut Child) {
     }
 }
 
-async fn record(out: Option<impl AsyncRead + Unpin>, err: Option<impl AsyncRead + Unpin>, path: PathBuf) {
+async fn write_log(out: Option<impl AsyncRead + Unpin>, err: Option<impl AsyncRead + Unpin>, path: PathBuf) {
     let (Some(mut out), Some(mut err)) = (out, err) else {
         return;
     };
@@ -240,9 +240,9 @@ mod tests {
     #[tokio::test]
     async fn a_program_that_ends_is_started_again() {
         let dir = tempfile::tempdir().unwrap();
-        let keeper = Keeper::start(service(dir.path(), "echo out; echo err >&2"));
-        until(|| lines(dir.path()) >= 6 && keeper.ends() >= 3).await;
-        keeper.stop().await;
+        let supervisor = Supervisor::start(service(dir.path(), "echo out; echo err >&2"));
+        until(|| lines(dir.path()) >= 6 && supervisor.exits() >= 3).await;
+        supervisor.stop().await;
     }
 
     #[tokio::test]
@@ -251,9 +251,9 @@ mod tests {
         let script = "trap 'echo asked >> $0; exit' TERM; echo up; while :; do sleep 0.1; done";
         let mut service = service(dir.path(), script);
         service.arguments.push(dir.path().join("asked").display().to_string());
-        let keeper = Keeper::start(service);
+        let supervisor = Supervisor::start(service);
         until(|| lines(dir.path()) == 1).await;
-        keeper.stop().await;
+        supervisor.stop().await;
         assert!(dir.path().join("asked").exists());
     }
 

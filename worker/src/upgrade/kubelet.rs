@@ -2,14 +2,14 @@
 
 use jiff::Timestamp;
 
-use crate::process::supervise::{Keeper, Service};
+use crate::process::supervise::{Service, Supervisor};
 
 /// The kubelet. Dropping it stops the process without waiting for it.
 #[derive(Debug)]
 pub(crate) struct Kubelet {
     service: Service,
     /// `None` while no kubelet runs.
-    keeper: Option<Keeper>,
+    supervisor: Option<Supervisor>,
     since: Timestamp,
 }
 
@@ -18,7 +18,7 @@ impl Kubelet {
     pub(crate) fn new(service: Service) -> Self {
         let mut kubelet = Self {
             service,
-            keeper: None,
+            supervisor: None,
             since: Timestamp::UNIX_EPOCH,
         };
         kubelet.start();
@@ -27,13 +27,13 @@ impl Kubelet {
 
     pub(super) fn start(&mut self) {
         self.since = Timestamp::now();
-        self.keeper = Some(Keeper::start(self.service.clone()));
+        self.supervisor = Some(Supervisor::start(self.service.clone()));
     }
 
     /// Stops the kubelet, with SIGKILL if it takes too long.
     pub(crate) async fn stop(&mut self) {
-        if let Some(keeper) = self.keeper.take() {
-            keeper.stop().await;
+        if let Some(supervisor) = self.supervisor.take() {
+            supervisor.stop().await;
         }
     }
 
@@ -49,12 +49,12 @@ impl Kubelet {
     }
 
     /// Counts exits since the last start, without stops.
-    pub(super) fn ends(&self) -> u32 {
-        self.keeper.as_ref().map_or(0, Keeper::ends)
+    pub(super) fn exits(&self) -> u32 {
+        self.supervisor.as_ref().map_or(0, Supervisor::exits)
     }
 
     /// Last line of the log, if the kubelet has exited.
-    pub(super) fn last_words(&self) -> Option<String> {
-        (self.ends() > 0).then(|| self.service.last_line())?
+    pub(super) fn last_log_line(&self) -> Option<String> {
+        (self.exits() > 0).then(|| self.service.last_line())?
     }
 }

@@ -13,10 +13,10 @@ use super::record::{Record, Stage};
 /// Drain timeout if the Node's annotation does not set one.
 const DRAIN: Duration = Duration::from_secs(300);
 /// Responses of the API, one per second, after which the Node must be Ready.
-const ANSWERS: u32 = 180;
+const RESPONSES_MAX: u32 = 180;
 /// Exits of the kubelet after which it counts as broken. A few are normal: it may start before its
 /// dependencies.
-const ENDS: u32 = 5;
+const EXITS_MAX: u32 = 5;
 /// Upper bound for a status message of a Node, in characters.
 const SAID_MAX: usize = 200;
 
@@ -142,17 +142,17 @@ fn say(seen: &Seen, version: KubernetesVersion, state: UpgradeState) -> Step {
 /// Counts how long the upgrade has waited for a kubelet.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    answers: u32,
+    responses: u32,
 }
 
 impl Progress {
     /// Counts one response. Returns the reason if the kubelet is given up.
-    pub(super) fn note(&mut self, seen: &Seen, ends: u32) -> Option<String> {
-        self.answers += 1;
-        if ends >= ENDS {
-            return Some(format!("it ended {ends} times"));
+    pub(super) fn note(&mut self, seen: &Seen, exits: u32) -> Option<String> {
+        self.responses += 1;
+        if exits >= EXITS_MAX {
+            return Some(format!("it ended {exits} times"));
         }
-        (self.answers >= ANSWERS).then(|| {
+        (self.responses >= RESPONSES_MAX).then(|| {
             let why = seen.ready.as_ref().err().cloned();
             why.unwrap_or_else(|| "it does not say on the Node that it runs".into())
         })

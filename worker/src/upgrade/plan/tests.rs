@@ -177,19 +177,19 @@ fn a_node_is_ready_when_the_new_kubelet_says_so() {
 fn a_kubelet_is_not_waited_for_without_end() {
     let seen = see(node(OLD, NEW, ""));
     let mut progress = Progress::default();
-    for answer in 1..ANSWERS {
-        assert_eq!(progress.note(&seen, ENDS - 1), None, "{answer}");
+    for answer in 1..RESPONSES_MAX {
+        assert_eq!(progress.note(&seen, EXITS_MAX - 1), None, "{answer}");
     }
     let why = progress.note(&seen, 0).unwrap();
     assert!(why.contains("does not say"), "{why}");
     assert_eq!(
-        Progress::default().note(&seen, ENDS).as_deref(),
+        Progress::default().note(&seen, EXITS_MAX).as_deref(),
         Some("it ended 5 times")
     );
     let mut node = node(NEW, NEW, "");
     node["status"]["conditions"][0]["status"] = "False".into();
     node["status"]["conditions"][0]["message"] = format!("\u{1b}{}", "a".repeat(10_000)).into();
-    progress.answers = ANSWERS;
+    progress.responses = RESPONSES_MAX;
     let why = progress.note(&see(node), 0).unwrap();
     assert!(
         why.starts_with("the Node is not ready (aaa") && why.len() < 300,
