@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::host::gpus::{self, Gpus};
 use crate::host::{cgroups, facts};
 use crate::layout::Layout;
-use crate::netns::Place;
+use crate::netns::Netns;
 use crate::output::say;
 use crate::preflight::facts::Purpose;
 use crate::preflight::{self, row};
@@ -30,7 +30,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     cgroups::vacate_top();
     let Some(line) = line else {
         let (mut worker, _lock) = open(&layout)?;
-        worker.place = Some(Place::here()?);
+        worker.netns = Some(Netns::current()?);
         worker.write(&layout)?;
         return node_lifecycle::run_permanent(&layout, &worker, &mut signals).await;
     };
@@ -47,7 +47,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     let purpose = if options.rm { Purpose::Sandbox } else { Purpose::Any };
     check(&options.worker, line, purpose).await?;
     let (id, lock) = setup::make_room(&layout).await?;
-    let mut worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, options.rm);
+    let mut worker = setup::build_worker(name, id, Netns::current()?, line, &options.worker, options.rm);
     worker.gpus = with_gpus;
     let port = if options.rm && worker.pod_network {
         let port = uplink::take_port(options.worker.machine.wireguard_port)?;
@@ -84,7 +84,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
 pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     let layout = root::open(&options.root)?;
     let worker = read(&layout)?;
-    worker.check_place(&layout)?;
+    worker.check_netns(&layout)?;
     systemd::remove(&Unit::new(&layout, &worker.id)).await?;
     let (worker, lock) = open(&layout)?;
     if worker.ephemeral {
@@ -143,7 +143,7 @@ fn open(layout: &Layout) -> Result<(Worker, Lock), Error> {
     let lock = Lock::take(layout)?;
     // The previous holder of the lock may have changed or removed the worker, so read it again.
     let worker = read(layout)?;
-    worker.check_place(layout)?;
+    worker.check_netns(layout)?;
     Ok((worker, lock))
 }
 

@@ -88,7 +88,7 @@ pub enum Error {
         root.display(),
         net.display()
     )]
-    Elsewhere {
+    OtherNetns {
         /// The worker's folder.
         root: PathBuf,
         /// A file that leads to the worker's network namespace, for `nsenter`.

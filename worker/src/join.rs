@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::error_chain::to_line;
 use crate::host::files::{self, FileError};
 use crate::layout::Layout;
-use crate::netns::Place;
+use crate::netns::Netns;
 use crate::node::{self, Readiness};
 use crate::output::say;
 use crate::preflight::facts::Purpose;
@@ -87,7 +87,7 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
 /// Continues with an existing worker. A worker whose unit is already active is left unchanged.
 async fn take_up(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
     check_systemd()?;
-    worker.check_place(layout)?;
+    worker.check_netns(layout)?;
     let unit = Unit::new(layout, &worker.id);
     if systemd::is_installed(&unit)? && systemd::is_active(&unit).await {
         say(&format!("{} runs already; nothing is changed", unit.name()));
@@ -231,7 +231,7 @@ async fn begin(
     commands::check(&options.worker, line, Purpose::Join).await?;
     check_systemd()?;
     let (id, lock) = setup::make_room(layout).await?;
-    let worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, false);
+    let worker = setup::build_worker(name, id, Netns::current()?, line, &options.worker, false);
     let unit = Unit::new(layout, &worker.id);
     let mut made = setup::set_up(layout, &worker, line, &options.worker.machine.bundle).await;
     if made.is_ok() {

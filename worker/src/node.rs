@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::error_chain::to_line;
 use crate::host::etc_hosts;
 use crate::layout::Layout;
-use crate::netns::read_boot;
+use crate::netns::read_boot_id;
 use crate::output::say;
 use crate::pods;
 use crate::state::Worker;
@@ -267,7 +267,7 @@ pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
 fn is_own(worker: &Worker, found: &Seen) -> Result<bool, Error> {
     match &worker.node_uid {
         Some(known) if *known == found.uid => Ok(true),
-        Some(_) if found.boot != Some(read_boot()?) => Err(Error::Replaced(worker.name.clone())),
+        Some(_) if found.boot != Some(read_boot_id()?) => Err(Error::Replaced(worker.name.clone())),
         _ => Ok(false),
     }
 }
@@ -387,7 +387,7 @@ mod tests {
         let node = json!({
             "metadata": {"name": "box-1", "uid": "u2"}, "spec": {"podCIDR": "10.1.2.0/24"},
             "status": {"nodeInfo": {
-                "architecture": "", "bootID": read_boot().unwrap(), "containerRuntimeVersion": "", "kernelVersion": "",
+                "architecture": "", "bootID": read_boot_id().unwrap(), "containerRuntimeVersion": "", "kernelVersion": "",
                 "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
                 "systemUUID": "",
             }},
@@ -418,7 +418,10 @@ mod tests {
     fn a_worker_whose_node_was_removed_ends_if_it_is_ephemeral() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
-        let (here, elsewhere) = (read_boot().unwrap(), "c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".to_owned());
+        let (here, elsewhere) = (
+            read_boot_id().unwrap(),
+            "c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".to_owned(),
+        );
         let seen = |uid: &str, boot: &str| Seen {
             uid: uid.into(),
             pods: None,

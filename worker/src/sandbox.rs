@@ -31,7 +31,7 @@ use crate::host::files::{self, FileError};
 use crate::host::gpus;
 use crate::host::resolv_conf::RESOLV_CONF;
 use crate::layout::Layout;
-use crate::netns::Place;
+use crate::netns::Netns;
 use crate::node_lifecycle;
 use crate::output::say;
 use crate::process::signals::Signals;
@@ -109,10 +109,10 @@ pub(crate) async fn run(
 
 /// Returns the network namespace file of a process, once that process has a namespace of its own.
 async fn find_network(inner: &mut Child) -> Result<PathBuf, Error> {
-    let here = Place::here()?;
+    let here = Netns::current()?;
     let file = PathBuf::from(format!("/proc/{}/ns/net", inner.id().unwrap_or_default()));
     let created = async {
-        while !here.is_left_by(&file) {
+        while !here.differs_from(&file) {
             if let Some(ended) = inner.try_wait().map_err(Error::Start)? {
                 return Err(Error::Ended(ended));
             }

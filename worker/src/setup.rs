@@ -13,7 +13,7 @@ use crate::host::facts::host_name;
 use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
-use crate::netns::Place;
+use crate::netns::Netns;
 use crate::node_name::is_node_name;
 use crate::state::{Lock, Worker};
 use crate::uplink::link::{Run, Uplink};
@@ -57,7 +57,7 @@ pub(crate) fn choose_name(options: &WorkerOptions) -> Result<String, Error> {
 pub(crate) fn build_worker(
     name: String,
     id: Id,
-    place: Place,
+    netns: Netns,
     line: &JoinLine,
     options: &WorkerOptions,
     ephemeral: bool,
@@ -79,7 +79,7 @@ pub(crate) fn build_worker(
         id,
         node_uid: None,
         uplink: ephemeral.then(|| Uplink::begin(Run::new(rand::random()))),
-        place: Some(place),
+        netns: Some(netns),
         ephemeral,
         drain: options.drain_timeout,
         // An absolute path, because later commands may run in another folder.
@@ -93,7 +93,7 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
     let lock = take(layout)?;
     let found = Worker::read(layout)?;
     if let Some(worker) = &found {
-        worker.check_place(layout)?;
+        worker.check_netns(layout)?;
     }
     match found {
         Some(worker) if worker.ephemeral => {

@@ -22,7 +22,7 @@ use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
 use crate::limits::Limits;
-use crate::netns::Place;
+use crate::netns::Netns;
 use crate::node_name::is_node_name;
 use crate::uplink::link::Uplink;
 
@@ -76,8 +76,8 @@ pub(crate) struct Worker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) uplink: Option<Uplink>,
     /// Network namespace and boot of the worker's last start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) place: Option<Place>,
+    #[serde(rename = "place", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) netns: Option<Netns>,
     /// Whether everything is removed when the worker exits.
     pub(crate) ephemeral: bool,
     /// How long Pods may take to terminate when the worker exits.
@@ -130,10 +130,10 @@ impl Worker {
     }
 
     /// Fails if this process is in another network namespace than the worker's resources.
-    pub(crate) fn check_place(&self, layout: &Layout) -> Result<(), Error> {
-        let Some(place) = &self.place else { return Ok(()) };
-        match place.find_from(&Place::here()?) {
-            Some(net) => Err(Error::Elsewhere {
+    pub(crate) fn check_netns(&self, layout: &Layout) -> Result<(), Error> {
+        let Some(netns) = &self.netns else { return Ok(()) };
+        match netns.find_file(&Netns::current()?) {
+            Some(net) => Err(Error::OtherNetns {
                 root: layout.root().to_owned(),
                 net,
             }),
@@ -223,7 +223,7 @@ impl Worker {
             id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: None,
             uplink: None,
-            place: None,
+            netns: None,
             ephemeral: true,
             drain: Duration::from_secs(90),
             bundle: BUNDLE.into(),
@@ -252,7 +252,7 @@ mod tests {
                 memory: Some(1 << 30),
             },
             uplink: Some(Uplink::begin(Run::new(7))),
-            place: Some(Place::here().unwrap()),
+            netns: Some(Netns::current().unwrap()),
             pod_network: false,
             ..Worker::example()
         };

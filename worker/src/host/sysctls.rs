@@ -54,12 +54,12 @@ pub(crate) async fn load_bridge_filter() {
 
 /// Saves each setting that does not have the kubelet's value yet.
 pub(crate) fn remember(layout: &Layout) -> Result<(), FileError> {
-    remember_of(Path::new(SYS), &layout.sysctls(), &netns::read_boot()?)
+    remember_of(Path::new(SYS), &layout.sysctls(), &netns::read_boot_id()?)
 }
 
 /// Restores the saved settings, except those that another program has changed since.
 pub(crate) fn restore(layout: &Layout) -> Result<(), FileError> {
-    restore_of(Path::new(SYS), &layout.sysctls(), &netns::read_boot()?)
+    restore_of(Path::new(SYS), &layout.sysctls(), &netns::read_boot_id()?)
 }
 
 fn remember_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
