@@ -16,7 +16,7 @@ use tokio::process::Command;
 
 use crate::id::Id;
 use crate::process::programs::PATH;
-use crate::process::stdin_program::feed;
+use crate::process::stdin_program::run_with_input;
 
 /// Folder of libcni's cached results, which cannot be configured.
 pub(crate) const NOTES: &str = "/var/lib/cni/results";
@@ -158,7 +158,7 @@ async fn run(call: &Call, bin: &Path) -> Result<(), String> {
         .env_clear()
         .env("PATH", PATH)
         .envs(call.environment.iter().cloned());
-    match tokio::time::timeout(LIMIT, feed(command, &call.input)).await {
+    match tokio::time::timeout(LIMIT, run_with_input(command, &call.input)).await {
         Err(_) => Err(format!("no end within {LIMIT:?}")),
         Ok(Err(error)) => Err(error.to_string()),
         Ok(Ok(output)) if output.status.success() => Ok(()),

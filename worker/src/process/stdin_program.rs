@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const SAID_MAX: usize = 300;
 
 /// Runs a program with this input until it exits. Dropping the future kills it.
-pub(crate) async fn feed(mut command: Command, input: &str) -> io::Result<Output> {
+pub(crate) async fn run_with_input(mut command: Command, input: &str) -> io::Result<Output> {
     let pipes = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -31,7 +31,7 @@ pub(crate) async fn feed(mut command: Command, input: &str) -> io::Result<Output
 pub(crate) async fn call(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("PATH", PATH);
-    match tokio::time::timeout(LIMIT, feed(command, input)).await {
+    match tokio::time::timeout(LIMIT, run_with_input(command, input)).await {
         Err(_) => Err(format!("{program}: no end within {LIMIT:?}")),
         Ok(Err(error)) => Err(format!("{program}: {error}")),
         Ok(Ok(output)) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
