@@ -108,7 +108,7 @@ pub enum Error {
     Start(#[source] std::io::Error),
     /// The cluster rejects the join token or the certificate request.
     #[error("the cluster does not let this machine in: {0}")]
-    Refused(String),
+    Rejected(String),
     /// The worker exited without being stopped.
     #[error("the worker ended ({0})")]
     Ended(ExitStatus),
@@ -221,7 +221,7 @@ impl Error {
             Self::NotReady { .. } => {
                 Some("it goes on trying: `yoke-worker join` waits once more, and `yoke-worker leave` removes it")
             }
-            Self::Refused(_) => Some(
+            Self::Rejected(_) => Some(
                 "a token is for as many workers as it says, and for a short time: get another; or give another --name",
             ),
             Self::Busy(_) => Some("end it first"),

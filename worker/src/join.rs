@@ -65,12 +65,12 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
     let unit = Unit::new(&layout, &worker.id);
     let joined = tokio::select! {
         ready = wait_ready(&layout, &worker, &unit) => ready,
-        refused = join_admission::wait(&layout, &worker) => {
+        rejected = join_admission::wait_rejected(&layout, &worker) => {
             match &former {
                 Some(former) => former.put_back(&layout).await,
                 None => undo(&layout, &worker, &unit).await,
             }
-            Err(refused)
+            Err(rejected)
         }
         () = signals.next() => {
             say(&format!("{} goes on; `yoke-worker leave` removes it", unit.name()));

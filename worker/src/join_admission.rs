@@ -22,46 +22,46 @@ use crate::layout::Layout;
 use crate::node::{connect_by, limited};
 use crate::state::Worker;
 
-const PAUSE: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A rejection counts only after it lasts this long. An API server may not know a new token yet,
 /// and the newest request may come from an earlier worker.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REJECTION_MIN: Duration = Duration::from_secs(10);
 /// Selects requests for kubelet client certificates. The cluster removes them after an hour. With
 /// more than `PAGE` requests the worker may miss its own rejection.
 const REQUESTS: &str = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
 const PAGE: u32 = 250;
 /// Upper bound for the reason that the cluster returns, in characters.
-const SAID_MAX: usize = 300;
+const REASON_MAX: usize = 300;
 
 /// Resolves when the worker is rejected; never resolves otherwise.
-pub(crate) async fn wait(layout: &Layout, worker: &Worker) -> Error {
+pub(crate) async fn wait_rejected(layout: &Layout, worker: &Worker) -> Error {
     let mut since = None;
     // A worker with a certificate was admitted, whatever happens to the token. The kubelet writes
     // its kubeconfig before it has a certificate, so the kubeconfig does not count.
-    while !certificate::is_there(layout) {
+    while !certificate::has_valid_certificate(layout) {
         // The client uses the bootstrap token.
         if let Some(client) = connect_by(&layout.bootstrap_kubeconfig(), worker).await
-            && let Some(why) = look(&client, &worker.name, &mut since).await
+            && let Some(why) = read_lasting_rejection(&client, &worker.name, &mut since).await
         {
-            return Error::Refused(why);
+            return Error::Rejected(why);
         }
-        sleep(PAUSE).await;
+        sleep(POLL_INTERVAL).await;
     }
     pending().await
 }
 
-/// Returns the reason once the rejection has lasted for `PATIENCE`. `since` is the time when it was
+/// Returns the reason once the rejection has lasted for `REJECTION_MIN`. `since` is the time when it was
 /// first seen.
-async fn look(client: &Client, name: &str, since: &mut Option<Instant>) -> Option<String> {
-    let Some(why) = ask(client, name).await else {
+async fn read_lasting_rejection(client: &Client, name: &str, since: &mut Option<Instant>) -> Option<String> {
+    let Some(why) = read_rejection(client, name).await else {
         *since = None;
         return None;
     };
-    (since.get_or_insert_with(Instant::now).elapsed() > PATIENCE).then_some(why)
+    (since.get_or_insert_with(Instant::now).elapsed() > REJECTION_MIN).then_some(why)
 }
 
 /// Returns the reason why the API rejects the worker right now, or `None`.
-async fn ask(client: &Client, name: &str) -> Option<String> {
+async fn read_rejection(client: &Client, name: &str) -> Option<String> {
     let review = Api::<SelfSubjectReview>::all(client.clone());
     let user = match limited(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
         Ok(review) => review.status?.user_info?.username?,
@@ -75,7 +75,7 @@ async fn ask(client: &Client, name: &str) -> Option<String> {
     let found = limited(requests.list(&page)).await.ok()?.items;
     let own = found.iter().filter(|request| is_own(request, &user, name));
     let newest = own.max_by_key(|request| request.metadata.creation_timestamp.as_ref().map(|made| made.0));
-    newest.and_then(find_refusal)
+    newest.and_then(find_rejection)
 }
 
 /// Reports whether a request comes from this user and is for the Node of this name. Pure.
@@ -84,14 +84,14 @@ fn is_own(request: &CertificateSigningRequest, user: &str, name: &str) -> bool {
 }
 
 /// Returns the reason why a request was rejected, or `None`. Pure.
-fn find_refusal(request: &CertificateSigningRequest) -> Option<String> {
+fn find_rejection(request: &CertificateSigningRequest) -> Option<String> {
     let conditions = request.status.as_ref()?.conditions.as_ref()?;
-    let refused = conditions
+    let rejected = conditions
         .iter()
         .find(|condition| matches!(condition.type_.as_str(), "Failed" | "Denied") && condition.status == "True")?;
-    let why = [&refused.reason, &refused.message].map(|text| text.as_deref().unwrap_or_default());
+    let why = [&rejected.reason, &rejected.message].map(|text| text.as_deref().unwrap_or_default());
     let why = why.join(": ");
-    Some(why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect())
+    Some(why.chars().filter(|c| !c.is_control()).take(REASON_MAX).collect())
 }
 
 /// Reports whether a PEM request contains the user name of this Node as a complete string.
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn only_the_own_request_is_an_answer() {
-        for (rule, user, node, condition, refused) in [
+        for (rule, user, node, condition, rejected) in [
             ("it failed", USER, "box-1", "Failed", true),
             ("it was denied", USER, "box-1", "Denied", true),
             ("it may get a certificate", USER, "box-1", "Approved", false),
@@ -155,9 +155,9 @@ mod tests {
             ("another name", USER, "box-2", "Failed", false),
         ] {
             let request = serde_json::from_value(request(user, node, condition)).unwrap();
-            let expected = refused.then(|| "UsedUp: onetoo many".to_owned());
+            let expected = rejected.then(|| "UsedUp: onetoo many".to_owned());
             let own = Some(&request).filter(|request| is_own(request, USER, "box-1"));
-            assert_eq!(own.and_then(find_refusal), expected, "{rule}");
+            assert_eq!(own.and_then(find_rejection), expected, "{rule}");
         }
         let name = "a".repeat(253);
         let long = serde_json::from_value(request(USER, &name, "Failed")).unwrap();
@@ -191,10 +191,10 @@ mod tests {
     async fn learn(client: &Client) -> String {
         let mut since = None;
         loop {
-            if let Some(why) = look(client, "box-1", &mut since).await {
+            if let Some(why) = read_lasting_rejection(client, "box-1", &mut since).await {
                 return why;
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -210,14 +210,14 @@ mod tests {
         let known = Arc::new(Mutex::new(false));
         let client = serve(&known, json!([]));
         let later = async {
-            sleep(PATIENCE / 2).await;
+            sleep(REJECTION_MIN / 2).await;
             *known.lock().unwrap() = true;
-            sleep(PATIENCE * 10).await;
+            sleep(REJECTION_MIN * 10).await;
             *known.lock().unwrap() = false;
             Instant::now()
         };
         let (why, gone) = tokio::join!(learn(&client), later);
         assert!(why.contains("does not know the token"), "{why}");
-        assert!(gone.elapsed() > PATIENCE, "{:?}", gone.elapsed());
+        assert!(gone.elapsed() > REJECTION_MIN, "{:?}", gone.elapsed());
     }
 }

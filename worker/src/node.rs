@@ -31,7 +31,7 @@ pub(crate) const REQUEST: Duration = Duration::from_secs(10);
 /// a user.
 const SILENCE_MIN: Duration = Duration::from_secs(45);
 /// Upper bound for a status message of a Node, in characters.
-const SAID_MAX: usize = 300;
+const MESSAGE_MAX: usize = 300;
 /// Start of the Ready message of a kubelet that lacks only a CNI configuration, as of 1.35.
 const UNCONNECTED: &str = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady";
 /// Namespace of the kubelets' Leases.
@@ -152,7 +152,7 @@ fn judge(worker: &Worker, node: Node) -> Readiness {
     if !worker.pod_network && why.starts_with(UNCONNECTED) {
         return Readiness::Unconnected;
     }
-    let why: String = why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect();
+    let why: String = why.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect();
     Readiness::Missing(format!("Node {} is not ready yet: {why}", worker.name))
 }
 

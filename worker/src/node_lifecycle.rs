@@ -88,7 +88,7 @@ pub(crate) async fn run(layout: &Layout, worker: &Worker, end: impl Future<Outpu
     let snapshot = worker.clone();
     let connected = tokio::select! {
         connected = connect_pods(layout, &mut worker, &mut kubelet) => Some(connected),
-        refused = join_admission::wait(layout, &snapshot) => Some(Err(refused)),
+        rejected = join_admission::wait_rejected(layout, &snapshot) => Some(Err(rejected)),
         () = &mut end => None,
     };
     let result = match connected {

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Timeout for stopping a unit, which by default has 90 seconds to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 /// Upper bound for the error output of `systemctl`, in characters.
-const SAID_MAX: usize = 400;
+const OUTPUT_MAX: usize = 400;
 
 /// Reports whether systemd is the init system of this machine.
 pub(crate) fn is_running() -> bool {
@@ -134,7 +134,7 @@ async fn call(arguments: &[&str], limit: Duration) -> Result<(), Error> {
         Ok(Ok(output)) => String::from_utf8_lossy(&output.stderr)
             .trim()
             .chars()
-            .take(SAID_MAX)
+            .take(OUTPUT_MAX)
             .collect(),
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no end within {limit:?}"),

@@ -29,7 +29,7 @@ const TUN: &str = "/dev/net/tun";
 /// Timeout for listing packet filter rules. Tools answer at once or hang.
 const FILTER_LIMIT: Duration = Duration::from_secs(10);
 /// Upper bound for the error output of a program, in characters.
-const SAID_MAX: usize = 200;
+const OUTPUT_MAX: usize = 200;
 
 /// Reads all facts except the clock skew. The worker's folder need not exist.
 pub(crate) async fn observe(options: &MachineOptions) -> Facts {
@@ -200,7 +200,7 @@ async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
     };
     Filter::Refused(format!(
         "{program}: {}",
-        said.chars().take(SAID_MAX).collect::<String>()
+        said.chars().take(OUTPUT_MAX).collect::<String>()
     ))
 }
 

@@ -11,7 +11,7 @@ use crate::process::programs::PATH;
 
 const LIMIT: Duration = Duration::from_secs(10);
 /// Upper bound for the error output of a program, in characters.
-const SAID_MAX: usize = 300;
+const OUTPUT_MAX: usize = 300;
 
 /// Runs a program with this input until it exits. Dropping the future kills it.
 pub(crate) async fn run_with_input(mut command: Command, input: &str) -> io::Result<Output> {
@@ -37,7 +37,7 @@ pub(crate) async fn call(program: &str, arguments: &[&str], input: &str) -> Resu
         Ok(Ok(output)) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         Ok(Ok(output)) => {
             let said = String::from_utf8_lossy(&output.stderr);
-            let said: String = said.trim().chars().take(SAID_MAX).collect();
+            let said: String = said.trim().chars().take(OUTPUT_MAX).collect();
             Err(format!("{program}: {said}"))
         }
     }

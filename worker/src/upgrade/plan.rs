@@ -18,7 +18,7 @@ const RESPONSES_MAX: u32 = 180;
 /// dependencies.
 const EXITS_MAX: u32 = 5;
 /// Upper bound for a status message of a Node, in characters.
-const SAID_MAX: usize = 200;
+const MESSAGE_MAX: usize = 200;
 
 /// The fields of the Node that matter. Other clients write some of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ fn read_ready(ready: Option<&NodeCondition>) -> Result<Timestamp, String> {
         Some(at) if ready.status == "True" => Ok(at.0),
         _ => {
             let why = ready.message.as_deref().unwrap_or_default();
-            let why: String = why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect();
+            let why: String = why.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect();
             Err(format!("the Node is not ready ({why})"))
         }
     }
