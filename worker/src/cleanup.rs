@@ -17,7 +17,7 @@ use crate::host::files::{self, FileError};
 use crate::host::mounts::parse_mounts;
 use crate::host::{etc_hosts, iptables, sysctls};
 use crate::layout::Layout;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::programs::PATH;
 use crate::state::Worker;
 use crate::{cni, sandbox, uplink};
@@ -48,7 +48,7 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
     if !cgroups.has_others()
         && let Err(error) = sysctls::restore(layout)
     {
-        say(&to_line(&error));
+        progress(&to_line(&error));
     }
     remove_folder(layout)
 }
@@ -59,7 +59,7 @@ async fn leave_network(layout: &Layout, worker: &Worker) {
     // wrote them, in a sandbox or not.
     for notes in [PathBuf::from(cni::NOTES), layout.replacement(cni::NOTES)] {
         for fault in cni::detach_all(&layout.bin(), &notes, &worker.id).await {
-            say(&format!("cannot take a Pod off the network: {fault}"));
+            progress(&format!("cannot take a Pod off the network: {fault}"));
         }
     }
     for link in [worker.id.bridge(), worker.id.tunnel()] {

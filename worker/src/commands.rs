@@ -13,7 +13,7 @@ use crate::host::gpus::{self, Gpus};
 use crate::host::{cgroups, facts};
 use crate::layout::Layout;
 use crate::netns::Netns;
-use crate::output::say;
+use crate::output::progress;
 use crate::preflight::facts::Purpose;
 use crate::preflight::{self, row};
 use crate::process::signals::Signals;
@@ -71,12 +71,12 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         let worker = read(&layout).unwrap_or_else(|_| worker.clone());
         tokio::select! {
             forgotten = node_lifecycle::delete_leftover_node(&layout, &worker) => forgotten?,
-            () = signals.next() => say(&format!("Node {} stays", worker.name)),
+            () = signals.next() => progress(&format!("Node {} stays", worker.name)),
         }
     }
     cleanup::clean(&layout, &worker).await?;
     drop(port);
-    say("nothing of the worker is left on this machine");
+    progress("nothing of the worker is left on this machine");
     made.and(ended)
 }
 
@@ -90,11 +90,11 @@ pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     if worker.ephemeral {
         node_lifecycle::delete_leftover_node(&layout, &worker).await?;
     } else if layout.kubeconfig().exists() && !drain(&layout, &lock).await?.success() {
-        say("the worker could not be drained; it is removed as it is");
+        progress("the worker could not be drained; it is removed as it is");
         node_lifecycle::delete_leftover_node(&layout, &read(&layout)?).await?;
     }
     cleanup::clean(&layout, &worker).await?;
-    say("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
+    progress("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
     Ok(())
 }
 
@@ -131,7 +131,7 @@ pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
     }
     let end = async {
         if let Err(error) = sandbox::wait_stdin_closed().await {
-            say(&format!("cannot hear when to end: {error}"));
+            progress(&format!("cannot hear when to end: {error}"));
         }
     };
     node_lifecycle::run(&layout, &worker, end).await
@@ -164,7 +164,7 @@ pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Pur
     let rows = observe(&options.machine, Some(line), purpose).await;
     if !row::is_fit(&rows) {
         let bad: Vec<_> = rows.into_iter().filter(|row| row.verdict != row::Verdict::Ok).collect();
-        say(&preflight::report::to_text(&bad));
+        progress(&preflight::report::to_text(&bad));
         return Err(Error::Unfit);
     }
     Ok(())

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::error_chain::to_line;
 use crate::node::{REQUEST, ask_uid, limited};
-use crate::output::say;
+use crate::output::progress;
 
 const ROUND: Duration = Duration::from_secs(1);
 /// Delay before the eviction of a Pod is retried that a PodDisruptionBudget has rejected, as in
@@ -80,12 +80,12 @@ async fn empty(client: &Client, node: Target<'_>, limit: Duration, budgets: bool
         client,
         node,
         budgets,
-        said: None,
+        last_message: None,
         kept: HashMap::new(),
     };
     let emptied = tokio::time::timeout(limit, drain.empty()).await.is_ok();
     if !emptied {
-        say(&format!("Pods are left on Node {} after {limit:?}", node.name));
+        progress(&format!("Pods are left on Node {} after {limit:?}", node.name));
     }
     emptied
 }
@@ -104,7 +104,7 @@ struct Drain<'a> {
     /// Whether PodDisruptionBudgets count.
     budgets: bool,
     /// Last message, so that an unchanged state is not printed every second.
-    said: Option<String>,
+    last_message: Option<String>,
     /// Pods that a PodDisruptionBudget protects, by UID, and when to retry their eviction.
     kept: HashMap<String, Instant>,
 }
@@ -125,7 +125,7 @@ impl Drain<'_> {
                     if left.is_empty() {
                         return;
                     }
-                    self.say(format!("Pods that have to go: {}", left.len()));
+                    self.print_change(format!("Pods that have to go: {}", left.len()));
                     for pod in left.iter().filter(|pod| plan(pod) == Step::Evict) {
                         self.evict(pod).await;
                     }
@@ -145,7 +145,7 @@ impl Drain<'_> {
             // The Node never existed, or another client has deleted it.
             Err(kube::Error::Api(status)) if status.is_not_found() => Cordon::Gone,
             Err(kube::Error::Api(status)) if status.code == 409 && is_another(self.client, self.node).await => {
-                self.say(format!(
+                self.print_change(format!(
                     "Node {} is another one by now; it is not drained",
                     self.node.name
                 ));
@@ -198,7 +198,7 @@ impl Drain<'_> {
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(kube::Error::Api(status)) if status.code == 429 => {
                 self.kept.insert(uid, Instant::now() + KEPT);
-                self.say(format!(
+                self.print_change(format!(
                     "Pod {namespace}/{name} has to stay for now: {}",
                     status.message
                 ));
@@ -208,13 +208,13 @@ impl Drain<'_> {
     }
 
     fn fault(&mut self, what: &str, error: &kube::Error) {
-        self.say(format!("Node {}: cannot {what}: {}", self.node.name, to_line(error)));
+        self.print_change(format!("Node {}: cannot {what}: {}", self.node.name, to_line(error)));
     }
 
-    fn say(&mut self, line: String) {
-        if self.said.as_ref() != Some(&line) {
-            say(&line);
-            self.said = Some(line);
+    fn print_change(&mut self, line: String) {
+        if self.last_message.as_ref() != Some(&line) {
+            progress(&line);
+            self.last_message = Some(line);
         }
     }
 }
@@ -237,20 +237,20 @@ pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
     let name = node.name;
     for tries in 1.. {
         let error = match limited(nodes.delete(name, &same)).await {
-            Ok(_) => return say(&format!("Node {name} is deleted")),
+            Ok(_) => return progress(&format!("Node {name} is deleted")),
             Err(kube::Error::Api(status)) if status.is_not_found() => return,
             Err(kube::Error::Api(status)) if status.code == 409 && is_another(client, node).await => {
-                return say(&format!("Node {name} is another one by now; it stays"));
+                return progress(&format!("Node {name} is another one by now; it stays"));
             }
             Err(kube::Error::Api(status)) if status.is_forbidden() => {
-                return say(&format!(
+                return progress(&format!(
                     "the cluster does not let a worker delete its Node: `kubectl delete node {name}` does"
                 ));
             }
             Err(error) => error,
         };
         if tries == DELETE_TRIES {
-            return say(&format!("cannot delete Node {name}: {}", to_line(&error)));
+            return progress(&format!("cannot delete Node {name}: {}", to_line(&error)));
         }
         sleep(ROUND).await;
     }

@@ -10,7 +10,7 @@ use yoke_pki::kubeconfig::KubeconfigError;
 use crate::bundle::BundleError;
 use crate::error_chain::to_line;
 use crate::host::files::FileError;
-use crate::output::say;
+use crate::output::progress;
 use crate::root::RootError;
 
 /// The reason why a command failed.
@@ -182,10 +182,10 @@ impl Error {
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             // The preflight table already shows the reason.
             Self::Unfit => return ExitCode::from(3),
-            _ => say(&format!("error: {}", to_line(self))),
+            _ => progress(&format!("error: {}", to_line(self))),
         }
         if let Some(hint) = self.hint() {
-            say(&format!("hint: {hint}"));
+            progress(&format!("hint: {hint}"));
         }
         ExitCode::FAILURE
     }

@@ -23,7 +23,7 @@ use crate::host::files::{self, FileError};
 use crate::layout::Layout;
 use crate::netns::Netns;
 use crate::node::{self, Readiness};
-use crate::output::say;
+use crate::output::progress;
 use crate::preflight::facts::Purpose;
 use crate::process::signals::Signals;
 use crate::state::{Lock, Worker};
@@ -73,7 +73,7 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
             Err(rejected)
         }
         () = signals.next() => {
-            say(&format!("{} goes on; `yoke-worker leave` removes it", unit.name()));
+            progress(&format!("{} goes on; `yoke-worker leave` removes it", unit.name()));
             Err(Error::Interrupted)
         }
     };
@@ -90,7 +90,7 @@ async fn take_up(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
     worker.check_netns(layout)?;
     let unit = Unit::new(layout, &worker.id);
     if systemd::is_installed(&unit)? && systemd::is_active(&unit).await {
-        say(&format!("{} runs already; nothing is changed", unit.name()));
+        progress(&format!("{} runs already; nothing is changed", unit.name()));
         return Ok(worker);
     }
     // The free lock proves that no `run` by hand is active.
@@ -143,8 +143,8 @@ impl Former {
 
     async fn put_back(&self, layout: &Layout) {
         match self.try_put_back(layout).await {
-            Ok(()) => say("the worker that was there before is put back"),
-            Err(error) => say(&format!(
+            Ok(()) => progress("the worker that was there before is put back"),
+            Err(error) => progress(&format!(
                 "the worker that was there before is not put back: {}",
                 to_line(&error)
             )),
@@ -264,8 +264,8 @@ async fn undo(layout: &Layout, worker: &Worker, unit: &Unit) {
         cleanup::clean(layout, worker).await
     };
     match undone.await {
-        Ok(()) => say("nothing of the worker is left on this machine"),
-        Err(error) => say(&format!(
+        Ok(()) => progress("nothing of the worker is left on this machine"),
+        Err(error) => progress(&format!(
             "{}; `yoke-worker leave` removes what is left",
             to_line(&error)
         )),
@@ -282,7 +282,7 @@ fn check_systemd() -> Result<(), Error> {
 
 async fn start(unit: &Unit) -> Result<(), Error> {
     systemd::install(unit).await?;
-    say(&format!(
+    progress(&format!(
         "starting {0}; `journalctl -u {0}` shows what it says",
         unit.name()
     ));
@@ -293,17 +293,17 @@ async fn start(unit: &Unit) -> Result<(), Error> {
 /// reason for waiting whenever it changes.
 async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(), Error> {
     let deadline = Instant::now() + LIMIT;
-    let mut said = String::new();
+    let mut last_message = String::new();
     loop {
         let is_node = || format!("this machine is Node {} of {}", worker.name, worker.server);
         let missing = match node::observe_readiness(layout, worker).await {
             Readiness::Ready => {
-                say(&format!("{}, and ready; {} keeps it so", is_node(), unit.name()));
+                progress(&format!("{}, and ready; {} keeps it so", is_node(), unit.name()));
                 return Ok(());
             }
             // A cluster's CNI plugin may run as a Pod, which needs the Node first.
             Readiness::Unconnected => {
-                say(&format!(
+                progress(&format!(
                     "{}; {} keeps it so, and it is ready as soon as a CNI plugin of the cluster has put a configuration into {}",
                     is_node(),
                     unit.name(),
@@ -313,15 +313,15 @@ async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(),
             }
             Readiness::Missing(missing) => missing,
         };
-        if missing != said {
-            say(&format!("waiting: {missing}"));
-            said = missing;
+        if missing != last_message {
+            progress(&format!("waiting: {missing}"));
+            last_message = missing;
         }
         if Instant::now() > deadline {
             return Err(Error::NotReady {
                 name: worker.name.clone(),
                 limit: LIMIT,
-                missing: said,
+                missing: last_message,
                 unit: unit.name().to_owned(),
                 logs: layout.logs(),
             });

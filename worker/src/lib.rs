@@ -94,7 +94,7 @@ async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
     } else {
         preflight::report::to_text(&rows)
     };
-    output::put(&text).map_err(Error::Output)?;
+    output::print_data(&text).map_err(Error::Output)?;
     if preflight::is_fit(&rows) {
         Ok(())
     } else {

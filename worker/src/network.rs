@@ -22,7 +22,7 @@ use yoke_api::Cidr;
 use crate::error::Error;
 use crate::host::{iptables, nftables};
 use crate::layout::Layout;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::stdin_program::call;
 use crate::state::Worker;
 
@@ -75,7 +75,7 @@ impl Network {
             tunnel: None,
             plan: Plan::default(),
             api: Vec::new(),
-            said: String::new(),
+            last_message: String::new(),
         };
         // An existing table already has the peers.
         if !nftables::has_table(&worker.id.network()).await {
@@ -124,7 +124,7 @@ struct Upkeep {
     plan: Plan,
     /// Last known addresses of the API server.
     api: Vec<Cidr>,
-    said: String,
+    last_message: String,
 }
 
 impl Upkeep {
@@ -148,7 +148,7 @@ impl Upkeep {
                 changed = heard.changed() => if changed.is_err() { return },
                 () = wait_failed(&mut self.tunnel) => {
                     self.tunnel = None;
-                    say("the tunnels to other workers have ended; they are made again");
+                    progress("the tunnels to other workers have ended; they are made again");
                     sleep(PAUSE_MIN).await;
                 }
                 () = sleep(pause) => {}
@@ -168,11 +168,11 @@ impl Upkeep {
     /// Reconciles everything, and prints an error once. Returns whether it succeeded.
     async fn settle(&mut self, nodes: &Nodes) -> bool {
         let why = self.try_settle(nodes).await.err().unwrap_or_default();
-        if !why.is_empty() && why != self.said {
-            say(&format!("the network of Pods is not as it should be: {why}"));
+        if !why.is_empty() && why != self.last_message {
+            progress(&format!("the network of Pods is not as it should be: {why}"));
         }
-        self.said = why;
-        self.said.is_empty()
+        self.last_message = why;
+        self.last_message.is_empty()
     }
 
     async fn try_settle(&mut self, nodes: &Nodes) -> Result<(), String> {
@@ -187,7 +187,7 @@ impl Upkeep {
             let plan = plan::plan(&own, nodes);
             for (name, fault) in &plan.left_out {
                 if self.plan.left_out.get(name) != Some(fault) {
-                    say(&format!("Pods of Node {name} are not reached: {fault}"));
+                    progress(&format!("Pods of Node {name} are not reached: {fault}"));
                 }
             }
             self.plan = plan;

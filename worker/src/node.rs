@@ -19,7 +19,7 @@ use crate::error_chain::to_line;
 use crate::host::etc_hosts;
 use crate::layout::Layout;
 use crate::netns::read_boot_id;
-use crate::output::say;
+use crate::output::progress;
 use crate::pods;
 use crate::state::Worker;
 
@@ -106,7 +106,7 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
         rounds += 1;
         if rounds % SILENCE == 0 {
             let log = layout.logs().join("kubelet.log");
-            say(&format!(
+            progress(&format!(
                 "still waiting to be let in as Node {}; see {}",
                 worker.name,
                 log.display()
@@ -185,7 +185,7 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
             return Error::RemovedWhileSilent(worker.name.clone());
         }
         if was_there && found.is_none() && !worker.ephemeral {
-            say(&format!(
+            progress(&format!(
                 "Node {} is gone: started again, this worker makes another",
                 worker.name
             ));
@@ -257,7 +257,7 @@ pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     if let Err(error) = limited(nodes.patch_status(&worker.name, &params, &patch)).await {
-        say(&format!("cannot tell the Node's address: {}", to_line(&error)));
+        progress(&format!("cannot tell the Node's address: {}", to_line(&error)));
     }
 }
 

@@ -21,7 +21,7 @@ use crate::error_chain::to_line;
 use crate::host::cgroups::{self, Cgroups};
 use crate::layout::Layout;
 use crate::network::Network;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::signals::Signals;
 use crate::process::supervise::{STOP_LIMIT, Supervisor};
 use crate::state::Worker;
@@ -55,7 +55,7 @@ pub(crate) async fn run_permanent(layout: &Layout, worker: &Worker, signals: &mu
     loop {
         match run(layout, &worker, signals.next()).await {
             Err(error @ (Error::RemovedWhileSilent(_) | Error::NewNode(_))) => {
-                say(&format!("{}; it registers again", to_line(&error)))
+                progress(&format!("{}; it registers again", to_line(&error)))
             }
             ended => return ended,
         }
@@ -139,14 +139,14 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
             );
             network = connected.ok().and_then(Result::ok).flatten();
             if healthy.is_err() {
-                say(&format!(
+                progress(&format!(
                     "the kubelet is not healthy after {HEALTH_LIMIT:?}; it is drained all the same"
                 ));
             }
             Some(kubelet)
         }
         Err(error) => {
-            say(&format!("Pods cannot end in order: {}", to_line(&error)));
+            progress(&format!("Pods cannot end in order: {}", to_line(&error)));
             None
         }
     };
@@ -171,14 +171,14 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, cont
         kubelet.stop().await;
     }
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
-        say(&format!("cannot take a Pod off the network: {fault}"));
+        progress(&format!("cannot take a Pod off the network: {fault}"));
     }
     containerd.stop().await;
     // The Node is deleted last: controllers then assume that its Pods have stopped, and start
     // replacements of Pods that must run at most once.
     match Cgroups::discover(&worker.id.cgroup()) {
         Ok(cgroups) => cgroups.kill_pods().await,
-        Err(error) => return say(&format!("Node {} stays: {}", worker.name, to_line(&error))),
+        Err(error) => return progress(&format!("Node {} stays: {}", worker.name, to_line(&error))),
     }
     if let Some((client, uid)) = &connection {
         drain::remove_node(client, target(uid)).await;

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::host::cgroups::Cgroups;
 use crate::host::{files, nftables};
 use crate::layout::Layout;
-use crate::output::say;
+use crate::output::progress;
 use crate::state::Worker;
 
 /// Stops all Pods and removes the Pod network. A new Node has another Pod range, and controllers
@@ -17,7 +17,7 @@ pub(crate) async fn stop_pods(layout: &Layout, worker: &Worker) -> Result<(), Er
     // plugin.
     files::clear(&layout.cni_config())?;
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
-        say(&format!("cannot take a Pod off the network: {fault}"));
+        progress(&format!("cannot take a Pod off the network: {fault}"));
     }
     Cgroups::discover(&worker.id.cgroup())?.kill_pods().await;
     // A failure is ignored: the table does not exist after a reboot.

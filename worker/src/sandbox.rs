@@ -33,7 +33,7 @@ use crate::host::resolv_conf::RESOLV_CONF;
 use crate::layout::Layout;
 use crate::netns::Netns;
 use crate::node_lifecycle;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::signals::Signals;
 use crate::state::{Lock, Worker, is_at};
 use crate::uplink::Upkeep;
@@ -139,7 +139,7 @@ async fn wait(
     let ended = match early {
         Some(ended) => ended,
         None => {
-            say("the worker ends; once more to end it at once");
+            progress("the worker ends; once more to end it at once");
             drop(pipe);
             tokio::select! {
                 ended = inner.wait() => ended,

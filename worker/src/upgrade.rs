@@ -37,7 +37,7 @@ use crate::error::Error;
 use crate::error_chain::to_line;
 use crate::layout::Layout;
 use crate::node::{self, limited};
-use crate::output::say;
+use crate::output::progress;
 use crate::state::Worker;
 
 pub(crate) use kubelet::Kubelet;
@@ -56,7 +56,7 @@ const DELETE_LIMIT: Duration = Duration::from_secs(120);
 /// Performs upgrades that the Node's annotation requests, until dropped. An error never ends the
 /// worker.
 pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubelet) -> std::convert::Infallible {
-    let mut said = String::new();
+    let mut last_message = String::new();
     let mut known = None;
     loop {
         let Some((client, stamp)) = connect(layout, worker, known.take()).await else {
@@ -70,7 +70,7 @@ pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubel
         };
         let pause = match turn.take(&client).await {
             Ok(next) => {
-                said.clear();
+                last_message.clear();
                 known = Some((client, stamp));
                 match next {
                     Next::Now => continue,
@@ -80,9 +80,9 @@ pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubel
             }
             Err(error) => {
                 let line = format!("the kubelet's version: {}", to_line(&error));
-                if line != said {
-                    say(&line);
-                    said = line;
+                if line != last_message {
+                    progress(&line);
+                    last_message = line;
                 }
                 WATCH
             }
@@ -138,18 +138,18 @@ impl Turn<'_> {
         match plan(&seen, record.as_ref()) {
             Step::Nothing if record.is_none() && seen.kubelet.is_some() => return Ok(Next::Later),
             Step::Nothing => return Ok(Next::Soon),
-            Step::Say(said) => {
-                say_on(client, &node, &said).await?;
+            Step::WriteStatus(status) => {
+                say_on(client, &node, &status).await?;
                 return Ok(Next::Soon);
             }
-            Step::Clear(said) => end_on(client, &node, &said, false, true).await?,
+            Step::Clear(status) => end_on(client, &node, &status, false, true).await?,
             Step::Begin(to) => self.begin(client, &seen, to).await?,
             Step::Abandon(record) => {
-                let said = KubeletUpgrade {
+                let status = KubeletUpgrade {
                     version: record.from,
                     state: UpgradeState::Done,
                 };
-                end_on(client, &node, &said, !record.cordoned, false).await?;
+                end_on(client, &node, &status, !record.cordoned, false).await?;
                 forget(self.layout)?;
             }
             Step::Drain(record) => self.drain(client, &node, &seen, record).await?,
@@ -169,7 +169,7 @@ impl Turn<'_> {
             .and_then(|api| bundle::check_skew(to, api).map_err(|error| to_line(&error)));
         let made = match checked {
             Ok(()) => {
-                say(&format!("the kubelet is to be {to}, and is {from}"));
+                progress(&format!("the kubelet is to be {to}, and is {from}"));
                 source::stage(self.layout, &self.worker.bundle, to)
                     .await
                     .map_err(|error| to_line(&error))
@@ -178,7 +178,7 @@ impl Turn<'_> {
         };
         let stage = if made.is_ok() { Stage::Draining } else { Stage::Failed };
         if let Err(why) = &made {
-            say(&format!("the kubelet stays {from}: {why}"));
+            progress(&format!("the kubelet stays {from}: {why}"));
         }
         // Read the Node again, because a user may have cordoned it meanwhile.
         let nodes = Api::<Node>::all(client.clone());
@@ -195,24 +195,24 @@ impl Turn<'_> {
     }
 
     async fn drain(self, client: &Client, node: &Node, seen: &Seen, mut record: Record) -> Result<(), TurnError> {
-        let said = KubeletUpgrade {
+        let status = KubeletUpgrade {
             version: record.to,
             state: UpgradeState::Draining,
         };
-        say_on(client, node, &said).await?;
+        say_on(client, node, &status).await?;
         let target = Target {
             name: &self.worker.name,
             uid: node.metadata.uid.as_deref().unwrap_or_default(),
         };
         if !drain::drain(client, target, seen.drain).await {
-            say("Pods that are left are deleted");
+            progress("Pods that are left are deleted");
             drain::delete_pods(client, target, DELETE_LIMIT).await;
         }
-        let said = KubeletUpgrade {
+        let status = KubeletUpgrade {
             version: record.to,
             state: UpgradeState::Replacing,
         };
-        say_on(client, node, &said).await?;
+        say_on(client, node, &status).await?;
         record.stage = Stage::Replacing;
         record.write(self.layout)?;
         self.restart(record.stage).await
@@ -222,16 +222,16 @@ impl Turn<'_> {
     async fn verify(self, client: &Client, mut record: Record) -> Result<(), TurnError> {
         match self.wait(client, record.to).await {
             Ok(node) => {
-                let said = KubeletUpgrade {
+                let status = KubeletUpgrade {
                     version: record.to,
                     state: UpgradeState::Done,
                 };
-                end_on(client, &node, &said, !record.cordoned, true).await?;
+                end_on(client, &node, &status, !record.cordoned, true).await?;
                 forget(self.layout)?;
-                say(&format!("the kubelet is {}", record.to));
+                progress(&format!("the kubelet is {}", record.to));
             }
             Err(why) => {
-                say(&format!("kubelet {} does not do: {why}", record.to));
+                progress(&format!("kubelet {} does not do: {why}", record.to));
                 record.stage = Stage::Reverting;
                 record.why = Some(why);
                 let written = record.write(self.layout);
@@ -256,16 +256,16 @@ impl Turn<'_> {
             Ok(node) => node,
             // There is no other kubelet to try. The Node is not Ready, which its conditions show.
             Err(why) => {
-                say(&format!("kubelet {} does not do either: {why}", record.from));
+                progress(&format!("kubelet {} does not do either: {why}", record.from));
                 let nodes = Api::<Node>::all(client.clone());
                 limited(nodes.get(&self.worker.name)).await.map_err(Box::new)?
             }
         };
-        let said = KubeletUpgrade {
+        let status = KubeletUpgrade {
             version: record.to,
             state: UpgradeState::Failed(record.why.clone().unwrap_or_default()),
         };
-        end_on(client, &node, &said, !record.cordoned, false).await?;
+        end_on(client, &node, &status, !record.cordoned, false).await?;
         record.stage = Stage::Failed;
         record.write(self.layout)?;
         Ok(())
@@ -295,8 +295,8 @@ impl Turn<'_> {
 
 /// Writes the status on the Node, but only on the one that was read: another machine may have a
 /// Node of this name by now.
-async fn say_on(client: &Client, node: &Node, said: &KubeletUpgrade) -> Result<(), TurnError> {
-    let annotations = json!({labels::KUBELET_UPGRADE: said.to_string()});
+async fn say_on(client: &Client, node: &Node, status: &KubeletUpgrade) -> Result<(), TurnError> {
+    let annotations = json!({labels::KUBELET_UPGRADE: status.to_string()});
     patch(
         client,
         node,
@@ -310,13 +310,13 @@ async fn say_on(client: &Client, node: &Node, said: &KubeletUpgrade) -> Result<(
 async fn end_on(
     client: &Client,
     node: &Node,
-    said: &KubeletUpgrade,
+    status: &KubeletUpgrade,
     uncordon: bool,
     done: bool,
 ) -> Result<(), TurnError> {
     let mut change = json!({"metadata": {
         "uid": node.metadata.uid,
-        "annotations": {labels::KUBELET_UPGRADE: said.to_string()},
+        "annotations": {labels::KUBELET_UPGRADE: status.to_string()},
     }});
     if done {
         change["metadata"]["annotations"][labels::KUBELET_VERSION] = json!(null);

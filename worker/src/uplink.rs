@@ -29,7 +29,7 @@ use crate::host::files::{self, FileError};
 use crate::host::resolv_conf::{RESOLV_CONF, read_resolv_conf};
 use crate::host::{iptables, nftables};
 use crate::layout::Layout;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::stdin_program::call;
 use crate::state::Worker;
 
@@ -115,7 +115,7 @@ pub(crate) struct Upkeep {
     resolvers: PathBuf,
     /// The script of the current table.
     put: String,
-    said: String,
+    last_message: String,
 }
 
 impl Upkeep {
@@ -141,7 +141,7 @@ impl Upkeep {
             net,
             resolvers,
             put: String::new(),
-            said: String::new(),
+            last_message: String::new(),
         };
         upkeep.try_settle().await.map_err(Error::Uplink)?;
         Ok(upkeep)
@@ -160,10 +160,10 @@ impl Upkeep {
         loop {
             sleep(RESYNC).await;
             let why = self.try_settle().await.err().unwrap_or_default();
-            if !why.is_empty() && why != self.said {
-                say(&format!("the worker's way out is not as it should be: {why}"));
+            if !why.is_empty() && why != self.last_message {
+                progress(&format!("the worker's way out is not as it should be: {why}"));
             }
-            self.said = why;
+            self.last_message = why;
         }
     }
 
@@ -260,7 +260,7 @@ async fn remove_link(run: &Run) {
 pub(crate) async fn remove(run: &Run) {
     let opened = list_opened(run).await;
     if let Err(why) = nftables::delete_table("inet", &run.table()).await {
-        say(&format!("cannot remove the table {}: {why}", run.table()));
+        progress(&format!("cannot remove the table {}: {why}", run.table()));
     }
     iptables::remove_acceptance(&run.table()).await;
     remove_link(run).await;

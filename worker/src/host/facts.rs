@@ -15,7 +15,7 @@ use crate::error_chain::to_line;
 use crate::host::files::FileError;
 use crate::host::sysctls::BRIDGE_FILTER;
 use crate::limits::{Capacity, Limits};
-use crate::output::say;
+use crate::output::progress;
 use crate::preflight::facts::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
 use crate::process::own_status::read_capabilities;
 use crate::process::programs::{PATH, find_program};

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use crate::host::nftables;
 use crate::id::Id;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::programs::find_program;
 use crate::process::stdin_program::call;
 
@@ -33,7 +33,7 @@ pub(crate) async fn remove_all(id: &Id) {
     let network = id.network();
     for (family, table) in [("inet", network.as_str()), ("ip", "kube-proxy"), ("ip6", "kube-proxy")] {
         if let Err(why) = nftables::delete_table(family, table).await {
-            say(&format!("cannot remove the table {family} {table}: {why}"));
+            progress(&format!("cannot remove the table {family} {table}: {why}"));
         }
     }
 }
@@ -46,7 +46,7 @@ pub(crate) async fn remove_acceptance(comment: &str) {
     if !script.is_empty()
         && let Err(why) = call("iptables-restore", &RESTORE, &script).await
     {
-        say(&format!("cannot remove the rules of {comment}: {why}"));
+        progress(&format!("cannot remove the rules of {comment}: {why}"));
     }
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::host::files::{self, FileError};
 use crate::layout::Layout;
 use crate::netns;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::stdin_program::call;
 
 /// The settings that the kubelet changes (`setupKernelTunables`), with its values. The bridge
@@ -46,7 +46,7 @@ pub(crate) async fn load_bridge_filter() {
     let loaded = call("modprobe", &["br_netfilter"], "").await;
     if !Path::new(BRIDGE_FILTER).exists() {
         let why = loaded.err().unwrap_or_default();
-        say(&format!(
+        progress(&format!(
             "Pods do not reach Services whose Pods are on this machine, cluster DNS among them: br_netfilter is not loaded {why}"
         ));
     }

@@ -18,7 +18,7 @@ use super::plan::Seen;
 use crate::error_chain::to_line;
 use crate::layout::Layout;
 use crate::node::{self, limited};
-use crate::output::say;
+use crate::output::progress;
 use crate::state::Worker;
 
 /// Delay after a watch that ended early.
@@ -40,7 +40,7 @@ pub(super) type Nodes = Option<BTreeMap<String, Seen>>;
 /// unreachable the last state stays.
 pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Sender<Nodes>) {
     let mut pause = PAUSE_MIN;
-    let mut said = String::new();
+    let mut last_message = String::new();
     loop {
         if let Some(client) = node::connect(layout, worker).await {
             let config = watcher::Config::default().page_size(PAGE);
@@ -48,13 +48,13 @@ pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Send
             let (well, why) = hear(events, known).await;
             if well {
                 pause = PAUSE_MIN;
-                said.clear();
+                last_message.clear();
             }
-            if !why.is_empty() && why != said {
-                say(&format!(
+            if !why.is_empty() && why != last_message {
+                progress(&format!(
                     "cannot watch the Nodes: {why}; Pods of new workers are not reached"
                 ));
-                said = why;
+                last_message = why;
             }
         }
         tokio::time::sleep(pause).await;

@@ -9,7 +9,7 @@ use crate::host::cgroups::Cgroups;
 use crate::host::files;
 use crate::layout::Layout;
 use crate::network::{self, Network};
-use crate::output::say;
+use crate::output::progress;
 use crate::state::Worker;
 use crate::upgrade::Kubelet;
 use crate::{node, systemd};
@@ -62,9 +62,9 @@ pub(super) async fn connect_pods(
     files::remove(&layout.bootstrap_kubeconfig())?;
     let status = format!("this machine is Node {} of {}; {its_pods}", worker.name, worker.server);
     systemd::tell_status(&status);
-    say(&status);
+    progress(&status);
     if worker.ephemeral && node::is_reaped(layout, worker).await == Some(false) {
-        say(&format!(
+        progress(&format!(
             "killed, this worker leaves Node {} behind for ever; by a join token with --reap-after (`kubectl yoke join`, \
              `ssh HOST join`) the cluster removes it when it is silent",
             worker.name

@@ -17,7 +17,7 @@ use crate::host::cgroups::Cgroups;
 use crate::host::resolv_conf::{RESOLV_CONF, find_resolv_conf};
 use crate::host::{etc_hosts, facts, files, nftables, sysctls};
 use crate::layout::Layout;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::own_status::has_sys_resource;
 use crate::process::programs::PATH;
 use crate::process::supervise::{Service, Supervisor};
@@ -93,7 +93,7 @@ fn build_service(layout: &Layout, name: &'static str, arguments: Vec<String>) ->
 pub(super) async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Kubelet, Error> {
     // If the upgrade state cannot be applied, run the kubelet that is installed.
     if let Err(error) = upgrade::settle(layout) {
-        say(&format!("the kubelet stays the one that is there: {}", to_line(&error)));
+        progress(&format!("the kubelet stays the one that is there: {}", to_line(&error)));
     }
     wait_containerd(layout).await?;
     for image in list_complete_images(&layout.images()) {

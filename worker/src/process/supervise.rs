@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::output::say;
+use crate::output::progress;
 use crate::process::programs::PATH;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
@@ -108,7 +108,7 @@ async fn supervise(service: Service, mut stop_requested: oneshot::Receiver<()>, 
                 end.map_or_else(|error| error.to_string(), |status| status.to_string())
             }
         };
-        say(&report(&service, &end, log_start));
+        progress(&report(&service, &end, log_start));
         exits.fetch_add(1, Ordering::Relaxed);
         if started.elapsed() > STABLE_AFTER {
             backoff = BACKOFF_MIN;

@@ -85,7 +85,7 @@ fn read_ready(ready: Option<&NodeCondition>) -> Result<Timestamp, String> {
 pub(super) enum Step {
     Nothing,
     /// Write this status on the Node.
-    Say(KubeletUpgrade),
+    WriteStatus(KubeletUpgrade),
     /// Write this status, and remove the request: it is done.
     Clear(KubeletUpgrade),
     /// Copy the kubelet of this version.
@@ -112,7 +112,7 @@ pub(super) fn plan(seen: &Seen, record: Option<&Record>) -> Step {
                 version: kubelet,
                 state: UpgradeState::Done,
             }),
-            None => say(seen, kubelet, UpgradeState::Done),
+            None => plan_status(seen, kubelet, UpgradeState::Done),
         };
     };
     let is_asked = seen.asked == Some(record.to);
@@ -121,7 +121,7 @@ pub(super) fn plan(seen: &Seen, record: Option<&Record>) -> Step {
         Stage::Draining => Step::Abandon(record.clone()),
         Stage::Replacing => Step::Verify(record.clone()),
         Stage::Reverting => Step::Return(record.clone()),
-        Stage::Failed if is_asked => say(
+        Stage::Failed if is_asked => plan_status(
             seen,
             record.to,
             UpgradeState::Failed(record.why.clone().unwrap_or_default()),
@@ -130,12 +130,12 @@ pub(super) fn plan(seen: &Seen, record: Option<&Record>) -> Step {
     }
 }
 
-fn say(seen: &Seen, version: KubernetesVersion, state: UpgradeState) -> Step {
+fn plan_status(seen: &Seen, version: KubernetesVersion, state: UpgradeState) -> Step {
     let said = KubeletUpgrade { version, state };
     if seen.said.as_ref() == Some(&said.to_string()) {
         Step::Nothing
     } else {
-        Step::Say(said)
+        Step::WriteStatus(said)
     }
 }
 

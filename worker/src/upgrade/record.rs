@@ -11,7 +11,7 @@ use yoke_api::KubernetesVersion;
 use crate::error::Error;
 use crate::host::files::{self, FileError};
 use crate::layout::Layout;
-use crate::output::say;
+use crate::output::progress;
 
 const RECORD_MAX: u64 = 16 << 10;
 /// Extension of a record that cannot be parsed.
@@ -65,7 +65,7 @@ impl Record {
         };
         let aside = path.with_extension(DAMAGED);
         fs::rename(&path, &aside).map_err(|error| FileError::new("put aside", &path, error))?;
-        say(&format!(
+        progress(&format!(
             "{} is damaged, and is {} now; if the Node is cordoned for it, it stays so: {error}",
             path.display(),
             aside.display()

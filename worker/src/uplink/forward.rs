@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use super::runs::{list_opened, list_runs};
 use super::table;
-use crate::output::say;
+use crate::output::progress;
 use crate::process::stdin_program::call;
 
 const ALL: &str = "all";
@@ -67,7 +67,7 @@ pub(super) async fn close(opened: &BTreeSet<String>) {
                 let _ = call("nft", &["add", "element", "inet", &name, table::OPENED, &elements], "").await;
             }
             if let Err(why) = open(opened) {
-                say(&why);
+                progress(&why);
             }
             return;
         }
@@ -76,7 +76,7 @@ pub(super) async fn close(opened: &BTreeSet<String>) {
         }
         for device in opened.iter().filter(|device| is_on(device) == Some(true)) {
             if let Err(error) = fs::write(file(device), "0") {
-                say(&format!("cannot have {device} forward no more, as before: {error}"));
+                progress(&format!("cannot have {device} forward no more, as before: {error}"));
             }
         }
     }

@@ -46,7 +46,7 @@ fn record(stage: Stage) -> Record {
 }
 
 fn said(text: &str) -> Step {
-    Step::Say(text.parse().unwrap())
+    Step::WriteStatus(text.parse().unwrap())
 }
 
 #[test]
