@@ -11,7 +11,7 @@ use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
 use crate::error::Error;
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::host::cgroups::Cgroups;
 use crate::host::files::{self, FileError};
 use crate::host::mounts::parse_mounts;
@@ -28,18 +28,18 @@ const ROUNDS: u32 = 10;
 
 /// Removes everything. On failure `worker.json` stays, because a retry needs it to know what to
 /// remove.
-pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error> {
+pub(crate) async fn remove_worker(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.kill_all().await;
     match &worker.uplink {
         // The rest of the sandbox network disappeared with its processes.
         Some(uplink) => uplink::remove(&uplink.run).await,
-        None => leave_network(layout, worker).await,
+        None => remove_host_network(layout, worker).await,
     }
     unmount_all(layout.root())?;
     let left = cgroups.remove().await;
     if !left.is_empty() {
-        return Err(Error::Left(left));
+        return Err(Error::Leftover(left));
     }
     sandbox::remove_shared_folders(layout);
     etc_hosts::remove(&worker.id)?;
@@ -48,13 +48,13 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
     if !cgroups.has_others()
         && let Err(error) = sysctls::restore(layout)
     {
-        progress(&to_line(&error));
+        progress(&format_chain(&error));
     }
     remove_folder(layout)
 }
 
 /// Removes what the worker created in the machine's own network namespace.
-async fn leave_network(layout: &Layout, worker: &Worker) {
+async fn remove_host_network(layout: &Layout, worker: &Worker) {
     // A killed worker left these results behind. They are in the folder where the worker's libcni
     // wrote them, in a sandbox or not.
     for notes in [PathBuf::from(cni::NOTES), layout.replacement(cni::NOTES)] {
@@ -85,7 +85,7 @@ fn unmount_all(root: &Path) -> Result<(), Error> {
             let _ = rustix::mount::unmount(mount, UnmountFlags::DETACH);
         }
     }
-    Err(Error::Left(left))
+    Err(Error::Leftover(left))
 }
 
 /// Returns the mounts below the folder, in the order of their creation.
@@ -114,7 +114,7 @@ async fn remove_link(link: &str) {
 fn remove_folder(layout: &Layout) -> Result<(), Error> {
     let left = list_mounts(layout.root())?;
     if !left.is_empty() {
-        return Err(Error::Left(left));
+        return Err(Error::Leftover(left));
     }
     let failed = |path: &Path, error| FileError::new("remove", path, error);
     let last = [layout.state(), layout.lock()];

@@ -11,7 +11,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use yoke_api::join_token::JoinLine;
 
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::host::etc_hosts;
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -33,12 +33,12 @@ pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
 async fn ask_date(line: &JoinLine) -> Result<String, String> {
     let certificates = CertificateDer::pem_slice_iter(line.ca.as_bytes()).collect::<Result<Vec<_>, _>>();
     let certificates = certificates.map_err(|error| format!("the CA of the token: {error}"))?;
-    let client = connect(line, &certificates).map_err(|error| to_line(&error))?;
+    let client = connect(line, &certificates).map_err(|error| format_chain(&error))?;
     // The status of the response does not matter: every response has a date.
     let request = http::Request::get("/version")
         .body(Body::empty())
-        .map_err(|error| to_line(&error))?;
-    let answer = client.send(request).await.map_err(|error| to_line(&error))?;
+        .map_err(|error| format_chain(&error))?;
+    let answer = client.send(request).await.map_err(|error| format_chain(&error))?;
     let date = answer.headers().get(DATE).and_then(|date| date.to_str().ok());
     Ok(date.unwrap_or_default().to_owned())
 }

@@ -46,7 +46,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     }
     let purpose = if options.rm { Purpose::Sandbox } else { Purpose::Any };
     check(&options.worker, line, purpose).await?;
-    let (id, lock) = setup::make_room(&layout).await?;
+    let (id, lock) = setup::claim_folder(&layout).await?;
     let mut worker = setup::build_worker(name, id, Netns::current()?, line, &options.worker, options.rm);
     worker.gpus = with_gpus;
     let port = if options.rm && worker.pod_network {
@@ -74,7 +74,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
             () = signals.next() => progress(&format!("Node {} stays", worker.name)),
         }
     }
-    cleanup::clean(&layout, &worker).await?;
+    cleanup::remove_worker(&layout, &worker).await?;
     drop(port);
     progress("nothing of the worker is left on this machine");
     made.and(ended)
@@ -93,7 +93,7 @@ pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
         progress("the worker could not be drained; it is removed as it is");
         node_lifecycle::delete_leftover_node(&layout, &read(&layout)?).await?;
     }
-    cleanup::clean(&layout, &worker).await?;
+    cleanup::remove_worker(&layout, &worker).await?;
     progress("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
     Ok(())
 }

@@ -121,7 +121,7 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &MachineF
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": true},
-            "x509": {"clientCAFile": layout.client_authority()},
+            "x509": {"clientCAFile": layout.client_ca()},
         },
         "authorization": {"mode": "Webhook"},
         // The kubelet requests and renews both certificates through the API.
@@ -189,7 +189,7 @@ pub(crate) fn build_bootstrap(layout: &Layout, line: &JoinLine) -> Result<String
         server: format!("https://{}", line.server),
         tls_server_name: None,
         // The kubelet copies this path into its kubeconfig, so a new CA only needs a new file.
-        authority: Authority::File(layout.authority().display().to_string()),
+        authority: Authority::File(layout.ca().display().to_string()),
         credential: Credential::Token(line.token.clone()),
     };
     config.to_yaml()

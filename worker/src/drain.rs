@@ -9,7 +9,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::node::{REQUEST, ask_uid, limited};
 use crate::output::progress;
 
@@ -208,7 +208,11 @@ impl Drain<'_> {
     }
 
     fn fault(&mut self, what: &str, error: &kube::Error) {
-        self.print_change(format!("Node {}: cannot {what}: {}", self.node.name, to_line(error)));
+        self.print_change(format!(
+            "Node {}: cannot {what}: {}",
+            self.node.name,
+            format_chain(error)
+        ));
     }
 
     fn print_change(&mut self, line: String) {
@@ -250,7 +254,7 @@ pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
             Err(error) => error,
         };
         if tries == DELETE_TRIES {
-            return progress(&format!("cannot delete Node {name}: {}", to_line(&error)));
+            return progress(&format!("cannot delete Node {name}: {}", format_chain(&error)));
         }
         sleep(ROUND).await;
     }

@@ -8,7 +8,7 @@ use yoke_api::join_token::LineError;
 use yoke_pki::kubeconfig::KubeconfigError;
 
 use crate::bundle::BundleError;
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::host::files::FileError;
 use crate::output::progress;
 use crate::root::RootError;
@@ -42,7 +42,7 @@ pub enum Error {
     State(PathBuf, #[source] serde_json::Error),
     /// The folder already has another worker.
     #[error("{} belongs to Node {name} of {server}", root.display())]
-    Taken {
+    OtherWorker {
         /// The worker's folder.
         root: PathBuf,
         /// Name of the Node of the worker in that folder.
@@ -60,7 +60,7 @@ pub enum Error {
     NoGpu,
     /// The folder has files that no worker wrote.
     #[error("{} is not empty, and no worker's", .0.display())]
-    Foreign(PathBuf),
+    NotEmpty(PathBuf),
     /// The worker's control group already has processes of another program.
     #[error("{} has processes of somebody else", .0.display())]
     Populated(PathBuf),
@@ -139,7 +139,7 @@ pub enum Error {
     NoSystemd,
     /// A unit of this name exists that this program did not write.
     #[error("{} is somebody else's", .0.display())]
-    ForeignUnit(PathBuf),
+    UnitOfOther(PathBuf),
     /// A `systemctl` command failed.
     #[error("`systemctl {arguments}` failed: {why}")]
     Systemctl {
@@ -166,8 +166,8 @@ pub enum Error {
     #[error("interrupted")]
     Interrupted,
     /// Files or mounts cannot be removed.
-    #[error("cannot remove {}", list(.0))]
-    Left(Vec<PathBuf>),
+    #[error("cannot remove {}", join_paths(.0))]
+    Leftover(Vec<PathBuf>),
     /// At least one preflight check failed.
     #[error("this machine cannot be a worker")]
     Unfit,
@@ -182,7 +182,7 @@ impl Error {
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             // The preflight table already shows the reason.
             Self::Unfit => return ExitCode::from(3),
-            _ => progress(&format!("error: {}", to_line(self))),
+            _ => progress(&format!("error: {}", format_chain(self))),
         }
         if let Some(hint) = self.hint() {
             progress(&format!("hint: {hint}"));
@@ -196,8 +196,10 @@ impl Error {
                 "whoever gave it to you can make another; `-` reads it from standard input, --token-file from a file",
             ),
             Self::Bundle(error) => Some(error.hint()),
-            Self::Taken { .. } => Some("`yoke-worker leave` removes that worker, or choose another folder with --root"),
-            Self::Foreign(_) => {
+            Self::OtherWorker { .. } => {
+                Some("`yoke-worker leave` removes that worker, or choose another folder with --root")
+            }
+            Self::NotEmpty(_) => {
                 Some("choose a folder with --root that is the worker's alone: it is removed in the end")
             }
             Self::Excess(_) => Some("ask for less with --cpus and --memory, or leave them out: then it may take all"),
@@ -217,7 +219,7 @@ impl Error {
                 "`yoke-worker preflight` says what the machine lacks for it; without --rm, a worker uses the machine's own network",
             ),
             Self::NoSystemd => Some("`yoke-worker run` makes it a worker as long as that runs"),
-            Self::ForeignUnit(_) => Some("remove it, or choose another folder with --root: its unit has another name"),
+            Self::UnitOfOther(_) => Some("remove it, or choose another folder with --root: its unit has another name"),
             Self::NotReady { .. } => {
                 Some("it goes on trying: `yoke-worker join` waits once more, and `yoke-worker leave` removes it")
             }
@@ -228,13 +230,13 @@ impl Error {
             Self::NoCgroups => {
                 Some("`nsenter --net=FILE` calls it in another network without hiding them, as `ip netns exec` does")
             }
-            Self::Left(_) => Some("end what uses it, and call `yoke-worker leave`"),
+            Self::Leftover(_) => Some("end what uses it, and call `yoke-worker leave`"),
             _ => None,
         }
     }
 }
 
-fn list(paths: &[PathBuf]) -> String {
+fn join_paths(paths: &[PathBuf]) -> String {
     let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     paths.join(", ")
 }

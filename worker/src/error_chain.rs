@@ -1,7 +1,7 @@
 //! Formats errors for messages.
 
 /// Formats an error with its causes on one line.
-pub(crate) fn to_line(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn format_chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

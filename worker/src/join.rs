@@ -18,7 +18,7 @@ use yoke_api::join_token::JoinLine;
 
 use crate::arguments::JoinOptions;
 use crate::error::Error;
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::host::files::{self, FileError};
 use crate::layout::Layout;
 use crate::netns::Netns;
@@ -31,8 +31,8 @@ use crate::unit::Unit;
 use crate::{certificate, cleanup, commands, join_admission, root, setup, systemd};
 
 /// Time from the start of the unit to a Ready Node.
-const LIMIT: Duration = Duration::from_secs(300);
-const PAUSE: Duration = Duration::from_secs(1);
+const READY_LIMIT: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Makes this machine a permanent worker.
 pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Result<(), Error> {
@@ -41,33 +41,33 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
     let layout = root::open(&options.worker.machine.root)?;
     let found = Worker::read(&layout)?.filter(|worker| !worker.ephemeral);
     let has_joined = certificate::has_joined(&layout);
-    let mut former = None;
+    let mut previous = None;
     let worker = match (found, line) {
         (None, None) => return Err(Error::NoWorker(layout.root().to_owned())),
         (Some(worker), Some(line)) if has_joined && worker.server != line.server => {
-            return Err(setup::taken(&layout, worker));
+            return Err(setup::other_worker(&layout, worker));
         }
-        (Some(worker), None) => take_up(&layout, worker).await?,
-        (Some(worker), Some(_)) if has_joined => take_up(&layout, worker).await?,
+        (Some(worker), None) => continue_worker(&layout, worker).await?,
+        (Some(worker), Some(_)) if has_joined => continue_worker(&layout, worker).await?,
         // A worker that was never admitted, or whose certificate has expired, may try again with
         // another token.
         (found, Some(line)) => {
             if let Some(worker) = found {
-                former = Some(Former::stop(&layout, &worker).await?);
+                previous = Some(PreviousWorker::stop(&layout, &worker).await?);
             }
-            let begun = begin(&layout, options, line, former.is_none(), &mut signals).await;
-            if let (Err(_), Some(former)) = (&begun, &former) {
-                former.put_back(&layout).await;
+            let started = set_up_and_start(&layout, options, line, previous.is_none(), &mut signals).await;
+            if let (Err(_), Some(previous)) = (&started, &previous) {
+                previous.restore(&layout).await;
             }
-            begun?
+            started?
         }
     };
     let unit = Unit::new(&layout, &worker.id);
     let joined = tokio::select! {
         ready = wait_ready(&layout, &worker, &unit) => ready,
         rejected = join_admission::wait_rejected(&layout, &worker) => {
-            match &former {
-                Some(former) => former.put_back(&layout).await,
+            match &previous {
+                Some(previous) => previous.restore(&layout).await,
                 None => undo(&layout, &worker, &unit).await,
             }
             Err(rejected)
@@ -77,15 +77,15 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
             Err(Error::Interrupted)
         }
     };
-    if former.is_some() {
+    if previous.is_some() {
         // The next `join` removes what this call leaves behind.
-        let _ = remove_folder(&layout.former());
+        let _ = remove_folder(&layout.previous());
     }
     joined
 }
 
 /// Continues with an existing worker. A worker whose unit is already active is left unchanged.
-async fn take_up(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
+async fn continue_worker(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
     check_systemd()?;
     worker.check_netns(layout)?;
     let unit = Unit::new(layout, &worker.id);
@@ -103,7 +103,7 @@ async fn take_up(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
 /// The previous worker of the folder, to be restored if the new token fails. A wrong clock is
 /// enough for its certificate to count as expired, and a wrong token must not destroy a working
 /// worker.
-struct Former {
+struct PreviousWorker {
     unit: Unit,
     is_installed: bool,
     is_active: bool,
@@ -111,7 +111,7 @@ struct Former {
     files: Vec<(PathBuf, u32, Option<Vec<u8>>)>,
 }
 
-impl Former {
+impl PreviousWorker {
     /// Stops the previous worker and saves the files that a new token changes.
     async fn stop(layout: &Layout, worker: &Worker) -> Result<Self, Error> {
         let unit = Unit::new(layout, &worker.id);
@@ -120,14 +120,14 @@ impl Former {
         systemd::stop(&unit).await?;
         let files = [
             (layout.state(), files::PUBLIC),
-            (layout.authority(), files::PUBLIC),
-            (layout.client_authority(), files::PUBLIC),
+            (layout.ca(), files::PUBLIC),
+            (layout.client_ca(), files::PUBLIC),
             (layout.bootstrap_kubeconfig(), files::SECRET),
             // The kubelet writes this file with the server address of the token.
             (layout.kubeconfig(), files::SECRET),
             (layout.upgrade(), files::PUBLIC),
         ];
-        keep_programs(layout)?;
+        save_programs(layout)?;
         let read = |(path, mode): (PathBuf, u32)| match fs::read(&path) {
             Ok(content) => Ok((path, mode, Some(content))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok((path, mode, None)),
@@ -141,24 +141,24 @@ impl Former {
         })
     }
 
-    async fn put_back(&self, layout: &Layout) {
-        match self.try_put_back(layout).await {
+    async fn restore(&self, layout: &Layout) {
+        match self.try_restore(layout).await {
             Ok(()) => progress("the worker that was there before is put back"),
             Err(error) => progress(&format!(
                 "the worker that was there before is not put back: {}",
-                to_line(&error)
+                format_chain(&error)
             )),
         }
     }
 
-    async fn try_put_back(&self, layout: &Layout) -> Result<(), Error> {
+    async fn try_restore(&self, layout: &Layout) -> Result<(), Error> {
         if self.is_installed {
             systemd::stop(&self.unit).await?;
         } else {
             systemd::remove(&self.unit).await?;
         }
         let lock = Lock::take(layout)?;
-        put_back_programs(layout)?;
+        restore_programs(layout)?;
         for (path, mode, content) in &self.files {
             match content {
                 Some(content) => _ = files::write(path, content, *mode)?,
@@ -167,7 +167,7 @@ impl Former {
         }
         drop(lock);
         if self.is_active {
-            systemd::start(&self.unit, LIMIT).await?;
+            systemd::start(&self.unit, READY_LIMIT).await?;
         }
         Ok(())
     }
@@ -175,40 +175,40 @@ impl Former {
 
 /// Saves programs and images by hard links. Setup replaces files and never writes into them, so the
 /// links preserve the content.
-fn keep_programs(layout: &Layout) -> Result<(), FileError> {
-    let former = layout.former();
+fn save_programs(layout: &Layout) -> Result<(), FileError> {
+    let previous = layout.previous();
     // Leftover of a killed process.
-    remove_folder(&former)?;
-    for (folder, kept) in programs(layout) {
+    remove_folder(&previous)?;
+    for (folder, saved) in programs(layout) {
         // A worker that was killed early may not have this folder yet.
         files::make_folder(&folder)?;
-        files::make_folder(&kept)?;
+        files::make_folder(&saved)?;
         let entries = fs::read_dir(&folder).map_err(|error| FileError::new("read", &folder, error))?;
         for entry in entries {
-            let linked = entry.and_then(|entry| fs::hard_link(entry.path(), kept.join(entry.file_name())));
+            let linked = entry.and_then(|entry| fs::hard_link(entry.path(), saved.join(entry.file_name())));
             linked.map_err(|error| FileError::new("keep what is in", &folder, error))?;
         }
     }
     Ok(())
 }
 
-fn put_back_programs(layout: &Layout) -> Result<(), FileError> {
-    for (folder, kept) in programs(layout) {
-        let put_back = fs::metadata(&kept)
+fn restore_programs(layout: &Layout) -> Result<(), FileError> {
+    for (folder, saved) in programs(layout) {
+        let restored = fs::metadata(&saved)
             .and_then(|_| fs::remove_dir_all(&folder))
-            .and_then(|()| fs::rename(&kept, &folder));
-        put_back.map_err(|error| FileError::new("put back", &folder, error))?;
+            .and_then(|()| fs::rename(&saved, &folder));
+        restored.map_err(|error| FileError::new("put back", &folder, error))?;
     }
-    remove_folder(&layout.former())
+    remove_folder(&layout.previous())
 }
 
 /// Pairs of a folder that setup fills from the bundle and the folder that preserves its previous
 /// content.
 fn programs(layout: &Layout) -> [(PathBuf, PathBuf); 2] {
-    let former = layout.former();
+    let previous = layout.previous();
     [
-        (layout.bin(), former.join("bin")),
-        (layout.images(), former.join("images")),
+        (layout.bin(), previous.join("bin")),
+        (layout.images(), previous.join("images")),
     ]
 }
 
@@ -220,7 +220,7 @@ fn remove_folder(folder: &Path) -> Result<(), FileError> {
 }
 
 /// Sets up a worker and starts its unit. On failure a new worker is undone.
-async fn begin(
+async fn set_up_and_start(
     layout: &Layout,
     options: &JoinOptions,
     line: &JoinLine,
@@ -230,7 +230,7 @@ async fn begin(
     let name = setup::choose_name(&options.worker)?;
     commands::check(&options.worker, line, Purpose::Join).await?;
     check_systemd()?;
-    let (id, lock) = setup::make_room(layout).await?;
+    let (id, lock) = setup::claim_folder(layout).await?;
     let worker = setup::build_worker(name, id, Netns::current()?, line, &options.worker, false);
     let unit = Unit::new(layout, &worker.id);
     let mut made = setup::set_up(layout, &worker, line, &options.worker.machine.bundle).await;
@@ -261,13 +261,13 @@ async fn undo(layout: &Layout, worker: &Worker, unit: &Unit) {
     let undone = async {
         systemd::remove(unit).await?;
         let _lock = Lock::take(layout)?;
-        cleanup::clean(layout, worker).await
+        cleanup::remove_worker(layout, worker).await
     };
     match undone.await {
         Ok(()) => progress("nothing of the worker is left on this machine"),
         Err(error) => progress(&format!(
             "{}; `yoke-worker leave` removes what is left",
-            to_line(&error)
+            format_chain(&error)
         )),
     }
 }
@@ -286,13 +286,13 @@ async fn start(unit: &Unit) -> Result<(), Error> {
         "starting {0}; `journalctl -u {0}` shows what it says",
         unit.name()
     ));
-    systemd::start(unit, LIMIT).await
+    systemd::start(unit, READY_LIMIT).await
 }
 
 /// Waits until the Node is Ready, or until only the cluster's CNI plugin is missing. Prints the
 /// reason for waiting whenever it changes.
 async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(), Error> {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + READY_LIMIT;
     let mut last_message = String::new();
     loop {
         let is_node = || format!("this machine is Node {} of {}", worker.name, worker.server);
@@ -320,12 +320,12 @@ async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(),
         if Instant::now() > deadline {
             return Err(Error::NotReady {
                 name: worker.name.clone(),
-                limit: LIMIT,
+                limit: READY_LIMIT,
                 missing: last_message,
                 unit: unit.name().to_owned(),
                 logs: layout.logs(),
             });
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -92,7 +92,7 @@ impl Layout {
     }
 
     /// Programs and images of the previous worker.
-    pub(crate) fn former(&self) -> PathBuf {
+    pub(crate) fn previous(&self) -> PathBuf {
         self.root.join("former")
     }
 
@@ -133,11 +133,11 @@ impl Layout {
         self.pki().join("kubelet-client-current.pem")
     }
 
-    pub(crate) fn authority(&self) -> PathBuf {
+    pub(crate) fn ca(&self) -> PathBuf {
         self.pki().join("ca.crt")
     }
 
-    pub(crate) fn client_authority(&self) -> PathBuf {
+    pub(crate) fn client_ca(&self) -> PathBuf {
         self.pki().join("client-ca.crt")
     }
 

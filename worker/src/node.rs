@@ -15,7 +15,7 @@ use yoke_api::labels::REAP_AFTER;
 use yoke_runtime::clock::since_boot;
 
 use crate::error::Error;
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::host::etc_hosts;
 use crate::layout::Layout;
 use crate::netns::read_boot_id;
@@ -135,7 +135,7 @@ pub(crate) async fn observe_readiness(layout: &Layout, worker: &Worker) -> Readi
     match limited(Api::<Node>::all(client).get_opt(name)).await {
         Ok(Some(node)) => judge(worker, node),
         Ok(None) => Readiness::Missing(format!("there is no Node {name} yet")),
-        Err(error) => Readiness::Missing(format!("the API does not answer: {}", to_line(&error))),
+        Err(error) => Readiness::Missing(format!("the API does not answer: {}", format_chain(&error))),
     }
 }
 
@@ -257,7 +257,7 @@ pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     if let Err(error) = limited(nodes.patch_status(&worker.name, &params, &patch)).await {
-        progress(&format!("cannot tell the Node's address: {}", to_line(&error)));
+        progress(&format!("cannot tell the Node's address: {}", format_chain(&error)));
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 
 use crate::drain::{self, Target};
 use crate::error::Error;
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::host::cgroups::{self, Cgroups};
 use crate::layout::Layout;
 use crate::network::Network;
@@ -55,7 +55,7 @@ pub(crate) async fn run_permanent(layout: &Layout, worker: &Worker, signals: &mu
     loop {
         match run(layout, &worker, signals.next()).await {
             Err(error @ (Error::RemovedWhileSilent(_) | Error::NewNode(_))) => {
-                progress(&format!("{}; it registers again", to_line(&error)))
+                progress(&format!("{}; it registers again", format_chain(&error)))
             }
             ended => return ended,
         }
@@ -146,7 +146,7 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
             Some(kubelet)
         }
         Err(error) => {
-            progress(&format!("Pods cannot end in order: {}", to_line(&error)));
+            progress(&format!("Pods cannot end in order: {}", format_chain(&error)));
             None
         }
     };
@@ -178,7 +178,7 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, cont
     // replacements of Pods that must run at most once.
     match Cgroups::discover(&worker.id.cgroup()) {
         Ok(cgroups) => cgroups.kill_pods().await,
-        Err(error) => return progress(&format!("Node {} stays: {}", worker.name, to_line(&error))),
+        Err(error) => return progress(&format!("Node {} stays: {}", worker.name, format_chain(&error))),
     }
     if let Some((client, uid)) = &connection {
         drain::remove_node(client, target(uid)).await;

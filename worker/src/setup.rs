@@ -33,8 +33,8 @@ pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bu
     installed.map_err(|error| Error::Start(error.into()))??;
     upgrade::forget(layout)?;
     bundle::check_skew(ask_version(&layout.binary("kubelet")).await?, api)?;
-    files::write(&layout.authority(), &line.ca, files::PUBLIC)?;
-    files::write(&layout.client_authority(), &line.client_ca, files::PUBLIC)?;
+    files::write(&layout.ca(), &line.ca, files::PUBLIC)?;
+    files::write(&layout.client_ca(), &line.client_ca, files::PUBLIC)?;
     files::write(
         &layout.bootstrap_kubeconfig(),
         &config::build_bootstrap(layout, line)?,
@@ -89,8 +89,8 @@ pub(crate) fn build_worker(
 
 /// Checks that a folder is free for a new worker, and locks it. Removes what a killed ephemeral
 /// worker left behind.
-pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
-    let lock = take(layout)?;
+pub(crate) async fn claim_folder(layout: &Layout) -> Result<(Id, Lock), Error> {
+    let lock = lock_folder(layout)?;
     let found = Worker::read(layout)?;
     if let Some(worker) = &found {
         worker.check_netns(layout)?;
@@ -98,14 +98,14 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
     match found {
         Some(worker) if worker.ephemeral => {
             node_lifecycle::delete_leftover_node(layout, &worker).await?;
-            cleanup::clean(layout, &worker).await?;
+            cleanup::remove_worker(layout, &worker).await?;
             drop(lock);
-            let lock = take(layout)?;
+            let lock = lock_folder(layout)?;
             Ok((choose_id(layout)?, lock))
         }
         // A worker that was never admitted, or whose certificate has expired, may try again with
         // another token.
-        Some(worker) if certificate::has_joined(layout) => Err(taken(layout, worker)),
+        Some(worker) if certificate::has_joined(layout) => Err(other_worker(layout, worker)),
         Some(worker) => {
             // The worker gets a new Node.
             pods::stop_pods(layout, &worker).await?;
@@ -116,8 +116,8 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
 }
 
 /// Builds the error for a folder whose worker was admitted.
-pub(crate) fn taken(layout: &Layout, worker: Worker) -> Error {
-    Error::Taken {
+pub(crate) fn other_worker(layout: &Layout, worker: Worker) -> Error {
+    Error::OtherWorker {
         root: layout.root().to_owned(),
         name: worker.name,
         server: worker.server,
@@ -139,9 +139,9 @@ pub(crate) fn install_self(layout: &Layout) -> Result<(), FileError> {
 }
 
 /// Locks a folder that is empty or a worker's.
-fn take(layout: &Layout) -> Result<Lock, Error> {
+fn lock_folder(layout: &Layout) -> Result<Lock, Error> {
     let check = || match Worker::read(layout)? {
-        None if !is_empty(layout.root()) => Err(Error::Foreign(layout.root().to_owned())),
+        None if !is_empty(layout.root()) => Err(Error::NotEmpty(layout.root().to_owned())),
         _ => Ok(()),
     };
     // Checked before, so that an unrelated folder does not even get a lock file, and again under
@@ -184,12 +184,12 @@ mod tests {
     async fn a_folder_with_something_else_in_it_is_not_taken() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(&dir.path().join("w")).unwrap();
-        drop(make_room(&layout).await.unwrap());
+        drop(claim_folder(&layout).await.unwrap());
         // Leftover of a worker that was killed while it wrote its state.
         std::fs::write(layout.root().join(".worker.json.partial"), "{").unwrap();
-        drop(make_room(&layout).await.unwrap());
+        drop(claim_folder(&layout).await.unwrap());
         std::fs::write(layout.root().join("letter"), "dear").unwrap();
-        assert!(matches!(make_room(&layout).await, Err(Error::Foreign(path)) if path == layout.root()));
+        assert!(matches!(claim_folder(&layout).await, Err(Error::NotEmpty(path)) if path == layout.root()));
     }
 
     #[tokio::test]
@@ -198,19 +198,19 @@ mod tests {
         let layout = root::open(&dir.path().join("w")).unwrap();
         std::fs::create_dir(dir.path().join("other")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("other"), layout.root()).unwrap();
-        let taken = make_room(&layout).await;
+        let claimed = claim_folder(&layout).await;
         assert!(
-            matches!(&taken, Err(Error::Root(RootError::Moved(path))) if path == layout.root()),
-            "{taken:?}"
+            matches!(&claimed, Err(Error::Root(RootError::Moved(path))) if path == layout.root()),
+            "{claimed:?}"
         );
         std::fs::remove_file(layout.root()).unwrap();
         std::fs::create_dir(layout.root()).unwrap();
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(layout.root(), Some(1234), None).unwrap();
-            let taken = make_room(&layout).await;
+            let claimed = claim_folder(&layout).await;
             assert!(
-                matches!(&taken, Err(Error::Root(RootError::Owner(path))) if path == layout.root()),
-                "{taken:?}"
+                matches!(&claimed, Err(Error::Root(RootError::Owner(path))) if path == layout.root()),
+                "{claimed:?}"
             );
         }
         assert_eq!(std::fs::read_dir(layout.root()).unwrap().count(), 0);

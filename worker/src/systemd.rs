@@ -49,7 +49,7 @@ fn tell(state: NotifyState<'_>) {
 /// another program.
 pub(crate) async fn install(unit: &Unit) -> Result<(), Error> {
     if read(unit)?.is_some_and(|found| !unit.is(&found)) {
-        return Err(Error::ForeignUnit(unit.path()));
+        return Err(Error::UnitOfOther(unit.path()));
     }
     if files::write(&unit.path(), unit.build(), files::PUBLIC)? {
         call(&["daemon-reload"], LIMIT).await?;

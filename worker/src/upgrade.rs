@@ -34,7 +34,7 @@ use yoke_api::workers::{KubeletUpgrade, UpgradeState};
 use crate::bundle;
 use crate::drain::{self, Target};
 use crate::error::Error;
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::layout::Layout;
 use crate::node::{self, limited};
 use crate::output::progress;
@@ -79,7 +79,7 @@ pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubel
                 }
             }
             Err(error) => {
-                let line = format!("the kubelet's version: {}", to_line(&error));
+                let line = format!("the kubelet's version: {}", format_chain(&error));
                 if line != last_message {
                     progress(&line);
                     last_message = line;
@@ -166,13 +166,13 @@ impl Turn<'_> {
         let serves = limited(client.apiserver_version()).await.map_err(Box::new)?;
         let checked = KubernetesVersion::parse_build(&serves.git_version)
             .map_err(|error| error.to_string())
-            .and_then(|api| bundle::check_skew(to, api).map_err(|error| to_line(&error)));
+            .and_then(|api| bundle::check_skew(to, api).map_err(|error| format_chain(&error)));
         let made = match checked {
             Ok(()) => {
                 progress(&format!("the kubelet is to be {to}, and is {from}"));
                 source::stage(self.layout, &self.worker.bundle, to)
                     .await
-                    .map_err(|error| to_line(&error))
+                    .map_err(|error| format_chain(&error))
             }
             Err(why) => Err(why),
         };

@@ -25,6 +25,7 @@ use tokio::time::sleep;
 
 use crate::arguments::EPHEMERAL_PORT;
 use crate::error::Error;
+use crate::error_chain::format_chain;
 use crate::host::files::{self, FileError};
 use crate::host::resolv_conf::{RESOLV_CONF, read_resolv_conf};
 use crate::host::{iptables, nftables};
@@ -188,8 +189,7 @@ impl Upkeep {
         iptables::accept_forwarding(&link, &self.uplink.run.table()).await?;
         forward::open(self.opened.iter().chain(seen.devices.iter()).chain([&link]))?;
         connect(&self.uplink, &self.net).await?;
-        self.write_resolvers()
-            .map_err(|error| crate::error_chain::to_line(&error))
+        self.write_resolvers().map_err(|error| format_chain(&error))
     }
 
     /// Writes in place: the sandbox has this inode mounted.

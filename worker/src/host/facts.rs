@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use crate::arguments::{MachineOptions, WIREGUARD_PORT};
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::host::files::FileError;
 use crate::host::sysctls::BRIDGE_FILTER;
 use crate::limits::{Capacity, Limits};
@@ -225,7 +225,7 @@ fn observe_bundle(folder: &Path) -> Result<String, Fault> {
     let whole = |count| format!("{count} files in {}", folder.display());
     bundle::look(folder).map(whole).map_err(|error| Fault {
         to_do: error.hint(),
-        found: to_line(&error),
+        found: format_chain(&error),
     })
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use yoke_api::labels;
 
 use super::plan::Seen;
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::layout::Layout;
 use crate::node::{self, limited};
 use crate::output::progress;
@@ -73,7 +73,7 @@ async fn hear(
     loop {
         let event = match tokio::time::timeout(SILENCE, events.next()).await {
             Ok(Some(Ok(event))) => event,
-            Ok(Some(Err(error))) => return (well, to_line(&error)),
+            Ok(Some(Err(error))) => return (well, format_chain(&error)),
             Ok(None) | Err(_) => return (well, String::new()),
         };
         match event {
@@ -146,7 +146,7 @@ pub(super) async fn publish(
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     let request = nodes.patch_metadata(&worker.name, &params, &patch);
-    limited(request).await.map(drop).map_err(|error| to_line(&error))
+    limited(request).await.map(drop).map_err(|error| format_chain(&error))
 }
 
 #[cfg(test)]

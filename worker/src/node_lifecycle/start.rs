@@ -12,7 +12,7 @@ use yoke_api::Cidr;
 
 use crate::config::{self, MachineFacts};
 use crate::error::Error;
-use crate::error_chain::to_line;
+use crate::error_chain::format_chain;
 use crate::host::cgroups::Cgroups;
 use crate::host::resolv_conf::{RESOLV_CONF, find_resolv_conf};
 use crate::host::{etc_hosts, facts, files, nftables, sysctls};
@@ -93,7 +93,10 @@ fn build_service(layout: &Layout, name: &'static str, arguments: Vec<String>) ->
 pub(super) async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Kubelet, Error> {
     // If the upgrade state cannot be applied, run the kubelet that is installed.
     if let Err(error) = upgrade::settle(layout) {
-        progress(&format!("the kubelet stays the one that is there: {}", to_line(&error)));
+        progress(&format!(
+            "the kubelet stays the one that is there: {}",
+            format_chain(&error)
+        ));
     }
     wait_containerd(layout).await?;
     for image in list_complete_images(&layout.images()) {
