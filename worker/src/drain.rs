@@ -10,13 +10,13 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::error_chain::format_chain;
-use crate::node::{REQUEST, ask_uid, limited};
+use crate::node::{REQUEST_LIMIT, read_uid, with_limit};
 use crate::output::progress;
 
-const ROUND: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Delay before the eviction of a Pod is retried that a PodDisruptionBudget has rejected, as in
 /// `kubectl drain`.
-const KEPT: Duration = Duration::from_secs(5);
+const EVICTION_RETRY: Duration = Duration::from_secs(5);
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Page size of the Pod list. By default a Node has fewer Pods than this.
 const PAGE: u32 = 250;
@@ -25,16 +25,16 @@ const PAGES_MAX: u32 = 40;
 /// Attempts to delete a Node.
 const DELETE_TRIES: u32 = 5;
 /// Upper bound of the deletion. Each attempt makes two requests if the server rejects it.
-pub(crate) const REMOVE_LIMIT: Duration = REQUEST
+pub(crate) const REMOVE_LIMIT: Duration = REQUEST_LIMIT
     .saturating_mul(2)
-    .saturating_add(ROUND)
+    .saturating_add(POLL_INTERVAL)
     .saturating_mul(DELETE_TRIES);
 
 /// Decision about a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// Ignore: the Pod has finished, or its controller would recreate it at once.
-    Leave,
+    Ignore,
     /// Wait: the Pod is terminating.
     Wait,
     Evict,
@@ -46,12 +46,12 @@ fn plan(pod: &Pod) -> Step {
     let mut owners = pod.owner_references().iter();
     let returns = owners.any(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true));
     if returns || pod.annotations().contains_key(MIRROR) {
-        Step::Leave
+        Step::Ignore
     } else if pod.metadata.deletion_timestamp.is_some() {
         // The containers may have ended. The Pod disappears after the kubelet has reported that.
         Step::Wait
     } else if matches!(phase, Some("Succeeded" | "Failed")) {
-        Step::Leave
+        Step::Ignore
     } else {
         Step::Evict
     }
@@ -67,23 +67,23 @@ pub(crate) struct Target<'a> {
 /// Cordons the Node, and evicts its Pods until none are left or the timeout expires. Prints
 /// failures and continues. Returns whether no Pods are left.
 pub(crate) async fn drain(client: &Client, node: Target<'_>, limit: Duration) -> bool {
-    empty(client, node, limit, true).await
+    drain_within(client, node, limit, true).await
 }
 
 /// Deletes the Pods instead, which ignores PodDisruptionBudgets.
 pub(crate) async fn delete_pods(client: &Client, node: Target<'_>, limit: Duration) -> bool {
-    empty(client, node, limit, false).await
+    drain_within(client, node, limit, false).await
 }
 
-async fn empty(client: &Client, node: Target<'_>, limit: Duration, budgets: bool) -> bool {
+async fn drain_within(client: &Client, node: Target<'_>, limit: Duration, respect_budgets: bool) -> bool {
     let mut drain = Drain {
         client,
         node,
-        budgets,
+        respect_budgets,
         last_message: None,
-        kept: HashMap::new(),
+        protected: HashMap::new(),
     };
-    let emptied = tokio::time::timeout(limit, drain.empty()).await.is_ok();
+    let emptied = tokio::time::timeout(limit, drain.run()).await.is_ok();
     if !emptied {
         progress(&format!("Pods are left on Node {} after {limit:?}", node.name));
     }
@@ -95,25 +95,25 @@ enum Cordon {
     Done,
     /// The Node does not exist.
     Gone,
-    Again,
+    Retry,
 }
 
 struct Drain<'a> {
     client: &'a Client,
     node: Target<'a>,
     /// Whether PodDisruptionBudgets count.
-    budgets: bool,
+    respect_budgets: bool,
     /// Last message, so that an unchanged state is not printed every second.
     last_message: Option<String>,
     /// Pods that a PodDisruptionBudget protects, by UID, and when to retry their eviction.
-    kept: HashMap<String, Instant>,
+    protected: HashMap<String, Instant>,
 }
 
 impl Drain<'_> {
-    async fn empty(&mut self) {
+    async fn run(&mut self) {
         loop {
             match self.cordon().await {
-                Cordon::Again => sleep(ROUND).await,
+                Cordon::Retry => sleep(POLL_INTERVAL).await,
                 Cordon::Done => break,
                 Cordon::Gone => return,
             }
@@ -121,7 +121,7 @@ impl Drain<'_> {
         loop {
             match self.list().await {
                 Ok(pods) => {
-                    let left: Vec<_> = pods.into_iter().filter(|pod| plan(pod) != Step::Leave).collect();
+                    let left: Vec<_> = pods.into_iter().filter(|pod| plan(pod) != Step::Ignore).collect();
                     if left.is_empty() {
                         return;
                     }
@@ -130,9 +130,9 @@ impl Drain<'_> {
                         self.evict(pod).await;
                     }
                 }
-                Err(error) => self.fault("list the Pods", &error),
+                Err(error) => self.print_error("list the Pods", &error),
             }
-            sleep(ROUND).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -140,7 +140,7 @@ impl Drain<'_> {
         let nodes = Api::<Node>::all(self.client.clone());
         // The UID is a precondition: the server rejects the change for another Node of this name.
         let cordon = json!({"metadata": {"uid": self.node.uid}, "spec": {"unschedulable": true}});
-        match limited(nodes.patch(self.node.name, &PatchParams::default(), &Patch::Merge(&cordon))).await {
+        match with_limit(nodes.patch(self.node.name, &PatchParams::default(), &Patch::Merge(&cordon))).await {
             Ok(_) => Cordon::Done,
             // The Node never existed, or another client has deleted it.
             Err(kube::Error::Api(status)) if status.is_not_found() => Cordon::Gone,
@@ -152,8 +152,8 @@ impl Drain<'_> {
                 Cordon::Gone
             }
             Err(error) => {
-                self.fault("cordon", &error);
-                Cordon::Again
+                self.print_error("cordon", &error);
+                Cordon::Retry
             }
         }
     }
@@ -166,7 +166,7 @@ impl Drain<'_> {
             .limit(PAGE);
         let mut found = Vec::new();
         for _ in 0..PAGES_MAX {
-            let list = limited(pods.list(&page)).await?;
+            let list = with_limit(pods.list(&page)).await?;
             found.extend(list.items);
             match list.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => page = page.continue_token(&token),
@@ -179,12 +179,12 @@ impl Drain<'_> {
     async fn evict(&mut self, pod: &Pod) {
         let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
         let uid = pod.uid().unwrap_or_default();
-        if self.kept.get(&uid).is_some_and(|until| Instant::now() < *until) {
+        if self.protected.get(&uid).is_some_and(|until| Instant::now() < *until) {
             return;
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), &namespace);
         let going = async {
-            if self.budgets {
+            if self.respect_budgets {
                 return pods.evict(&name, &EvictParams::default()).await.map(|_| ());
             }
             let same = DeleteParams::default().preconditions(Preconditions {
@@ -193,21 +193,21 @@ impl Drain<'_> {
             });
             pods.delete(&name, &same).await.map(|_| ())
         };
-        match limited(going).await {
+        match with_limit(going).await {
             Ok(()) => {}
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(kube::Error::Api(status)) if status.code == 429 => {
-                self.kept.insert(uid, Instant::now() + KEPT);
+                self.protected.insert(uid, Instant::now() + EVICTION_RETRY);
                 self.print_change(format!(
                     "Pod {namespace}/{name} has to stay for now: {}",
                     status.message
                 ));
             }
-            Err(error) => self.fault(&format!("evict Pod {namespace}/{name}"), &error),
+            Err(error) => self.print_error(&format!("evict Pod {namespace}/{name}"), &error),
         }
     }
 
-    fn fault(&mut self, what: &str, error: &kube::Error) {
+    fn print_error(&mut self, what: &str, error: &kube::Error) {
         self.print_change(format!(
             "Node {}: cannot {what}: {}",
             self.node.name,
@@ -226,7 +226,7 @@ impl Drain<'_> {
 /// Reports after a conflict whether the name belongs to another Node. A concurrent change of this
 /// Node is a conflict, too.
 async fn is_another(client: &Client, node: Target<'_>) -> bool {
-    let found = ask_uid(client, node.name).await;
+    let found = read_uid(client, node.name).await;
     found.is_ok_and(|found| found.is_some_and(|uid| uid != node.uid))
 }
 
@@ -240,7 +240,7 @@ pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
     });
     let name = node.name;
     for tries in 1.. {
-        let error = match limited(nodes.delete(name, &same)).await {
+        let error = match with_limit(nodes.delete(name, &same)).await {
             Ok(_) => return progress(&format!("Node {name} is deleted")),
             Err(kube::Error::Api(status)) if status.is_not_found() => return,
             Err(kube::Error::Api(status)) if status.code == 409 && is_another(client, node).await => {
@@ -256,7 +256,7 @@ pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
         if tries == DELETE_TRIES {
             return progress(&format!("cannot delete Node {name}: {}", format_chain(&error)));
         }
-        sleep(ROUND).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

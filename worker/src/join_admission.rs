@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use crate::certificate;
 use crate::error::Error;
 use crate::layout::Layout;
-use crate::node::{connect_by, limited};
+use crate::node::{connect_by, with_limit};
 use crate::state::Worker;
 
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -63,7 +63,7 @@ async fn read_lasting_rejection(client: &Client, name: &str, since: &mut Option<
 /// Returns the reason why the API rejects the worker right now, or `None`.
 async fn read_rejection(client: &Client, name: &str) -> Option<String> {
     let review = Api::<SelfSubjectReview>::all(client.clone());
-    let user = match limited(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
+    let user = match with_limit(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
         Ok(review) => review.status?.user_info?.username?,
         Err(kube::Error::Api(status)) if status.code == 401 => {
             return Some("it does not know the token, or not any more".to_owned());
@@ -72,7 +72,7 @@ async fn read_rejection(client: &Client, name: &str) -> Option<String> {
     };
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
     let page = ListParams::default().fields(REQUESTS).limit(PAGE);
-    let found = limited(requests.list(&page)).await.ok()?.items;
+    let found = with_limit(requests.list(&page)).await.ok()?.items;
     let own = found.iter().filter(|request| is_own(request, &user, name));
     let newest = own.max_by_key(|request| request.metadata.creation_timestamp.as_ref().map(|made| made.0));
     newest.and_then(find_rejection)

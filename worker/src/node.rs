@@ -23,13 +23,13 @@ use crate::output::progress;
 use crate::pods;
 use crate::state::Worker;
 
-const PAUSE: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between checks whether the Node still exists.
-const WATCH: Duration = Duration::from_secs(10);
-pub(crate) const REQUEST: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// Minimum time without contact after which a removed Node counts as reaped rather than deleted by
 /// a user.
-const SILENCE_MIN: Duration = Duration::from_secs(45);
+const NO_CONTACT_MIN: Duration = Duration::from_secs(45);
 /// Upper bound for a status message of a Node, in characters.
 const MESSAGE_MAX: usize = 300;
 /// Start of the Ready message of a kubelet that lacks only a CNI configuration, as of 1.35.
@@ -37,7 +37,7 @@ const UNCONNECTED: &str = "container runtime network not ready: NetworkReady=fal
 /// Namespace of the kubelets' Leases.
 const LEASES: &str = "kube-node-lease";
 /// Rounds between two messages that the worker is still waiting.
-const SILENCE: u32 = 30;
+const ROUNDS_PER_MESSAGE: u32 = 30;
 
 /// Returns a client with the kubelet's certificate, if the kubelet has one.
 pub(crate) async fn connect(layout: &Layout, worker: &Worker) -> Option<Client> {
@@ -57,15 +57,15 @@ pub(crate) async fn connect_by(kubeconfig: &Path, worker: &Worker) -> Option<Cli
     Client::try_from(config).ok()
 }
 
-/// Bounds a request by `REQUEST`, so that an unresponsive control plane does not block the worker.
-pub(crate) async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let late = |_| kube::Error::Service(format!("no answer within {REQUEST:?}").into());
-    tokio::time::timeout(REQUEST, request).await.map_err(late)?
+/// Bounds a request by `REQUEST_LIMIT`, so that an unresponsive control plane does not block the worker.
+pub(crate) async fn with_limit<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let late = |_| kube::Error::Service(format!("no answer within {REQUEST_LIMIT:?}").into());
+    tokio::time::timeout(REQUEST_LIMIT, request).await.map_err(late)?
 }
 
 /// The fields of the Node that the worker uses.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct OwnNode {
     uid: String,
     /// The Node's Pod range.
     pods: Option<Cidr>,
@@ -73,8 +73,8 @@ pub(crate) struct Seen {
     boot: Option<String>,
 }
 
-impl Seen {
-    fn of(node: Node) -> Option<Self> {
+impl OwnNode {
+    fn from_node(node: Node) -> Option<Self> {
         let info = node.status.and_then(|status| status.node_info);
         Some(Self {
             uid: node.metadata.uid?,
@@ -85,8 +85,8 @@ impl Seen {
 }
 
 /// Returns the UID of the Node of this name, or `None` if no such Node exists.
-pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<String>> {
-    Ok(look(client, name).await?.map(|seen| seen.uid))
+pub(crate) async fn read_uid(client: &Client, name: &str) -> kube::Result<Option<String>> {
+    Ok(read_node(client, name).await?.map(|seen| seen.uid))
 }
 
 /// Waits until the cluster has admitted the Node and, with the built-in Pod network, assigned its
@@ -94,8 +94,8 @@ pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<
 pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<Option<Cidr>, Error> {
     let mut rounds = 0;
     loop {
-        if let Some(seen) = read_seen(layout, worker).await {
-            keep_uid(layout, worker, &seen).await?;
+        if let Some(seen) = read_existing(layout, worker).await {
+            persist_uid(layout, worker, &seen).await?;
             if !worker.pod_network {
                 return Ok(None);
             }
@@ -104,7 +104,7 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
             }
         }
         rounds += 1;
-        if rounds % SILENCE == 0 {
+        if rounds % ROUNDS_PER_MESSAGE == 0 {
             let log = layout.logs().join("kubelet.log");
             progress(&format!(
                 "still waiting to be let in as Node {}; see {}",
@@ -112,7 +112,7 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
                 log.display()
             ));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -132,15 +132,15 @@ pub(crate) async fn observe_readiness(layout: &Layout, worker: &Worker) -> Readi
     let Some(client) = connect(layout, worker).await else {
         return Readiness::Missing("the cluster has not let the kubelet in yet".to_owned());
     };
-    match limited(Api::<Node>::all(client).get_opt(name)).await {
-        Ok(Some(node)) => judge(worker, node),
+    match with_limit(Api::<Node>::all(client).get_opt(name)).await {
+        Ok(Some(node)) => to_readiness(worker, node),
         Ok(None) => Readiness::Missing(format!("there is no Node {name} yet")),
         Err(error) => Readiness::Missing(format!("the API does not answer: {}", format_chain(&error))),
     }
 }
 
 /// Derives the readiness from the Node. Pure.
-fn judge(worker: &Worker, node: Node) -> Readiness {
+fn to_readiness(worker: &Worker, node: Node) -> Readiness {
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
     let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
     if ready.as_ref().is_some_and(|ready| ready.status == "True") {
@@ -160,7 +160,7 @@ fn judge(worker: &Worker, node: Node) -> Readiness {
 /// cannot be read.
 pub(crate) async fn is_reaped(layout: &Layout, worker: &Worker) -> Option<bool> {
     let leases = Api::<Lease>::namespaced(connect(layout, worker).await?, LEASES);
-    let lease = limited(leases.get_opt(&worker.name)).await.ok()?;
+    let lease = with_limit(leases.get_opt(&worker.name)).await.ok()?;
     Some(lease.is_some_and(|lease| lease.labels().contains_key(REAP_AFTER)))
 }
 
@@ -172,16 +172,16 @@ pub(crate) async fn is_reaped(layout: &Layout, worker: &Worker) -> Option<bool> 
 /// - The worker had contact, so a user deleted the Node: continue until the kubelet is restarted,
 ///   registers a new Node, and the worker starts over.
 pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
-    let (mut was_there, mut heard) = (true, since_boot());
+    let (mut was_there, mut last_contact) = (true, since_boot());
     loop {
-        tokio::time::sleep(WATCH).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         // Pods run even while the API is unreachable.
         let Some(found) = read(layout, worker).await else {
             continue;
         };
-        let silence = since_boot().saturating_sub(heard);
-        heard = since_boot();
-        if was_there && found.is_none() && !worker.ephemeral && silence >= SILENCE_MIN {
+        let no_contact = since_boot().saturating_sub(last_contact);
+        last_contact = since_boot();
+        if was_there && found.is_none() && !worker.ephemeral && no_contact >= NO_CONTACT_MIN {
             return Error::RemovedWhileSilent(worker.name.clone());
         }
         if was_there && found.is_none() && !worker.ephemeral {
@@ -191,14 +191,14 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
             ));
         }
         was_there = found.is_some();
-        if let Err(error) = follow(layout, worker, found) {
+        if let Err(error) = check_node_exists(layout, worker, found) {
             return error;
         }
     }
 }
 
 /// Decides what the worker does, given the Node that has its name now.
-fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(), Error> {
+fn check_node_exists(layout: &Layout, worker: &mut Worker, found: Option<OwnNode>) -> Result<(), Error> {
     let removed = Error::Removed(worker.name.clone());
     // Controllers that see the Node removed assume that its Pods have stopped, and may run them
     // elsewhere.
@@ -208,7 +208,7 @@ fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(
         Some(found) if is_own(worker, &found)? => Ok(()),
         Some(found) if worker.ephemeral => {
             // Cleanup needs this UID to delete the Node.
-            remember(layout, worker, &found)?;
+            write_uid(layout, worker, &found)?;
             Err(removed)
         }
         // The Pod network still has the range of the previous Node.
@@ -216,37 +216,37 @@ fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(
     }
 }
 
-async fn read_seen(layout: &Layout, worker: &Worker) -> Option<Seen> {
+async fn read_existing(layout: &Layout, worker: &Worker) -> Option<OwnNode> {
     read(layout, worker).await?
 }
 
 /// Returns the worker's Node, `Some(None)` if it does not exist, or `None` if the API does not
 /// answer.
-async fn read(layout: &Layout, worker: &Worker) -> Option<Option<Seen>> {
-    look(&connect(layout, worker).await?, &worker.name).await.ok()
+async fn read(layout: &Layout, worker: &Worker) -> Option<Option<OwnNode>> {
+    read_node(&connect(layout, worker).await?, &worker.name).await.ok()
 }
 
 /// Returns the Node of this name.
-pub(crate) async fn look(client: &Client, name: &str) -> kube::Result<Option<Seen>> {
-    let found = limited(Api::<Node>::all(client.clone()).get_opt(name)).await?;
-    Ok(found.and_then(Seen::of))
+pub(crate) async fn read_node(client: &Client, name: &str) -> kube::Result<Option<OwnNode>> {
+    let found = with_limit(Api::<Node>::all(client.clone()).get_opt(name)).await?;
+    Ok(found.and_then(OwnNode::from_node))
 }
 
 /// Persists the Node's UID. Stops the Pods of a previous Node first: if the worker is killed in
 /// between, it still knows that they have to stop.
-pub(crate) async fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
+pub(crate) async fn persist_uid(layout: &Layout, worker: &mut Worker, found: &OwnNode) -> Result<(), Error> {
     if is_own(worker, found)? {
         return Ok(());
     }
     if worker.node_uid.is_some() {
         pods::stop_pods(layout, worker).await?;
     }
-    remember(layout, worker, found)
+    write_uid(layout, worker, found)
 }
 
 /// Writes the Node's address. The kubelet does that too, but requests a serving certificate for the
 /// address that it finds on the Node.
-pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
+pub(crate) async fn write_address(layout: &Layout, worker: &Worker, address: IpAddr) {
     let Some(client) = connect(layout, worker).await else {
         return;
     };
@@ -256,7 +256,7 @@ pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
     ]}});
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    if let Err(error) = limited(nodes.patch_status(&worker.name, &params, &patch)).await {
+    if let Err(error) = with_limit(nodes.patch_status(&worker.name, &params, &patch)).await {
         progress(&format!("cannot tell the Node's address: {}", format_chain(&error)));
     }
 }
@@ -264,7 +264,7 @@ pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
 /// Reports whether this is the known Node. A Node with another UID was registered by another
 /// machine, which is an error. The exception: the kubelet registered it in this boot, to replace a
 /// deleted Node.
-fn is_own(worker: &Worker, found: &Seen) -> Result<bool, Error> {
+fn is_own(worker: &Worker, found: &OwnNode) -> Result<bool, Error> {
     match &worker.node_uid {
         Some(known) if *known == found.uid => Ok(true),
         Some(_) if found.boot != Some(read_boot_id()?) => Err(Error::Replaced(worker.name.clone())),
@@ -272,7 +272,7 @@ fn is_own(worker: &Worker, found: &Seen) -> Result<bool, Error> {
     }
 }
 
-fn remember(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
+fn write_uid(layout: &Layout, worker: &mut Worker, found: &OwnNode) -> Result<(), Error> {
     worker.node_uid = Some(found.uid.clone());
     worker.write(layout)
 }
@@ -355,13 +355,13 @@ mod tests {
             let condition = json!({"type": "Ready", "status": status, "message": message});
             let node = json!({"metadata": {"name": "box-1"}, "status": {"conditions": [condition]}});
             assert_eq!(
-                judge(&worker, serde_json::from_value(node).unwrap()),
+                to_readiness(&worker, serde_json::from_value(node).unwrap()),
                 expected,
                 "{rule}"
             );
         }
         let new = serde_json::from_value(json!({"metadata": {"name": "box-1"}})).unwrap();
-        assert_eq!(judge(&Worker::example(), new), missing(""));
+        assert_eq!(to_readiness(&Worker::example(), new), missing(""));
     }
 
     #[tokio::test]
@@ -422,7 +422,7 @@ mod tests {
             read_boot_id().unwrap(),
             "c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".to_owned(),
         );
-        let seen = |uid: &str, boot: &str| Seen {
+        let seen = |uid: &str, boot: &str| OwnNode {
             uid: uid.into(),
             pods: None,
             boot: Some(boot.into()),
@@ -465,7 +465,7 @@ mod tests {
                 node_uid: Some("u1".into()),
                 ..Worker::example()
             };
-            let ended = match follow(&layout, &mut worker, found) {
+            let ended = match check_node_exists(&layout, &mut worker, found) {
                 Ok(()) => "",
                 Err(Error::Removed(_)) => "removed",
                 Err(Error::Replaced(_)) => "replaced",

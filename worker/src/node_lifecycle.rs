@@ -38,10 +38,10 @@ use start::{start_containerd, start_kubelet};
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
 /// Timeout for a started kubelet to become healthy.
 const HEALTH_LIMIT: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Upper bound of the final stop without the drain: the sum of the timeouts of its steps.
-pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
+pub(crate) const FINISH_LIMIT: Duration = node::REQUEST_LIMIT
     .saturating_mul(2)
     .saturating_add(STOP_LIMIT.saturating_mul(2))
     .saturating_add(cni::ALL_LIMIT)
@@ -135,7 +135,7 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
             // up too, because terminating Pods may need to reach other Pods.
             let (healthy, connected) = tokio::join!(
                 tokio::time::timeout(HEALTH_LIMIT, wait_healthy()),
-                tokio::time::timeout(node::REQUEST, connect_pods(layout, &mut worker, &mut kubelet)),
+                tokio::time::timeout(node::REQUEST_LIMIT, connect_pods(layout, &mut worker, &mut kubelet)),
             );
             network = connected.ok().and_then(Result::ok).flatten();
             if healthy.is_err() {
@@ -205,7 +205,7 @@ async fn connect_with_uid(layout: &Layout, worker: &Worker) -> Option<(Client, S
         // The API does not issue a certificate for the name of an existing Node, so the Node is
         // this worker's own. The exception: two workers that requested the same name before a Node
         // existed share that Node (ADR 0013).
-        None => node::ask_uid(&client, &worker.name).await.ok()??,
+        None => node::read_uid(&client, &worker.name).await.ok()??,
     };
     Some((client, uid))
 }
@@ -216,8 +216,8 @@ async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
     let (Some(_), Some(client)) = (&worker.node_uid, node::connect(layout, worker).await) else {
         return Ok(());
     };
-    match node::look(&client, &worker.name).await {
-        Ok(Some(found)) => node::keep_uid(layout, worker, &found).await,
+    match node::read_node(&client, &worker.name).await {
+        Ok(Some(found)) => node::persist_uid(layout, worker, &found).await,
         Ok(None) => {
             pods::stop_pods(layout, worker).await?;
             // The kubelet registers a new Node.
@@ -232,7 +232,7 @@ async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
 
 async fn wait_healthy() {
     while TcpStream::connect(HEALTH).await.is_err() {
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -36,7 +36,7 @@ use crate::drain::{self, Target};
 use crate::error::Error;
 use crate::error_chain::format_chain;
 use crate::layout::Layout;
-use crate::node::{self, limited};
+use crate::node::{self, with_limit};
 use crate::output::progress;
 use crate::state::Worker;
 
@@ -131,7 +131,7 @@ impl Turn<'_> {
     /// Takes one step, if there is one.
     async fn take(self, client: &Client) -> Result<Next, TurnError> {
         let nodes = Api::<Node>::all(client.clone());
-        let Some(node) = limited(nodes.get_opt(&self.worker.name)).await.map_err(Box::new)? else {
+        let Some(node) = with_limit(nodes.get_opt(&self.worker.name)).await.map_err(Box::new)? else {
             return Ok(Next::Soon);
         };
         let (seen, record) = (Seen::of(&node), Record::read(self.layout)?);
@@ -163,7 +163,7 @@ impl Turn<'_> {
     /// Prepares an upgrade completely before it changes the running kubelet.
     async fn begin(&self, client: &Client, seen: &Seen, to: KubernetesVersion) -> Result<(), TurnError> {
         let Some(from) = seen.kubelet else { return Ok(()) };
-        let serves = limited(client.apiserver_version()).await.map_err(Box::new)?;
+        let serves = with_limit(client.apiserver_version()).await.map_err(Box::new)?;
         let checked = KubernetesVersion::parse_build(&serves.git_version)
             .map_err(|error| error.to_string())
             .and_then(|api| bundle::check_skew(to, api).map_err(|error| format_chain(&error)));
@@ -182,7 +182,7 @@ impl Turn<'_> {
         }
         // Read the Node again, because a user may have cordoned it meanwhile.
         let nodes = Api::<Node>::all(client.clone());
-        let node = limited(nodes.get(&self.worker.name)).await.map_err(Box::new)?;
+        let node = with_limit(nodes.get(&self.worker.name)).await.map_err(Box::new)?;
         let record = Record {
             from,
             to,
@@ -258,7 +258,7 @@ impl Turn<'_> {
             Err(why) => {
                 progress(&format!("kubelet {} does not do either: {why}", record.from));
                 let nodes = Api::<Node>::all(client.clone());
-                limited(nodes.get(&self.worker.name)).await.map_err(Box::new)?
+                with_limit(nodes.get(&self.worker.name)).await.map_err(Box::new)?
             }
         };
         let status = KubeletUpgrade {
@@ -278,7 +278,7 @@ impl Turn<'_> {
         let mut progress = Progress::default();
         loop {
             // An unreachable API proves nothing: only responses count.
-            if let Ok(Some(node)) = limited(nodes.get_opt(&self.worker.name)).await {
+            if let Ok(Some(node)) = with_limit(nodes.get_opt(&self.worker.name)).await {
                 let seen = Seen::of(&node);
                 if seen.is_ready(version, self.kubelet.since()) {
                     return Ok(node);
@@ -331,6 +331,6 @@ async fn end_on(
 async fn patch(client: &Client, node: &Node, change: &serde_json::Value) -> Result<(), TurnError> {
     let nodes = Api::<Node>::all(client.clone());
     let name = node.metadata.name.as_deref().unwrap_or_default();
-    let patched = limited(nodes.patch(name, &PatchParams::default(), &Patch::Merge(change))).await;
+    let patched = with_limit(nodes.patch(name, &PatchParams::default(), &Patch::Merge(change))).await;
     patched.map(|_| ()).map_err(|error| Box::new(error).into())
 }

@@ -24,19 +24,19 @@ fn what_would_come_back_is_left() {
             "a Pod of a DaemonSet",
             json!({"ownerReferences": [owner("DaemonSet")]}),
             json!({"phase": "Running"}),
-            Step::Leave,
+            Step::Ignore,
         ),
         (
             "a Pod of the kubelet's own",
             json!({"annotations": {MIRROR: "x"}}),
             json!({"phase": "Running"}),
-            Step::Leave,
+            Step::Ignore,
         ),
         (
             "a Pod that is done",
             json!({}),
             json!({"phase": "Succeeded"}),
-            Step::Leave,
+            Step::Ignore,
         ),
         (
             "a Pod that goes",

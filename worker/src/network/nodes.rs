@@ -17,7 +17,7 @@ use yoke_api::labels;
 use super::plan::Seen;
 use crate::error_chain::format_chain;
 use crate::layout::Layout;
-use crate::node::{self, limited};
+use crate::node::{self, with_limit};
 use crate::output::progress;
 use crate::state::Worker;
 
@@ -146,7 +146,10 @@ pub(super) async fn publish(
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     let request = nodes.patch_metadata(&worker.name, &params, &patch);
-    limited(request).await.map(drop).map_err(|error| format_chain(&error))
+    with_limit(request)
+        .await
+        .map(drop)
+        .map_err(|error| format_chain(&error))
 }
 
 #[cfg(test)]

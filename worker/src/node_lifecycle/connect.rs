@@ -29,7 +29,7 @@ async fn set_node_address(layout: &Layout, worker: &Worker, pods: Cidr, kubelet:
     files::write(&layout.kubelet_config(), &text, files::PUBLIC)?;
     kubelet.stop().await;
     if let Some(address) = address {
-        node::move_to(layout, worker, address).await;
+        node::write_address(layout, worker, address).await;
     }
     kubelet.replace(build_kubelet_service(layout, worker, Some(pods)));
     Ok(())

@@ -27,7 +27,7 @@ use crate::upgrade::{self, Kubelet};
 const CONTAINERD_LIMIT: Duration = Duration::from_secs(60);
 /// Timeout for importing one image from disk.
 const IMPORT_LIMIT: Duration = Duration::from_secs(300);
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Supervisor, Error> {
     if worker.pod_network && !nftables::has_table(&worker.id.network()).await {
@@ -112,7 +112,7 @@ pub(super) fn build_kubelet_service(layout: &Layout, worker: &Worker, pods: Opti
 async fn wait_containerd(layout: &Layout) -> Result<(), Error> {
     let answers = async {
         while UnixStream::connect(layout.containerd_socket()).await.is_err() {
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
     };
     let late = |_| Error::Containerd {
