@@ -31,7 +31,7 @@ pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bu
     // A blocking task, because it hashes and writes hundreds of megabytes.
     let installed = tokio::task::spawn_blocking(move || bundle::install(&from, &to, api)).await;
     installed.map_err(|error| Error::Start(error.into()))??;
-    upgrade::forget(layout)?;
+    upgrade::remove_record(layout)?;
     bundle::check_skew(ask_version(&layout.binary("kubelet")).await?, api)?;
     files::write(&layout.ca(), &line.ca, files::PUBLIC)?;
     files::write(&layout.client_ca(), &line.client_ca, files::PUBLIC)?;

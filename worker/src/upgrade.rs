@@ -11,7 +11,7 @@
 //!      no      record: Reverting · kubelet.previous ─▶ kubelet · it starts · Node Ready ─▶ record: Failed, with the reason on the Node
 //! ```
 //!
-//! A worker that was killed continues from the record. [`settle`] arranges the kubelet's file to
+//! A worker that was killed continues from the record. [`arrange_kubelet`] arranges the kubelet's file to
 //! match the record before any kubelet starts.
 
 mod kubelet;
@@ -41,15 +41,15 @@ use crate::output::progress;
 use crate::state::Worker;
 
 pub(crate) use kubelet::Kubelet;
-use plan::{Progress, Seen, Step, plan};
+use plan::{KubeletWait, Step, UpgradeNode, plan};
 use record::{Record, Stage};
-pub(crate) use record::{forget, settle};
+pub(crate) use record::{arrange_kubelet, remove_record};
 
 /// Interval between two reads of the Node during an upgrade.
-const WATCH: Duration = Duration::from_secs(5);
+const ACTIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval without an upgrade.
-const CALM: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_secs(1);
+const IDLE_INTERVAL: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout for deleted Pods to terminate.
 const DELETE_LIMIT: Duration = Duration::from_secs(120);
 
@@ -60,22 +60,22 @@ pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubel
     let mut known = None;
     loop {
         let Some((client, stamp)) = connect(layout, worker, known.take()).await else {
-            sleep(WATCH).await;
+            sleep(ACTIVE_INTERVAL).await;
             continue;
         };
-        let turn = Turn {
+        let context = StepContext {
             layout,
             worker,
             kubelet: &mut *kubelet,
         };
-        let pause = match turn.take(&client).await {
+        let interval = match context.take_step(&client).await {
             Ok(next) => {
                 last_message.clear();
                 known = Some((client, stamp));
                 match next {
                     Next::Now => continue,
-                    Next::Soon => WATCH,
-                    Next::Later => CALM,
+                    Next::Soon => ACTIVE_INTERVAL,
+                    Next::Later => IDLE_INTERVAL,
                 }
             }
             Err(error) => {
@@ -84,10 +84,10 @@ pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubel
                     progress(&line);
                     last_message = line;
                 }
-                WATCH
+                ACTIVE_INTERVAL
             }
         };
-        sleep(pause).await;
+        sleep(interval).await;
     }
 }
 
@@ -114,54 +114,54 @@ enum Next {
 
 /// The reason why a step could not be taken now.
 #[derive(Debug, thiserror::Error)]
-enum TurnError {
+enum StepError {
     #[error("the API does not answer")]
     Api(#[from] Box<kube::Error>),
     #[error(transparent)]
     Local(#[from] Error),
 }
 
-struct Turn<'a> {
+struct StepContext<'a> {
     layout: &'a Layout,
     worker: &'a Worker,
     kubelet: &'a mut Kubelet,
 }
 
-impl Turn<'_> {
+impl StepContext<'_> {
     /// Takes one step, if there is one.
-    async fn take(self, client: &Client) -> Result<Next, TurnError> {
+    async fn take_step(self, client: &Client) -> Result<Next, StepError> {
         let nodes = Api::<Node>::all(client.clone());
         let Some(node) = with_limit(nodes.get_opt(&self.worker.name)).await.map_err(Box::new)? else {
             return Ok(Next::Soon);
         };
-        let (seen, record) = (Seen::of(&node), Record::read(self.layout)?);
+        let (seen, record) = (UpgradeNode::from_node(&node), Record::read(self.layout)?);
         match plan(&seen, record.as_ref()) {
             Step::Nothing if record.is_none() && seen.kubelet.is_some() => return Ok(Next::Later),
             Step::Nothing => return Ok(Next::Soon),
             Step::WriteStatus(status) => {
-                say_on(client, &node, &status).await?;
+                write_status(client, &node, &status).await?;
                 return Ok(Next::Soon);
             }
-            Step::Clear(status) => end_on(client, &node, &status, false, true).await?,
-            Step::Begin(to) => self.begin(client, &seen, to).await?,
-            Step::Abandon(record) => {
+            Step::ClearRequest(status) => finish(client, &node, &status, false, true).await?,
+            Step::Prepare(to) => self.prepare(client, &seen, to).await?,
+            Step::Cancel(record) => {
                 let status = KubeletUpgrade {
                     version: record.from,
                     state: UpgradeState::Done,
                 };
-                end_on(client, &node, &status, !record.cordoned, false).await?;
-                forget(self.layout)?;
+                finish(client, &node, &status, !record.cordoned, false).await?;
+                remove_record(self.layout)?;
             }
             Step::Drain(record) => self.drain(client, &node, &seen, record).await?,
             Step::Verify(record) => self.verify(client, record).await?,
-            Step::Return(record) => self.go_back(client, record).await?,
-            Step::Forget => forget(self.layout)?,
+            Step::VerifyPrevious(record) => self.verify_previous(client, record).await?,
+            Step::RemoveRecord => remove_record(self.layout)?,
         }
         Ok(Next::Now)
     }
 
     /// Prepares an upgrade completely before it changes the running kubelet.
-    async fn begin(&self, client: &Client, seen: &Seen, to: KubernetesVersion) -> Result<(), TurnError> {
+    async fn prepare(&self, client: &Client, seen: &UpgradeNode, to: KubernetesVersion) -> Result<(), StepError> {
         let Some(from) = seen.kubelet else { return Ok(()) };
         let serves = with_limit(client.apiserver_version()).await.map_err(Box::new)?;
         let checked = KubernetesVersion::parse_build(&serves.git_version)
@@ -186,7 +186,7 @@ impl Turn<'_> {
         let record = Record {
             from,
             to,
-            cordoned: Seen::of(&node).cordoned,
+            cordoned: UpgradeNode::from_node(&node).cordoned,
             stage,
             why: made.err(),
         };
@@ -194,12 +194,18 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn drain(self, client: &Client, node: &Node, seen: &Seen, mut record: Record) -> Result<(), TurnError> {
+    async fn drain(
+        self,
+        client: &Client,
+        node: &Node,
+        seen: &UpgradeNode,
+        mut record: Record,
+    ) -> Result<(), StepError> {
         let status = KubeletUpgrade {
             version: record.to,
             state: UpgradeState::Draining,
         };
-        say_on(client, node, &status).await?;
+        write_status(client, node, &status).await?;
         let target = Target {
             name: &self.worker.name,
             uid: node.metadata.uid.as_deref().unwrap_or_default(),
@@ -212,22 +218,22 @@ impl Turn<'_> {
             version: record.to,
             state: UpgradeState::Replacing,
         };
-        say_on(client, node, &status).await?;
+        write_status(client, node, &status).await?;
         record.stage = Stage::Replacing;
         record.write(self.layout)?;
         self.restart(record.stage).await
     }
 
     /// Checks that the new kubelet works.
-    async fn verify(self, client: &Client, mut record: Record) -> Result<(), TurnError> {
+    async fn verify(self, client: &Client, mut record: Record) -> Result<(), StepError> {
         match self.wait(client, record.to).await {
             Ok(node) => {
                 let status = KubeletUpgrade {
                     version: record.to,
                     state: UpgradeState::Done,
                 };
-                end_on(client, &node, &status, !record.cordoned, true).await?;
-                forget(self.layout)?;
+                finish(client, &node, &status, !record.cordoned, true).await?;
+                remove_record(self.layout)?;
                 progress(&format!("the kubelet is {}", record.to));
             }
             Err(why) => {
@@ -244,14 +250,14 @@ impl Turn<'_> {
     }
 
     /// Restarts the kubelet with the file for this stage. A kubelet runs afterwards in any case.
-    async fn restart(self, stage: Stage) -> Result<(), TurnError> {
+    async fn restart(self, stage: Stage) -> Result<(), StepError> {
         self.kubelet.stop().await;
         let arranged = record::arrange(self.layout, stage);
         self.kubelet.start();
         Ok(arranged?)
     }
 
-    async fn go_back(self, client: &Client, mut record: Record) -> Result<(), TurnError> {
+    async fn verify_previous(self, client: &Client, mut record: Record) -> Result<(), StepError> {
         let node = match self.wait(client, record.from).await {
             Ok(node) => node,
             // There is no other kubelet to try. The Node is not Ready, which its conditions show.
@@ -265,7 +271,7 @@ impl Turn<'_> {
             version: record.to,
             state: UpgradeState::Failed(record.why.clone().unwrap_or_default()),
         };
-        end_on(client, &node, &status, !record.cordoned, false).await?;
+        finish(client, &node, &status, !record.cordoned, false).await?;
         record.stage = Stage::Failed;
         record.write(self.layout)?;
         Ok(())
@@ -275,27 +281,27 @@ impl Turn<'_> {
     /// takes too long.
     async fn wait(&self, client: &Client, version: KubernetesVersion) -> Result<Node, String> {
         let nodes = Api::<Node>::all(client.clone());
-        let mut progress = Progress::default();
+        let mut progress = KubeletWait::default();
         loop {
             // An unreachable API proves nothing: only responses count.
             if let Ok(Some(node)) = with_limit(nodes.get_opt(&self.worker.name)).await {
-                let seen = Seen::of(&node);
+                let seen = UpgradeNode::from_node(&node);
                 if seen.is_ready(version, self.kubelet.since()) {
                     return Ok(node);
                 }
-                if let Some(why) = progress.note(&seen, self.kubelet.exits()) {
+                if let Some(why) = progress.count_response(&seen, self.kubelet.exits()) {
                     let last = self.kubelet.last_log_line();
                     return Err(last.map_or(why.clone(), |last| format!("{why}: {last}")));
                 }
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
 
 /// Writes the status on the Node, but only on the one that was read: another machine may have a
 /// Node of this name by now.
-async fn say_on(client: &Client, node: &Node, status: &KubeletUpgrade) -> Result<(), TurnError> {
+async fn write_status(client: &Client, node: &Node, status: &KubeletUpgrade) -> Result<(), StepError> {
     let annotations = json!({labels::KUBELET_UPGRADE: status.to_string()});
     patch(
         client,
@@ -307,13 +313,13 @@ async fn say_on(client: &Client, node: &Node, status: &KubeletUpgrade) -> Result
 
 /// Writes the status, and uncordons the Node if `uncordon`. With `done` it removes the request;
 /// otherwise the request stays as a record of what failed.
-async fn end_on(
+async fn finish(
     client: &Client,
     node: &Node,
     status: &KubeletUpgrade,
     uncordon: bool,
     done: bool,
-) -> Result<(), TurnError> {
+) -> Result<(), StepError> {
     let mut change = json!({"metadata": {
         "uid": node.metadata.uid,
         "annotations": {labels::KUBELET_UPGRADE: status.to_string()},
@@ -328,7 +334,7 @@ async fn end_on(
     patch(client, node, &change).await
 }
 
-async fn patch(client: &Client, node: &Node, change: &serde_json::Value) -> Result<(), TurnError> {
+async fn patch(client: &Client, node: &Node, change: &serde_json::Value) -> Result<(), StepError> {
     let nodes = Api::<Node>::all(client.clone());
     let name = node.metadata.name.as_deref().unwrap_or_default();
     let patched = with_limit(nodes.patch(name, &PatchParams::default(), &Patch::Merge(change))).await;

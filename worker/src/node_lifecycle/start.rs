@@ -92,7 +92,7 @@ fn build_service(layout: &Layout, name: &'static str, arguments: Vec<String>) ->
 
 pub(super) async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Kubelet, Error> {
     // If the upgrade state cannot be applied, run the kubelet that is installed.
-    if let Err(error) = upgrade::settle(layout) {
+    if let Err(error) = upgrade::arrange_kubelet(layout) {
         progress(&format!(
             "the kubelet stays the one that is there: {}",
             format_chain(&error)

@@ -22,23 +22,23 @@ const MESSAGE_MAX: usize = 200;
 
 /// The fields of the Node that matter. Other clients write some of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct UpgradeNode {
     /// Version that the kubelet reports.
     pub(super) kubelet: Option<KubernetesVersion>,
     /// Version that the annotation requests.
-    asked: Option<KubernetesVersion>,
+    requested: Option<KubernetesVersion>,
     /// Drain timeout, while PodDisruptionBudgets count.
     pub(super) drain: Duration,
     /// Upgrade status that is written on the Node now.
-    said: Option<String>,
+    status: Option<String>,
     pub(super) cordoned: bool,
     /// Time of the last heartbeat with Ready, or why the Node is not Ready.
     ready: Result<Timestamp, String>,
 }
 
-impl Seen {
-    pub(super) fn of(node: &Node) -> Self {
-        let note = |key| node.annotations().get(key);
+impl UpgradeNode {
+    pub(super) fn from_node(node: &Node) -> Self {
+        let annotation = |key| node.annotations().get(key);
         let status = node.status.as_ref();
         let info = status.and_then(|status| status.node_info.as_ref());
         let mut conditions = status
@@ -48,11 +48,11 @@ impl Seen {
         let ready = conditions.find(|condition| condition.type_ == "Ready");
         Self {
             kubelet: info.and_then(|info| KubernetesVersion::parse_build(&info.kubelet_version).ok()),
-            asked: note(labels::KUBELET_VERSION).and_then(|text| text.parse().ok()),
-            drain: note(labels::DRAIN_TIMEOUT)
+            requested: annotation(labels::KUBELET_VERSION).and_then(|text| text.parse().ok()),
+            drain: annotation(labels::DRAIN_TIMEOUT)
                 .and_then(|text| parse_drain_timeout(text))
                 .unwrap_or(DRAIN),
-            said: note(labels::KUBELET_UPGRADE).cloned(),
+            status: annotation(labels::KUBELET_UPGRADE).cloned(),
             cordoned: node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)),
             ready: read_ready(ready),
         }
@@ -61,8 +61,8 @@ impl Seen {
     /// Reports whether a kubelet of this version, started at `since`, has reported the Node Ready.
     pub(super) fn is_ready(&self, version: KubernetesVersion, since: Timestamp) -> bool {
         // Times on a Node have no fractions of seconds.
-        let said = |at: &Timestamp| at.as_second() >= since.as_second();
-        self.kubelet == Some(version) && self.ready.as_ref().is_ok_and(said)
+        let is_recent = |at: &Timestamp| at.as_second() >= since.as_second();
+        self.kubelet == Some(version) && self.ready.as_ref().is_ok_and(is_recent)
     }
 }
 
@@ -87,67 +87,67 @@ pub(super) enum Step {
     /// Write this status on the Node.
     WriteStatus(KubeletUpgrade),
     /// Write this status, and remove the request: it is done.
-    Clear(KubeletUpgrade),
+    ClearRequest(KubeletUpgrade),
     /// Copy the kubelet of this version.
-    Begin(KubernetesVersion),
+    Prepare(KubernetesVersion),
     /// Cancel: the request was withdrawn, and the kubelet is unchanged.
-    Abandon(Record),
+    Cancel(Record),
     Drain(Record),
     /// Wait for the new kubelet.
     Verify(Record),
     /// Wait for the previous kubelet.
-    Return(Record),
+    VerifyPrevious(Record),
     /// Remove the record of a failed upgrade whose request was withdrawn.
-    Forget,
+    RemoveRecord,
 }
 
-pub(super) fn plan(seen: &Seen, record: Option<&Record>) -> Step {
+pub(super) fn plan(seen: &UpgradeNode, record: Option<&Record>) -> Step {
     let Some(record) = record else {
         let Some(kubelet) = seen.kubelet else {
             return Step::Nothing;
         };
-        return match seen.asked {
-            Some(asked) if asked != kubelet => Step::Begin(asked),
-            Some(_) => Step::Clear(KubeletUpgrade {
+        return match seen.requested {
+            Some(requested) if requested != kubelet => Step::Prepare(requested),
+            Some(_) => Step::ClearRequest(KubeletUpgrade {
                 version: kubelet,
                 state: UpgradeState::Done,
             }),
             None => plan_status(seen, kubelet, UpgradeState::Done),
         };
     };
-    let is_asked = seen.asked == Some(record.to);
+    let is_requested = seen.requested == Some(record.to);
     match record.stage {
-        Stage::Draining if is_asked => Step::Drain(record.clone()),
-        Stage::Draining => Step::Abandon(record.clone()),
+        Stage::Draining if is_requested => Step::Drain(record.clone()),
+        Stage::Draining => Step::Cancel(record.clone()),
         Stage::Replacing => Step::Verify(record.clone()),
-        Stage::Reverting => Step::Return(record.clone()),
-        Stage::Failed if is_asked => plan_status(
+        Stage::Reverting => Step::VerifyPrevious(record.clone()),
+        Stage::Failed if is_requested => plan_status(
             seen,
             record.to,
             UpgradeState::Failed(record.why.clone().unwrap_or_default()),
         ),
-        Stage::Failed => Step::Forget,
+        Stage::Failed => Step::RemoveRecord,
     }
 }
 
-fn plan_status(seen: &Seen, version: KubernetesVersion, state: UpgradeState) -> Step {
-    let said = KubeletUpgrade { version, state };
-    if seen.said.as_ref() == Some(&said.to_string()) {
+fn plan_status(seen: &UpgradeNode, version: KubernetesVersion, state: UpgradeState) -> Step {
+    let status = KubeletUpgrade { version, state };
+    if seen.status.as_ref() == Some(&status.to_string()) {
         Step::Nothing
     } else {
-        Step::WriteStatus(said)
+        Step::WriteStatus(status)
     }
 }
 
 /// Counts how long the upgrade has waited for a kubelet.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct KubeletWait {
     responses: u32,
 }
 
-impl Progress {
+impl KubeletWait {
     /// Counts one response. Returns the reason if the kubelet is given up.
-    pub(super) fn note(&mut self, seen: &Seen, exits: u32) -> Option<String> {
+    pub(super) fn count_response(&mut self, seen: &UpgradeNode, exits: u32) -> Option<String> {
         self.responses += 1;
         if exits >= EXITS_MAX {
             return Some(format!("it ended {exits} times"));

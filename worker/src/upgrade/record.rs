@@ -15,7 +15,7 @@ use crate::output::progress;
 
 const RECORD_MAX: u64 = 16 << 10;
 /// Extension of a record that cannot be parsed.
-const DAMAGED: &str = "json.damaged";
+const CORRUPT_EXTENSION: &str = "json.damaged";
 const KUBELET: &str = "kubelet";
 /// The new kubelet, before it is installed.
 pub(super) const NEXT: &str = "kubelet.next";
@@ -63,7 +63,7 @@ impl Record {
             Ok(record) => return Ok(Some(record)),
             Err(error) => error,
         };
-        let aside = path.with_extension(DAMAGED);
+        let aside = path.with_extension(CORRUPT_EXTENSION);
         fs::rename(&path, &aside).map_err(|error| FileError::new("put aside", &path, error))?;
         progress(&format!(
             "{} is damaged, and is {} now; if the Node is cordoned for it, it stays so: {error}",
@@ -83,7 +83,7 @@ impl Record {
 }
 
 /// Arranges the kubelet's file to match the record.
-pub(crate) fn settle(layout: &Layout) -> Result<(), Error> {
+pub(crate) fn arrange_kubelet(layout: &Layout) -> Result<(), Error> {
     match Record::read(layout)? {
         Some(record) => arrange(layout, record.stage),
         None => Ok(()),
@@ -93,15 +93,15 @@ pub(crate) fn settle(layout: &Layout) -> Result<(), Error> {
 /// Arranges the kubelet's file to match a stage. Idempotent.
 pub(super) fn arrange(layout: &Layout, stage: Stage) -> Result<(), Error> {
     match stage {
-        Stage::Replacing => replace(layout)?,
-        Stage::Reverting => put_back(layout)?,
+        Stage::Replacing => install_next(layout)?,
+        Stage::Reverting => restore_previous(layout)?,
         Stage::Draining | Stage::Failed => {}
     }
     Ok(())
 }
 
 /// Removes the record and the kubelets that were copied for the upgrade.
-pub(crate) fn forget(layout: &Layout) -> Result<(), Error> {
+pub(crate) fn remove_record(layout: &Layout) -> Result<(), Error> {
     files::remove(&layout.upgrade())?;
     sync(layout.root())?;
     for name in [NEXT, PREVIOUS] {
@@ -110,7 +110,7 @@ pub(crate) fn forget(layout: &Layout) -> Result<(), Error> {
     Ok(())
 }
 
-fn replace(layout: &Layout) -> Result<(), FileError> {
+fn install_next(layout: &Layout) -> Result<(), FileError> {
     let [kubelet, next, previous] = [KUBELET, NEXT, PREVIOUS].map(|name| layout.binary(name));
     // The replacement is complete once `kubelet.next` is renamed.
     if next.exists() {
@@ -124,7 +124,7 @@ fn replace(layout: &Layout) -> Result<(), FileError> {
     sync(&layout.bin())
 }
 
-fn put_back(layout: &Layout) -> Result<(), FileError> {
+fn restore_previous(layout: &Layout) -> Result<(), FileError> {
     let [kubelet, previous] = [KUBELET, PREVIOUS].map(|name| layout.binary(name));
     match fs::rename(&previous, &kubelet) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(FileError::new("write", &kubelet, error)),
@@ -177,14 +177,14 @@ mod tests {
             r#"{"from": "1", "to": "v1.35.5", "cordoned": false, "stage": "Draining"}"#,
         ] {
             fs::write(layout.upgrade(), damaged).unwrap();
-            settle(&layout).unwrap();
+            arrange_kubelet(&layout).unwrap();
             assert_eq!(kubelet(&layout), "old", "{damaged}");
             let aside = layout.root().join("upgrade.json.damaged");
             assert_eq!(fs::read_to_string(aside).unwrap(), damaged);
             assert_eq!(Record::read(&layout).unwrap(), None, "{damaged}");
         }
-        forget(&layout).unwrap();
-        forget(&layout).unwrap();
+        remove_record(&layout).unwrap();
+        remove_record(&layout).unwrap();
         assert_eq!(fs::read_dir(layout.bin()).unwrap().count(), 1);
     }
 
@@ -210,13 +210,13 @@ mod tests {
                 change(&layout);
             }
             record(stage).write(&layout).unwrap();
-            settle(&layout).unwrap();
+            arrange_kubelet(&layout).unwrap();
             assert_eq!(kubelet(&layout), expected, "{rule}");
-            settle(&layout).unwrap();
+            arrange_kubelet(&layout).unwrap();
             assert_eq!(kubelet(&layout), expected, "{rule}, once more");
             if stage == Stage::Replacing {
                 record(Stage::Reverting).write(&layout).unwrap();
-                settle(&layout).unwrap();
+                arrange_kubelet(&layout).unwrap();
                 assert_eq!(kubelet(&layout), "old", "{rule}, and back");
             }
         }
@@ -228,7 +228,7 @@ mod tests {
         let layout = layout(dir.path());
         fs::remove_file(layout.binary(NEXT)).unwrap();
         record(Stage::Replacing).write(&layout).unwrap();
-        let refused = settle(&layout).unwrap_err();
+        let refused = arrange_kubelet(&layout).unwrap_err();
         assert!(refused.to_string().contains(NEXT), "{refused}");
         assert_eq!(kubelet(&layout), "old");
     }
@@ -239,9 +239,9 @@ mod tests {
         let layout = layout(dir.path());
         fs::write(layout.binary(PREVIOUS), "older").unwrap();
         record(Stage::Replacing).write(&layout).unwrap();
-        settle(&layout).unwrap();
+        arrange_kubelet(&layout).unwrap();
         record(Stage::Reverting).write(&layout).unwrap();
-        settle(&layout).unwrap();
+        arrange_kubelet(&layout).unwrap();
         assert_eq!(kubelet(&layout), "old");
     }
 }

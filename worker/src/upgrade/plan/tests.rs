@@ -5,9 +5,9 @@ use super::*;
 const OLD: &str = "v1.35.4";
 const NEW: &str = "v1.35.5";
 
-fn node(kubelet: &str, asked: &str, said: &str) -> Value {
+fn node(kubelet: &str, requested: &str, status: &str) -> Value {
     let mut annotations = serde_json::Map::new();
-    for (key, text) in [(labels::KUBELET_VERSION, asked), (labels::KUBELET_UPGRADE, said)] {
+    for (key, text) in [(labels::KUBELET_VERSION, requested), (labels::KUBELET_UPGRADE, status)] {
         if !text.is_empty() {
             annotations.insert(key.into(), text.into());
         }
@@ -27,8 +27,8 @@ fn node(kubelet: &str, asked: &str, said: &str) -> Value {
     })
 }
 
-fn see(node: Value) -> Seen {
-    Seen::of(&serde_json::from_value(node).unwrap())
+fn see(node: Value) -> UpgradeNode {
+    UpgradeNode::from_node(&serde_json::from_value(node).unwrap())
 }
 
 fn version(text: &str) -> KubernetesVersion {
@@ -45,27 +45,27 @@ fn record(stage: Stage) -> Record {
     }
 }
 
-fn said(text: &str) -> Step {
+fn status(text: &str) -> Step {
     Step::WriteStatus(text.parse().unwrap())
 }
 
 #[test]
 fn each_step_follows_from_the_record_and_the_node() {
     for (rule, node, stage, expected) in [
-        ("a new worker", node(OLD, "", ""), None, said("v1.35.4 Done")),
+        ("a new worker", node(OLD, "", ""), None, status("v1.35.4 Done")),
         ("nothing is asked", node(OLD, "", "v1.35.4 Done"), None, Step::Nothing),
         (
             "it says something else",
             node(OLD, "", "hm"),
             None,
-            said("v1.35.4 Done"),
+            status("v1.35.4 Done"),
         ),
         ("no kubelet has said anything", node("", NEW, ""), None, Step::Nothing),
         (
             "what it has is asked",
             node(NEW, NEW, "v1.35.5 Done"),
             None,
-            Step::Clear("v1.35.5 Done".parse().unwrap()),
+            Step::ClearRequest("v1.35.5 Done".parse().unwrap()),
         ),
         (
             "nonsense is asked",
@@ -77,7 +77,7 @@ fn each_step_follows_from_the_record_and_the_node() {
             "another is asked",
             node(OLD, NEW, "v1.35.4 Done"),
             None,
-            Step::Begin(version(NEW)),
+            Step::Prepare(version(NEW)),
         ),
         (
             "it is to drain",
@@ -89,13 +89,13 @@ fn each_step_follows_from_the_record_and_the_node() {
             "nobody asks any more",
             node(OLD, "", "v1.35.5 Draining"),
             Some(Stage::Draining),
-            Step::Abandon(record(Stage::Draining)),
+            Step::Cancel(record(Stage::Draining)),
         ),
         (
             "another is asked meanwhile",
             node(OLD, "v1.35.6", "v1.35.5 Draining"),
             Some(Stage::Draining),
-            Step::Abandon(record(Stage::Draining)),
+            Step::Cancel(record(Stage::Draining)),
         ),
         (
             "it is replaced, whoever asks",
@@ -107,13 +107,13 @@ fn each_step_follows_from_the_record_and_the_node() {
             "it goes back",
             node(NEW, NEW, "v1.35.5 Replacing"),
             Some(Stage::Reverting),
-            Step::Return(record(Stage::Reverting)),
+            Step::VerifyPrevious(record(Stage::Reverting)),
         ),
         (
             "it has failed, and nobody was told",
             node(OLD, NEW, "v1.35.4 Done"),
             Some(Stage::Failed),
-            said("v1.35.5 Failed: no room"),
+            status("v1.35.5 Failed: no room"),
         ),
         (
             "it has failed",
@@ -125,13 +125,13 @@ fn each_step_follows_from_the_record_and_the_node() {
             "it has failed, and may try again",
             node(OLD, "", "v1.35.5 Failed: no room"),
             Some(Stage::Failed),
-            Step::Forget,
+            Step::RemoveRecord,
         ),
         (
             "it has failed, and another is asked",
             node(OLD, "v1.35.6", "v1.35.5 Failed: no room"),
             Some(Stage::Failed),
-            Step::Forget,
+            Step::RemoveRecord,
         ),
     ] {
         let record = stage.map(record);
@@ -176,21 +176,21 @@ fn a_node_is_ready_when_the_new_kubelet_says_so() {
 #[test]
 fn a_kubelet_is_not_waited_for_without_end() {
     let seen = see(node(OLD, NEW, ""));
-    let mut progress = Progress::default();
+    let mut progress = KubeletWait::default();
     for answer in 1..RESPONSES_MAX {
-        assert_eq!(progress.note(&seen, EXITS_MAX - 1), None, "{answer}");
+        assert_eq!(progress.count_response(&seen, EXITS_MAX - 1), None, "{answer}");
     }
-    let why = progress.note(&seen, 0).unwrap();
+    let why = progress.count_response(&seen, 0).unwrap();
     assert!(why.contains("does not say"), "{why}");
     assert_eq!(
-        Progress::default().note(&seen, EXITS_MAX).as_deref(),
+        KubeletWait::default().count_response(&seen, EXITS_MAX).as_deref(),
         Some("it ended 5 times")
     );
     let mut node = node(NEW, NEW, "");
     node["status"]["conditions"][0]["status"] = "False".into();
     node["status"]["conditions"][0]["message"] = format!("\u{1b}{}", "a".repeat(10_000)).into();
     progress.responses = RESPONSES_MAX;
-    let why = progress.note(&see(node), 0).unwrap();
+    let why = progress.count_response(&see(node), 0).unwrap();
     assert!(
         why.starts_with("the Node is not ready (aaa") && why.len() < 300,
         "{why}"
