@@ -33,10 +33,10 @@ mod plan;
 mod table;
 mod tunnel;
 
-use host::Host;
+use host::HostNetwork;
 use key::Key;
 use nodes::Nodes;
-use plan::{Own, Plan};
+use plan::{LocalWorker, Plan};
 use table::{Table, build_table};
 use tunnel::{Parts, Tunnel};
 
@@ -44,7 +44,7 @@ use tunnel::{Parts, Tunnel};
 /// peers need new handshakes.
 const RESYNC: Duration = Duration::from_secs(60);
 /// Delay after an error, and between two reconciles.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
 /// Timeout for resolving the API server's name, which must not delay a reconcile.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(2);
 const ADDRESSES_MAX: usize = 64;
@@ -65,8 +65,8 @@ impl Network {
             let why = format!("Pods cannot have addresses of {range}: only those of IPv4 are routed");
             return Err(Error::Network(why));
         }
-        let secret = key::keep(&layout.wireguard_key())?;
-        let mut upkeep = Upkeep {
+        let secret = key::load_or_generate(&layout.wireguard_key())?;
+        let mut reconciler = PodNetworkReconciler {
             layout: layout.clone(),
             worker: worker.clone(),
             range,
@@ -79,14 +79,14 @@ impl Network {
         };
         // An existing table already has the peers.
         if !nftables::has_table(&worker.id.network()).await {
-            upkeep.put_table().await.map_err(Error::Network)?;
+            reconciler.apply_table().await.map_err(Error::Network)?;
         }
-        let host = upkeep.observe().await.map_err(Error::Network)?;
-        upkeep.settle(&None).await;
-        let (stop, asked) = oneshot::channel();
+        let host = reconciler.observe().await.map_err(Error::Network)?;
+        reconciler.reconcile(&None).await;
+        let (stop, stop_requested) = oneshot::channel();
         Ok(Self {
             stop,
-            task: tokio::spawn(upkeep.keep(asked)),
+            task: tokio::spawn(reconciler.run(stop_requested)),
             mtu: host.mtu,
         })
     }
@@ -114,7 +114,7 @@ pub(crate) async fn add_address(address: IpAddr) -> Result<(), String> {
         .map(drop)
 }
 
-struct Upkeep {
+struct PodNetworkReconciler {
     layout: Layout,
     worker: Worker,
     range: Cidr,
@@ -127,47 +127,47 @@ struct Upkeep {
     last_message: String,
 }
 
-impl Upkeep {
-    async fn keep(mut self, asked: oneshot::Receiver<()>) {
-        let (known, heard) = watch::channel(None);
+impl PodNetworkReconciler {
+    async fn run(mut self, stop_requested: oneshot::Receiver<()>) {
+        let (known, changes) = watch::channel(None);
         let (layout, worker) = (self.layout.clone(), self.worker.clone());
         tokio::select! {
             () = nodes::follow(&layout, &worker, &known) => {}
-            () = self.follow(heard) => {}
-            _ = asked => {}
+            () = self.follow(changes) => {}
+            _ = stop_requested => {}
         }
         if let Some(tunnel) = self.tunnel.take() {
             tunnel.close().await;
         }
     }
 
-    async fn follow(&mut self, mut heard: watch::Receiver<Nodes>) {
-        let mut pause = PAUSE_MIN;
+    async fn follow(&mut self, mut changes: watch::Receiver<Nodes>) {
+        let mut backoff = BACKOFF_MIN;
         loop {
             tokio::select! {
-                changed = heard.changed() => if changed.is_err() { return },
+                changed = changes.changed() => if changed.is_err() { return },
                 () = wait_failed(&mut self.tunnel) => {
                     self.tunnel = None;
                     progress("the tunnels to other workers have ended; they are made again");
-                    sleep(PAUSE_MIN).await;
+                    sleep(BACKOFF_MIN).await;
                 }
-                () = sleep(pause) => {}
+                () = sleep(backoff) => {}
             }
-            let nodes = heard.borrow_and_update().clone();
-            pause = if self.settle(&nodes).await {
+            let nodes = changes.borrow_and_update().clone();
+            backoff = if self.reconcile(&nodes).await {
                 RESYNC
             } else {
-                (pause * 2).min(RESYNC)
+                (backoff * 2).min(RESYNC)
             };
             // Limits reconciles to one per second, because any client that may write a Node can
             // cause them.
-            sleep(PAUSE_MIN).await;
+            sleep(BACKOFF_MIN).await;
         }
     }
 
     /// Reconciles everything, and prints an error once. Returns whether it succeeded.
-    async fn settle(&mut self, nodes: &Nodes) -> bool {
-        let why = self.try_settle(nodes).await.err().unwrap_or_default();
+    async fn reconcile(&mut self, nodes: &Nodes) -> bool {
+        let why = self.try_reconcile(nodes).await.err().unwrap_or_default();
         if !why.is_empty() && why != self.last_message {
             progress(&format!("the network of Pods is not as it should be: {why}"));
         }
@@ -175,23 +175,23 @@ impl Upkeep {
         self.last_message.is_empty()
     }
 
-    async fn try_settle(&mut self, nodes: &Nodes) -> Result<(), String> {
+    async fn try_reconcile(&mut self, nodes: &Nodes) -> Result<(), String> {
         let host = self.observe().await?;
         if let Some(nodes) = nodes {
-            let own = Own {
+            let own = LocalWorker {
                 name: self.worker.name.clone(),
                 key: self.key,
                 range: self.range,
                 reserved: host.reserved,
             };
             let plan = plan::plan(&own, nodes);
-            for (name, fault) in &plan.left_out {
-                if self.plan.left_out.get(name) != Some(fault) {
+            for (name, fault) in &plan.rejected {
+                if self.plan.rejected.get(name) != Some(fault) {
                     progress(&format!("Pods of Node {name} are not reached: {fault}"));
                 }
             }
             self.plan = plan;
-            self.put_table().await?;
+            self.apply_table().await?;
         }
         let tunnel = match &mut self.tunnel {
             Some(tunnel) => tunnel,
@@ -207,7 +207,7 @@ impl Upkeep {
             }
         };
         tunnel.set_peers(&self.plan.peers).await?;
-        tunnel.wake().await;
+        tunnel.restart_handshakes().await;
         self.publish(nodes).await
     }
 
@@ -235,7 +235,7 @@ impl Upkeep {
         nodes::publish(&self.layout, &self.worker, &seen.uid, &key, &endpoint).await
     }
 
-    async fn observe(&mut self) -> Result<Host, String> {
+    async fn observe(&mut self) -> Result<HostNetwork, String> {
         let lookup = tokio::net::lookup_host(self.worker.server.clone());
         if let Ok(Ok(found)) = tokio::time::timeout(LOOKUP_LIMIT, lookup).await {
             let addresses = found.map(|address| address.ip().to_canonical());
@@ -249,7 +249,7 @@ impl Upkeep {
         Ok(host)
     }
 
-    async fn put_table(&self) -> Result<(), String> {
+    async fn apply_table(&self) -> Result<(), String> {
         let peers: Vec<_> = self.plan.peers.iter().map(|peer| peer.range).collect();
         let text = build_table(&Table {
             name: &self.worker.id.network(),

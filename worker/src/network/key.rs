@@ -62,7 +62,7 @@ fn parse(text: &str) -> Option<[u8; BYTES]> {
 
 /// Reads the private key from a file. Generates a new one if the file is missing or incomplete;
 /// other workers learn its public key from the Node.
-pub(crate) fn keep(path: &Path) -> Result<StaticSecret, FileError> {
+pub(crate) fn load_or_generate(path: &Path) -> Result<StaticSecret, FileError> {
     let mut text = String::new();
     match fs::File::open(path).and_then(|file| file.take(FILE_MAX).read_to_string(&mut text)) {
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => {
@@ -88,15 +88,15 @@ mod tests {
     fn a_key_is_drawn_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        let first = Key::from(&keep(&path).unwrap());
+        let first = Key::from(&load_or_generate(&path).unwrap());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, files::SECRET);
-        assert_eq!(Key::from(&keep(&path).unwrap()), first);
+        assert_eq!(Key::from(&load_or_generate(&path).unwrap()), first);
         assert_eq!(first.to_string().parse::<Key>().unwrap(), first);
         for torn in ["", "x\n", "\u{ff}"] {
             fs::write(&path, torn).unwrap();
-            let next = Key::from(&keep(&path).unwrap());
+            let next = Key::from(&load_or_generate(&path).unwrap());
             assert_ne!(next, first, "{torn:?}");
-            assert_eq!(Key::from(&keep(&path).unwrap()), next, "{torn:?}");
+            assert_eq!(Key::from(&load_or_generate(&path).unwrap()), next, "{torn:?}");
         }
     }
 

@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use yoke_api::labels;
 
-use super::plan::Seen;
+use super::plan::PeerNode;
 use crate::error_chain::format_chain;
 use crate::layout::Layout;
 use crate::node::{self, with_limit};
@@ -22,32 +22,32 @@ use crate::output::progress;
 use crate::state::Worker;
 
 /// Delay after a watch that ended early.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
 /// Page size of the list. A Node has many kilobytes, so pages bound the memory.
 const PAGE: u32 = 50;
 /// Upper bound for values that other clients write, longer than any key or endpoint.
-const TEXT_MAX: usize = 100;
+const VALUE_MAX: usize = 100;
 const RANGES_MAX: usize = 2;
 /// Timeout of a watch without events. Kubelets write their Node's status every five minutes, so
 /// such a connection is broken.
-const SILENCE: Duration = Duration::from_secs(600);
+const IDLE_LIMIT: Duration = Duration::from_secs(600);
 
 /// Nodes by name; `None` before the first complete list.
-pub(super) type Nodes = Option<BTreeMap<String, Seen>>;
+pub(super) type Nodes = Option<BTreeMap<String, PeerNode>>;
 
 /// Publishes the Nodes, with the newest certificate of the kubelet, until dropped. While the API is
 /// unreachable the last state stays.
 pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Sender<Nodes>) {
-    let mut pause = PAUSE_MIN;
+    let mut backoff = BACKOFF_MIN;
     let mut last_message = String::new();
     loop {
         if let Some(client) = node::connect(layout, worker).await {
             let config = watcher::Config::default().page_size(PAGE);
             let events = watcher(Api::<Node>::all(client), config);
-            let (well, why) = hear(events, known).await;
-            if well {
-                pause = PAUSE_MIN;
+            let (listed_once, why) = follow_watch(events, known).await;
+            if listed_once {
+                backoff = BACKOFF_MIN;
                 last_message.clear();
             }
             if !why.is_empty() && why != last_message {
@@ -57,30 +57,30 @@ pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Send
                 last_message = why;
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(BACKOFF_MAX);
     }
 }
 
 /// Follows a watch until an error. Returns whether there was a complete list, and the error.
-async fn hear(
+async fn follow_watch(
     events: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
     known: &watch::Sender<Nodes>,
 ) -> (bool, String) {
     let mut events = pin!(events);
     let mut listed = BTreeMap::new();
-    let mut well = false;
+    let mut listed_once = false;
     loop {
-        let event = match tokio::time::timeout(SILENCE, events.next()).await {
+        let event = match tokio::time::timeout(IDLE_LIMIT, events.next()).await {
             Ok(Some(Ok(event))) => event,
-            Ok(Some(Err(error))) => return (well, format_chain(&error)),
-            Ok(None) | Err(_) => return (well, String::new()),
+            Ok(Some(Err(error))) => return (listed_once, format_chain(&error)),
+            Ok(None) | Err(_) => return (listed_once, String::new()),
         };
         match event {
             Event::Init => listed.clear(),
             Event::InitApply(node) => drop(listed.insert(node.name_any(), extract(node))),
             Event::InitDone => {
-                well = true;
+                listed_once = true;
                 let whole = Some(std::mem::take(&mut listed));
                 known.send_if_modified(|nodes| {
                     let differs = *nodes != whole;
@@ -104,8 +104,8 @@ async fn hear(
 }
 
 /// Extracts the fields that matter. A value that is too long counts as missing.
-fn extract(node: Node) -> Seen {
-    let short = |text: &String| text.len() <= TEXT_MAX;
+fn extract(node: Node) -> PeerNode {
+    let short = |text: &String| text.len() <= VALUE_MAX;
     let annotation = |name: &str| {
         let text = node.annotations().get(name)?;
         Some(if short(text) { text.clone() } else { String::new() })
@@ -118,7 +118,7 @@ fn extract(node: Node) -> Seen {
     let ranges = spec.pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().collect());
     let addresses = node.status.and_then(|status| status.addresses).unwrap_or_default();
     let internal = addresses.into_iter().find(|address| address.type_ == "InternalIP");
-    Seen {
+    PeerNode {
         uid: node.metadata.uid.unwrap_or_default(),
         created: node.metadata.creation_timestamp.map(|time| time.0),
         ranges: ranges.into_iter().filter(short).take(RANGES_MAX).collect(),
@@ -173,7 +173,7 @@ mod tests {
                 {"type": "InternalIP", "address": "192.0.2.1"},
             ]},
         }));
-        let expected = Seen {
+        let expected = PeerNode {
             uid: "u1".into(),
             created: Some("2026-11-23T00:00:00Z".parse().unwrap()),
             ranges: vec!["10.1.2.0/24".into(), "fd00::/64".into()],
@@ -201,11 +201,11 @@ mod tests {
             Ok(Event::Delete(named("a"))),
             lost(),
         ];
-        let (well, why) = hear(futures::stream::iter(first), &known).await;
-        assert!(well && !why.is_empty(), "{why}");
+        let (listed_once, why) = follow_watch(futures::stream::iter(first), &known).await;
+        assert!(listed_once && !why.is_empty(), "{why}");
         assert_eq!(names(&heard.borrow_and_update()).unwrap(), ["b", "c"]);
         let half = [Ok(Event::Init), Ok(Event::InitApply(named("d"))), lost()];
-        assert!(!hear(futures::stream::iter(half), &known).await.0);
+        assert!(!follow_watch(futures::stream::iter(half), &known).await.0);
         assert_eq!(names(&heard.borrow()).unwrap(), ["b", "c"]);
         let second = [
             Ok(Event::Init),
@@ -214,7 +214,7 @@ mod tests {
             Ok(Event::InitDone),
             Ok(Event::Apply(named("b"))),
         ];
-        hear(futures::stream::iter(second), &known).await;
+        follow_watch(futures::stream::iter(second), &known).await;
         assert!(!heard.has_changed().unwrap(), "nothing is new");
     }
 }

@@ -19,7 +19,7 @@ const PRIVATE: [&str; 4] = ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192
 
 /// The fields of a Node that matter, unvalidated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct PeerNode {
     pub(crate) uid: String,
     pub(crate) created: Option<Timestamp>,
     /// Pod ranges of the Node.
@@ -32,7 +32,7 @@ pub(crate) struct Seen {
 
 /// This worker.
 #[derive(Clone, Debug)]
-pub(crate) struct Own {
+pub(crate) struct LocalWorker {
     pub(crate) name: String,
     pub(crate) key: Key,
     /// Pod range of this worker.
@@ -54,12 +54,12 @@ pub(crate) struct Peer {
 pub(crate) struct Plan {
     pub(crate) peers: Vec<Peer>,
     /// Nodes without a tunnel, and the reasons.
-    pub(crate) left_out: BTreeMap<String, Fault>,
+    pub(crate) rejected: BTreeMap<String, PeerRejection>,
 }
 
 /// The reason why a Node gets no tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Fault {
+pub(crate) enum PeerRejection {
     #[error("its public key is none")]
     Key,
     #[error("Node {0} has the same public key")]
@@ -81,7 +81,7 @@ pub(crate) enum Fault {
 }
 
 /// Plans the tunnels to all Nodes, given by name.
-pub(crate) fn plan(own: &Own, nodes: &BTreeMap<String, Seen>) -> Plan {
+pub(crate) fn plan(own: &LocalWorker, nodes: &BTreeMap<String, PeerNode>) -> Plan {
     let mut others: Vec<_> = nodes.iter().filter(|(name, _)| **name != own.name).collect();
     others.sort_by_key(|(name, seen)| (seen.created.is_none(), seen.created, *name));
     let mut plan = Plan::default();
@@ -89,54 +89,60 @@ pub(crate) fn plan(own: &Own, nodes: &BTreeMap<String, Seen>) -> Plan {
     for (name, seen) in others {
         // A Node without a key has no worker of this kind, or its worker has not started yet.
         let Some(key) = &seen.key else { continue };
-        match admit(own, &names, &plan.peers, seen, key) {
+        match check_peer(own, &names, &plan.peers, seen, key) {
             Ok(peer) => {
                 plan.peers.push(peer);
                 names.push(name.as_str());
             }
             Err(fault) => {
-                plan.left_out.insert(name.clone(), fault);
+                plan.rejected.insert(name.clone(), fault);
             }
         }
     }
     plan
 }
 
-fn admit(own: &Own, names: &[&str], peers: &[Peer], seen: &Seen, key: &str) -> Result<Peer, Fault> {
+fn check_peer(
+    own: &LocalWorker,
+    names: &[&str],
+    peers: &[Peer],
+    seen: &PeerNode,
+    key: &str,
+) -> Result<Peer, PeerRejection> {
     let older = || names.iter().zip(peers);
     let owned = |(name, _): (&&str, &Peer)| (*name).to_owned();
-    let key: Key = key.parse().map_err(|_| Fault::Key)?;
+    let key: Key = key.parse().map_err(|_| PeerRejection::Key)?;
     if key == own.key {
-        return Err(Fault::SharedKey(own.name.clone()));
+        return Err(PeerRejection::SharedKey(own.name.clone()));
     }
     if let Some(other) = older().find(|(_, peer)| peer.key == key) {
-        return Err(Fault::SharedKey(owned(other)));
+        return Err(PeerRejection::SharedKey(owned(other)));
     }
-    let range = choose_range(own.range, &seen.ranges).ok_or(Fault::Range)?;
+    let range = choose_range(own.range, &seen.ranges).ok_or(PeerRejection::Range)?;
     if range.overlaps(own.range) {
-        return Err(Fault::SharedRange(own.name.clone()));
+        return Err(PeerRejection::SharedRange(own.name.clone()));
     }
     if let Some(needed) = own.reserved.iter().find(|needed| needed.overlaps(range)) {
-        return Err(Fault::Reserved(*needed));
+        return Err(PeerRejection::Reserved(*needed));
     }
     if let Some(other) = older().find(|(_, peer)| peer.range.overlaps(range)) {
-        return Err(Fault::SharedRange(owned(other)));
+        return Err(PeerRejection::SharedRange(owned(other)));
     }
     if let Some(other) = older().find(|(_, peer)| range.contains(peer.endpoint.ip())) {
-        return Err(Fault::Covers(owned(other)));
+        return Err(PeerRejection::Covers(owned(other)));
     }
     let endpoint = seen.endpoint.as_deref().and_then(parse_endpoint);
     // An endpoint in the Node's own Pod range would route the tunnel through itself.
     let endpoint = endpoint.filter(|endpoint| !range.contains(endpoint.ip()));
-    let endpoint = endpoint.ok_or(Fault::Endpoint)?;
+    let endpoint = endpoint.ok_or(PeerRejection::Endpoint)?;
     if own.range.contains(endpoint.ip()) {
-        return Err(Fault::Inside(own.name.clone()));
+        return Err(PeerRejection::Inside(own.name.clone()));
     }
     if let Some(other) = older().find(|(_, peer)| peer.range.contains(endpoint.ip())) {
-        return Err(Fault::Inside(owned(other)));
+        return Err(PeerRejection::Inside(owned(other)));
     }
     if peers.len() >= PEERS_MAX {
-        return Err(Fault::Many);
+        return Err(PeerRejection::Many);
     }
     Ok(Peer { key, endpoint, range })
 }

@@ -92,7 +92,7 @@ impl Tunnel {
         let unrouted: Vec<_> = unrouted.collect();
         let keys: Vec<_> = new.iter().map(|peer| peer.key).collect();
         self.peers = wanted;
-        self.shake_hands(keys).await;
+        self.send_handshakes(keys).await;
         let mut script = String::new();
         for range in unrouted {
             let _ = writeln!(script, "route delete {range} dev {}", self.name);
@@ -106,11 +106,11 @@ impl Tunnel {
 
     /// Starts new handshakes with all peers. The device gives up on a silent peer until a Pod sends
     /// a packet to it. A worker behind a NAT would be unreachable until then.
-    pub(super) async fn wake(&self) {
-        self.shake_hands(self.peers.keys().copied().collect()).await;
+    pub(super) async fn restart_handshakes(&self) {
+        self.send_handshakes(self.peers.keys().copied().collect()).await;
     }
 
-    async fn shake_hands(&self, keys: Vec<Key>) {
+    async fn send_handshakes(&self, keys: Vec<Key>) {
         let begin = |key: Key| async move {
             // The device itself retries a handshake without response.
             let _ = self.device.force_handshake(&PublicKey::from(key)).await;
