@@ -50,7 +50,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     let mut worker = setup::build_worker(name, id, Netns::current()?, line, &options.worker, options.rm);
     worker.gpus = with_gpus;
     let port = if options.rm && worker.pod_network {
-        let port = uplink::take_port(options.worker.machine.wireguard_port)?;
+        let port = uplink::reserve_port(options.worker.machine.wireguard_port)?;
         worker.wireguard_port = port.number;
         Some(port)
     } else {
@@ -174,7 +174,7 @@ pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Pur
 pub(crate) async fn observe(options: &MachineOptions, line: Option<&JoinLine>, purpose: Purpose) -> Vec<row::Row> {
     let mut facts = facts::observe(options).await;
     facts.purpose = purpose;
-    facts.uplink = uplink::try_out().await;
+    facts.uplink = uplink::check_support().await;
     if let Some(line) = line {
         facts.pod_network = line.pod_network;
         facts.skew = Some(clock::observe_skew(line).await);

@@ -36,7 +36,7 @@ use crate::node_lifecycle;
 use crate::output::progress;
 use crate::process::signals::Signals;
 use crate::state::{Lock, Worker, is_at};
-use crate::uplink::Upkeep;
+use crate::uplink::UplinkReconciler;
 
 /// Folders of the machine that containerd, the kubelet or CNI write to regardless of configuration.
 const SHARED_FOLDERS: &[&str] = &[
@@ -88,13 +88,13 @@ pub(crate) async fn run(
     let mut pipe = inner.stdin.take();
     let network_ready = async {
         let net = find_network(&mut inner).await?;
-        let upkeep = Upkeep::raise(layout, worker, net).await?;
+        let reconciler = UplinkReconciler::create(layout, worker, net).await?;
         let go = pipe.as_mut().expect("it is piped").write_all(b"\n").await;
         go.map_err(Error::Start)?;
-        Ok(upkeep)
+        Ok(reconciler)
     };
-    let mut upkeep = match network_ready.await {
-        Ok(upkeep) => upkeep,
+    let mut reconciler = match network_ready.await {
+        Ok(reconciler) => reconciler,
         Err(error) => {
             let _ = inner.kill().await;
             return Err(error);
@@ -103,7 +103,7 @@ pub(crate) async fn run(
     let drain = worker.drain;
     tokio::select! {
         ended = wait(inner, pipe, ttl, drain, signals) => ended,
-        never = upkeep.keep() => match never {},
+        never = reconciler.run() => match never {},
     }
 }
 

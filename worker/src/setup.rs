@@ -78,7 +78,7 @@ pub(crate) fn build_worker(
         gpus: false,
         id,
         node_uid: None,
-        uplink: ephemeral.then(|| Uplink::begin(Run::new(rand::random()))),
+        uplink: ephemeral.then(|| Uplink::unassigned(Run::new(rand::random()))),
         netns: Some(netns),
         ephemeral,
         drain: options.drain_timeout,

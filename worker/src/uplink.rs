@@ -56,7 +56,7 @@ const RESYNC: Duration = Duration::from_secs(60);
 /// Attempts to find a free subnet, in case other workers take it at the same time.
 const ATTEMPTS: u32 = 16;
 /// Number of ports to try.
-const PORTS: u16 = 100;
+const PORTS_TRIED: u16 = 100;
 
 /// A UDP port of the machine, reserved for the worker until dropped.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) struct Port {
 }
 
 /// Reserves the requested port, or the first free one.
-pub(crate) fn take_port(wanted: Option<u16>) -> Result<Port, Error> {
+pub(crate) fn reserve_port(wanted: Option<u16>) -> Result<Port, Error> {
     let take = |number| {
         let held = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, number))?;
         Ok(Port { number, _held: held })
@@ -74,7 +74,7 @@ pub(crate) fn take_port(wanted: Option<u16>) -> Result<Port, Error> {
     let taken: std::io::Result<Port> = match wanted {
         Some(number) => take(number),
         None => {
-            let mut ports = (0..PORTS).map(|more| take(EPHEMERAL_PORT + more));
+            let mut ports = (0..PORTS_TRIED).map(|more| take(EPHEMERAL_PORT + more));
             ports
                 .find(Result::is_ok)
                 .unwrap_or_else(|| Err(std::io::ErrorKind::AddrInUse.into()))
@@ -86,7 +86,7 @@ pub(crate) fn take_port(wanted: Option<u16>) -> Result<Port, Error> {
 
 /// Checks whether this machine supports an ephemeral worker's network, in network namespaces that
 /// disappear afterwards.
-pub(crate) async fn try_out() -> Result<(), String> {
+pub(crate) async fn check_support() -> Result<(), String> {
     let words = ["link", "add", "name", "ykup0", "type", "veth", "peer", "name", "ykup1"];
     let link = [&["--net", "ip"], &words[..]].concat();
     call("unshare", &link, "").await.map_err(|why| format!("veth: {why}"))?;
@@ -104,7 +104,7 @@ pub(crate) async fn try_out() -> Result<(), String> {
 }
 
 /// A maintained network of an ephemeral worker.
-pub(crate) struct Upkeep {
+pub(crate) struct UplinkReconciler {
     uplink: Uplink,
     wireguard: Option<u16>,
     /// Network namespace file of the worker.
@@ -115,41 +115,43 @@ pub(crate) struct Upkeep {
     /// Resolver configuration of the sandbox.
     resolvers: PathBuf,
     /// The script of the current table.
-    put: String,
+    applied: String,
     last_message: String,
 }
 
-impl Upkeep {
+impl UplinkReconciler {
     /// Creates the link of a network namespace, and persists its addresses.
-    pub(crate) async fn raise(layout: &Layout, worker: &mut Worker, net: PathBuf) -> Result<Self, Error> {
-        remove_dead().await;
+    pub(crate) async fn create(layout: &Layout, worker: &mut Worker, net: PathBuf) -> Result<Self, Error> {
+        remove_leftover_runs().await;
         let run = match &worker.uplink {
             Some(uplink) => uplink.run.clone(),
             None => return Err(Error::Uplink("the worker is to have none".to_owned())),
         };
-        let uplink = make_first(&run, worker, &net).await.map_err(Error::Uplink)?;
+        let uplink = create_link_with_free_subnet(&run, worker, &net)
+            .await
+            .map_err(Error::Uplink)?;
         worker.uplink = Some(uplink.clone());
         worker.write(layout)?;
         let gateway = uplink.gateway;
         let failed = |error| Error::Uplink(format!("cannot listen at {gateway}: {error}"));
         let resolvers = layout.replacement(RESOLV_CONF);
         files::make_folder(resolvers.parent().unwrap_or(&resolvers))?;
-        let mut upkeep = Self {
+        let mut reconciler = Self {
             relay: Arc::new(Relay::bind(&uplink).await.map_err(failed)?),
             opened: BTreeSet::new(),
             uplink,
             wireguard: worker.pod_network.then_some(worker.wireguard_port),
             net,
             resolvers,
-            put: String::new(),
+            applied: String::new(),
             last_message: String::new(),
         };
-        upkeep.try_settle().await.map_err(Error::Uplink)?;
-        Ok(upkeep)
+        reconciler.reconcile().await.map_err(Error::Uplink)?;
+        Ok(reconciler)
     }
 
     /// Reconciles the network until dropped.
-    pub(crate) async fn keep(&mut self) -> Infallible {
+    pub(crate) async fn run(&mut self) -> Infallible {
         let relay = Arc::clone(&self.relay);
         tokio::select! {
             never = relay.serve() => never,
@@ -160,7 +162,7 @@ impl Upkeep {
     async fn resync(&mut self) -> Infallible {
         loop {
             sleep(RESYNC).await;
-            let why = self.try_settle().await.err().unwrap_or_default();
+            let why = self.reconcile().await.err().unwrap_or_default();
             if !why.is_empty() && why != self.last_message {
                 progress(&format!("the worker's way out is not as it should be: {why}"));
             }
@@ -169,26 +171,26 @@ impl Upkeep {
     }
 
     /// The link comes first. No packet leaves before its address is translated.
-    async fn try_settle(&mut self) -> Result<(), String> {
+    async fn reconcile(&mut self) -> Result<(), String> {
         let seen = machine::observe().await?;
         let link = self.uplink.run.link();
         if !seen.links.contains(&link) {
-            make_link(&self.uplink, &self.net, seen.mtu).await?;
+            create_link(&self.uplink, &self.net, seen.mtu).await?;
         }
-        self.opened = forward::plan(&seen.devices, &self.opened).await;
+        self.opened = forward::plan_forwarding(&seen.devices, &self.opened).await;
         let text = build_table(&Table {
             uplink: &self.uplink,
             wireguard: self.wireguard,
             relay: self.relay.ports(),
             opened: &self.opened,
         });
-        if text != self.put || !nftables::has_table(&self.uplink.run.table()).await {
+        if text != self.applied || !nftables::has_table(&self.uplink.run.table()).await {
             nftables::apply(&text).await?;
-            self.put = text;
+            self.applied = text;
         }
         iptables::accept_forwarding(&link, &self.uplink.run.table()).await?;
-        forward::open(self.opened.iter().chain(seen.devices.iter()).chain([&link]))?;
-        connect(&self.uplink, &self.net).await?;
+        forward::enable(self.opened.iter().chain(seen.devices.iter()).chain([&link]))?;
+        configure_inside(&self.uplink, &self.net).await?;
         self.write_resolvers().map_err(|error| format_chain(&error))
     }
 
@@ -204,11 +206,11 @@ impl Upkeep {
 
 /// Creates the link with a free subnet. Adding the route reserves the subnet, because the kernel
 /// accepts a route only once.
-async fn make_first(run: &Run, worker: &Worker, net: &Path) -> Result<Uplink, String> {
+async fn create_link_with_free_subnet(run: &Run, worker: &Worker, net: &Path) -> Result<Uplink, String> {
     for _ in 0..ATTEMPTS {
         let seen = machine::observe().await?;
         let uplink = plan::plan(run, &seen, worker.node_ip, rand::random()).ok_or("no private subnet is free")?;
-        match make_link(&uplink, net, seen.mtu).await {
+        match create_link(&uplink, net, seen.mtu).await {
             Err(why) if why.contains("File exists") => remove_link(run).await,
             made => return made.map(|()| uplink),
         }
@@ -217,7 +219,7 @@ async fn make_first(run: &Run, worker: &Worker, net: &Path) -> Result<Uplink, St
 }
 
 /// Creates the link. Also used when another program has removed it.
-async fn make_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> {
+async fn create_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> {
     let (link, net, mtu) = (uplink.run.link(), net.display().to_string(), mtu.to_string());
     let ends = [
         "link", "add", "name", &link, "mtu", &mtu, "type", "veth", "peer", "name", INSIDE, "mtu", &mtu, "netns", &net,
@@ -236,7 +238,7 @@ async fn make_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> 
 }
 
 /// Configures the worker's end of the link.
-async fn connect(uplink: &Uplink, net: &Path) -> Result<(), String> {
+async fn configure_inside(uplink: &Uplink, net: &Path) -> Result<(), String> {
     let script = format!(
         "link set dev lo up\n\
          address replace {}/{} dev {INSIDE}\n\
@@ -264,12 +266,12 @@ pub(crate) async fn remove(run: &Run) {
     }
     iptables::remove_acceptance(&run.table()).await;
     remove_link(run).await;
-    forward::close(&opened).await;
+    forward::disable(&opened).await;
 }
 
 /// Removes what killed runs left behind. A starting run creates its link before its table, so the
 /// tables must be read first.
-pub(crate) async fn remove_dead() {
+pub(crate) async fn remove_leftover_runs() {
     let runs = list_runs().await;
     if runs.is_empty() {
         return;
@@ -286,16 +288,16 @@ mod tests {
 
     #[test]
     fn a_port_is_one_workers() {
-        let first = take_port(None).unwrap();
-        let second = take_port(None).unwrap();
+        let first = reserve_port(None).unwrap();
+        let second = reserve_port(None).unwrap();
         assert_ne!(first.number, second.number);
         assert!(
             first.number > 51820 && second.number > 51820,
             "that is one's that stays"
         );
-        assert!(matches!(take_port(Some(first.number)), Err(Error::Uplink(_))));
+        assert!(matches!(reserve_port(Some(first.number)), Err(Error::Uplink(_))));
         let number = first.number;
         drop(first);
-        assert_eq!(take_port(Some(number)).unwrap().number, number);
+        assert_eq!(reserve_port(Some(number)).unwrap().number, number);
     }
 }

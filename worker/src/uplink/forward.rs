@@ -27,7 +27,7 @@ fn is_on(device: &str) -> Option<bool> {
 }
 
 /// Returns the devices that forward, or soon will, for workers only. `known` are those from before.
-pub(super) async fn plan(devices: &BTreeSet<String>, known: &BTreeSet<String>) -> BTreeSet<String> {
+pub(super) async fn plan_forwarding(devices: &BTreeSet<String>, known: &BTreeSet<String>) -> BTreeSet<String> {
     if is_on(ALL) == Some(true) {
         return BTreeSet::new();
     }
@@ -41,7 +41,7 @@ pub(super) async fn plan(devices: &BTreeSet<String>, known: &BTreeSet<String>) -
 }
 
 /// Enables forwarding on devices. A device that no longer exists is ignored.
-pub(super) fn open<'a>(devices: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
+pub(super) fn enable<'a>(devices: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
     for device in devices {
         if is_on(device) == Some(false) {
             fs::write(file(device), "1").map_err(|error| format!("cannot have {device} forward: {error}"))?;
@@ -53,7 +53,7 @@ pub(super) fn open<'a>(devices: impl IntoIterator<Item = &'a String>) -> Result<
 /// Disables forwarding again, unless other runs exist. Their tables get the devices, and they
 /// disable them in the end. A run that starts at the same time is either listed here, or enables
 /// what it finds disabled.
-pub(super) async fn close(opened: &BTreeSet<String>) {
+pub(super) async fn disable(opened: &BTreeSet<String>) {
     if opened.is_empty() {
         return;
     }
@@ -66,7 +66,7 @@ pub(super) async fn close(opened: &BTreeSet<String>) {
                 // A run that is ending at the same time does the same.
                 let _ = call("nft", &["add", "element", "inet", &name, table::OPENED, &elements], "").await;
             }
-            if let Err(why) = open(opened) {
+            if let Err(why) = enable(opened) {
                 progress(&why);
             }
             return;

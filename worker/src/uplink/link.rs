@@ -56,7 +56,7 @@ pub(crate) struct Uplink {
 
 impl Uplink {
     /// Returns the value for a run that has no link yet.
-    pub(crate) fn begin(run: Run) -> Self {
+    pub(crate) fn unassigned(run: Run) -> Self {
         Self {
             run,
             gateway: Ipv4Addr::UNSPECIFIED,
@@ -71,7 +71,7 @@ impl Uplink {
         Self {
             gateway,
             address,
-            ..Self::begin(Run::new(0))
+            ..Self::unassigned(Run::new(0))
         }
     }
 

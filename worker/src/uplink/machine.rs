@@ -43,7 +43,7 @@ struct Route {
 
 /// The facts about the machine's network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct MachineNetwork {
     /// Addresses and networks that are in use.
     pub(super) taken: Vec<Cidr>,
     /// Devices on which responses arrive.
@@ -56,10 +56,10 @@ pub(super) struct Seen {
     pub(super) address: Option<IpAddr>,
 }
 
-pub(super) async fn observe() -> Result<Seen, String> {
+pub(super) async fn observe() -> Result<MachineNetwork, String> {
     let links = call("ip", &["-json", "-4", "address", "show"], "").await?;
     let routes = call("ip", &["-json", "-4", "route", "show", "table", "all"], "").await?;
-    let mut seen = build_seen(&links, &routes).map_err(|error| format!("ip: {error}"))?;
+    let mut seen = build_machine_network(&links, &routes).map_err(|error| format!("ip: {error}"))?;
     seen.links = list_links().await?;
     Ok(seen)
 }
@@ -73,7 +73,7 @@ pub(super) async fn list_links() -> Result<BTreeSet<String>, String> {
 }
 
 /// Builds the facts from the output of `ip`. Pure.
-fn build_seen(links: &str, routes: &str) -> Result<Seen, serde_json::Error> {
+fn build_machine_network(links: &str, routes: &str) -> Result<MachineNetwork, serde_json::Error> {
     let (links, routes): (Vec<Link>, Vec<Route>) = (parse(links)?, parse(routes)?);
     let default = routes
         .iter()
@@ -86,9 +86,9 @@ fn build_seen(links: &str, routes: &str) -> Result<Seen, serde_json::Error> {
         .flat_map(to_ranges)
         .collect();
     taken.extend(routes.iter().filter_map(|route| parse_destination(&route.dst)));
-    let foreign = |name: &&String| *name != LOOPBACK && !name.starts_with(LINKS);
-    let devices = routes.iter().filter_map(|route| route.dev.as_ref()).filter(foreign);
-    Ok(Seen {
+    let is_other = |name: &&String| *name != LOOPBACK && !name.starts_with(LINKS);
+    let devices = routes.iter().filter_map(|route| route.dev.as_ref()).filter(is_other);
+    Ok(MachineNetwork {
         taken,
         devices: devices.cloned().collect(),
         links: BTreeSet::new(),
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_a_machine_has_is_seen() {
-        let seen = build_seen(LINKS, ROUTES).unwrap();
+        let seen = build_machine_network(LINKS, ROUTES).unwrap();
         let taken: Vec<_> = seen.taken.iter().map(ToString::to_string).collect();
         let expected = [
             "127.0.0.1/32",
@@ -158,9 +158,9 @@ mod tests {
             (1460, "192.168.1.2")
         );
         let with_source = ROUTES.replace(r#""flags": []"#, r#""prefsrc": "192.168.1.9""#);
-        let seen = build_seen(LINKS, &with_source).unwrap();
+        let seen = build_machine_network(LINKS, &with_source).unwrap();
         assert_eq!(seen.address.unwrap().to_string(), "192.168.1.9");
-        assert_eq!(build_seen("", "").unwrap().mtu, 1500, "it leads nowhere");
-        assert!(build_seen("x", ROUTES).is_err());
+        assert_eq!(build_machine_network("", "").unwrap().mtu, 1500, "it leads nowhere");
+        assert!(build_machine_network("x", ROUTES).is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use yoke_api::Cidr;
 
 use super::link::{PREFIX, Run, Uplink, to_subnet};
-use super::machine::Seen;
+use super::machine::MachineNetwork;
 
 /// Ranges for subnets, in order of preference: RFC 2544 (benchmarks, unused in real networks), RFC
 /// 6598, RFC 1918.
@@ -17,13 +17,13 @@ const POOLS: [(Ipv4Addr, u8); 4] = [
 ];
 /// Routes with at most this prefix length are ignored: some VPNs replace the default route by two
 /// routes.
-const WHOLE: u8 = 1;
+const DEFAULT_ROUTE_PREFIX_MAX: u8 = 1;
 
 /// Chooses a free subnet, or returns `None`. `machine` is the machine's address if the user names
 /// it. `seed` is the start of the search, so that workers that start at the same time rarely choose
 /// the same subnet.
-pub(super) fn plan(run: &Run, seen: &Seen, machine: Option<IpAddr>, seed: u32) -> Option<Uplink> {
-    let subnet = choose(&seen.taken, seed)?;
+pub(super) fn plan(run: &Run, seen: &MachineNetwork, machine: Option<IpAddr>, seed: u32) -> Option<Uplink> {
+    let subnet = choose_subnet(&seen.taken, seed)?;
     Some(Uplink {
         run: run.clone(),
         gateway: Ipv4Addr::from(subnet.checked_add(1)?),
@@ -32,8 +32,11 @@ pub(super) fn plan(run: &Run, seen: &Seen, machine: Option<IpAddr>, seed: u32) -
     })
 }
 
-fn choose(taken: &[Cidr], seed: u32) -> Option<u32> {
-    let taken: Vec<_> = taken.iter().filter(|range| range.prefix() > WHOLE).collect();
+fn choose_subnet(taken: &[Cidr], seed: u32) -> Option<u32> {
+    let taken: Vec<_> = taken
+        .iter()
+        .filter(|range| range.prefix() > DEFAULT_ROUTE_PREFIX_MAX)
+        .collect();
     let mut subnets = POOLS.into_iter().flat_map(|(pool, prefix)| {
         let count = 1_u32 << (PREFIX - prefix);
         let nth = move |more| seed.wrapping_add(more) % count;
@@ -47,10 +50,10 @@ mod tests {
     use super::*;
 
     fn plan_with(taken: &[&str], seed: u32) -> Option<Uplink> {
-        let seen = Seen {
+        let seen = MachineNetwork {
             taken: taken.iter().map(|range| range.parse().unwrap()).collect(),
             address: Some("192.0.2.7".parse().unwrap()),
-            ..Seen::default()
+            ..MachineNetwork::default()
         };
         plan(&Run::new(7), &seen, None, seed)
     }
@@ -109,9 +112,9 @@ mod tests {
 
     #[test]
     fn a_machine_is_where_it_is_said_to_be() {
-        let seen = Seen {
+        let seen = MachineNetwork {
             address: Some("192.0.2.7".parse().unwrap()),
-            ..Seen::default()
+            ..MachineNetwork::default()
         };
         for (said, expected) in [(None, "192.0.2.7"), (Some("203.0.113.7"), "203.0.113.7")] {
             let said = said.map(|address: &str| address.parse().unwrap());

@@ -18,11 +18,11 @@ use crate::host::resolv_conf::read_resolv_conf;
 
 const PORT: u16 = 53;
 /// Concurrent queries. A query beyond that gets no answer, and the client retries.
-const MANY: usize = 256;
+const QUERIES_MAX: usize = 256;
 /// Timeout of a query. Clients give up by then, too.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 /// Maximum size of a UDP datagram.
 const MESSAGE_MAX: usize = 65535;
 
@@ -55,64 +55,64 @@ impl Relay {
 
     /// Forwards queries until dropped, which cancels pending queries.
     pub(super) async fn serve(&self) -> Infallible {
-        self.serve_by(|| SocketAddr::new(resolvers::find_relayed(&read_resolv_conf()), PORT))
+        self.serve_by(|| SocketAddr::new(resolvers::find_relay_target(&read_resolv_conf()), PORT))
             .await
     }
 
     async fn serve_by(&self, find: impl Fn() -> SocketAddr) -> Infallible {
-        let places = Arc::new(Semaphore::new(MANY));
-        let mut asking = JoinSet::new();
-        let mut question = vec![0; MESSAGE_MAX];
+        let permits = Arc::new(Semaphore::new(QUERIES_MAX));
+        let mut queries = JoinSet::new();
+        let mut query = vec![0; MESSAGE_MAX];
         loop {
             tokio::select! {
-                heard = self.udp.recv_from(&mut question) => match heard {
+                received = self.udp.recv_from(&mut query) => match received {
                     Ok((length, from)) if from.ip() == self.worker => {
-                        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
-                            let (back, server, question) = (Arc::clone(&self.udp), find(), question[..length].to_vec());
-                            asking.spawn(async move {
+                        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
+                            let (back, server, query) = (Arc::clone(&self.udp), find(), query[..length].to_vec());
+                            queries.spawn(async move {
                                 // A client without an answer retries.
-                                let _ = timeout(ANSWER_LIMIT, answer(&back, from, server, &question)).await;
-                                drop(place);
+                                let _ = timeout(ANSWER_LIMIT, forward_query(&back, from, server, &query)).await;
+                                drop(permit);
                             });
                         }
                     }
                     Ok(_) => {}
                     // This error may come from an earlier answer that could not be delivered.
-                    Err(_) => sleep(PAUSE).await,
+                    Err(_) => sleep(BACKOFF).await,
                 },
-                met = self.tcp.accept() => match met {
+                accepted = self.tcp.accept() => match accepted {
                     Ok((mut stream, from)) if from.ip() == self.worker => {
-                        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+                        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
                             let server = find();
-                            asking.spawn(async move {
-                                let _ = timeout(CONNECTION_LIMIT, connect(&mut stream, server)).await;
-                                drop(place);
+                            queries.spawn(async move {
+                                let _ = timeout(CONNECTION_LIMIT, forward_connection(&mut stream, server)).await;
+                                drop(permit);
                             });
                         }
                     }
                     Ok(_) => {}
-                    Err(_) => sleep(PAUSE).await,
+                    Err(_) => sleep(BACKOFF).await,
                 },
-                Some(_) = asking.join_next() => {}
+                Some(_) = queries.join_next() => {}
             }
         }
     }
 }
 
-async fn answer(back: &UdpSocket, to: SocketAddr, server: SocketAddr, question: &[u8]) -> std::io::Result<()> {
+async fn forward_query(back: &UdpSocket, to: SocketAddr, server: SocketAddr, query: &[u8]) -> std::io::Result<()> {
     let any = match server {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
     };
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
-    socket.send(question).await?;
+    socket.send(query).await?;
     let mut answer = vec![0; MESSAGE_MAX];
     let length = socket.recv(&mut answer).await?;
     back.send_to(&answer[..length], to).await.map(drop)
 }
 
-async fn connect(stream: &mut TcpStream, server: SocketAddr) -> std::io::Result<()> {
+async fn forward_connection(stream: &mut TcpStream, server: SocketAddr) -> std::io::Result<()> {
     let mut far = timeout(ANSWER_LIMIT, TcpStream::connect(server)).await??;
     copy_bidirectional(stream, &mut far).await.map(drop)
 }

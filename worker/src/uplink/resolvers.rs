@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Server that the C library uses if none is configured.
-const NONE_NAMED: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const DEFAULT_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Replaces servers that are unreachable from the worker's network by the relay.
 pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
@@ -17,7 +17,7 @@ pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
         match parse_server(line) {
             None => _ = writeln!(others, "{line}"),
             Some(server) => {
-                let server = server.filter(|server| is_reached(*server)).unwrap_or(relay.into());
+                let server = server.filter(|server| is_reachable(*server)).unwrap_or(relay.into());
                 if !servers.contains(&server) {
                     servers.push(server);
                 }
@@ -35,10 +35,10 @@ pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
 }
 
 /// Returns the server to which a relay forwards: the first unreachable one.
-pub(super) fn find_relayed(text: &str) -> IpAddr {
+pub(super) fn find_relay_target(text: &str) -> IpAddr {
     let servers = text.lines().filter_map(parse_server).flatten();
-    let mut far = servers.map(of_this_machine).filter(|server| !is_reached(*server));
-    far.next().unwrap_or(NONE_NAMED)
+    let mut far = servers.map(of_this_machine).filter(|server| !is_reachable(*server));
+    far.next().unwrap_or(DEFAULT_SERVER)
 }
 
 /// Parses a `nameserver` line. Returns `Some(None)` if its value is not a plain address.
@@ -47,12 +47,16 @@ fn parse_server(line: &str) -> Option<Option<IpAddr>> {
     rest.starts_with(char::is_whitespace).then(|| rest.trim().parse().ok())
 }
 
-fn is_reached(server: IpAddr) -> bool {
+fn is_reachable(server: IpAddr) -> bool {
     matches!(server, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_unspecified() && !v4.is_link_local())
 }
 
 fn of_this_machine(server: IpAddr) -> IpAddr {
-    if server.is_unspecified() { NONE_NAMED } else { server }
+    if server.is_unspecified() {
+        DEFAULT_SERVER
+    } else {
+        server
+    }
 }
 
 #[cfg(test)]
@@ -97,7 +101,7 @@ mod tests {
             ),
         ] {
             assert_eq!(translate(text, relay), translated, "{rule}");
-            assert_eq!(find_relayed(text).to_string(), relayed, "{rule}");
+            assert_eq!(find_relay_target(text).to_string(), relayed, "{rule}");
         }
     }
 }

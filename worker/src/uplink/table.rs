@@ -84,7 +84,7 @@ table inet {name} {{
 
 /// The output of `nft -j`.
 #[derive(Deserialize)]
-struct Said {
+struct NftOutput {
     nftables: Vec<Object>,
 }
 
@@ -128,7 +128,7 @@ pub(super) fn is_device(name: &str) -> bool {
 }
 
 fn parse(json: &str) -> Vec<Object> {
-    let said: Result<Said, _> = serde_json::from_str(json);
+    let said: Result<NftOutput, _> = serde_json::from_str(json);
     said.map(|said| said.nftables).unwrap_or_default()
 }
 
