@@ -176,7 +176,7 @@ pub(crate) fn install(bundle: &Path, layout: &Layout, api: KubernetesVersion) ->
             None if name == KUBELET || name.starts_with(KUBELETS) => continue,
             None => (layout.binary(name), 0o755),
         };
-        if !is_whole(&to, digest) {
+        if !has_digest(&to, digest) {
             copy(&bundle.join(name), &to, mode, name, digest)?;
         }
     }
@@ -185,7 +185,7 @@ pub(crate) fn install(bundle: &Path, layout: &Layout, api: KubernetesVersion) ->
 
 /// Checks that the bundle has all listed files, and counts them. Their digests are checked when
 /// they are copied.
-pub(crate) fn look(bundle: &Path) -> Result<usize, BundleError> {
+pub(crate) fn check_files(bundle: &Path) -> Result<usize, BundleError> {
     let sums = read_sums(bundle)?;
     for name in sums.keys() {
         open(&bundle.join(name), OFlags::empty())?;
@@ -222,9 +222,9 @@ fn open(path: &Path, flags: OFlags) -> Result<fs::File, BundleError> {
     }
 }
 
-fn is_whole(file: &Path, digest: &[u8; 32]) -> bool {
+fn has_digest(file: &Path, digest: &[u8; 32]) -> bool {
     fs::File::open(file)
-        .and_then(|file| pour(file, &mut io::sink()))
+        .and_then(|file| copy_hashed(file, &mut io::sink()))
         .is_ok_and(|found| found == *digest)
 }
 
@@ -241,9 +241,9 @@ pub(crate) fn copy(from: &Path, to: &Path, mode: u32, name: &str, digest: &[u8; 
         .mode(mode)
         .open(&partial)
         .map_err(failed("write", &partial))?;
-    let poured = pour(source, &mut target).and_then(|found| target.sync_all().map(|()| found));
+    let copied = copy_hashed(source, &mut target).and_then(|found| target.sync_all().map(|()| found));
     drop(target);
-    let checked = poured.map_err(failed("copy", from)).and_then(|found| {
+    let checked = copied.map_err(failed("copy", from)).and_then(|found| {
         let same = found == *digest;
         same.then_some(()).ok_or_else(|| BundleError::Digest(name.to_owned()))
     });
@@ -255,7 +255,7 @@ pub(crate) fn copy(from: &Path, to: &Path, mode: u32, name: &str, digest: &[u8; 
         })
 }
 
-fn pour(mut from: impl Read, to: &mut impl Write) -> io::Result<[u8; 32]> {
+fn copy_hashed(mut from: impl Read, to: &mut impl Write) -> io::Result<[u8; 32]> {
     let mut hash = Sha256::new();
     let mut piece = vec![0; PIECE];
     loop {

@@ -42,7 +42,7 @@ pub(crate) async fn remove_worker(layout: &Layout, worker: &Worker) -> Result<()
         return Err(Error::Leftover(left));
     }
     sandbox::remove_shared_folders(layout);
-    etc_hosts::remove(&worker.id)?;
+    etc_hosts::remove_entry(&worker.id)?;
     // The sysctls stay while another worker relies on them. A failed restore does not fail the
     // cleanup.
     if !cgroups.has_others()
@@ -57,8 +57,11 @@ pub(crate) async fn remove_worker(layout: &Layout, worker: &Worker) -> Result<()
 async fn remove_host_network(layout: &Layout, worker: &Worker) {
     // A killed worker left these results behind. They are in the folder where the worker's libcni
     // wrote them, in a sandbox or not.
-    for notes in [PathBuf::from(cni::NOTES), layout.replacement(cni::NOTES)] {
-        for fault in cni::detach_all(&layout.bin(), &notes, &worker.id).await {
+    for results in [
+        PathBuf::from(cni::RESULTS_FOLDER),
+        layout.replacement(cni::RESULTS_FOLDER),
+    ] {
+        for fault in cni::detach_all(&layout.bin(), &results, &worker.id).await {
             progress(&format!("cannot take a Pod off the network: {fault}"));
         }
     }
@@ -68,7 +71,7 @@ async fn remove_host_network(layout: &Layout, worker: &Worker) {
     // A worker that was never admitted has no rules. Its network namespace may also belong to
     // another worker.
     if layout.kubeconfig().exists() {
-        iptables::remove_all(&worker.id).await;
+        iptables::remove_worker_rules(&worker.id).await;
     }
 }
 

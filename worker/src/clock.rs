@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Returns how many seconds this clock is ahead of the API server's, or why that is unknown.
 pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
-    let asked = tokio::time::timeout(LIMIT, ask_date(line)).await;
+    let asked = tokio::time::timeout(LIMIT, request_date(line)).await;
     let date = asked.map_err(|_| {
         let address = line.address.map(|address| format!(" ({address})"));
         format!(
@@ -30,7 +30,7 @@ pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
     skew(&date, Timestamp::now()).ok_or_else(|| "its answer has no date".to_owned())
 }
 
-async fn ask_date(line: &JoinLine) -> Result<String, String> {
+async fn request_date(line: &JoinLine) -> Result<String, String> {
     let certificates = CertificateDer::pem_slice_iter(line.ca.as_bytes()).collect::<Result<Vec<_>, _>>();
     let certificates = certificates.map_err(|error| format!("the CA of the token: {error}"))?;
     let client = connect(line, &certificates).map_err(|error| format_chain(&error))?;
@@ -49,7 +49,7 @@ fn connect(line: &JoinLine, certificates: &[CertificateDer<'_>]) -> Result<Clien
         .parse()
         .expect("a checked name and port are a URL");
     let mut config = Config::new(url);
-    etc_hosts::dial(&mut config, &line.server, line.address);
+    etc_hosts::set_server_address(&mut config, &line.server, line.address);
     config.root_cert = Some(certificates.iter().map(|certificate| certificate.to_vec()).collect());
     Client::try_from(config)
 }

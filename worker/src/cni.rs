@@ -19,8 +19,8 @@ use crate::process::programs::PATH;
 use crate::process::stdin_program::run_with_input;
 
 /// Folder of libcni's cached results, which cannot be configured.
-pub(crate) const NOTES: &str = "/var/lib/cni/results";
-const NOTE_MAX: u64 = 1 << 20;
+pub(crate) const RESULTS_FOLDER: &str = "/var/lib/cni/results";
+const RESULT_MAX: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Timeout for all calls together.
 pub(crate) const ALL_LIMIT: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ pub(crate) const ALL_LIMIT: Duration = Duration::from_secs(60);
 /// A cached result, as libcni 1 writes it.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Note {
+struct CachedResult {
     container_id: String,
     if_name: String,
     network_name: String,
@@ -53,31 +53,31 @@ struct Call {
 
 /// Disconnects every Pod from the worker's network, by the cached results in a folder. Returns the
 /// failures.
-pub(crate) async fn detach_all(bin: &Path, notes: &Path, id: &Id) -> Vec<String> {
+pub(crate) async fn detach_all(bin: &Path, results: &Path, id: &Id) -> Vec<String> {
     let mut faults = Vec::new();
     let network = id.network();
-    let all = detach_each(bin, notes, &network, &mut faults);
+    let all = detach_each(bin, results, &network, &mut faults);
     if tokio::time::timeout(ALL_LIMIT, all).await.is_err() {
         faults.push(format!("no end of all within {ALL_LIMIT:?}"));
     }
     faults
 }
 
-async fn detach_each(bin: &Path, notes: &Path, network: &str, faults: &mut Vec<String>) {
-    for path in list(notes, network) {
+async fn detach_each(bin: &Path, results: &Path, network: &str, faults: &mut Vec<String>) {
+    for path in list(results, network) {
         // The file name is not enough: the name of another network may start with this network's
         // name.
         let Some(calls) = read(&path).and_then(|text| build_calls(&text, network, bin)) else {
             continue;
         };
-        let mut whole = true;
+        let mut succeeded = true;
         for call in calls {
             if let Err(why) = run(&call, bin).await {
                 faults.push(format!("{}: {why}", call.plugin));
-                whole = false;
+                succeeded = false;
             }
         }
-        if whole {
+        if succeeded {
             // A file that cannot be removed is harmless: no later call depends on it.
             let _ = fs::remove_file(&path);
         }
@@ -97,7 +97,7 @@ fn read(path: &Path) -> Option<String> {
     let mut text = String::new();
     fs::File::open(path)
         .ok()?
-        .take(NOTE_MAX)
+        .take(RESULT_MAX)
         .read_to_string(&mut text)
         .ok()?;
     Some(text)
@@ -105,22 +105,22 @@ fn read(path: &Path) -> Option<String> {
 
 /// Builds the calls that undo an attachment: the plugins in reverse order, each with its original
 /// input. Returns `None` for a result of another network, or one that cannot be parsed. Pure.
-fn build_calls(note: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
-    let note: Note = serde_json::from_str(note).ok()?;
-    let list: Value = serde_json::from_slice(&BASE64.decode(note.config.as_bytes()).ok()?).ok()?;
-    if note.network_name != network {
+fn build_calls(cached: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
+    let cached: CachedResult = serde_json::from_str(cached).ok()?;
+    let list: Value = serde_json::from_slice(&BASE64.decode(cached.config.as_bytes()).ok()?).ok()?;
+    if cached.network_name != network {
         return None;
     }
-    let arguments: Vec<_> = note
+    let arguments: Vec<_> = cached
         .cni_args
         .iter()
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     let environment = vec![
         ("CNI_COMMAND", "DEL".to_owned()),
-        ("CNI_CONTAINERID", note.container_id.clone()),
-        ("CNI_NETNS", note.netns.clone()),
-        ("CNI_IFNAME", note.if_name.clone()),
+        ("CNI_CONTAINERID", cached.container_id.clone()),
+        ("CNI_NETNS", cached.netns.clone()),
+        ("CNI_IFNAME", cached.if_name.clone()),
         ("CNI_ARGS", arguments.join(";")),
         ("CNI_PATH", bin.display().to_string()),
     ];
@@ -133,11 +133,11 @@ fn build_calls(note: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
         for key in ["cniVersion", "name"] {
             input.insert(key.to_owned(), list.get(key)?.clone());
         }
-        if let Some(result) = &note.result {
+        if let Some(result) = &cached.result {
             input.insert("prevResult".to_owned(), result.clone());
         }
         let wanted = |key: &str| plugin.pointer(&format!("/capabilities/{key}")) == Some(&Value::Bool(true));
-        let given = note.capability_args.iter().filter(|(key, _)| wanted(key));
+        let given = cached.capability_args.iter().filter(|(key, _)| wanted(key));
         let given: Map<_, _> = given.map(|(key, value)| (key.clone(), value.clone())).collect();
         if !given.is_empty() {
             input.insert("runtimeConfig".to_owned(), given.into());
@@ -179,7 +179,7 @@ mod tests {
 
     const NETWORK: &str = "yoke-worker-00c0ffee";
 
-    fn note() -> Value {
+    fn cached() -> Value {
         let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [
             {"type": "bridge", "bridge": "yoke0"},
             {"type": "portmap", "capabilities": {"portMappings": true}},
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn plugins_are_called_in_reverse_with_what_they_were_given() {
-        let calls = build_calls(&note().to_string(), NETWORK, Path::new("/w/bin")).unwrap();
+        let calls = build_calls(&cached().to_string(), NETWORK, Path::new("/w/bin")).unwrap();
         let inputs: Vec<Value> = calls
             .iter()
             .map(|call| serde_json::from_str(&call.input).unwrap())
@@ -224,16 +224,16 @@ mod tests {
 
     #[test]
     fn notes_of_others_are_left_alone() {
-        let mut other = note();
+        let mut other = cached();
         other["networkName"] = "theirs".into();
-        let mut elsewhere = note();
+        let mut elsewhere = cached();
         let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [{"type": "../sh"}]});
         elsewhere["config"] = BASE64.encode(list.to_string().as_bytes()).into();
-        for note in [other, elsewhere, json!({}), json!([])] {
+        for cached in [other, elsewhere, json!({}), json!([])] {
             assert_eq!(
-                build_calls(&note.to_string(), NETWORK, Path::new("/w/bin")),
+                build_calls(&cached.to_string(), NETWORK, Path::new("/w/bin")),
                 None,
-                "{note}"
+                "{cached}"
             );
         }
     }
@@ -243,10 +243,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let with_plugins = |network: &str, plugins: Value| {
             let list = json!({"cniVersion": "1.0.0", "name": network, "plugins": plugins});
-            let mut note = note();
-            note["networkName"] = network.into();
-            note["config"] = BASE64.encode(list.to_string().as_bytes()).into();
-            note.to_string()
+            let mut cached = cached();
+            cached["networkName"] = network.into();
+            cached["config"] = BASE64.encode(list.to_string().as_bytes()).into();
+            cached.to_string()
         };
         let longer = format!("{NETWORK}-b");
         for (name, text) in [

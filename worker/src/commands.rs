@@ -27,7 +27,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     // ended.
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
-    cgroups::vacate_top();
+    cgroups::vacate_root_group();
     let Some(line) = line else {
         let (mut worker, _lock) = open(&layout)?;
         worker.netns = Some(Netns::current()?);

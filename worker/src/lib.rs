@@ -65,10 +65,10 @@ const INPUT_MAX: u64 = 128 << 10;
 /// Runs the command that the command line names.
 pub async fn run(arguments: Arguments) -> ExitCode {
     yoke_runtime::install_crypto();
-    carry_out(arguments).await.unwrap_or_else(|error| error.report())
+    run_command(arguments).await.unwrap_or_else(|error| error.report())
 }
 
-async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
+async fn run_command(arguments: Arguments) -> Result<ExitCode, Error> {
     match arguments.command {
         Command::Preflight(options) => preflight(&options).await?,
         Command::Run(options) => {

@@ -75,7 +75,7 @@ impl Limits {
     }
 
     /// Memory limit of all Pods together, in bytes.
-    pub(crate) fn of_pods(&self) -> Option<u64> {
+    pub(crate) fn pods_memory(&self) -> Option<u64> {
         Some(self.memory?.saturating_sub(PROGRAMS))
     }
 
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(others["cpu"], "2500m");
         assert_eq!(others["memory"], (6 * GIB).to_string());
         assert_eq!(own, [("memory", (256 * MIB).to_string())].into());
-        assert_eq!(limits.of_pods(), Some(2 * GIB - 256 * MIB));
+        assert_eq!(limits.pods_memory(), Some(2 * GIB - 256 * MIB));
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub(crate) async fn connect_by(kubeconfig: &Path, worker: &Worker) -> Option<Cli
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .ok()?;
-    etc_hosts::dial(&mut config, &worker.server, worker.address);
+    etc_hosts::set_server_address(&mut config, &worker.server, worker.address);
     // Every caller retries at its own interval. A retry in the client would block: one Pod with an
     // exhausted PodDisruptionBudget (429) must not delay the others.
     config.default_retry = false;

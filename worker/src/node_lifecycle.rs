@@ -84,7 +84,7 @@ pub(crate) async fn run(layout: &Layout, worker: &Worker, end: impl Future<Outpu
         }
     };
     let mut network: Option<Network> = None;
-    systemd::tell_ready();
+    systemd::notify_ready();
     let snapshot = worker.clone();
     let connected = tokio::select! {
         connected = connect_pods(layout, &mut worker, &mut kubelet) => Some(connected),
@@ -108,7 +108,7 @@ pub(crate) async fn run(layout: &Layout, worker: &Worker, end: impl Future<Outpu
         None => Ok(()),
     };
     if !matches!(result, Err(Error::RemovedWhileSilent(_) | Error::NewNode(_))) {
-        systemd::tell_stopping();
+        systemd::notify_stopping();
     }
     if worker.ephemeral {
         finish(layout, &worker, Some(kubelet), containerd).await;
@@ -170,7 +170,7 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, cont
     if let Some(mut kubelet) = kubelet {
         kubelet.stop().await;
     }
-    for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
+    for fault in cni::detach_all(&layout.bin(), Path::new(cni::RESULTS_FOLDER), &worker.id).await {
         progress(&format!("cannot take a Pod off the network: {fault}"));
     }
     containerd.stop().await;

@@ -16,7 +16,7 @@ pub(crate) async fn stop_pods(layout: &Layout, worker: &Worker) -> Result<(), Er
     // Remove the CNI configuration first, so that no new Pod is connected, not even by another CNI
     // plugin.
     files::clear(&layout.cni_config())?;
-    for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
+    for fault in cni::detach_all(&layout.bin(), Path::new(cni::RESULTS_FOLDER), &worker.id).await {
         progress(&format!("cannot take a Pod off the network: {fault}"));
     }
     Cgroups::discover(&worker.id.cgroup())?.kill_pods().await;

@@ -26,22 +26,22 @@ pub(crate) fn is_running() -> bool {
 }
 
 /// Notifies systemd, if it has started this process, that the worker's programs run.
-pub(crate) fn tell_ready() {
-    tell(NotifyState::Ready);
+pub(crate) fn notify_ready() {
+    notify(NotifyState::Ready);
 }
 
 /// Sets the status that `systemctl status` shows.
-pub(crate) fn tell_status(status: &str) {
-    tell(NotifyState::Status(status));
+pub(crate) fn notify_status(status: &str) {
+    notify(NotifyState::Status(status));
 }
 
-pub(crate) fn tell_stopping() {
-    tell(NotifyState::Stopping);
+pub(crate) fn notify_stopping() {
+    notify(NotifyState::Stopping);
 }
 
 /// Ignores failures: the worker does not depend on notifications, and systemd detects a missing
 /// one.
-fn tell(state: NotifyState<'_>) {
+fn notify(state: NotifyState<'_>) {
     let _ = sd_notify::notify(&[state]);
 }
 

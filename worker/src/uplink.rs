@@ -264,7 +264,7 @@ pub(crate) async fn remove(run: &Run) {
     if let Err(why) = nftables::delete_table("inet", &run.table()).await {
         progress(&format!("cannot remove the table {}: {why}", run.table()));
     }
-    iptables::remove_acceptance(&run.table()).await;
+    iptables::remove_accept_rules(&run.table()).await;
     remove_link(run).await;
     forward::disable(&opened).await;
 }

@@ -94,9 +94,9 @@ fn what_is_listed_is_installed() {
 fn a_bundle_that_is_missing_is_not_a_damaged_one() {
     let dir = tempfile::tempdir().unwrap();
     let whole = bundle(dir.path());
-    assert_eq!(look(&whole).unwrap(), PROGRAMS.len() + 1);
+    assert_eq!(check_files(&whole).unwrap(), PROGRAMS.len() + 1);
     for folder in [dir.path().to_owned(), dir.path().join("nowhere")] {
-        let missing = look(&folder).unwrap_err();
+        let missing = check_files(&folder).unwrap_err();
         assert!(
             matches!(&missing, BundleError::Absent(path) if *path == folder),
             "{missing:?}"
@@ -105,7 +105,7 @@ fn a_bundle_that_is_missing_is_not_a_damaged_one() {
     }
     let runc = whole.join("runc");
     fs::remove_file(&runc).unwrap();
-    let damaged = look(&whole).unwrap_err();
+    let damaged = check_files(&whole).unwrap_err();
     assert!(
         matches!(&damaged, BundleError::File { path, .. } if *path == runc),
         "{damaged:?}"

@@ -28,9 +28,9 @@ const QUOTA: (&str, &str) = ("cpu.max", "cpu.cfs_quota_us");
 const MEMORY: (&str, &str) = ("memory.max", "memory.limit_in_bytes");
 /// Rounds of waiting for killed processes to disappear, or for groups to become empty.
 const ROUNDS: u32 = 100;
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Upper bound of that wait.
-pub(crate) const KILL_LIMIT: Duration = PAUSE.saturating_mul(ROUNDS);
+pub(crate) const KILL_LIMIT: Duration = POLL_INTERVAL.saturating_mul(ROUNDS);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hierarchy {
@@ -91,8 +91,8 @@ impl Cgroups {
                     .ancestors()
                     .take_while(|group| group.starts_with(&hierarchy.mount))
                     .collect();
-                above.into_iter().rev().for_each(delegate);
-                delegate(&base.join(PODS));
+                above.into_iter().rev().for_each(enable_controllers);
+                enable_controllers(&base.join(PODS));
             }
         }
         Ok(())
@@ -101,15 +101,15 @@ impl Cgroups {
     /// Limits the worker and its Pods together, and the memory of Pods a little lower, so that the
     /// kernel kills Pods before the worker. Removes limits of an earlier start that are no longer
     /// configured.
-    pub(crate) fn bound(&self, limits: &Limits) -> Result<(), FileError> {
+    pub(crate) fn set_limits(&self, limits: &Limits) -> Result<(), FileError> {
         let quota = limits.cpus.map(|cpus| u64::from(cpus) * PERIOD / 1000);
-        self.bound_group("", QUOTA, quota)?;
-        self.bound_group("", MEMORY, limits.memory)?;
-        self.bound_group(PODS, MEMORY, limits.of_pods())
+        self.set_limit("", QUOTA, quota)?;
+        self.set_limit("", MEMORY, limits.memory)?;
+        self.set_limit(PODS, MEMORY, limits.pods_memory())
     }
 
     /// Writes a limit in the hierarchy that has its controller, into the file of that version.
-    fn bound_group(&self, part: &str, files: (&str, &str), bound: Option<u64>) -> Result<(), FileError> {
+    fn set_limit(&self, part: &str, files: (&str, &str), limit: Option<u64>) -> Result<(), FileError> {
         let mut missing = None;
         for hierarchy in self.writable() {
             let (name, none) = if hierarchy.v2 {
@@ -117,16 +117,16 @@ impl Cgroups {
             } else {
                 (files.1, "-1")
             };
-            let value = bound.map_or_else(|| none.to_owned(), |bound| bound.to_string());
+            let value = limit.map_or_else(|| none.to_owned(), |limit| limit.to_string());
             let file = hierarchy.mount.join(&self.name).join(part).join(name);
             match write_existing(&file, &value) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => missing = Some((file, error)),
-                Err(error) if bound.is_some() => return Err(FileError::new("bound", &file, error)),
+                Err(error) if limit.is_some() => return Err(FileError::new("bound", &file, error)),
                 _ => return Ok(()),
             }
         }
         match missing {
-            Some((file, error)) if bound.is_some() => Err(FileError::new("bound", &file, error)),
+            Some((file, error)) if limit.is_some() => Err(FileError::new("bound", &file, error)),
             _ => Ok(()),
         }
     }
@@ -162,7 +162,7 @@ impl Cgroups {
             if !populated {
                 return;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -182,7 +182,7 @@ impl Cgroups {
             if left.is_empty() {
                 break;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         left
     }
@@ -197,7 +197,7 @@ impl Cgroups {
     fn groups(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         for hierarchy in &self.hierarchies {
-            collect(&hierarchy.mount.join(&self.name), &mut found);
+            collect_groups(&hierarchy.mount.join(&self.name), &mut found);
         }
         found
     }
@@ -232,7 +232,7 @@ fn parse_hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
 /// Moves the processes of a container out of its top group: with processes in it, the group cannot
 /// enable controllers for its children. Only the real root group may do both, and that one has no
 /// `cgroup.type`.
-pub(crate) fn vacate_top() {
+pub(crate) fn vacate_root_group() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let hierarchies = parse_hierarchies(&mounts).into_iter();
     hierarchies
@@ -262,7 +262,7 @@ fn read_members(group: &Path) -> Vec<i32> {
 /// Returns the processes of a group and of all groups below it, each with its group.
 fn list_members(base: &Path) -> Vec<(PathBuf, Pid)> {
     let mut groups = Vec::new();
-    collect(base, &mut groups);
+    collect_groups(base, &mut groups);
     let members = |group: PathBuf| {
         let pids = read_members(&group).into_iter().filter_map(Pid::from_raw);
         pids.map(|pid| (group.clone(), pid)).collect::<Vec<_>>()
@@ -290,11 +290,11 @@ fn write_existing(file: &Path, text: &str) -> io::Result<()> {
         .write_all(text.as_bytes())
 }
 
-fn collect(group: &Path, found: &mut Vec<PathBuf>) {
+fn collect_groups(group: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(group) else { return };
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            collect(&entry.path(), found);
+            collect_groups(&entry.path(), found);
         }
     }
     found.push(group.to_owned());
@@ -315,7 +315,7 @@ fn inherit_cpuset(group: &Path) -> io::Result<()> {
 
 /// Enables all version 2 controllers for the children of a group. Ignores failures: the kubelet
 /// knows which controllers it needs, and reports a missing one.
-fn delegate(group: &Path) {
+fn enable_controllers(group: &Path) {
     let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
     for controller in controllers.split_whitespace() {
         let _ = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
@@ -472,18 +472,18 @@ mod tests {
                 hierarchies: mounts.map(|mount| Hierarchy { mount, v2 }).collect(),
                 name: "w".into(),
             };
-            assert!(cgroups.bound(&limits).is_err(), "without a controller");
-            cgroups.bound(&Limits::default()).unwrap();
+            assert!(cgroups.set_limits(&limits).is_err(), "without a controller");
+            cgroups.set_limits(&Limits::default()).unwrap();
             for (file, _) in expected {
                 let file = dir.path().join(file);
                 fs::create_dir_all(file.parent().unwrap()).unwrap();
                 fs::write(file, "").unwrap();
             }
             for (limits, bounded) in [(limits, true), (Limits::default(), false)] {
-                cgroups.bound(&limits).unwrap();
-                for (file, bound) in expected {
+                cgroups.set_limits(&limits).unwrap();
+                for (file, limit) in expected {
                     let value = fs::read_to_string(dir.path().join(file)).unwrap();
-                    assert_eq!(value, if bounded { bound } else { none }, "{file}");
+                    assert_eq!(value, if bounded { limit } else { none }, "{file}");
                 }
             }
         }

@@ -34,7 +34,7 @@ const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Makes a client connect to the address, if there is one, and verify the certificate of the name.
-pub(crate) fn dial(config: &mut Config, server: &str, address: Option<IpAddr>) {
+pub(crate) fn set_server_address(config: &mut Config, server: &str, address: Option<IpAddr>) {
     let Some((name, port)) = server.rsplit_once(':') else {
         return;
     };
@@ -54,12 +54,12 @@ pub(crate) fn read_with(worker: &Worker) -> Result<Vec<u8>, FileError> {
 }
 
 /// Adds or updates the worker's line.
-pub(crate) fn settle(worker: &Worker) -> Result<(), FileError> {
+pub(crate) fn write_entry(worker: &Worker) -> Result<(), FileError> {
     change(Path::new(HOSTS), &worker.id, entry(worker).as_deref())
 }
 
 /// Removes the worker's line.
-pub(crate) fn remove(id: &Id) -> Result<(), FileError> {
+pub(crate) fn remove_entry(id: &Id) -> Result<(), FileError> {
     change(Path::new(HOSTS), id, None)
 }
 
@@ -90,7 +90,7 @@ fn change(path: &Path, id: &Id, entry: Option<&str>) -> Result<(), FileError> {
     }
     // A symbolic link stays: the change goes into its target.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let _held = hold()?;
+    let _held = take_lock()?;
     let text = build(&read(&path)?, id, entry);
     let mode = fs::metadata(&path).map_or(files::PUBLIC, |found| found.permissions().mode() & 0o7777);
     match files::write(&path, &text, mode) {
@@ -104,7 +104,7 @@ fn change(path: &Path, id: &Id, entry: Option<&str>) -> Result<(), FileError> {
 
 /// Takes the lock against other workers of the machine. Only root can open the file, so no other
 /// user can hold the lock.
-fn hold() -> Result<File, FileError> {
+fn take_lock() -> Result<File, FileError> {
     let failed = |error| FileError::new("lock", Path::new(LOCK), error);
     let mut options = File::options();
     let file = options.write(true).create(true).truncate(false).mode(files::SECRET);
@@ -209,7 +209,7 @@ mod tests {
         ] {
             let mut config = Config::new("https://a.yoke.test:6443".parse().unwrap());
             let address = address.map(|address| address.parse().unwrap());
-            dial(&mut config, "a.yoke.test:6443", address);
+            set_server_address(&mut config, "a.yoke.test:6443", address);
             assert_eq!(config.cluster_url.to_string(), expected);
             let name = address.map(|_| "a.yoke.test");
             assert_eq!(config.tls_server_name.as_deref(), name);

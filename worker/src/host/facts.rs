@@ -223,7 +223,7 @@ fn is_taken_by_udp(port: u16) -> bool {
 
 fn observe_bundle(folder: &Path) -> Result<String, Fault> {
     let whole = |count| format!("{count} files in {}", folder.display());
-    bundle::look(folder).map(whole).map_err(|error| Fault {
+    bundle::check_files(folder).map(whole).map_err(|error| Fault {
         to_do: error.hint(),
         found: format_chain(&error),
     })

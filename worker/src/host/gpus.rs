@@ -88,7 +88,7 @@ fn find_in(devices: &Path, specifications: &[&Path]) -> Found {
     for name in list(devices) {
         // Devices of NVIDIA, of the kernel's DRM drivers, of AMD for computing, and of WSL.
         if name.starts_with("nvidia") || ["dri", "kfd", "dxg"].contains(&name.as_str()) {
-            found.any |= name != "dri" && !is_of_all(&name);
+            found.any |= name != "dri" && !is_control_device(&name);
             found.paths.insert(devices.join(name));
         }
     }
@@ -112,7 +112,7 @@ fn find_in(devices: &Path, specifications: &[&Path]) -> Found {
 }
 
 /// Reports whether this is a control file of a driver, which exists without any device, too.
-fn is_of_all(name: &str) -> bool {
+fn is_control_device(name: &str) -> bool {
     let number = name.strip_prefix("nvidia");
     number.is_some_and(|number| !number.starts_with(|c: char| c.is_ascii_digit()))
 }

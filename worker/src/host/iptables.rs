@@ -18,15 +18,15 @@ const RESTORE: [&str; 3] = ["-w", "5", "--noflush"];
 pub(crate) async fn accept_forwarding(device: &str, comment: &str) -> Result<(), String> {
     // Without the program, or its kernel module, no such policy exists.
     let rules = call("iptables", &LIST, "").await.unwrap_or_default();
-    match build_acceptance(&rules, device, comment) {
+    match build_accept_rules(&rules, device, comment) {
         none if none.is_empty() => Ok(()),
         script => call("iptables-restore", &RESTORE, &script).await.map(drop),
     }
 }
 
 /// Removes the table of a Pod network, the accept rules for it, and kube-proxy's tables.
-pub(crate) async fn remove_all(id: &Id) {
-    remove_acceptance(&id.network()).await;
+pub(crate) async fn remove_worker_rules(id: &Id) {
+    remove_accept_rules(&id.network()).await;
     if find_program("nft").is_none() {
         return;
     }
@@ -39,7 +39,7 @@ pub(crate) async fn remove_all(id: &Id) {
 }
 
 /// Removes the accept rules with this comment.
-pub(crate) async fn remove_acceptance(comment: &str) {
+pub(crate) async fn remove_accept_rules(comment: &str) {
     // Without the program, or its kernel module, no such rules exist.
     let rules = call("iptables", &LIST, "").await.unwrap_or_default();
     let script = build_removal(&rules, comment);
@@ -56,7 +56,7 @@ fn to_comment(comment: &str) -> String {
 
 /// Builds the `iptables-restore` script that adds the missing rules; empty if none are missing.
 /// Pure.
-fn build_acceptance(rules: &str, device: &str, comment: &str) -> String {
+fn build_accept_rules(rules: &str, device: &str, comment: &str) -> String {
     if !rules.lines().any(|rule| rule == "-P FORWARD DROP") {
         return String::new();
     }
@@ -116,7 +116,7 @@ mod tests {
             ("one was removed", format!("-P FORWARD DROP\n-A {IN}\n"), &one),
             ("all is well", format!("-P FORWARD DROP\n-A {OUT}\n-A {IN}\n"), ""),
         ] {
-            assert_eq!(build_acceptance(&rules, "yoke00c0ffee", COMMENT), expected, "{rule}");
+            assert_eq!(build_accept_rules(&rules, "yoke00c0ffee", COMMENT), expected, "{rule}");
         }
     }
 

@@ -16,7 +16,7 @@ use crate::process::stdin_program::call;
 /// The settings that the kubelet changes (`setupKernelTunables`), with its values. The bridge
 /// plugin also sets `net/ipv4/ip_forward`. That setting is not in the list: other programs that
 /// forward turn it on as well, once, and would break if it were restored.
-const CHANGED: &[(&str, &str)] = &[
+const CHANGED_BY_KUBELET: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
     ("kernel/keys/root_maxkeys", "1000000"),
     ("kernel/panic", "10"),
@@ -31,7 +31,7 @@ pub(crate) const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-ipta
 
 /// The settings from before the worker.
 #[derive(Default, Serialize, Deserialize)]
-struct Notes {
+struct SavedSettings {
     /// Boot ID. The next boot starts with other settings.
     boot: String,
     values: BTreeMap<String, String>,
@@ -53,33 +53,33 @@ pub(crate) async fn load_bridge_filter() {
 }
 
 /// Saves each setting that does not have the kubelet's value yet.
-pub(crate) fn remember(layout: &Layout) -> Result<(), FileError> {
-    remember_of(Path::new(SYS), &layout.sysctls(), &netns::read_boot_id()?)
+pub(crate) fn save(layout: &Layout) -> Result<(), FileError> {
+    save_to(Path::new(SYS), &layout.sysctls(), &netns::read_boot_id()?)
 }
 
 /// Restores the saved settings, except those that another program has changed since.
 pub(crate) fn restore(layout: &Layout) -> Result<(), FileError> {
-    restore_of(Path::new(SYS), &layout.sysctls(), &netns::read_boot_id()?)
+    restore_from(Path::new(SYS), &layout.sysctls(), &netns::read_boot_id()?)
 }
 
-fn remember_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
-    let mut notes = read(file, boot)?;
-    for (name, ours) in CHANGED {
+fn save_to(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
+    let mut saved = read(file, boot)?;
+    for (name, ours) in CHANGED_BY_KUBELET {
         // A setting at our value is either original, or was saved at the first start.
-        if let Some(value) = ask(sys, name).filter(|value| value != ours) {
-            notes.values.insert((*name).to_owned(), value);
+        if let Some(value) = read_setting(sys, name).filter(|value| value != ours) {
+            saved.values.insert((*name).to_owned(), value);
         }
     }
-    let text = serde_json::to_string_pretty(&notes).expect("strings are JSON");
+    let text = serde_json::to_string_pretty(&saved).expect("strings are JSON");
     files::write(file, format!("{text}\n"), files::PUBLIC).map(drop)
 }
 
-fn restore_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
-    let notes = read(file, boot)?;
-    for (name, ours) in CHANGED {
-        let Some(value) = notes.values.get(*name) else { continue };
+fn restore_from(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
+    let saved = read(file, boot)?;
+    for (name, ours) in CHANGED_BY_KUBELET {
+        let Some(value) = saved.values.get(*name) else { continue };
         let number = value.parse::<i64>().is_ok();
-        if number && ask(sys, name).as_deref() == Some(ours) {
+        if number && read_setting(sys, name).as_deref() == Some(ours) {
             let path = sys.join(name);
             fs::write(&path, value).map_err(|error| FileError::new("restore", &path, error))?;
         }
@@ -87,24 +87,24 @@ fn restore_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
     Ok(())
 }
 
-fn ask(sys: &Path, name: &str) -> Option<String> {
+fn read_setting(sys: &Path, name: &str) -> Option<String> {
     let text = fs::read_to_string(sys.join(name)).ok()?;
     Some(text.trim().to_owned())
 }
 
 /// Reads the saved settings. Settings of another boot, or from an incomplete file, do not count.
-fn read(file: &Path, boot: &str) -> Result<Notes, FileError> {
+fn read(file: &Path, boot: &str) -> Result<SavedSettings, FileError> {
     let mut text = Vec::new();
     match fs::File::open(file).and_then(|file| file.take(FILE_MAX).read_to_end(&mut text)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(FileError::new("read", file, error)),
         _ => {}
     }
-    let notes = serde_json::from_slice(&text)
+    let saved = serde_json::from_slice(&text)
         .ok()
-        .filter(|notes: &Notes| notes.boot == boot);
-    Ok(notes.unwrap_or_else(|| Notes {
+        .filter(|saved: &SavedSettings| saved.boot == boot);
+    Ok(saved.unwrap_or_else(|| SavedSettings {
         boot: boot.to_owned(),
-        ..Notes::default()
+        ..SavedSettings::default()
     }))
 }
 
@@ -126,15 +126,15 @@ mod tests {
         set("vm/overcommit_memory", "0\n");
         set("vm/panic_on_oom", "2\n");
         set("net/ipv4/ip_forward", "0\n");
-        remember_of(&sys, &file, "b1").unwrap();
-        for (name, value) in CHANGED {
+        save_to(&sys, &file, "b1").unwrap();
+        for (name, value) in CHANGED_BY_KUBELET {
             set(name, &format!("{value}\n"));
         }
         set("net/ipv4/ip_forward", "1\n");
         // The worker is started again: the values from the first start still count.
-        remember_of(&sys, &file, "b1").unwrap();
+        save_to(&sys, &file, "b1").unwrap();
         set("vm/overcommit_memory", "2\n");
-        restore_of(&sys, &file, "b1").unwrap();
+        restore_from(&sys, &file, "b1").unwrap();
         for (rule, name, expected) in [
             ("it was changed", "kernel/panic", "0"),
             ("it was changed", "vm/panic_on_oom", "2"),
@@ -143,7 +143,7 @@ mod tests {
             ("it was not there before", "kernel/keys/root_maxkeys", "1000000"),
             ("others rely on it", "net/ipv4/ip_forward", "1"),
         ] {
-            assert_eq!(ask(&sys, name).as_deref(), Some(expected), "{rule}: {name}");
+            assert_eq!(read_setting(&sys, name).as_deref(), Some(expected), "{rule}: {name}");
         }
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn nothing_else_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("sysctls.json");
-        restore_of(dir.path(), &file, "b1").unwrap();
+        restore_from(dir.path(), &file, "b1").unwrap();
         fs::create_dir_all(dir.path().join("kernel")).unwrap();
         fs::write(dir.path().join("kernel/panic"), "10").unwrap();
         fs::write(dir.path().join("kernel/core_pattern"), "core").unwrap();
@@ -160,9 +160,9 @@ mod tests {
             r#"{"boot": "b1", "values": {"kernel/core_pattern": "|/bin/sh", "kernel/panic": "x"}}"#,
         )
         .unwrap();
-        restore_of(dir.path(), &file, "b1").unwrap();
-        assert_eq!(ask(dir.path(), "kernel/core_pattern").as_deref(), Some("core"));
-        assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("10"));
+        restore_from(dir.path(), &file, "b1").unwrap();
+        assert_eq!(read_setting(dir.path(), "kernel/core_pattern").as_deref(), Some("core"));
+        assert_eq!(read_setting(dir.path(), "kernel/panic").as_deref(), Some("10"));
     }
 
     #[test]
@@ -172,18 +172,22 @@ mod tests {
         fs::create_dir_all(dir.path().join("kernel")).unwrap();
         let set = |value: &str| fs::write(dir.path().join("kernel/panic"), value).unwrap();
         set("0");
-        remember_of(dir.path(), &file, "b1").unwrap();
+        save_to(dir.path(), &file, "b1").unwrap();
         // An administrator has set the value permanently, and the machine has rebooted.
         set("10");
-        restore_of(dir.path(), &file, "b2").unwrap();
-        assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("10"));
-        remember_of(dir.path(), &file, "b2").unwrap();
-        restore_of(dir.path(), &file, "b2").unwrap();
-        assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("10"));
+        restore_from(dir.path(), &file, "b2").unwrap();
+        assert_eq!(read_setting(dir.path(), "kernel/panic").as_deref(), Some("10"));
+        save_to(dir.path(), &file, "b2").unwrap();
+        restore_from(dir.path(), &file, "b2").unwrap();
+        assert_eq!(read_setting(dir.path(), "kernel/panic").as_deref(), Some("10"));
         set("0");
-        remember_of(dir.path(), &file, "b2").unwrap();
+        save_to(dir.path(), &file, "b2").unwrap();
         set("10");
-        restore_of(dir.path(), &file, "b2").unwrap();
-        assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("0"), "control");
+        restore_from(dir.path(), &file, "b2").unwrap();
+        assert_eq!(
+            read_setting(dir.path(), "kernel/panic").as_deref(),
+            Some("0"),
+            "control"
+        );
     }
 }

@@ -61,7 +61,7 @@ pub(super) async fn connect_pods(
     };
     files::remove(&layout.bootstrap_kubeconfig())?;
     let status = format!("this machine is Node {} of {}; {its_pods}", worker.name, worker.server);
-    systemd::tell_status(&status);
+    systemd::notify_status(&status);
     progress(&status);
     if worker.ephemeral && node::is_reaped(layout, worker).await == Some(false) {
         progress(&format!(

@@ -37,12 +37,12 @@ pub(super) async fn start_containerd(layout: &Layout, worker: &Worker) -> Result
     sysctls::load_bridge_filter().await;
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.enter()?;
-    cgroups.bound(&worker.limits)?;
+    cgroups.set_limits(&worker.limits)?;
     // A sandbox has a hosts file of its own.
     if !worker.ephemeral {
-        etc_hosts::settle(worker)?;
+        etc_hosts::write_entry(worker)?;
     }
-    sysctls::remember(layout)?;
+    sysctls::save(layout)?;
     write_config(layout, worker, &observe_machine(&cgroups, layout, worker)?)?;
     Ok(Supervisor::start(build_service(
         layout,
