@@ -28,9 +28,9 @@ pub(crate) const LONGEST: Duration = Duration::from_hours(8760);
 
 const EXIT_CODES: &str = "Exit codes:
   0  done
-  1  refused or failed; standard error says why, and what may help
-  2  the command line is wrong
-  3  this machine cannot be a worker; the table says what is missing";
+  1  the command failed; standard error says why, and often how to fix it
+  2  invalid command line
+  3  this machine cannot be a worker; the table lists what is missing";
 
 /// Turns a machine into a node of a Kubernetes cluster that Yoke hosts.
 #[derive(Parser, Debug)]

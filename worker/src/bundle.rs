@@ -66,31 +66,33 @@ pub enum BundleError {
         source: io::Error,
     },
     /// The folder has no bundle.
-    #[error("there is no bundle in {}: no file {SUMS}", .0.display())]
+    #[error("there is no bundle in {}: {SUMS} is missing", .0.display())]
     Absent(PathBuf),
     /// A line of the list is not in the format of `sha256sum`.
-    #[error("line {0} of {SUMS} is not a digest and a file's name")]
+    #[error("line {0} of {SUMS} is not a SHA-256 digest followed by a file name")]
     Line(usize),
     /// The list has more lines than any bundle has files.
-    #[error("{SUMS} is too long")]
+    #[error("{SUMS} has more than {FILES_MAX} lines")]
     Long,
     /// The list has a file twice.
-    #[error("{SUMS} names {0} twice")]
+    #[error("{SUMS} lists {0} twice")]
     Twice(String),
     /// The list lacks a program.
-    #[error("{SUMS} does not name {0}")]
+    #[error("{SUMS} does not list {0}")]
     Missing(&'static str),
     /// The digest of a file does not match the list.
-    #[error("the digest of {0} is not the one in {SUMS}")]
+    #[error("the digest of {0} differs from the one in {SUMS}")]
     Digest(String),
     /// Another user may change a file.
-    #[error("{} is no plain file that only root, or the one who runs this, may write", .0.display())]
+    #[error("{} must be a regular file that only root or the current user can write", .0.display())]
     Writable(PathBuf),
     /// The version of the kubelet cannot be read.
-    #[error("the bundle's kubelet does not say its version: {0:?}")]
+    #[error("cannot parse the version that the bundle's kubelet prints: {0:?}")]
     Version(String),
     /// Kubernetes does not support this combination of kubelet and API server.
-    #[error("the kubelet is {kubelet}, and the API {api}: it must not be newer, nor more than three minors older")]
+    #[error(
+        "kubelet {kubelet} does not support API server {api}: the kubelet must not be newer, nor more than three minor versions older"
+    )]
     Skew {
         /// Version of the kubelet.
         kubelet: KubernetesVersion,
@@ -104,14 +106,14 @@ impl BundleError {
     pub(crate) fn hint(&self) -> &'static str {
         match self {
             Self::Absent(_) => {
-                "name its folder with --bundle, or bring one here: `make images` in Yoke's repository makes one for Debian 12, \
-                 .dev/bundle, and the image of yoke-worker has one (README, Workers)"
+                "name the bundle's folder with --bundle, or copy a bundle here: `make images` in Yoke's repository builds one \
+                 for Debian 12 in .dev/bundle, and the yoke-worker image contains one (README, Workers)"
             }
-            Self::Skew { .. } => "get a bundle for the API's version",
+            Self::Skew { .. } => "get a bundle for the version of the API server",
             Self::Writable(_) => {
-                "`chown -R root:` and `chmod -R go-w` make the bundle yours alone, if you trust what is in it"
+                "if you trust the content of the bundle, run `chown -R root:` and `chmod -R go-w` on its folder"
             }
-            _ => "get the bundle again; `sha256sum -c SHA256SUMS` in it says what is damaged",
+            _ => "download the bundle again; `sha256sum -c SHA256SUMS` in its folder lists the corrupt files",
         }
     }
 }
@@ -214,7 +216,7 @@ fn open(path: &Path, flags: OFlags) -> Result<fs::File, BundleError> {
     let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     let file = fs::File::from(opened.map_err(|error| failed("read", path)(error.into()))?);
-    let meta = file.metadata().map_err(failed("look at", path))?;
+    let meta = file.metadata().map_err(failed("inspect", path))?;
     if meta.is_file() && root::is_owned(&meta) {
         Ok(file)
     } else {

@@ -62,7 +62,7 @@ async fn remove_host_network(layout: &Layout, worker: &Worker) {
         layout.replacement(cni::RESULTS_FOLDER),
     ] {
         for fault in cni::detach_all(&layout.bin(), &results, &worker.id).await {
-            progress(&format!("cannot take a Pod off the network: {fault}"));
+            progress(&format!("cannot disconnect a Pod from the network: {fault}"));
         }
     }
     for link in [worker.id.bridge(), worker.id.tunnel()] {

@@ -22,17 +22,17 @@ pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
     let date = asked.map_err(|_| {
         let address = line.address.map(|address| format!(" ({address})"));
         format!(
-            "no answer from {}{} within {LIMIT:?}",
+            "no response from {}{} within {LIMIT:?}",
             line.server,
             address.unwrap_or_default()
         )
     })??;
-    skew(&date, Timestamp::now()).ok_or_else(|| "its answer has no date".to_owned())
+    skew(&date, Timestamp::now()).ok_or_else(|| "the response has no Date header".to_owned())
 }
 
 async fn request_date(line: &JoinLine) -> Result<String, String> {
     let certificates = CertificateDer::pem_slice_iter(line.ca.as_bytes()).collect::<Result<Vec<_>, _>>();
-    let certificates = certificates.map_err(|error| format!("the CA of the token: {error}"))?;
+    let certificates = certificates.map_err(|error| format!("cannot parse the CA in the join token: {error}"))?;
     let client = connect(line, &certificates).map_err(|error| format_chain(&error))?;
     // The status of the response does not matter: every response has a date.
     let request = http::Request::get("/version")

@@ -58,7 +58,7 @@ pub(crate) async fn detach_all(bin: &Path, results: &Path, id: &Id) -> Vec<Strin
     let network = id.network();
     let all = detach_each(bin, results, &network, &mut faults);
     if tokio::time::timeout(ALL_LIMIT, all).await.is_err() {
-        faults.push(format!("no end of all within {ALL_LIMIT:?}"));
+        faults.push(format!("the CNI plugins did not finish within {ALL_LIMIT:?}"));
     }
     faults
 }
@@ -159,7 +159,7 @@ async fn run(call: &Call, bin: &Path) -> Result<(), String> {
         .env("PATH", PATH)
         .envs(call.environment.iter().cloned());
     match tokio::time::timeout(LIMIT, run_with_input(command, &call.input)).await {
-        Err(_) => Err(format!("no end within {LIMIT:?}")),
+        Err(_) => Err(format!("timed out after {LIMIT:?}")),
         Ok(Err(error)) => Err(error.to_string()),
         Ok(Ok(output)) if output.status.success() => Ok(()),
         // By the CNI specification an error is JSON on standard output.

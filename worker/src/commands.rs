@@ -41,7 +41,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     }
     if options.rm && line.address.is_some_and(|address| address.to_canonical().is_ipv6()) {
         return Err(Error::Uplink(
-            "the API has an address of IPv6, which does not lead out of it".to_owned(),
+            "the API server has an IPv6 address, but that network supports IPv4 only".to_owned(),
         ));
     }
     let purpose = if options.rm { Purpose::Sandbox } else { Purpose::Any };
@@ -71,12 +71,12 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         let worker = read(&layout).unwrap_or_else(|_| worker.clone());
         tokio::select! {
             forgotten = node_lifecycle::delete_leftover_node(&layout, &worker) => forgotten?,
-            () = signals.next() => progress(&format!("Node {} stays", worker.name)),
+            () = signals.next() => progress(&format!("Node {} is not deleted", worker.name)),
         }
     }
     cleanup::remove_worker(&layout, &worker).await?;
     drop(port);
-    progress("nothing of the worker is left on this machine");
+    progress("the worker was removed from this machine");
     made.and(ended)
 }
 
@@ -90,11 +90,13 @@ pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     if worker.ephemeral {
         node_lifecycle::delete_leftover_node(&layout, &worker).await?;
     } else if layout.kubeconfig().exists() && !drain(&layout, &lock).await?.success() {
-        progress("the worker could not be drained; it is removed as it is");
+        progress("cannot drain the worker; removing it without a drain");
         node_lifecycle::delete_leftover_node(&layout, &read(&layout)?).await?;
     }
     cleanup::remove_worker(&layout, &worker).await?;
-    progress("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
+    progress(
+        "the worker was removed from this machine; folders that Kubernetes programs share, such as /var/lib/kubelet, remain",
+    );
     Ok(())
 }
 
@@ -131,7 +133,7 @@ pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
     }
     let end = async {
         if let Err(error) = sandbox::wait_stdin_closed().await {
-            progress(&format!("cannot hear when to end: {error}"));
+            progress(&format!("cannot read the stop signal from standard input: {error}"));
         }
     };
     node_lifecycle::run(&layout, &worker, end).await

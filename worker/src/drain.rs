@@ -85,7 +85,7 @@ async fn drain_within(client: &Client, node: Target<'_>, limit: Duration, respec
     };
     let emptied = tokio::time::timeout(limit, drain.run()).await.is_ok();
     if !emptied {
-        progress(&format!("Pods are left on Node {} after {limit:?}", node.name));
+        progress(&format!("some Pods are still on Node {} after {limit:?}", node.name));
     }
     emptied
 }
@@ -125,7 +125,7 @@ impl Drain<'_> {
                     if left.is_empty() {
                         return;
                     }
-                    self.print_change(format!("Pods that have to go: {}", left.len()));
+                    self.print_change(format!("draining; Pods left: {}", left.len()));
                     for pod in left.iter().filter(|pod| plan(pod) == Step::Evict) {
                         self.evict(pod).await;
                     }
@@ -146,7 +146,7 @@ impl Drain<'_> {
             Err(kube::Error::Api(status)) if status.is_not_found() => Cordon::Gone,
             Err(kube::Error::Api(status)) if status.code == 409 && is_another(self.client, self.node).await => {
                 self.print_change(format!(
-                    "Node {} is another one by now; it is not drained",
+                    "Node {} now has another UID; it belongs to another machine and is not drained",
                     self.node.name
                 ));
                 Cordon::Gone
@@ -198,10 +198,7 @@ impl Drain<'_> {
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(kube::Error::Api(status)) if status.code == 429 => {
                 self.protected.insert(uid, Instant::now() + EVICTION_RETRY);
-                self.print_change(format!(
-                    "Pod {namespace}/{name} has to stay for now: {}",
-                    status.message
-                ));
+                self.print_change(format!("cannot evict Pod {namespace}/{name} yet: {}", status.message));
             }
             Err(error) => self.print_error(&format!("evict Pod {namespace}/{name}"), &error),
         }
@@ -241,14 +238,16 @@ pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
     let name = node.name;
     for tries in 1.. {
         let error = match with_limit(nodes.delete(name, &same)).await {
-            Ok(_) => return progress(&format!("Node {name} is deleted")),
+            Ok(_) => return progress(&format!("deleted Node {name}")),
             Err(kube::Error::Api(status)) if status.is_not_found() => return,
             Err(kube::Error::Api(status)) if status.code == 409 && is_another(client, node).await => {
-                return progress(&format!("Node {name} is another one by now; it stays"));
+                return progress(&format!(
+                    "Node {name} now has another UID; it belongs to another machine and is not deleted"
+                ));
             }
             Err(kube::Error::Api(status)) if status.is_forbidden() => {
                 return progress(&format!(
-                    "the cluster does not let a worker delete its Node: `kubectl delete node {name}` does"
+                    "the cluster does not permit a worker to delete its Node; run `kubectl delete node {name}`"
                 ));
             }
             Err(error) => error,

@@ -17,7 +17,7 @@ use crate::root::RootError;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The join token is malformed.
-    #[error("cannot use the join token")]
+    #[error("invalid join token")]
     Token(#[source] LineError),
     /// Standard input cannot be read.
     #[error("cannot read the join token from standard input")]
@@ -35,13 +35,13 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
     /// The kubeconfig cannot be written.
-    #[error("cannot make the kubelet's kubeconfig")]
+    #[error("cannot build the kubelet's kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
     /// A state file cannot be parsed.
-    #[error("{} is damaged", .0.display())]
+    #[error("{} is corrupt", .0.display())]
     State(PathBuf, #[source] serde_json::Error),
     /// The folder already has another worker.
-    #[error("{} belongs to Node {name} of {server}", root.display())]
+    #[error("{} belongs to the worker of Node {name} in the cluster {server}", root.display())]
     OtherWorker {
         /// The worker's folder.
         root: PathBuf,
@@ -55,36 +55,36 @@ pub enum Error {
     Excess(String),
     /// GPUs were requested, but the machine has none.
     #[error(
-        "this machine has no GPU: no CDI specification names one, and there is no /dev/nvidia0, /dev/dri/renderD128 or /dev/kfd"
+        "this machine has no GPU: no CDI specification lists one, and /dev/nvidia0, /dev/dri/renderD128 and /dev/kfd do not exist"
     )]
     NoGpu,
     /// The folder has files that no worker wrote.
-    #[error("{} is not empty, and no worker's", .0.display())]
+    #[error("{} is not empty and has no worker", .0.display())]
     NotEmpty(PathBuf),
     /// The worker's control group already has processes of another program.
-    #[error("{} has processes of somebody else", .0.display())]
+    #[error("the control group {} has processes of another program", .0.display())]
     Populated(PathBuf),
     /// The name is not valid for a Node.
-    #[error("{0:?} cannot be a Node's name")]
+    #[error("{0:?} is not a valid Node name")]
     Name(String),
     /// Another machine now has a Node of this name.
-    #[error("Node {0} is not the one that this machine joined as")]
+    #[error("Node {0} has another UID than the Node of this worker")]
     Replaced(String),
     /// The Node was deleted, by a user or by the node reaper.
     #[error("Node {0} was removed from the cluster")]
     Removed(String),
     /// The Node was removed while this machine did not reach the API.
-    #[error("Node {0} was removed while this machine was silent")]
+    #[error("Node {0} was removed while this machine did not reach the API server")]
     RemovedWhileSilent(String),
     /// The Node was removed, and the kubelet has registered a new one.
-    #[error("Node {0} was removed, and this machine has another")]
+    #[error("Node {0} was removed, and the kubelet registered a new one")]
     NewNode(String),
     /// The folder has no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),
     /// The worker's resources are in another network namespace.
     #[error(
-        "the worker in {} is in another network namespace: call this by `nsenter --net={} yoke-worker …`",
+        "the worker in {} runs in another network namespace: run `nsenter --net={} yoke-worker …`",
         root.display(),
         net.display()
     )]
@@ -98,7 +98,7 @@ pub enum Error {
     #[error("no control groups are mounted at /sys/fs/cgroup")]
     NoCgroups,
     /// Another process holds the lock of the worker's folder.
-    #[error("the worker in {} runs, or is being changed", .0.display())]
+    #[error("the worker in {} is running, or another command changes it", .0.display())]
     Busy(PathBuf),
     /// Signal handlers cannot be installed.
     #[error("cannot listen for SIGTERM, SIGINT and SIGHUP")]
@@ -107,13 +107,13 @@ pub enum Error {
     #[error("cannot start the worker")]
     Start(#[source] std::io::Error),
     /// The cluster rejects the join token or the certificate request.
-    #[error("the cluster does not let this machine in: {0}")]
+    #[error("the cluster rejected this machine: {0}")]
     Rejected(String),
     /// The worker exited without being stopped.
-    #[error("the worker ended ({0})")]
+    #[error("the worker exited ({0})")]
     Ended(ExitStatus),
     /// containerd does not start in time.
-    #[error("containerd does not answer within {limit:?}; see {}", log.display())]
+    #[error("containerd did not respond within {limit:?}; see {}", log.display())]
     Containerd {
         /// How long the worker waited.
         limit: Duration,
@@ -121,7 +121,7 @@ pub enum Error {
         log: PathBuf,
     },
     /// A container image cannot be imported.
-    #[error("cannot load {}: {why}", image.display())]
+    #[error("cannot import the image {}: {why}", image.display())]
     Image {
         /// The image archive.
         image: PathBuf,
@@ -129,16 +129,16 @@ pub enum Error {
         why: String,
     },
     /// The Pod network cannot be created.
-    #[error("cannot make the network of Pods: {0}")]
+    #[error("cannot create the Pod network: {0}")]
     Network(String),
     /// The network of an ephemeral worker cannot be created.
-    #[error("cannot make a network for the worker: {0}")]
+    #[error("cannot create the worker's network: {0}")]
     Uplink(String),
     /// The init system of the machine is not systemd.
-    #[error("systemd does not run this machine")]
+    #[error("systemd is not the init system of this machine")]
     NoSystemd,
     /// A unit of this name exists that this program did not write.
-    #[error("{} is somebody else's", .0.display())]
+    #[error("the unit file {} was not written by yoke-worker", .0.display())]
     UnitOfOther(PathBuf),
     /// A `systemctl` command failed.
     #[error("`systemctl {arguments}` failed: {why}")]
@@ -149,7 +149,7 @@ pub enum Error {
         why: String,
     },
     /// The Node is not Ready in time.
-    #[error("Node {name} is not ready after {limit:?}: {missing}; see `journalctl -u {unit}` and {}", logs.display())]
+    #[error("Node {name} is not Ready after {limit:?}: {missing}; see `journalctl -u {unit}` and {}", logs.display())]
     NotReady {
         /// Name of the Node.
         name: String,
@@ -192,45 +192,47 @@ impl Error {
 
     fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Token(_) => Some(
-                "whoever gave it to you can make another; `-` reads it from standard input, --token-file from a file",
-            ),
+            Self::Token(_) => {
+                Some("create a new join token; `-` reads it from standard input, --token-file from a file")
+            }
             Self::Bundle(error) => Some(error.hint()),
             Self::OtherWorker { .. } => {
-                Some("`yoke-worker leave` removes that worker, or choose another folder with --root")
+                Some("run `yoke-worker leave` to remove that worker, or choose another folder with --root")
             }
             Self::NotEmpty(_) => {
-                Some("choose a folder with --root that is the worker's alone: it is removed in the end")
+                Some("choose an empty folder with --root; `yoke-worker leave` removes it with its content")
             }
-            Self::Excess(_) => Some("ask for less with --cpus and --memory, or leave them out: then it may take all"),
-            Self::NoGpu => Some("install its driver, or leave --gpus out"),
+            Self::Excess(_) => Some("lower --cpus and --memory, or omit them to use the whole machine"),
+            Self::NoGpu => Some("install the driver of the GPU, or omit --gpus"),
             Self::Populated(_) => Some(
-                "perhaps a worker's whose folder was removed by hand: end its processes, or choose another folder with --root",
+                "this may be a worker whose folder was removed by hand: stop these processes, or choose another folder with --root",
             ),
-            Self::Name(_) => Some("give one of lower-case letters, digits, `-` and `.` with --name"),
+            Self::Name(_) => Some("pass a name of lower-case letters, digits, `-` and `.` with --name"),
             Self::Replaced(_) => Some(
-                "another machine may have its name: `yoke-worker leave` removes this worker, and a new token makes another",
+                "another machine may use this name: run `yoke-worker leave`, then join with a new token and another --name",
             ),
             Self::Removed(_) => Some(
-                "somebody deleted it, or this machine was not heard of for longer than its join token allows; a new token makes another",
+                "a user deleted the Node, or it had no heartbeat for longer than its join token permits; join with a new token",
             ),
-            Self::NoWorker(_) => Some("a join token makes one: `yoke-worker join TOKEN`, or `yoke-worker run TOKEN`"),
+            Self::NoWorker(_) => Some("run `yoke-worker join TOKEN` or `yoke-worker run TOKEN` with a join token"),
             Self::Uplink(_) => Some(
-                "`yoke-worker preflight` says what the machine lacks for it; without --rm, a worker uses the machine's own network",
+                "`yoke-worker preflight` shows what the machine lacks; without --rm, a worker uses the machine's own network",
             ),
-            Self::NoSystemd => Some("`yoke-worker run` makes it a worker as long as that runs"),
-            Self::UnitOfOther(_) => Some("remove it, or choose another folder with --root: its unit has another name"),
-            Self::NotReady { .. } => {
-                Some("it goes on trying: `yoke-worker join` waits once more, and `yoke-worker leave` removes it")
+            Self::NoSystemd => Some("use `yoke-worker run`, which needs no systemd"),
+            Self::UnitOfOther(_) => {
+                Some("remove that file, or choose another folder with --root, which changes the name of the unit")
             }
+            Self::NotReady { .. } => Some(
+                "the worker keeps trying: run `yoke-worker join` to wait again, or `yoke-worker leave` to remove it",
+            ),
             Self::Rejected(_) => Some(
-                "a token is for as many workers as it says, and for a short time: get another; or give another --name",
+                "the join token may have expired or be used up: get a new one; if the name is taken, pass another --name",
             ),
-            Self::Busy(_) => Some("end it first"),
+            Self::Busy(_) => Some("stop it first"),
             Self::NoCgroups => {
-                Some("`nsenter --net=FILE` calls it in another network without hiding them, as `ip netns exec` does")
+                Some("`ip netns exec` hides them; use `nsenter --net=FILE` to run in another network namespace")
             }
-            Self::Leftover(_) => Some("end what uses it, and call `yoke-worker leave`"),
+            Self::Leftover(_) => Some("stop the processes that use these paths, and run `yoke-worker leave`"),
             _ => None,
         }
     }

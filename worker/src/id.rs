@@ -65,7 +65,7 @@ impl fmt::Display for Id {
 
 /// The text is not an id.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no worker's id")]
+#[error("{0:?} is not a worker id; expected 8 hexadecimal digits")]
 pub(crate) struct IdError(String);
 
 impl TryFrom<String> for Id {

@@ -73,7 +73,7 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
             Err(rejected)
         }
         () = signals.next() => {
-            progress(&format!("{} goes on; `yoke-worker leave` removes it", unit.name()));
+            progress(&format!("{} keeps running; `yoke-worker leave` removes it", unit.name()));
             Err(Error::Interrupted)
         }
     };
@@ -90,7 +90,7 @@ async fn continue_worker(layout: &Layout, worker: Worker) -> Result<Worker, Erro
     worker.check_netns(layout)?;
     let unit = Unit::new(layout, &worker.id);
     if systemd::is_installed(&unit)? && systemd::is_active(&unit).await {
-        progress(&format!("{} runs already; nothing is changed", unit.name()));
+        progress(&format!("{} is already running; nothing was changed", unit.name()));
         return Ok(worker);
     }
     // The free lock proves that no `run` by hand is active.
@@ -143,11 +143,8 @@ impl PreviousWorker {
 
     async fn restore(&self, layout: &Layout) {
         match self.try_restore(layout).await {
-            Ok(()) => progress("the worker that was there before is put back"),
-            Err(error) => progress(&format!(
-                "the worker that was there before is not put back: {}",
-                format_chain(&error)
-            )),
+            Ok(()) => progress("restored the previous worker"),
+            Err(error) => progress(&format!("cannot restore the previous worker: {}", format_chain(&error))),
         }
     }
 
@@ -186,7 +183,7 @@ fn save_programs(layout: &Layout) -> Result<(), FileError> {
         let entries = fs::read_dir(&folder).map_err(|error| FileError::new("read", &folder, error))?;
         for entry in entries {
             let linked = entry.and_then(|entry| fs::hard_link(entry.path(), saved.join(entry.file_name())));
-            linked.map_err(|error| FileError::new("keep what is in", &folder, error))?;
+            linked.map_err(|error| FileError::new("save the content of", &folder, error))?;
         }
     }
     Ok(())
@@ -197,7 +194,7 @@ fn restore_programs(layout: &Layout) -> Result<(), FileError> {
         let restored = fs::metadata(&saved)
             .and_then(|_| fs::remove_dir_all(&folder))
             .and_then(|()| fs::rename(&saved, &folder));
-        restored.map_err(|error| FileError::new("put back", &folder, error))?;
+        restored.map_err(|error| FileError::new("restore", &folder, error))?;
     }
     remove_folder(&layout.previous())
 }
@@ -264,9 +261,9 @@ async fn undo(layout: &Layout, worker: &Worker, unit: &Unit) {
         cleanup::remove_worker(layout, worker).await
     };
     match undone.await {
-        Ok(()) => progress("nothing of the worker is left on this machine"),
+        Ok(()) => progress("the worker was removed from this machine"),
         Err(error) => progress(&format!(
-            "{}; `yoke-worker leave` removes what is left",
+            "{}; run `yoke-worker leave` to remove the rest",
             format_chain(&error)
         )),
     }
@@ -283,7 +280,7 @@ fn check_systemd() -> Result<(), Error> {
 async fn start(unit: &Unit) -> Result<(), Error> {
     systemd::install(unit).await?;
     progress(&format!(
-        "starting {0}; `journalctl -u {0}` shows what it says",
+        "starting {0}; see its log with `journalctl -u {0}`",
         unit.name()
     ));
     systemd::start(unit, READY_LIMIT).await
@@ -298,13 +295,13 @@ async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(),
         let is_node = || format!("this machine is Node {} of {}", worker.name, worker.server);
         let missing = match node::observe_readiness(layout, worker).await {
             Readiness::Ready => {
-                progress(&format!("{}, and ready; {} keeps it so", is_node(), unit.name()));
+                progress(&format!("{} and is Ready; {} keeps it running", is_node(), unit.name()));
                 return Ok(());
             }
             // A cluster's CNI plugin may run as a Pod, which needs the Node first.
             Readiness::Unconnected => {
                 progress(&format!(
-                    "{}; {} keeps it so, and it is ready as soon as a CNI plugin of the cluster has put a configuration into {}",
+                    "{}; {} keeps it running. The Node becomes Ready when a CNI plugin of the cluster writes a configuration to {}",
                     is_node(),
                     unit.name(),
                     layout.cni_config().display()

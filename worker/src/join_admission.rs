@@ -66,7 +66,7 @@ async fn read_rejection(client: &Client, name: &str) -> Option<String> {
     let user = match with_limit(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
         Ok(review) => review.status?.user_info?.username?,
         Err(kube::Error::Api(status)) if status.code == 401 => {
-            return Some("it does not know the token, or not any more".to_owned());
+            return Some("the join token is unknown or has expired".to_owned());
         }
         Err(_) => return None,
     };
@@ -217,7 +217,7 @@ mod tests {
             Instant::now()
         };
         let (why, gone) = tokio::join!(learn(&client), later);
-        assert!(why.contains("does not know the token"), "{why}");
+        assert!(why.contains("token is unknown"), "{why}");
         assert!(gone.elapsed() > REJECTION_MIN, "{:?}", gone.elapsed());
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Layout {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The path is relative, or has characters that a configuration file would need to quote.
-    #[error("{0:?} is not an absolute path of letters, digits and `/`, `-`, `_`, `.`")]
+    #[error("{0:?} is not an absolute path of ASCII letters, digits, `/`, `-`, `_` and `.`")]
     Path(PathBuf),
     /// The path is too long for the unix sockets below it.
     #[error("{0:?} is longer than {ROOT_MAX} characters")]

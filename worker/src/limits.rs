@@ -65,13 +65,11 @@ impl Limits {
     pub(crate) fn find_excess(&self, has: Capacity) -> Option<String> {
         if let Some(cpus) = self.cpus.filter(|cpus| *cpus > has.cpus) {
             let (cpus, has) = (f64::from(cpus) / 1000.0, f64::from(has.cpus) / 1000.0);
-            return Some(format!("{cpus} processors are asked for, and this machine has {has}"));
+            return Some(format!("--cpus {cpus} exceeds the {has} CPUs of this machine"));
         }
         let memory = self.memory.filter(|memory| *memory > has.memory)?;
         let (memory, has) = (memory / MIB, has.memory / MIB);
-        Some(format!(
-            "{memory} MiB of memory are asked for, and this machine has {has}"
-        ))
+        Some(format!("--memory {memory} MiB exceeds the {has} MiB of this machine"))
     }
 
     /// Memory limit of all Pods together, in bytes.
@@ -109,7 +107,7 @@ pub(crate) fn parse_cpus(text: &str) -> Result<u32, String> {
     let limits = |cpus| Limits { cpus, memory: None };
     parse()
         .filter(|cpus| limits(Some(*cpus)).are_usable())
-        .ok_or_else(|| "expected a number of processors such as 2 or 1.5, at least 0.25".to_owned())
+        .ok_or_else(|| "expected a number of CPUs such as 2 or 1.5, at least 0.25".to_owned())
 }
 
 /// Parses a Kubernetes quantity of memory such as `2Gi` or `2000M`, into bytes.
@@ -195,8 +193,13 @@ mod tests {
         for (rule, cpus, memory, part) in [
             ("all", Some(4000), Some(8 * GIB), None),
             ("nothing", None, None, None),
-            ("processors", Some(4500), None, Some("4.5 processors")),
-            ("memory", Some(1000), Some(9 * GIB), Some("9216 MiB of memory")),
+            ("processors", Some(4500), None, Some("--cpus 4.5 exceeds the 4 CPUs")),
+            (
+                "memory",
+                Some(1000),
+                Some(9 * GIB),
+                Some("--memory 9216 MiB exceeds the 8192 MiB"),
+            ),
         ] {
             let excess = Limits { cpus, memory }.find_excess(HAS);
             assert_eq!(excess.is_some(), part.is_some(), "{rule}: {excess:?}");

@@ -25,7 +25,7 @@ impl Netns {
         let path = Path::new(NETNS_FILE);
         Ok(Self {
             boot: read_boot_id()?,
-            network: identify(path).map_err(|error| FileError::new("look at", path, error))?,
+            network: identify(path).map_err(|error| FileError::new("inspect", path, error))?,
         })
     }
 

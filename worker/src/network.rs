@@ -62,7 +62,7 @@ impl Network {
     /// Creates the Pod network, and maintains it from then on. Tunnels may follow later.
     pub(crate) async fn start(layout: &Layout, worker: &Worker, range: Cidr) -> Result<Self, Error> {
         if !range.address().is_ipv4() {
-            let why = format!("Pods cannot have addresses of {range}: only those of IPv4 are routed");
+            let why = format!("the Pod range {range} is not IPv4");
             return Err(Error::Network(why));
         }
         let secret = key::load_or_generate(&layout.wireguard_key())?;
@@ -95,7 +95,7 @@ impl Network {
     pub(crate) async fn wait_failed(&mut self) -> Error {
         let ended = (&mut self.task).await;
         let why = ended.err().map_or_else(String::new, |error| error.to_string());
-        Error::Network(format!("nobody keeps it any more {why}"))
+        Error::Network(format!("its task ended unexpectedly {why}"))
     }
 
     /// Removes the device. The table stays.
@@ -148,7 +148,7 @@ impl PodNetworkReconciler {
                 changed = changes.changed() => if changed.is_err() { return },
                 () = wait_failed(&mut self.tunnel) => {
                     self.tunnel = None;
-                    progress("the tunnels to other workers have ended; they are made again");
+                    progress("the WireGuard device stopped; creating it again");
                     sleep(BACKOFF_MIN).await;
                 }
                 () = sleep(backoff) => {}
@@ -169,7 +169,7 @@ impl PodNetworkReconciler {
     async fn reconcile(&mut self, nodes: &Nodes) -> bool {
         let why = self.try_reconcile(nodes).await.err().unwrap_or_default();
         if !why.is_empty() && why != self.last_message {
-            progress(&format!("the network of Pods is not as it should be: {why}"));
+            progress(&format!("cannot reconcile the Pod network: {why}"));
         }
         self.last_message = why;
         self.last_message.is_empty()
@@ -187,7 +187,7 @@ impl PodNetworkReconciler {
             let plan = plan::plan(&own, nodes);
             for (name, fault) in &plan.rejected {
                 if self.plan.rejected.get(name) != Some(fault) {
-                    progress(&format!("Pods of Node {name} are not reached: {fault}"));
+                    progress(&format!("cannot reach Pods of Node {name}: {fault}"));
                 }
             }
             self.plan = plan;
@@ -223,7 +223,7 @@ impl PodNetworkReconciler {
             None => own,
         };
         let Some(address) = self.worker.public_address.or(own) else {
-            return Err("this Node has no address yet".to_owned());
+            return Err("the Node has no InternalIP address yet".to_owned());
         };
         let (key, endpoint) = (
             self.key.to_string(),

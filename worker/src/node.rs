@@ -59,7 +59,7 @@ pub(crate) async fn connect_by(kubeconfig: &Path, worker: &Worker) -> Option<Cli
 
 /// Bounds a request by `REQUEST_LIMIT`, so that an unresponsive control plane does not block the worker.
 pub(crate) async fn with_limit<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let late = |_| kube::Error::Service(format!("no answer within {REQUEST_LIMIT:?}").into());
+    let late = |_| kube::Error::Service(format!("no response within {REQUEST_LIMIT:?}").into());
     tokio::time::timeout(REQUEST_LIMIT, request).await.map_err(late)?
 }
 
@@ -107,7 +107,7 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
         if rounds % ROUNDS_PER_MESSAGE == 0 {
             let log = layout.logs().join("kubelet.log");
             progress(&format!(
-                "still waiting to be let in as Node {}; see {}",
+                "still waiting for admission as Node {}; see {}",
                 worker.name,
                 log.display()
             ));
@@ -130,12 +130,12 @@ pub(crate) enum Readiness {
 pub(crate) async fn observe_readiness(layout: &Layout, worker: &Worker) -> Readiness {
     let name = &worker.name;
     let Some(client) = connect(layout, worker).await else {
-        return Readiness::Missing("the cluster has not let the kubelet in yet".to_owned());
+        return Readiness::Missing("the cluster has not admitted the kubelet yet".to_owned());
     };
     match with_limit(Api::<Node>::all(client).get_opt(name)).await {
         Ok(Some(node)) => to_readiness(worker, node),
-        Ok(None) => Readiness::Missing(format!("there is no Node {name} yet")),
-        Err(error) => Readiness::Missing(format!("the API does not answer: {}", format_chain(&error))),
+        Ok(None) => Readiness::Missing(format!("Node {name} does not exist yet")),
+        Err(error) => Readiness::Missing(format!("the API server does not respond: {}", format_chain(&error))),
     }
 }
 
@@ -153,7 +153,7 @@ fn to_readiness(worker: &Worker, node: Node) -> Readiness {
         return Readiness::Unconnected;
     }
     let why: String = why.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect();
-    Readiness::Missing(format!("Node {} is not ready yet: {why}", worker.name))
+    Readiness::Missing(format!("Node {} is not Ready yet: {why}", worker.name))
 }
 
 /// Reports whether the cluster removes the Node after a time without heartbeats; `None` if that
@@ -186,7 +186,7 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
         }
         if was_there && found.is_none() && !worker.ephemeral {
             progress(&format!(
-                "Node {} is gone: started again, this worker makes another",
+                "Node {} was deleted; restart this worker to register a new Node",
                 worker.name
             ));
         }
@@ -257,7 +257,7 @@ pub(crate) async fn write_address(layout: &Layout, worker: &Worker, address: IpA
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     if let Err(error) = with_limit(nodes.patch_status(&worker.name, &params, &patch)).await {
-        progress(&format!("cannot tell the Node's address: {}", format_chain(&error)));
+        progress(&format!("cannot write the Node's address: {}", format_chain(&error)));
     }
 }
 
@@ -341,7 +341,7 @@ mod tests {
     fn a_node_without_a_plugin_lacks_nothing_else() {
         let network = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:x";
         let both = format!("[{network}, CSINode is not yet initialized]");
-        let missing = |why: &str| Readiness::Missing(format!("Node box-1 is not ready yet: {why}"));
+        let missing = |why: &str| Readiness::Missing(format!("Node box-1 is not Ready yet: {why}"));
         for (rule, pod_network, status, message, expected) in [
             ("it is ready", false, "True", "", Readiness::Ready),
             ("it waits for a plugin", false, "False", network, Readiness::Unconnected),

@@ -55,7 +55,7 @@ pub(crate) async fn run_permanent(layout: &Layout, worker: &Worker, signals: &mu
     loop {
         match run(layout, &worker, signals.next()).await {
             Err(error @ (Error::RemovedWhileSilent(_) | Error::NewNode(_))) => {
-                progress(&format!("{}; it registers again", format_chain(&error)))
+                progress(&format!("{}; registering a new Node", format_chain(&error)))
             }
             ended => return ended,
         }
@@ -140,13 +140,13 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
             network = connected.ok().and_then(Result::ok).flatten();
             if healthy.is_err() {
                 progress(&format!(
-                    "the kubelet is not healthy after {HEALTH_LIMIT:?}; it is drained all the same"
+                    "the kubelet is not healthy after {HEALTH_LIMIT:?}; draining the Node anyway"
                 ));
             }
             Some(kubelet)
         }
         Err(error) => {
-            progress(&format!("Pods cannot end in order: {}", format_chain(&error)));
+            progress(&format!("cannot terminate Pods gracefully: {}", format_chain(&error)));
             None
         }
     };
@@ -171,14 +171,20 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, cont
         kubelet.stop().await;
     }
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::RESULTS_FOLDER), &worker.id).await {
-        progress(&format!("cannot take a Pod off the network: {fault}"));
+        progress(&format!("cannot disconnect a Pod from the network: {fault}"));
     }
     containerd.stop().await;
     // The Node is deleted last: controllers then assume that its Pods have stopped, and start
     // replacements of Pods that must run at most once.
     match Cgroups::discover(&worker.id.cgroup()) {
         Ok(cgroups) => cgroups.kill_pods().await,
-        Err(error) => return progress(&format!("Node {} stays: {}", worker.name, format_chain(&error))),
+        Err(error) => {
+            return progress(&format!(
+                "Node {} is not deleted: {}",
+                worker.name,
+                format_chain(&error)
+            ));
+        }
     }
     if let Some((client, uid)) = &connection {
         drain::remove_node(client, target(uid)).await;

@@ -17,7 +17,7 @@ pub(crate) async fn stop_pods(layout: &Layout, worker: &Worker) -> Result<(), Er
     // plugin.
     files::clear(&layout.cni_config())?;
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::RESULTS_FOLDER), &worker.id).await {
-        progress(&format!("cannot take a Pod off the network: {fault}"));
+        progress(&format!("cannot disconnect a Pod from the network: {fault}"));
     }
     Cgroups::discover(&worker.id.cgroup())?.kill_pods().await;
     // A failure is ignored: the table does not exist after a reboot.

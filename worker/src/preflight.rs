@@ -70,7 +70,7 @@ fn inspect_user(facts: &Facts) -> Row {
     if facts.root {
         Row::ok("user", "root")
     } else {
-        Row::failed("user", "not root", "run it with sudo, or as root")
+        Row::failed("user", "not root", "run the command as root, for example with sudo")
     }
 }
 
@@ -78,23 +78,23 @@ fn inspect_capabilities(facts: &Facts) -> Row {
     let lacking = |name: &&str| !facts.capabilities.get(name).copied().unwrap_or(false);
     let needed: Vec<_> = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"].into_iter().filter(lacking).collect();
     if !needed.is_empty() {
-        let to_do = "run it on the machine itself, or in a privileged container";
-        return Row::failed("capabilities", format!("without {}", needed.join(", ")), to_do);
+        let to_do = "run the command on the machine itself, or in a privileged container";
+        return Row::failed("capabilities", format!("missing {}", needed.join(", ")), to_do);
     }
     if lacking(&"CAP_SYS_RESOURCE") {
-        let found = "without CAP_SYS_RESOURCE";
-        let to_do = "nothing must be done; who is killed first when memory runs out is the kernel's choice";
+        let found = "missing CAP_SYS_RESOURCE";
+        let to_do = "none required; when memory runs out, the kernel does not prefer Pods over the worker's programs";
         return Row::warning("capabilities", found, to_do);
     }
-    Row::ok("capabilities", "enough")
+    Row::ok("capabilities", "sufficient")
 }
 
 fn inspect_name(name: &str) -> Row {
     if is_node_name(&name.to_ascii_lowercase()) {
         Row::ok("name", name.to_ascii_lowercase())
     } else {
-        let to_do = "give the machine a name of letters, digits and `-`, or the worker one with --name";
-        Row::failed("name", format!("{name:?} cannot be a Node's name"), to_do)
+        let to_do = "set a host name of letters, digits and `-`, or pass --name";
+        Row::failed("name", format!("{name:?} is not a valid Node name"), to_do)
     }
 }
 
@@ -114,20 +114,20 @@ fn inspect_cgroups(facts: &Facts) -> Row {
         .collect();
     if !missing.is_empty() {
         let found = format!("{version} without {}", missing.join(", "));
-        let to_do = "enable the controllers: remove what disables them from the kernel's command line, such as \
-                     cgroup_disable=memory, or add cgroup_enable=memory";
+        let to_do = "enable the controllers: remove options such as cgroup_disable=memory from the kernel command line, or add \
+                     cgroup_enable=memory";
         return Row::failed(CHECK, found, to_do);
     }
     match (&facts.cgroups, facts.allow_cgroup_v1) {
         (Cgroups::V1(_), false) => Row::failed(
             CHECK,
             "version 1",
-            "boot with systemd.unified_cgroup_hierarchy=1, or say --allow-cgroup-v1 as long as the kubelet can do without",
+            "boot with systemd.unified_cgroup_hierarchy=1, or pass --allow-cgroup-v1 while the kubelet still supports version 1",
         ),
         (Cgroups::V1(_), true) => Row::warning(
             CHECK,
             "version 1",
-            "go over to version 2: Kubernetes gives version 1 up",
+            "switch to version 2: Kubernetes is removing support for version 1",
         ),
         _ => Row::ok(CHECK, version),
     }
@@ -138,7 +138,7 @@ fn inspect_swap(swap: &[String]) -> Row {
         Row::ok("swap", "none")
     } else {
         let to_do =
-            "swapoff -a, and remove it from /etc/fstab, if secrets of Pods must not get on a disk; Pods get none of it";
+            "Pods do not use swap; to keep their secrets off the disk, run swapoff -a and remove swap from /etc/fstab";
         Row::warning("swap", swap.join(", "), to_do)
     }
 }
@@ -146,8 +146,9 @@ fn inspect_swap(swap: &[String]) -> Row {
 fn inspect_port(facts: &Facts, port: u16, use_: &str) -> Row {
     let check = format!("port {port}");
     if facts.ports.get(&port).copied().unwrap_or(false) {
-        let to_do =
-            format!("end who listens there (`ss -ltnp sport = :{port}`), perhaps another kubelet: it is for {use_}");
+        let to_do = format!(
+            "stop the process that listens there (`ss -ltnp sport = :{port}`), perhaps another kubelet: the port is for {use_}"
+        );
         Row::failed(&check, "taken", to_do)
     } else {
         Row::ok(&check, "free")
@@ -158,8 +159,8 @@ fn inspect_wireguard(port: u16, taken: bool) -> Row {
     let check = format!("port {port}/udp");
     if taken {
         let to_do = format!(
-            "end who listens there (`ss -lnup sport = :{port}`), or choose another one with --wireguard-port: Pods of \
-             other workers are reached by it"
+            "stop the process that listens there (`ss -lnup sport = :{port}`), or choose another port with \
+             --wireguard-port: tunnels to other workers use it"
         );
         Row::failed(&check, "taken", to_do)
     } else {
@@ -178,10 +179,14 @@ fn inspect_bundle(bundle: &Result<String, Fault>) -> Row {
 fn inspect_space(space: Option<&Space>) -> Row {
     const CHECK: &str = "disk";
     let Some(space) = space else {
-        return Row::warning(CHECK, "cannot be read", "see that the folder of --root can be made");
+        return Row::warning(
+            CHECK,
+            "cannot be read",
+            "check that the folder of --root can be created",
+        );
     };
     let found = format!("{} free at {}", to_size(space.free), space.path.display());
-    let to_do = "free some space, or choose another volume with --root: the kubelet evicts Pods below 3 GiB";
+    let to_do = "free disk space, or choose another volume with --root: the kubelet evicts Pods below 3 GiB";
     match space.free {
         free if free < DISK_MIN => Row::failed(CHECK, found, to_do),
         free if free < DISK_WANTED => Row::warning(CHECK, found, to_do),
@@ -194,12 +199,10 @@ fn inspect_memory(memory: Option<u64>) -> Row {
     match memory {
         None => Row::warning(CHECK, "cannot be read", "mount /proc"),
         Some(memory) if memory < MEMORY_MIN => {
-            let to_do = format!("use a machine with {} or more", to_size(MEMORY_WANTED));
+            let to_do = format!("use a machine with at least {}", to_size(MEMORY_WANTED));
             Row::failed(CHECK, to_size(memory), to_do)
         }
-        Some(memory) if memory < MEMORY_WANTED => {
-            Row::warning(CHECK, to_size(memory), "expect room for small Pods only")
-        }
+        Some(memory) if memory < MEMORY_WANTED => Row::warning(CHECK, to_size(memory), "only small Pods will fit"),
         Some(memory) => Row::ok(CHECK, to_size(memory)),
     }
 }
@@ -213,11 +216,11 @@ fn inspect_program(facts: &Facts, name: &'static str, use_: &str, package: &str)
 
 fn inspect_systemd(facts: &Facts) -> Row {
     let (found, to_do) = (
-        "it is not process 1",
-        "use `yoke-worker run`, by what starts programs here: `join` writes a unit of systemd",
+        "not the init system",
+        "`yoke-worker join` needs systemd; start `yoke-worker run` with the init system of this machine",
     );
     match (facts.systemd, facts.purpose == Purpose::Join) {
-        (true, _) => Row::ok("systemd", "runs this machine"),
+        (true, _) => Row::ok("systemd", "is the init system"),
         (false, true) => Row::failed("systemd", found, to_do),
         (false, false) => Row::warning("systemd", found, to_do),
     }
@@ -228,14 +231,13 @@ fn inspect_clock(skew: &Result<i64, String>) -> Row {
     let seconds = match skew {
         Ok(seconds) => *seconds,
         Err(why) => {
-            let to_do =
-                "see that the machine reaches the API in the token, and that the token is whole and not too old";
-            return Row::failed(CHECK, format!("the API did not tell its time: {why}"), to_do);
+            let to_do = "check that the machine reaches the API server in the join token, and that the token is complete and recent";
+            return Row::failed(CHECK, format!("cannot read the time of the API server: {why}"), to_do);
         }
     };
     let side = if seconds < 0 { "behind" } else { "ahead of" };
-    let found = format!("{} s {side} the API's", seconds.unsigned_abs());
-    let to_do = "synchronise it, for instance with systemd-timesyncd or chrony: certificates are not valid yet, or not any more";
+    let found = format!("{} s {side} the API server", seconds.unsigned_abs());
+    let to_do = "synchronize the clock, for example with systemd-timesyncd or chrony: certificates may look not yet valid or expired";
     match seconds.unsigned_abs() {
         far if far > SKEW_MAX => Row::failed(CHECK, found, to_do),
         far if far > SKEW_WANTED => Row::warning(CHECK, found, to_do),

@@ -24,16 +24,16 @@ pub enum RootError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The path is not a folder.
-    #[error("{} is no folder", .0.display())]
+    #[error("{} is not a folder", .0.display())]
     NoFolder(PathBuf),
     /// The folder, or a folder above it, belongs to another user.
     #[error("{} belongs to another user", .0.display())]
     Owner(PathBuf),
     /// The folder has moved since the first check.
-    #[error("{} was replaced by a link", .0.display())]
+    #[error("{} was moved or replaced by a link", .0.display())]
     Moved(PathBuf),
     /// Other users may write to the folder, or to a folder above it.
-    #[error("others may write to {}", .0.display())]
+    #[error("other users can write to {}", .0.display())]
     Writable(PathBuf),
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn verify(layout: &Layout) -> Result<(), RootError> {
 }
 
 fn check(folder: &Path, own: bool) -> Result<(), RootError> {
-    let meta = fs::metadata(folder).map_err(|error| FileError::new("look at", folder, error))?;
+    let meta = fs::metadata(folder).map_err(|error| FileError::new("inspect", folder, error))?;
     if !meta.is_dir() {
         return Err(RootError::NoFolder(folder.to_owned()));
     }
@@ -101,7 +101,7 @@ pub(crate) fn is_owned(meta: &fs::Metadata) -> bool {
 
 /// Returns the id of the worker in an existing folder.
 pub(crate) fn identify(layout: &Layout) -> Result<Id, FileError> {
-    let meta = fs::metadata(layout.root()).map_err(|error| FileError::new("look at", layout.root(), error))?;
+    let meta = fs::metadata(layout.root()).map_err(|error| FileError::new("inspect", layout.root(), error))?;
     Ok(Id::new(layout.root(), meta.dev(), meta.ino()))
 }
 

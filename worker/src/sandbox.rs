@@ -120,7 +120,7 @@ async fn find_network(inner: &mut Child) -> Result<PathBuf, Error> {
         }
         Ok(file)
     };
-    let late = |_| Error::Uplink(format!("there is none after {NETWORK_LIMIT:?}"));
+    let late = |_| Error::Uplink(format!("no network namespace after {NETWORK_LIMIT:?}"));
     tokio::time::timeout(NETWORK_LIMIT, created).await.map_err(late)?
 }
 
@@ -139,7 +139,7 @@ async fn wait(
     let ended = match early {
         Some(ended) => ended,
         None => {
-            progress("the worker ends; once more to end it at once");
+            progress("stopping the worker; press Ctrl-C again to kill it");
             drop(pipe);
             tokio::select! {
                 ended = inner.wait() => ended,
@@ -277,11 +277,11 @@ fn lock_folder(folder: &Path, marker: &Path) -> Result<File, Error> {
             // Another sandbox has just removed the folder, or is about to.
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {}
-            Err(error) => return Err(FileError::new("hold", folder, error).into()),
+            Err(error) => return Err(FileError::new("lock", folder, error).into()),
         }
         std::thread::park_timeout(PAUSE);
     }
-    Err(FileError::new("hold", folder, ErrorKind::WouldBlock.into()).into())
+    Err(FileError::new("lock", folder, ErrorKind::WouldBlock.into()).into())
 }
 
 /// Removes the shared folders that were created for the sandbox.

@@ -110,7 +110,7 @@ impl Worker {
             ("address", worker.address.is_none_or(is_distant)),
             ("UID", worker.node_uid.as_deref().is_none_or(is_label)),
             ("domain", is_domain(&worker.cluster_domain)),
-            ("time to drain", worker.drain <= LONGEST),
+            ("drain timeout", worker.drain <= LONGEST),
             ("port", worker.wireguard_port != 0),
             ("bundle", worker.bundle.is_absolute()),
             ("labels", check_labels(&worker.node_labels).is_ok()),
@@ -118,7 +118,7 @@ impl Worker {
             ("limits", worker.limits.are_usable()),
         ] {
             if !good {
-                return Err(serde_json::Error::custom(format!("it has no usable {part}")));
+                return Err(serde_json::Error::custom(format!("invalid value for {part}")));
             }
         }
         Ok(worker)

@@ -137,7 +137,7 @@ async fn call(arguments: &[&str], limit: Duration) -> Result<(), Error> {
             .take(OUTPUT_MAX)
             .collect(),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no end within {limit:?}"),
+        Err(_) => format!("timed out after {limit:?}"),
     };
     Err(Error::Systemctl {
         arguments: arguments.join(" "),

@@ -71,15 +71,15 @@ After=network-online.target
 RequiresMountsFor={root}
 
 [Service]
-# It is ready when its kubelet is started. What that begins with has limits of its own.
+# The worker reports ready after it has started the kubelet. Each step before that has a timeout of its own.
 Type=notify
 TimeoutStartSec=infinity
 {command}
 Restart=always
 RestartSec=5
-# Pods run on while the worker is started again.
+# Pods keep running while the worker restarts.
 KillMode=process
-# As long as it runs, systemd leaves all controllers to the worker's groups, too.
+# While the unit runs, systemd also leaves all controllers enabled for the worker's groups.
 Delegate=yes
 LimitNOFILE=1048576
 LimitNPROC=infinity

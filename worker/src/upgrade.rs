@@ -79,7 +79,7 @@ pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubel
                 }
             }
             Err(error) => {
-                let line = format!("the kubelet's version: {}", format_chain(&error));
+                let line = format!("cannot upgrade the kubelet now: {}", format_chain(&error));
                 if line != last_message {
                     progress(&line);
                     last_message = line;
@@ -115,7 +115,7 @@ enum Next {
 /// The reason why a step could not be taken now.
 #[derive(Debug, thiserror::Error)]
 enum StepError {
-    #[error("the API does not answer")]
+    #[error("the API server does not respond")]
     Api(#[from] Box<kube::Error>),
     #[error(transparent)]
     Local(#[from] Error),
@@ -169,7 +169,7 @@ impl StepContext<'_> {
             .and_then(|api| bundle::check_skew(to, api).map_err(|error| format_chain(&error)));
         let made = match checked {
             Ok(()) => {
-                progress(&format!("the kubelet is to be {to}, and is {from}"));
+                progress(&format!("upgrading the kubelet from {from} to {to}"));
                 source::stage(self.layout, &self.worker.bundle, to)
                     .await
                     .map_err(|error| format_chain(&error))
@@ -178,7 +178,7 @@ impl StepContext<'_> {
         };
         let stage = if made.is_ok() { Stage::Draining } else { Stage::Failed };
         if let Err(why) = &made {
-            progress(&format!("the kubelet stays {from}: {why}"));
+            progress(&format!("the kubelet remains at {from}: {why}"));
         }
         // Read the Node again, because a user may have cordoned it meanwhile.
         let nodes = Api::<Node>::all(client.clone());
@@ -211,7 +211,7 @@ impl StepContext<'_> {
             uid: node.metadata.uid.as_deref().unwrap_or_default(),
         };
         if !drain::drain(client, target, seen.drain).await {
-            progress("Pods that are left are deleted");
+            progress("deleting the remaining Pods");
             drain::delete_pods(client, target, DELETE_LIMIT).await;
         }
         let status = KubeletUpgrade {
@@ -234,10 +234,13 @@ impl StepContext<'_> {
                 };
                 finish(client, &node, &status, !record.cordoned, true).await?;
                 remove_record(self.layout)?;
-                progress(&format!("the kubelet is {}", record.to));
+                progress(&format!("upgraded the kubelet to {}", record.to));
             }
             Err(why) => {
-                progress(&format!("kubelet {} does not do: {why}", record.to));
+                progress(&format!(
+                    "kubelet {} does not work; restoring the previous one: {why}",
+                    record.to
+                ));
                 record.stage = Stage::Reverting;
                 record.why = Some(why);
                 let written = record.write(self.layout);
@@ -262,7 +265,10 @@ impl StepContext<'_> {
             Ok(node) => node,
             // There is no other kubelet to try. The Node is not Ready, which its conditions show.
             Err(why) => {
-                progress(&format!("kubelet {} does not do either: {why}", record.from));
+                progress(&format!(
+                    "the previous kubelet {} does not work either: {why}",
+                    record.from
+                ));
                 let nodes = Api::<Node>::all(client.clone());
                 with_limit(nodes.get(&self.worker.name)).await.map_err(Box::new)?
             }

@@ -81,7 +81,11 @@ pub(crate) fn reserve_port(wanted: Option<u16>) -> Result<Port, Error> {
         }
     };
     let name = wanted.unwrap_or(EPHEMERAL_PORT);
-    taken.map_err(|error| Error::Uplink(format!("port {name} of UDP, by which other workers reach it: {error}")))
+    taken.map_err(|error| {
+        Error::Uplink(format!(
+            "cannot reserve UDP port {name}, at which other workers reach this one: {error}"
+        ))
+    })
 }
 
 /// Checks whether this machine supports an ephemeral worker's network, in network namespaces that
@@ -98,9 +102,7 @@ pub(crate) async fn check_support() -> Result<(), String> {
         opened: &BTreeSet::new(),
     });
     let tried = call("unshare", &["--net", "nft", "-f", "-"], &text).await;
-    tried
-        .map(drop)
-        .map_err(|why| format!("translation of addresses: {why}"))
+    tried.map(drop).map_err(|why| format!("address translation: {why}"))
 }
 
 /// A maintained network of an ephemeral worker.
@@ -125,7 +127,7 @@ impl UplinkReconciler {
         remove_leftover_runs().await;
         let run = match &worker.uplink {
             Some(uplink) => uplink.run.clone(),
-            None => return Err(Error::Uplink("the worker is to have none".to_owned())),
+            None => return Err(Error::Uplink("the worker's state has no uplink".to_owned())),
         };
         let uplink = create_link_with_free_subnet(&run, worker, &net)
             .await
@@ -164,7 +166,7 @@ impl UplinkReconciler {
             sleep(RESYNC).await;
             let why = self.reconcile().await.err().unwrap_or_default();
             if !why.is_empty() && why != self.last_message {
-                progress(&format!("the worker's way out is not as it should be: {why}"));
+                progress(&format!("cannot reconcile the worker's network: {why}"));
             }
             self.last_message = why;
         }
@@ -215,7 +217,7 @@ async fn create_link_with_free_subnet(run: &Run, worker: &Worker, net: &Path) ->
             made => return made.map(|()| uplink),
         }
     }
-    Err("others were faster each time".to_owned())
+    Err("other workers took the subnet in each of {ATTEMPTS} attempts".to_owned())
 }
 
 /// Creates the link. Also used when another program has removed it.

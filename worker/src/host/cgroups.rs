@@ -76,7 +76,7 @@ impl Cgroups {
         for hierarchy in self.writable() {
             let base = hierarchy.mount.join(&self.name);
             for group in [base.clone(), base.join(NODE), base.join(PODS)] {
-                fs::create_dir_all(&group).map_err(|error| FileError::new("make", &group, error))?;
+                fs::create_dir_all(&group).map_err(|error| FileError::new("create", &group, error))?;
                 if !hierarchy.v2 {
                     inherit_cpuset(&group).map_err(|error| FileError::new("prepare", &group, error))?;
                 }
@@ -121,12 +121,12 @@ impl Cgroups {
             let file = hierarchy.mount.join(&self.name).join(part).join(name);
             match write_existing(&file, &value) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => missing = Some((file, error)),
-                Err(error) if limit.is_some() => return Err(FileError::new("bound", &file, error)),
+                Err(error) if limit.is_some() => return Err(FileError::new("set the limit in", &file, error)),
                 _ => return Ok(()),
             }
         }
         match missing {
-            Some((file, error)) if limit.is_some() => Err(FileError::new("bound", &file, error)),
+            Some((file, error)) if limit.is_some() => Err(FileError::new("set the limit in", &file, error)),
             _ => Ok(()),
         }
     }

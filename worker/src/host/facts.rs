@@ -196,7 +196,7 @@ async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
             .unwrap_or_default()
             .to_owned(),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {FILTER_LIMIT:?}"),
+        Err(_) => format!("no response within {FILTER_LIMIT:?}"),
     };
     Filter::Refused(format!(
         "{program}: {}",

@@ -42,7 +42,7 @@ pub(crate) fn make_folder(path: &Path) -> Result<(), FileError> {
     builder.recursive(true).mode(FOLDER);
     builder
         .create(path)
-        .map_err(|error| FileError::new("make", path, error))
+        .map_err(|error| FileError::new("create", path, error))
 }
 
 /// Writes a file, and reports whether its content or mode has changed.

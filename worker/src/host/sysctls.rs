@@ -47,7 +47,7 @@ pub(crate) async fn load_bridge_filter() {
     if !Path::new(BRIDGE_FILTER).exists() {
         let why = loaded.err().unwrap_or_default();
         progress(&format!(
-            "Pods do not reach Services whose Pods are on this machine, cluster DNS among them: br_netfilter is not loaded {why}"
+            "br_netfilter is not loaded, so Pods cannot reach Services with endpoints on this node, such as cluster DNS: {why}"
         ));
     }
 }

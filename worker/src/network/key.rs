@@ -20,7 +20,7 @@ pub(crate) struct Key([u8; BYTES]);
 
 /// The text is not a key.
 #[derive(Debug, thiserror::Error)]
-#[error("it is no key of 32 bytes in base64")]
+#[error("not a WireGuard key: expected 32 bytes in base64")]
 pub(crate) struct KeyError;
 
 impl FromStr for Key {

@@ -52,7 +52,7 @@ pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Send
             }
             if !why.is_empty() && why != last_message {
                 progress(&format!(
-                    "cannot watch the Nodes: {why}; Pods of new workers are not reached"
+                    "cannot watch the Nodes: {why}; Pods of new workers are unreachable until the watch works again"
                 ));
                 last_message = why;
             }

@@ -60,23 +60,23 @@ pub(crate) struct Plan {
 /// The reason why a Node gets no tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PeerRejection {
-    #[error("its public key is none")]
+    #[error("its WireGuard public key is invalid")]
     Key,
-    #[error("Node {0} has the same public key")]
+    #[error("Node {0} has the same WireGuard public key")]
     SharedKey(String),
-    #[error("its Pods have no private range of addresses that is at most as large as this worker's")]
+    #[error("its Pod range is not a private IPv4 range, or is larger than this worker's")]
     Range,
-    #[error("its Pods have addresses that this machine needs for something else: {0}")]
+    #[error("its Pod range overlaps {0}, which this machine uses otherwise")]
     Reserved(Cidr),
-    #[error("its Pods and those of Node {0} have the same addresses")]
+    #[error("its Pod range overlaps the one of Node {0}")]
     SharedRange(String),
-    #[error("the endpoint of Node {0} is among the addresses of its Pods")]
+    #[error("its Pod range contains the endpoint of Node {0}")]
     Covers(String),
-    #[error("its endpoint is no address and port of a machine")]
+    #[error("its endpoint is not a usable IP address and port")]
     Endpoint,
-    #[error("its endpoint is among the addresses of the Pods of Node {0}")]
+    #[error("its endpoint is in the Pod range of Node {0}")]
     Inside(String),
-    #[error("there are {PEERS_MAX} others")]
+    #[error("there are already {PEERS_MAX} tunnels")]
     Many,
 }
 

@@ -51,11 +51,14 @@ pub(super) async fn connect_pods(
             }
             let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
             files::write(&layout.network_config(), &cni, files::PUBLIC)?;
-            (Some(network), format!("its Pods have {pods}"))
+            (Some(network), format!("its Pod range is {pods}"))
         }
         None => {
             let folder = layout.cni_config();
-            let its_pods = format!("a CNI plugin of the cluster connects its Pods, by {}", folder.display());
+            let its_pods = format!(
+                "a CNI plugin of the cluster connects its Pods, configured in {}",
+                folder.display()
+            );
             (None, its_pods)
         }
     };
@@ -65,8 +68,8 @@ pub(super) async fn connect_pods(
     progress(&status);
     if worker.ephemeral && node::is_reaped(layout, worker).await == Some(false) {
         progress(&format!(
-            "killed, this worker leaves Node {} behind for ever; by a join token with --reap-after (`kubectl yoke join`, \
-             `ssh HOST join`) the cluster removes it when it is silent",
+            "if this worker is killed, Node {} remains; create the join token with --reap-after (`kubectl yoke join`, \
+             `ssh HOST join`) to have the cluster remove a Node without heartbeats",
             worker.name
         ));
     }

@@ -94,7 +94,7 @@ pub(super) async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Ku
     // If the upgrade state cannot be applied, run the kubelet that is installed.
     if let Err(error) = upgrade::arrange_kubelet(layout) {
         progress(&format!(
-            "the kubelet stays the one that is there: {}",
+            "cannot apply the kubelet upgrade; starting the installed kubelet: {}",
             format_chain(&error)
         ));
     }
@@ -145,7 +145,7 @@ async fn import_image(layout: &Layout, image: &Path) -> Result<(), Error> {
         why,
     };
     match tokio::time::timeout(IMPORT_LIMIT, command.output()).await {
-        Err(_) => Err(failed(format!("no end within {IMPORT_LIMIT:?}"))),
+        Err(_) => Err(failed(format!("timed out after {IMPORT_LIMIT:?}"))),
         Ok(Err(error)) => Err(failed(error.to_string())),
         Ok(Ok(output)) if output.status.success() => Ok(()),
         Ok(Ok(output)) => Err(failed(

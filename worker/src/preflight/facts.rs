@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Ports of the kubelet, with their purpose.
-pub(crate) const PORTS: &[(u16, &str)] = &[(10250, "the kubelet's API"), (10248, "the kubelet's health")];
+pub(crate) const PORTS: &[(u16, &str)] = &[(10250, "the kubelet's API"), (10248, "the kubelet's health endpoint")];
 /// Programs of the machine that the worker's parts run, each with its purpose and its Debian
 /// package.
 pub(crate) const PROGRAMS: &[(&str, &str, &str)] = &[
-    ("mount", "the kubelet mounts volumes with it", "mount"),
-    ("umount", "the kubelet unmounts volumes with it", "mount"),
-    ("ip", "Pods of other workers are routed with it", "iproute2"),
+    ("mount", "mounts volumes for the kubelet", "mount"),
+    ("umount", "unmounts volumes for the kubelet", "mount"),
+    ("ip", "configures routes to Pods of other workers", "iproute2"),
+    ("setpriv", "starts the kubelet and containerd", "util-linux"),
+    ("unshare", "creates the sandbox of `run --rm`", "util-linux"),
     (
-        "setpriv",
-        "the kubelet and containerd are started with it",
+        "nsenter",
+        "configures the network of the sandbox of `run --rm`",
         "util-linux",
     ),
-    ("unshare", "`run --rm` puts the worker in a box with it", "util-linux"),
-    ("nsenter", "`run --rm` connects the box with it", "util-linux"),
 ];
 
 /// How control groups are mounted.

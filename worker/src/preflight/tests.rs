@@ -89,7 +89,7 @@ fn what_is_missing_is_named() {
                 facts.capabilities.remove("CAP_NET_ADMIN");
             }),
             Failed,
-            "without CAP_NET_ADMIN",
+            "missing CAP_NET_ADMIN",
         ),
         (
             "capabilities",
@@ -97,13 +97,13 @@ fn what_is_missing_is_named() {
                 facts.capabilities.insert("CAP_SYS_RESOURCE", false);
             }),
             Warning,
-            "without CAP_SYS_RESOURCE",
+            "missing CAP_SYS_RESOURCE",
         ),
         (
             "name",
             with(|facts| facts.host_name = "a_b".into()),
             Failed,
-            "\"a_b\" cannot be a Node's name",
+            "\"a_b\" is not a valid Node name",
         ),
         (
             "control groups",
@@ -133,31 +133,26 @@ fn what_is_missing_is_named() {
             "kernel",
             with(|facts| facts.kernel = Some((5, 12))),
             Warning,
-            "5.12, and kube-proxy needs 5.13 for nftables",
+            "5.12; kube-proxy needs 5.13 for its nftables mode",
         ),
         (
             "kernel",
             with(|facts| facts.kernel = None),
             Warning,
-            "its version cannot be read",
+            "cannot read the version",
         ),
         (
             "kernel",
             with(|facts| (facts.kernel, facts.nf_tables) = (Some((6, 1)), false)),
             Warning,
-            "6.1 without nf_tables, which kube-proxy needs for nftables",
+            "6.1 without nf_tables, which kube-proxy needs for its nftables mode",
         ),
-        (
-            "overlayfs",
-            with(|facts| facts.overlay = false),
-            Failed,
-            "the kernel has it not loaded",
-        ),
+        ("overlayfs", with(|facts| facts.overlay = false), Failed, "not loaded"),
         (
             "forwarding",
             with(|facts| facts.ip_forward = Some(false)),
             Warning,
-            "off until the first Pod is connected",
+            "off until the first Pod starts",
         ),
         (
             "forwarding",
@@ -175,7 +170,7 @@ fn what_is_missing_is_named() {
             "bridge filter",
             with(|facts| facts.bridge_filter = None),
             Warning,
-            "the kernel has br_netfilter not loaded; the worker tries to",
+            "br_netfilter is not loaded; the worker will try to load it",
         ),
         (
             "packet filter",
@@ -263,31 +258,31 @@ fn what_is_missing_is_named() {
             "systemd",
             with(|facts| facts.systemd = false),
             Failed,
-            "it is not process 1",
+            "not the init system",
         ),
         (
             "systemd",
             with(|facts| (facts.systemd, facts.purpose) = (false, Purpose::Any)),
             Warning,
-            "it is not process 1",
+            "not the init system",
         ),
         (
             "clock",
             with(|facts| facts.skew = Some(Ok(-6))),
             Warning,
-            "6 s behind the API's",
+            "6 s behind the API server",
         ),
         (
             "clock",
             with(|facts| facts.skew = Some(Ok(241))),
             Failed,
-            "241 s ahead of the API's",
+            "241 s ahead of the API server",
         ),
         (
             "clock",
             with(|facts| facts.skew = Some(Err("refused".into()))),
             Failed,
-            "the API did not tell its time: refused",
+            "cannot read the time of the API server: refused",
         ),
     ] {
         let row = find(&facts, check);

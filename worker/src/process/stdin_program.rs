@@ -32,7 +32,7 @@ pub(crate) async fn call(program: &str, arguments: &[&str], input: &str) -> Resu
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("PATH", PATH);
     match tokio::time::timeout(LIMIT, run_with_input(command, input)).await {
-        Err(_) => Err(format!("{program}: no end within {LIMIT:?}")),
+        Err(_) => Err(format!("{program}: timed out after {LIMIT:?}")),
         Ok(Err(error)) => Err(format!("{program}: {error}")),
         Ok(Ok(output)) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         Ok(Ok(output)) => {

@@ -124,7 +124,7 @@ async fn supervise(service: Service, mut stop_requested: oneshot::Receiver<()>, 
 /// Reports that the program exited, with its last log lines. `log_start` is the length of the log
 /// at the start.
 fn report(service: &Service, end: &str, log_start: u64) -> String {
-    let mut text = format!("{} ended ({end}); see {}", service.name, service.log.display());
+    let mut text = format!("{} exited ({end}); see {}", service.name, service.log.display());
     for line in read_last(&service.log, log_start).unwrap_or_default() {
         text += &format!("\n  {}: {line}", service.name);
     }

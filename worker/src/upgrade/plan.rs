@@ -68,14 +68,14 @@ impl UpgradeNode {
 
 fn read_ready(ready: Option<&NodeCondition>) -> Result<Timestamp, String> {
     let Some(ready) = ready else {
-        return Err("the Node does not say whether it is ready".into());
+        return Err("the Node has no Ready condition".into());
     };
     match &ready.last_heartbeat_time {
         Some(at) if ready.status == "True" => Ok(at.0),
         _ => {
             let why = ready.message.as_deref().unwrap_or_default();
             let why: String = why.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect();
-            Err(format!("the Node is not ready ({why})"))
+            Err(format!("the Node is not Ready ({why})"))
         }
     }
 }
@@ -150,11 +150,11 @@ impl KubeletWait {
     pub(super) fn count_response(&mut self, seen: &UpgradeNode, exits: u32) -> Option<String> {
         self.responses += 1;
         if exits >= EXITS_MAX {
-            return Some(format!("it ended {exits} times"));
+            return Some(format!("the kubelet exited {exits} times"));
         }
         (self.responses >= RESPONSES_MAX).then(|| {
             let why = seen.ready.as_ref().err().cloned();
-            why.unwrap_or_else(|| "it does not say on the Node that it runs".into())
+            why.unwrap_or_else(|| "the kubelet does not update the Node".into())
         })
     }
 }

@@ -64,9 +64,9 @@ impl Record {
             Err(error) => error,
         };
         let aside = path.with_extension(CORRUPT_EXTENSION);
-        fs::rename(&path, &aside).map_err(|error| FileError::new("put aside", &path, error))?;
+        fs::rename(&path, &aside).map_err(|error| FileError::new("rename", &path, error))?;
         progress(&format!(
-            "{} is damaged, and is {} now; if the Node is cordoned for it, it stays so: {error}",
+            "{} is corrupt and was renamed to {}; a Node that was cordoned for the upgrade stays cordoned: {error}",
             path.display(),
             aside.display()
         ));

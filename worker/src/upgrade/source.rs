@@ -21,14 +21,14 @@ pub(super) enum SourceError {
     Bundle(PathBuf, #[source] BundleError),
     #[error("cannot use the bundle's kubelet")]
     Program(#[source] Box<Error>),
-    #[error("the bundle {} has no kubelet {version}: put it there as kubelet-{version}, with its line in SHA256SUMS", bundle.display())]
+    #[error("the bundle {} has no kubelet {version}: add it as kubelet-{version}, with a line in SHA256SUMS", bundle.display())]
     Missing {
         bundle: PathBuf,
         version: KubernetesVersion,
     },
     #[error("cannot copy the kubelet")]
     Copy(#[source] std::io::Error),
-    #[error("cannot make room for the kubelet")]
+    #[error("cannot remove the kubelet of an earlier upgrade")]
     Folder(#[source] FileError),
 }
 

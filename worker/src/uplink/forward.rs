@@ -44,7 +44,7 @@ pub(super) async fn plan_forwarding(devices: &BTreeSet<String>, known: &BTreeSet
 pub(super) fn enable<'a>(devices: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
     for device in devices {
         if is_on(device) == Some(false) {
-            fs::write(file(device), "1").map_err(|error| format!("cannot have {device} forward: {error}"))?;
+            fs::write(file(device), "1").map_err(|error| format!("cannot enable forwarding on {device}: {error}"))?;
         }
     }
     Ok(())
@@ -76,7 +76,7 @@ pub(super) async fn disable(opened: &BTreeSet<String>) {
         }
         for device in opened.iter().filter(|device| is_on(device) == Some(true)) {
             if let Err(error) = fs::write(file(device), "0") {
-                progress(&format!("cannot have {device} forward no more, as before: {error}"));
+                progress(&format!("cannot disable forwarding on {device} again: {error}"));
             }
         }
     }

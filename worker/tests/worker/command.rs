@@ -78,7 +78,7 @@ fn a_bad_token_is_refused_without_being_shown() {
             let (code, out, err) = call(&[command[0], command[1], token]);
             assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
             assert!(
-                err.starts_with(&format!("error: cannot use the join token: {why}\nhint: ")),
+                err.starts_with(&format!("error: invalid join token: {why}\nhint: ")),
                 "{err}"
             );
             assert!(!err.contains(&token[7..20]), "{err}");
@@ -141,7 +141,7 @@ fn what_cannot_be_is_refused() {
         (
             vec!["run", &token, "--root", root, "--no-preflight", "--name", "A B"],
             1,
-            "cannot be a Node's name",
+            "is not a valid Node name",
         ),
     ] {
         let (found, _, err) = call(&arguments);
@@ -151,7 +151,7 @@ fn what_cannot_be_is_refused() {
     std::fs::write(dir.path().join("letter"), "dear").unwrap();
     let (code, _, err) = call(&["run", &token, "--rm", "--root", root, "--no-preflight"]);
     assert_eq!(code, Some(1));
-    assert!(err.contains("is not empty, and no worker's"), "{err}");
+    assert!(err.contains("is not empty and has no worker"), "{err}");
     assert!(dir.path().join("letter").exists());
 }
 
@@ -187,7 +187,7 @@ fn a_missing_bundle_is_said_before_anything_is_made() {
         nowhere.display()
     );
     assert!(
-        err.contains(&missing) && err.contains("hint: name its folder with --bundle"),
+        err.contains(&missing) && err.contains("hint: name the bundle's folder with --bundle"),
         "{err}"
     );
     assert!(!root.exists(), "{err}");
@@ -213,7 +213,7 @@ fn a_damaged_bundle_leaves_nothing_behind() {
     let (code, _, err) = call(&arguments);
     assert_eq!(code, Some(1), "{err}");
     assert!(
-        err.contains("error: cannot use the bundle: the digest of runc is not the one in SHA256SUMS"),
+        err.contains("error: cannot use the bundle: the digest of runc differs from the one in SHA256SUMS"),
         "{err}"
     );
     assert!(!root.exists(), "{err}");
@@ -290,7 +290,7 @@ fn a_worker_is_removed_where_it_was_made() {
     let leave = ["leave", "--root", path(&root)];
     let (code, _, err) = call(&leave);
     assert_eq!(code, Some(1), "{err}");
-    let how = format!("is in another network namespace: call this by `nsenter --net={net} yoke-worker");
+    let how = format!("runs in another network namespace: run `nsenter --net={net} yoke-worker");
     assert!(err.contains(&how), "{err}");
     // As `ip netns exec` does.
     let script = r#"umount --lazy /sys/fs/cgroup && exec "$@""#;
@@ -321,5 +321,5 @@ fn a_folder_that_others_change_is_refused() {
     std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o777)).unwrap();
     let (code, _, err) = call(&["leave", "--root", path(&root)]);
     assert_eq!(code, Some(1));
-    assert!(err.contains("others may write to"), "{err}");
+    assert!(err.contains("other users can write to"), "{err}");
 }

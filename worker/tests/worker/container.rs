@@ -146,7 +146,7 @@ async fn a_container_is_a_worker() {
 
     assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
     let said = worker.said();
-    assert!(said.contains("nothing of the worker is left on this machine"), "{said}");
+    assert!(said.contains("the worker was removed from this machine"), "{said}");
     story.assert_gone(&said).await;
     let left: Vec<_> = fs::read_dir(&worker.root).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");

@@ -16,11 +16,7 @@ async fn a_worker_takes_no_more_than_it_may() {
     let story = Story::begin_with(dir.path(), Init::None).await;
     let mut greedy = story.machine.run(&["--rm", "--memory", "1000Ti"]);
     assert_eq!(greedy.ended().await, Some(1), "{}", greedy.said());
-    assert!(
-        greedy.said().contains("MiB of memory are asked for"),
-        "{}",
-        greedy.said()
-    );
+    assert!(greedy.said().contains("MiB exceeds the"), "{}", greedy.said());
     assert!(!story.machine.root().exists());
 
     let mut worker = story.machine.run(&["--rm", "--cpus", "0.5", "--memory", "1Gi"]);

@@ -182,7 +182,7 @@ async fn an_ephemeral_worker_leaves_nothing() {
     worker.signal(Signal::HUP);
     assert_eq!(worker.ended().await, Some(0), "{words}\n{}", worker.last_words());
     let said = worker.said();
-    assert!(said.contains("nothing of the worker is left on this machine"), "{said}");
+    assert!(said.contains("the worker was removed from this machine"), "{said}");
     story.assert_gone(&said).await;
 }
 
@@ -214,7 +214,7 @@ async fn a_killed_worker_leaves_the_cluster() {
         }
         // It leaves by itself first.
         assert!(
-            said.contains("runs, or is being changed") && Instant::now() < until_then,
+            said.contains("is running, or another command changes it") && Instant::now() < until_then,
             "{said}"
         );
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -294,7 +294,7 @@ async fn a_worker_that_was_silent_registers_again() {
     assert!(
         worker
             .said()
-            .contains("removed while this machine was silent; it registers again"),
+            .contains("removed while this machine did not reach the API server; registering a new Node"),
         "{}",
         worker.said()
     );
@@ -313,13 +313,15 @@ async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
     until(&worker, "it sees that", END_LIMIT, async || {
         worker
             .said()
-            .contains("is gone: started again, this worker makes another")
+            .contains("was deleted; restart this worker to register a new Node")
     })
     .await;
     story.machine.kill_kubelet();
     story.machine.pods = "10.232.8.0/24";
     until(&worker, "it begins anew", END_LIMIT, async || {
-        worker.said().contains("this machine has another; it registers again")
+        worker
+            .said()
+            .contains("the kubelet registered a new one; registering a new Node")
     })
     .await;
     story.let_in(&worker).await;
@@ -344,7 +346,7 @@ async fn a_worker_that_is_ended_at_once_leaves_the_cluster() {
     story.let_in(&worker).await;
     worker.signal(Signal::INT);
     until(&worker, "it ends", END_LIMIT, async || {
-        worker.said().contains("once more to end it at once")
+        worker.said().contains("press Ctrl-C again to kill it")
     })
     .await;
     worker.signal(Signal::INT);
@@ -372,7 +374,7 @@ async fn a_pod_that_may_not_go_ends_before_its_node() {
     assert_ne!(running(), 0, "control");
     worker.signal(Signal::TERM);
     until(&worker, "it gives up", END_LIMIT, async || {
-        worker.said().contains("Pods are left on Node")
+        worker.said().contains("some Pods are still on Node")
     })
     .await;
     // The Node is tried to be deleted for a while.
@@ -399,7 +401,7 @@ async fn a_worker_goes_on_and_leaves() {
 
     let mut other = story.machine.run(&["--rm"]);
     assert_eq!(other.ended().await, Some(1), "{}", other.said());
-    let taken = format!("belongs to Node {NAME}");
+    let taken = format!("belongs to the worker of Node {NAME}");
     assert!(other.said().contains(&taken), "{}", other.said());
 
     let mut again = story.machine.start("again", &["run"]);
@@ -410,13 +412,17 @@ async fn a_worker_goes_on_and_leaves() {
     .await;
     let mut leave = story.machine.start("leave", &["leave"]);
     assert_eq!(leave.ended().await, Some(1));
-    assert!(leave.said().contains("runs, or is being changed"), "{}", leave.said());
+    assert!(
+        leave.said().contains("is running, or another command changes it"),
+        "{}",
+        leave.said()
+    );
     assert_eq!(story.machine.hosts().lines().count(), 1, "{}", story.machine.hosts());
     assert_eq!(again.end().await, Some(0), "{}", again.said());
 
     let mut killed = story.machine.start("killed", &["leave"]);
     until(&killed, "it drains", JOIN_LIMIT, async || {
-        killed.said().contains("Pods that have to go")
+        killed.said().contains("draining; Pods left")
     })
     .await;
     killed.signal(Signal::KILL);

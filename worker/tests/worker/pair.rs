@@ -147,7 +147,7 @@ async fn pods_of_two_workers_reach_each_other() {
     create(&client, "/api/v1/nodes", &evil).await;
     until(&first, "it is left out", MEET_LIMIT, async || {
         let said = first.said();
-        said.contains("Pods of Node evil are not reached: its Pods and those of Node two have the same addresses")
+        said.contains("cannot reach Pods of Node evil: its Pod range overlaps the one of Node two")
     })
     .await;
     assert!(

@@ -136,7 +136,11 @@ async fn a_plugin_connects_the_pods_of_a_box() {
         story.assert_no_network(path(&net));
     };
     story.sign_while(connected).await;
-    assert!(worker.said().contains("leaves Node"), "no reapAfter: {}", worker.said());
+    assert!(
+        worker.said().contains("if this worker is killed, Node"),
+        "no reapAfter: {}",
+        worker.said()
+    );
     assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
     story.assert_gone(&worker.said()).await;
     assert!(story.machine.ask("ls", &[USUAL]).is_err(), "it was made for the box");
@@ -150,7 +154,11 @@ async fn a_worker_for_good_waits_for_no_plugin() {
     let mut join = story.machine.join_for_good();
     let code = story.sign_while(join.ended()).await;
     assert_eq!(code, Some(0), "{}\n{}", join.said(), story.machine.journal());
-    assert!(join.said().contains("as soon as a CNI plugin"), "{}", join.said());
+    assert!(
+        join.said().contains("becomes Ready when a CNI plugin"),
+        "{}",
+        join.said()
+    );
     let net = format!("/run/netns/{}", story.machine.network.namespace);
     story.sign_while(story.until_unconnected(&join)).await;
     story.assert_no_network(&net);

@@ -100,7 +100,7 @@ async fn a_worker_joins_for_good() {
     let mut join = story.machine.join_for_good();
     story.let_in(&join).await;
     story.assert_ends_well(&mut join).await;
-    assert!(join.said().contains("and ready"), "{}", join.said());
+    assert!(join.said().contains("and is Ready"), "{}", join.said());
     assert_eq!(story.show("Type"), "notify");
     assert_eq!(story.show("UnitFileState"), "enabled");
     assert!(story.show("StatusText").contains(NAME), "{}", story.show("StatusText"));
@@ -108,12 +108,12 @@ async fn a_worker_joins_for_good() {
     let main = story.show("MainPID");
     let mut again = story.machine.join_for_good();
     assert_eq!(again.ended().await, Some(0), "{}", again.said());
-    assert!(again.said().contains("nothing is changed"), "{}", again.said());
+    assert!(again.said().contains("nothing was changed"), "{}", again.said());
     assert_eq!(story.show("MainPID"), main);
     let other = token("other.worker.test:443", PEM, PEM, "abcdef.0123456789abcdef");
     let mut refused = story.machine.start("refused", &["join", &other]);
     assert_eq!(refused.ended().await, Some(1), "{}", refused.said());
-    let taken = format!("belongs to Node {NAME}");
+    let taken = format!("belongs to the worker of Node {NAME}");
     assert!(refused.said().contains(&taken), "{}", refused.said());
     assert!(refused.said().contains("`yoke-worker leave`"), "{}", refused.said());
 
@@ -153,7 +153,7 @@ async fn a_worker_is_let_in_after_its_machine_was_started_again() {
     let mut again = story.machine.start("again", &["join"]);
     story.let_in(&again).await;
     story.assert_ends_well(&mut again).await;
-    assert!(again.said().contains("nothing is changed"), "{}", again.said());
+    assert!(again.said().contains("nothing was changed"), "{}", again.said());
     story.until_pod_answers().await;
 }
 
@@ -177,7 +177,8 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
     let mut refused = story.machine.join_for_good();
     assert_eq!(refused.ended().await, Some(1), "{}", refused.said());
     assert!(
-        refused.said().contains("does not know the token") && refused.said().contains("is put back"),
+        refused.said().contains("token is unknown or has expired")
+            && refused.said().contains("restored the previous worker"),
         "{}",
         refused.said()
     );
@@ -216,14 +217,18 @@ async fn a_worker_that_cannot_begin_leaves_nothing() {
     bundle::seal(&bundle);
     let mut join = story.machine.join_for_good();
     assert_eq!(join.ended().await, Some(1), "{}", join.said());
-    assert!(join.said().contains("nothing of the worker is left"), "{}", join.said());
+    assert!(
+        join.said().contains("the worker was removed from this machine"),
+        "{}",
+        join.said()
+    );
     assert!(
         join.said().contains("`systemctl enable --now yoke-worker-"),
         "{}",
         join.said()
     );
     assert!(
-        story.machine.journal().contains("cannot load"),
+        story.machine.journal().contains("cannot import the image"),
         "{}",
         story.machine.journal()
     );

@@ -126,7 +126,7 @@ async fn a_kubelet_is_replaced() {
     story.assert_settled("v1.35.3 Done", other, false, &worker).await;
     assert!(!story.has_pod().await, "{}", worker.said());
     let said = worker.said();
-    let (kept, deleted) = ("has to stay for now", "Pods that are left are deleted");
+    let (kept, deleted) = ("cannot evict Pod", "deleting the remaining Pods");
     assert!(said.contains(kept) && said.contains(deleted), "{said}");
     assert!(!story.seen().await.annotations().contains_key(ASKED));
     story.assert_tidy(&worker).await;
@@ -136,7 +136,7 @@ async fn a_kubelet_is_replaced() {
     story.ask(Some(OWN), "1h").await;
     let worker = story.kill_at(worker, "Draining", "second").await;
     until(&worker, "it drains again", LIMIT, async || {
-        worker.said().contains("has to stay for now")
+        worker.said().contains("cannot evict Pod")
     })
     .await;
     assert_eq!(story.state().await.1, other);
@@ -163,7 +163,12 @@ async fn a_kubelet_that_does_not_do_is_put_back() {
     let worker = story.kill_at(worker, "Replacing", "second").await;
     let worker = story.kill_at(worker, "Reverting", "third").await;
     story
-        .assert_settled("v1.35.2 Failed: it ended 5 times: no luck today", OWN, true, &worker)
+        .assert_settled(
+            "v1.35.2 Failed: the kubelet exited 5 times: no luck today",
+            OWN,
+            true,
+            &worker,
+        )
         .await;
     assert_eq!(story.stage().as_deref(), Some("Failed"));
     assert_eq!(
@@ -178,9 +183,12 @@ async fn a_kubelet_that_does_not_do_is_put_back() {
         ("v1.35.1", "v1.35.1 Failed: the bundle "),
         (
             "v1.36.0",
-            "v1.36.0 Failed: the kubelet is v1.36.0, and the API v1.35.4: it must not be newer",
+            "v1.36.0 Failed: kubelet v1.36.0 does not support API server v1.35.4: the kubelet must not be newer",
         ),
-        ("v1.31.0", "v1.31.0 Failed: the kubelet is v1.31.0, and the API v1.35.4"),
+        (
+            "v1.31.0",
+            "v1.31.0 Failed: kubelet v1.31.0 does not support API server v1.35.4",
+        ),
     ] {
         story.ask(Some(version), "60s").await;
         story.assert_settled(why, OWN, false, &worker).await;

@@ -181,10 +181,10 @@ fn a_kubelet_is_not_waited_for_without_end() {
         assert_eq!(progress.count_response(&seen, EXITS_MAX - 1), None, "{answer}");
     }
     let why = progress.count_response(&seen, 0).unwrap();
-    assert!(why.contains("does not say"), "{why}");
+    assert!(why.contains("does not update"), "{why}");
     assert_eq!(
         KubeletWait::default().count_response(&seen, EXITS_MAX).as_deref(),
-        Some("it ended 5 times")
+        Some("the kubelet exited 5 times")
     );
     let mut node = node(NEW, NEW, "");
     node["status"]["conditions"][0]["status"] = "False".into();
@@ -192,7 +192,7 @@ fn a_kubelet_is_not_waited_for_without_end() {
     progress.responses = RESPONSES_MAX;
     let why = progress.count_response(&see(node), 0).unwrap();
     assert!(
-        why.starts_with("the Node is not ready (aaa") && why.len() < 300,
+        why.starts_with("the Node is not Ready (aaa") && why.len() < 300,
         "{why}"
     );
 }
