@@ -1,4 +1,4 @@
-//! Commands that change nothing, or are refused.
+//! Commands that change nothing, or fail.
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -36,7 +36,7 @@ fn a_script_learns_what_is_missing() {
     }
 }
 
-/// It is sent to machines whose libraries nobody knows.
+/// The program runs on machines with unknown libraries.
 #[test]
 fn it_is_linked_to_no_library() {
     let linked = Command::new("ldd")
@@ -219,7 +219,8 @@ fn a_damaged_bundle_leaves_nothing_behind() {
     assert!(!root.exists(), "{err}");
 }
 
-/// A worker that was killed, of which a folder of somebody else's is mounted in its own, and which is called by a link.
+/// A killed worker whose folder has a mount of an unrelated folder, and whose path has a symbolic
+/// link.
 #[test]
 fn nothing_is_removed_through_links_or_mounts() {
     let dir = tempfile::tempdir().unwrap();
@@ -244,7 +245,7 @@ fn nothing_is_removed_through_links_or_mounts() {
     assert!(!real.join("w").exists(), "{left:?}");
 }
 
-/// A worker that was killed, in a container, where the hosts are a mount.
+/// A killed worker in a container, where the hosts file is a mount.
 #[test]
 fn only_the_workers_own_line_of_the_hosts_is_removed() {
     let dir = tempfile::tempdir().unwrap();
@@ -268,7 +269,8 @@ fn only_the_workers_own_line_of_the_hosts_is_removed() {
     assert!(!root.exists(), "{left:?}");
 }
 
-/// A worker whose network is still there, from another network, and from where control groups are hidden.
+/// A worker whose network namespace still exists, called from another one, and from where control
+/// groups are hidden.
 #[test]
 fn a_worker_is_removed_where_it_was_made() {
     let dir = tempfile::tempdir().unwrap();
@@ -292,7 +294,7 @@ fn a_worker_is_removed_where_it_was_made() {
     assert_eq!(code, Some(1), "{err}");
     let how = format!("runs in another network namespace: run `nsenter --net={net} yoke-worker");
     assert!(err.contains(&how), "{err}");
-    // As `ip netns exec` does.
+    // `ip netns exec` does this, too.
     let script = r#"umount --lazy /sys/fs/cgroup && exec "$@""#;
     let program = env!("CARGO_BIN_EXE_yoke-worker");
     let enter = format!("--net={net}");

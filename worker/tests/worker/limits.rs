@@ -1,4 +1,4 @@
-//! A worker that may take a part of its machine alone.
+//! A worker with limits for CPU and memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::machine::Init;
 use crate::node::{NAME, Story};
 use crate::program::path;
 
-/// What a Pod would take, in bytes: more than it may.
+/// Bytes that a Pod tries to allocate: more than its limit.
 const MUCH: usize = 900 << 20;
 
 #[tokio::test]
@@ -24,7 +24,7 @@ async fn a_worker_takes_no_more_than_it_may() {
     let status = story.nodes.get(NAME).await.unwrap().status.unwrap();
     let (has, gives) = (status.capacity.unwrap(), status.allocatable.unwrap());
     assert_eq!(gives["cpu"].0, "500m", "{has:?}");
-    // Without what its own programs take, and what the kubelet keeps free.
+    // Without the memory of the worker's own programs, and what the kubelet leaves free.
     assert_eq!(gives["memory"].0, format!("{}Mi", 1024 - 256 - 100), "{has:?}");
     assert_ne!(has["memory"].0, gives["memory"].0);
 
@@ -45,7 +45,7 @@ async fn a_worker_takes_no_more_than_it_may() {
     story.assert_gone(&worker.said()).await;
 }
 
-/// Holds much in a group, and says how much of it got through.
+/// Allocates much memory in a control group. Returns how much of it was possible.
 fn take_memory(group: &Path) -> String {
     let script = r#"echo $$ > "$0" && head -c "$1" /dev/zero | tail -n 1 | wc -c"#;
     let output = Command::new("sh")
@@ -55,7 +55,7 @@ fn take_memory(group: &Path) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// The first of some files that a group of the worker has.
+/// Returns the first of these files that a control group of the worker has.
 fn find_file(story: &Story, part: &str, names: &[&str]) -> PathBuf {
     let end = story.machine.cgroup().unwrap() + part;
     let groups = story

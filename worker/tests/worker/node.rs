@@ -1,4 +1,4 @@
-//! A worker of a real API: it joins, runs a Pod, is asked for its log, and leaves nothing.
+//! A worker of a real API server joins, runs a Pod, serves its log, and leaves nothing behind.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,19 +21,19 @@ use crate::signer::{Authority, sign_all};
 
 pub(crate) const NAME: &str = "box-1";
 const PODS: &str = "10.232.7.0/24";
-/// Longer than a machine is silent that has missed nothing.
+/// Longer than the time without contact after which a removed Node counts as reaped.
 const SILENCE: Duration = Duration::from_secs(50);
-/// A kubelet renews a certificate when three quarters of this have passed, more or less.
+/// Lifetime of certificates. A kubelet renews a certificate after about three quarters of it.
 const LIFETIME: Duration = Duration::from_secs(30);
 
-/// A machine, a cluster that it may join, and what signs for that.
+/// A machine, a cluster that it can join, and the CAs that sign for the cluster.
 pub(crate) struct Story {
     pub(crate) machine: Machine,
     pub(crate) client: Client,
     pub(crate) nodes: Api<Node>,
     authorities: (Authority, Authority),
     pub(crate) cluster: Cluster,
-    /// Whether a worker in the machine's own network has run a Pod, for which it forwards.
+    /// Whether a worker in the machine's own network has run a Pod, which enables forwarding.
     forwards: AtomicBool,
 }
 
@@ -58,12 +58,12 @@ impl Story {
         }
     }
 
-    /// The worker is let in, and runs a Pod.
+    /// Waits until the worker is admitted and runs a Pod.
     pub(crate) async fn join(&self, worker: &Worker) {
         self.sign_while(self.machine.join(worker, &self.client)).await;
     }
 
-    /// Does something while certificates are signed.
+    /// Runs a future while certificates are signed.
     pub(crate) async fn sign_while<T>(&self, work: impl Future<Output = T>) -> T {
         let (clients, kubelets) = &self.authorities;
         tokio::select! {
@@ -72,7 +72,7 @@ impl Story {
         }
     }
 
-    /// Does something while each certificate is signed for so long.
+    /// Runs a future while certificates with this lifetime are signed.
     async fn sign_for<T>(&self, lifetime: Duration, work: impl Future<Output = T>) -> T {
         let (clients, kubelets) = &self.authorities;
         tokio::select! {
@@ -81,20 +81,20 @@ impl Story {
         }
     }
 
-    /// So it is, and what is looked for later is there.
+    /// Waits for the join, and checks that everything exists whose removal is checked later.
     pub(crate) async fn let_in(&self, worker: &Worker) {
         self.join(worker).await;
-        // What is left on the disk lets nobody else in.
+        // No other machine can join with the files that remain on the disk.
         assert!(!worker.root.join("config/bootstrap.kubeconfig").exists());
         let boxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
-        // As kube-proxy does.
+        // kube-proxy does the same.
         if !boxed {
             self.forwards.store(true, Ordering::Relaxed);
             for family in ["ip", "ip6"] {
                 self.machine.network.ask("nft", &["add", "table", family, "kube-proxy"]);
             }
         }
-        // What is looked for later is seen now, but for the mounts and hosts of a box.
+        // This machine cannot see the mounts and the hosts file of a sandbox.
         for (kind, found) in self.machine.left_over() {
             let hidden = boxed && ["mounts", "hosts"].contains(&kind);
             assert_eq!(found.is_empty(), hidden, "{kind}: {found:?}");
@@ -103,13 +103,13 @@ impl Story {
         assert_eq!(self.machine.read("sysctls.json").unwrap()["boot"], boot.trim());
     }
 
-    /// As the reaper does, and Kubernetes after it.
+    /// Deletes the Node like the node reaper, and its Pods like Kubernetes does afterwards.
     pub(crate) async fn remove_node(&self) {
         self.nodes.delete(NAME, &Default::default()).await.unwrap();
         self.remove_pod().await;
     }
 
-    /// At once, whatever its kubelet says.
+    /// Deletes the Pod at once, without waiting for its kubelet.
     pub(crate) async fn remove_pod(&self) {
         let pods = Api::<Pod>::default_namespaced(self.client.clone());
         pods.delete(NAME, &DeleteParams::default().grace_period(0))
@@ -117,7 +117,7 @@ impl Story {
             .unwrap();
     }
 
-    /// As if the machine had been off for too long.
+    /// Replaces the certificate by an expired one, as if the machine had been off for too long.
     pub(crate) fn end_certificate(&self) {
         let user = format!("system:node:{NAME}");
         let subject = [
@@ -145,14 +145,15 @@ impl Story {
         self.assert_left(said).await;
     }
 
-    /// It may not have been drained.
+    /// Checks that everything is removed, without requiring a drain.
     pub(crate) async fn assert_left(&self, said: &str) {
         assert!(!self.has_node().await, "{said}");
         assert!(!self.machine.root().exists(), "{said}");
         for (kind, found) in self.machine.left_over() {
             assert_eq!(found, [""; 0], "{kind}: {said}");
         }
-        // The first Pod has turned it on, and others may count on it by now: unless it was in another network.
+        // The first Pod has enabled forwarding, and it stays enabled, except in a network of the
+        // worker's own.
         let expected = u8::from(self.forwards.load(Ordering::Relaxed)).to_string();
         for setting in ["net.ipv4.ip_forward", "net.ipv4.conf.eth0.forwarding"] {
             let found = self.machine.network.ask("sysctl", &["-n", setting]);
@@ -160,7 +161,7 @@ impl Story {
         }
     }
 
-    /// What the Pod answers: it does as long as it runs, whoever looks after it.
+    /// Returns the Pod's response. A running Pod responds even without a worker.
     pub(crate) fn ask_pod(&self) -> String {
         self.try_pod().unwrap()
     }
@@ -178,7 +179,7 @@ async fn an_ephemeral_worker_leaves_nothing() {
     let mut worker = story.machine.run(&["--rm"]);
     story.let_in(&worker).await;
     let words = worker.last_words();
-    // Its terminal is closed.
+    // The terminal of the worker is closed.
     worker.signal(Signal::HUP);
     assert_eq!(worker.ended().await, Some(0), "{words}\n{}", worker.last_words());
     let said = worker.said();
@@ -186,7 +187,7 @@ async fn an_ephemeral_worker_leaves_nothing() {
     story.assert_gone(&said).await;
 }
 
-/// Long enough to be let in before, wherever this runs.
+/// The time is long enough for admission on any machine.
 #[tokio::test]
 async fn an_ephemeral_worker_ends_with_its_time() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
@@ -212,7 +213,7 @@ async fn a_killed_worker_leaves_the_cluster() {
         if code == Some(0) {
             return story.assert_gone(&said).await;
         }
-        // It leaves by itself first.
+        // The first worker exits by itself.
         assert!(
             said.contains("is running, or another command changes it") && Instant::now() < until_then,
             "{said}"
@@ -228,7 +229,7 @@ async fn certificates_renew_by_themselves() {
     let mut worker = story.machine.run(&["--rm"]);
     let renewed = async {
         story.machine.join(&worker, &story.client).await;
-        // Those that it has by now have ended then.
+        // The certificates of this moment have expired by then.
         let ended = Timestamp::now() + LIFETIME;
         let leases = Api::<Lease>::namespaced(story.client.clone(), "kube-node-lease");
         until(&worker, "it is heard of later", JOIN_LIMIT, async || {
@@ -246,18 +247,18 @@ async fn certificates_renew_by_themselves() {
                 request.spec.signer_name.ends_with(signer)
                     && request.spec.username.as_deref() == Some(&format!("system:node:{NAME}"))
             });
-            // The first of each: with the token it asks for one to ask with.
+            // Without the first request of each signer, which is made with the token.
             let renewals = of_node.count() - usize::from(signer == "kubelet-serving");
             assert!(renewals > 0, "{signer}: {renewals}");
         }
         assert_eq!(worker.end().await, Some(0), "{}", worker.said());
     };
     story.sign_for(LIFETIME, renewed).await;
-    // It has met the API by the newest one.
+    // The worker has used the newest certificate.
     assert!(!story.has_node().await, "{}", worker.said());
 }
 
-/// Whoever deletes it, or finds it silent, counts on its Pods having ended.
+/// Controllers that see the Node deleted assume that its Pods have stopped.
 #[tokio::test]
 async fn a_worker_ends_when_its_node_is_removed() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
@@ -271,12 +272,12 @@ async fn a_worker_ends_when_its_node_is_removed() {
         said.contains(&format!("Node {NAME} was removed from the cluster")),
         "{said}"
     );
-    // Nobody collects Pods here.
+    // No controller collects orphaned Pods in this test.
     assert!(story.has_pod().await, "{said}");
     story.assert_left(&said).await;
 }
 
-/// As of a laptop that was closed.
+/// The worker is stopped for a while, like a laptop that was closed.
 #[tokio::test]
 async fn a_worker_that_was_silent_registers_again() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
@@ -286,7 +287,7 @@ async fn a_worker_that_was_silent_registers_again() {
     let first = story.nodes.get(NAME).await.unwrap().metadata.uid;
     worker.signal(Signal::STOP);
     story.remove_node().await;
-    // Whoever hears of it within this time was not silent.
+    // A worker that learns of the removal within this time had contact.
     tokio::time::sleep(SILENCE).await;
     worker.signal(Signal::CONT);
     story.machine.pods = "10.232.8.0/24";
@@ -301,7 +302,7 @@ async fn a_worker_that_was_silent_registers_again() {
     assert_serves_and_leaves(&story, &mut worker, first).await;
 }
 
-/// As after an upgrade of the kubelet, or its crash.
+/// The kubelet registers a new Node after an upgrade or a crash.
 #[tokio::test]
 async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
@@ -328,7 +329,7 @@ async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
     assert_serves_and_leaves(&story, &mut worker, first).await;
 }
 
-/// A worker has another Node than before, whose Pods are reached, and can be taken away.
+/// Checks that the worker has a new Node whose Pods are reachable, and that it can leave.
 async fn assert_serves_and_leaves(story: &Story, worker: &mut Worker, former: Option<String>) {
     assert_ne!(story.nodes.get(NAME).await.unwrap().metadata.uid, former);
     assert_eq!(story.ask_pod().trim(), NAME);
@@ -354,7 +355,7 @@ async fn a_worker_that_is_ended_at_once_leaves_the_cluster() {
     story.assert_left(&worker.said()).await;
 }
 
-/// Whoever sees that the Node is gone may start its Pods elsewhere.
+/// Controllers that see the Node deleted may start its Pods elsewhere.
 #[tokio::test]
 async fn a_pod_that_may_not_go_ends_before_its_node() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
@@ -377,7 +378,7 @@ async fn a_pod_that_may_not_go_ends_before_its_node() {
         worker.said().contains("some Pods are still on Node")
     })
     .await;
-    // The Node is tried to be deleted for a while.
+    // The worker tries to delete the Node for a while.
     story.cluster.signal(Signal::STOP);
     until(&worker, "the Pod ends", END_LIMIT, async || running() == 0).await;
     assert_eq!(worker.child.try_wait().unwrap(), None, "{}", worker.said());

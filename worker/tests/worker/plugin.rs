@@ -1,4 +1,5 @@
-//! Workers of a cluster whose network of Pods is a CNI plugin's: they connect no Pod, and leave the folders for one that does.
+//! Workers of a cluster with a CNI plugin: they connect no Pod, and leave the folders to the
+//! plugin.
 
 use std::path::Path;
 
@@ -15,15 +16,15 @@ use crate::network::run_in;
 use crate::node::{NAME, Story};
 use crate::program::path;
 
-/// What the plugin has for its bridge.
+/// Name of the plugin's bridge.
 const BRIDGE: &str = "theirs0";
-/// Where a cluster's workers have their folder, whatever it is.
+/// Folder of workers at the path that CNI plugins expect.
 const USUAL: &str = "/var/lib/yoke-worker";
-/// The Pod that brings a plugin.
+/// Name of the Pod that installs a plugin.
 const INSTALLER: &str = "installer";
 
 impl Story {
-    /// Its workers are told to leave the network of Pods to somebody else.
+    /// Writes a token that disables the built-in Pod network.
     fn forgo_network(&self) {
         let token = JoinLine {
             pod_network: false,
@@ -32,7 +33,7 @@ impl Story {
         std::fs::write(self.machine.token(), token.encode().unwrap()).unwrap();
     }
 
-    /// Why its Node is not ready, if it is not.
+    /// Returns the reason why the Node is not Ready.
     async fn lack(&self) -> Option<String> {
         let node = self.nodes.get_opt(NAME).await.unwrap()?;
         let conditions = node.status?.conditions?;
@@ -40,7 +41,8 @@ impl Story {
         (ready.status == "False").then(|| ready.message.unwrap_or_default())
     }
 
-    /// The Node is all that it is without a plugin, and nothing is made for Pods.
+    /// Waits until only a CNI plugin is missing, and checks that the worker has created nothing for
+    /// Pods.
     async fn until_unconnected(&self, worker: &Worker) {
         until(worker, "its Node waits for a plugin", JOIN_LIMIT, async || {
             let lack = self.lack().await.unwrap_or_default();
@@ -55,7 +57,7 @@ impl Story {
         assert_eq!(configurations.count(), 0, "{}", worker.last_words());
     }
 
-    /// Nothing of a network of Pods is in a network.
+    /// Checks that a network namespace has nothing of the built-in Pod network.
     fn assert_no_network(&self, net: &str) {
         let ask = |program: &str, arguments: &[&str]| run_in(net, program, arguments).1;
         let links = ask("ip", &["-brief", "link"]);
@@ -65,7 +67,7 @@ impl Story {
         assert!(!self.machine.root().join("pki/wireguard.key").exists());
     }
 
-    /// As a plugin's DaemonSet does last of all.
+    /// Writes the CNI configuration, the last step of a plugin's DaemonSet.
     fn connect(&self) {
         let config = json!({
             "cniVersion": "1.0.0", "name": "theirs", "plugins": [{
@@ -86,7 +88,8 @@ impl Story {
         self.machine.run_pod(worker, &self.client).await;
     }
 
-    /// As a plugin's DaemonSet begins: without a network of Pods, with the folders, and with what others mount meanwhile.
+    /// Runs a Pod like a plugin's DaemonSet: in the host's network, with the CNI folders, and with
+    /// propagated mounts.
     async fn run_installer(&self, worker: &Worker) {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": INSTALLER},

@@ -1,4 +1,4 @@
-//! A worker that a real systemd keeps: it joins, is started again and with the machine, and leaves nothing.
+//! A worker under a real systemd joins, is restarted, starts at boot, and leaves nothing behind.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use crate::machine::{Init, Worker, members, until};
 use crate::node::{NAME, Story};
 use crate::program::{PEM, encode, path, token};
 
-/// A unit begins, and a Pod after it.
+/// Timeout for the start of a unit and of a Pod.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 impl Story {
-    /// The name of the worker's unit.
+    /// Name of the worker's unit.
     fn unit(&self) -> String {
         let worker = self.machine.read("worker.json").unwrap();
         format!("yoke-worker-{}.service", worker["id"].as_str().unwrap())
@@ -30,7 +30,7 @@ impl Story {
         said.trim().to_owned()
     }
 
-    /// Units of workers, and links to them.
+    /// Returns the unit files of workers, and links to them.
     fn unit_files(&self) -> Vec<PathBuf> {
         let mut find = Command::new("find");
         find.arg(self.machine.units()).args(["-name", "yoke-worker-*.service"]);
@@ -42,14 +42,14 @@ impl Story {
         fs::read_to_string(self.machine.token()).unwrap()
     }
 
-    /// Programs and images of the worker, by their digests.
+    /// Returns the worker's programs and images with their digests.
     fn sum_programs(&self) -> Vec<String> {
         let script = r#"cd "$0" && sha256sum bin/* images/* && ls -A bin images"#;
         let sums = self.machine.ask("sh", &["-c", script, path(&self.machine.root())]);
         sums.unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// The processes of Pods.
+    /// Returns the processes of Pods.
     fn pods(&self) -> Vec<i32> {
         let groups = self.machine.groups("/pods");
         let pids = groups.iter().flat_map(|group| members(group));
@@ -59,7 +59,7 @@ impl Story {
         pids
     }
 
-    /// Its main process is another one, and all is started.
+    /// Waits until the unit has another main process and is active.
     async fn until_restarted(&self, main: &str) {
         let deadline = Instant::now() + START_LIMIT;
         while self.show("ActiveState") != "active" || self.show("MainPID") == main {
@@ -72,7 +72,7 @@ impl Story {
         }
     }
 
-    /// A command of the program ends, and has done what it was asked.
+    /// Waits until a command succeeds.
     async fn assert_ends_well(&self, command: &mut Worker) {
         assert_eq!(
             command.ended().await,
@@ -83,7 +83,7 @@ impl Story {
         );
     }
 
-    /// A Pod that answers has a network, which takes all of a worker to make.
+    /// Waits for a response of a Pod, which needs a network and so a complete worker.
     async fn until_pod_answers(&self) {
         let deadline = Instant::now() + START_LIMIT;
         while self.try_pod().map(|said| said.trim().to_owned()).as_deref() != Ok(NAME) {
@@ -143,7 +143,7 @@ async fn a_worker_joins_for_good() {
 async fn a_worker_is_let_in_after_its_machine_was_started_again() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
-    // Nobody signs anything yet.
+    // No certificate is signed yet.
     let join = story.machine.join_for_good();
     until(&join, "it waits", START_LIMIT, async || {
         join.said().contains("waiting: ")
@@ -198,7 +198,7 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
     story.until_pod_answers().await;
 }
 
-/// A token of the same cluster that was never given.
+/// Returns a token of the same cluster with a secret that does not exist.
 fn with_unknown_secret(token: &str) -> String {
     let fields = token.trim().strip_prefix("yoke1.").unwrap();
     let fields = data_encoding::BASE64URL_NOPAD.decode(fields.as_bytes()).unwrap();

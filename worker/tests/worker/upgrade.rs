@@ -1,4 +1,5 @@
-//! A worker's kubelet follows the version that its Node is asked for, and goes back to the one that it had when that does not do.
+//! A worker's kubelet follows the version that its Node requests, and is replaced by the previous
+//! one if it does not work.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,9 +18,9 @@ use crate::node::{NAME, Story};
 const ASKED: &str = "yoke.drzzl.io/kubelet-version";
 const DRAIN: &str = "yoke.drzzl.io/drain-timeout";
 const SAID: &str = "yoke.drzzl.io/kubelet-upgrade";
-/// That of the programs of `YOKE_BIN`.
+/// Version of the programs in `YOKE_BIN`.
 const OWN: &str = "v1.35.4";
-/// It copies a program, ends one, and another one has the Node ready.
+/// Timeout for a step: a program is copied, a kubelet stops, and another one makes the Node Ready.
 const LIMIT: Duration = Duration::from_secs(240);
 
 impl Story {
@@ -27,7 +28,7 @@ impl Story {
         self.machine.root().parent().unwrap().join("bundle")
     }
 
-    /// As the operator does.
+    /// Requests a version like the operator does.
     async fn ask(&self, version: Option<&str>, drain: &str) {
         let notes = json!({ASKED: version, DRAIN: drain});
         self.change(&json!({"metadata": {"annotations": notes}})).await;
@@ -42,7 +43,7 @@ impl Story {
         self.nodes.get(NAME).await.unwrap()
     }
 
-    /// What the worker says, what its kubelet says it is, and whether the Node is cordoned.
+    /// Returns the upgrade status, the kubelet's version, and whether the Node is cordoned.
     async fn state(&self) -> (String, String, bool) {
         let node = self.seen().await;
         let said = node.annotations().get(SAID).cloned().unwrap_or_default();
@@ -63,7 +64,7 @@ impl Story {
         record["stage"].as_str().map(str::to_owned)
     }
 
-    /// It is killed as soon as it is this far, and started again.
+    /// Kills the worker at this stage, and starts it again.
     async fn kill_at(&self, mut worker: Worker, stage: &str, name: &str) -> Worker {
         until(&worker, stage, LIMIT, async || self.stage().as_deref() == Some(stage)).await;
         worker.signal(Signal::KILL);
@@ -83,7 +84,7 @@ impl Story {
         assert!(self.machine.is_ready(&self.nodes).await, "{}", worker.last_words());
     }
 
-    /// What was there only for the while is gone as soon as nothing is being done.
+    /// Waits until temporary files are removed, at the end of an upgrade.
     async fn assert_tidy(&self, worker: &Worker) {
         let bin = self.machine.root().join("bin");
         until(worker, "nothing is being done", LIMIT, async || {
@@ -94,7 +95,7 @@ impl Story {
     }
 }
 
-/// A budget that lets no Pod go: nobody says that it may.
+/// Creates a PodDisruptionBudget that permits no eviction.
 async fn keep_pods(story: &Story) {
     let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "keep"},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "echo"}}}});
@@ -131,7 +132,8 @@ async fn a_kubelet_is_replaced() {
     assert!(!story.seen().await.annotations().contains_key(ASKED));
     story.assert_tidy(&worker).await;
 
-    // It is killed while a budget keeps its Pod, and again when the next kubelet is there.
+    // The worker is killed while a PodDisruptionBudget protects its Pod, and again after the next
+    // kubelet is installed.
     story.machine.run_pod(&worker, &story.client).await;
     story.ask(Some(OWN), "1h").await;
     let worker = story.kill_at(worker, "Draining", "second").await;
@@ -157,7 +159,7 @@ async fn a_kubelet_that_does_not_do_is_put_back() {
     let worker = story.machine.run(&[]);
     story.let_in(&worker).await;
 
-    // Its owner has cordoned it, and not for this.
+    // The owner has cordoned the Node for another reason.
     story.change(&json!({"spec": {"unschedulable": true}})).await;
     story.ask(Some("v1.35.2"), "60s").await;
     let worker = story.kill_at(worker, "Replacing", "second").await;
@@ -178,7 +180,7 @@ async fn a_kubelet_that_does_not_do_is_put_back() {
     );
     story.change(&json!({"spec": {"unschedulable": false}})).await;
 
-    // Nothing is touched for what cannot be.
+    // Nothing changes for a version that is impossible.
     for (version, why) in [
         ("v1.35.1", "v1.35.1 Failed: the bundle "),
         (
@@ -198,7 +200,8 @@ async fn a_kubelet_that_does_not_do_is_put_back() {
     story.assert_tidy(&worker).await;
 }
 
-/// Up to a second release and back, under a Pod that is let go. Needs `kubelet-1.35.5` beside the other programs.
+/// Upgrades to a second release and back, with an evictable Pod. Needs `kubelet-1.35.5` beside the
+/// other programs.
 #[cfg(feature = "slow")]
 #[tokio::test]
 async fn a_kubelet_of_a_second_release_replaces_it() {
