@@ -95,7 +95,7 @@ async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
         preflight::report::to_text(&rows)
     };
     output::print_data(&text).map_err(Error::Output)?;
-    if preflight::is_fit(&rows) {
+    if preflight::row::is_fit(&rows) {
         Ok(())
     } else {
         Err(Error::Unfit)

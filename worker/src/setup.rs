@@ -7,6 +7,7 @@ use std::path::Path;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{WIREGUARD_PORT, WorkerOptions};
+use crate::bundle::kubelet_version::read_kubelet_version;
 use crate::error::Error;
 use crate::host::cgroups::Cgroups;
 use crate::host::facts::host_name;
@@ -32,7 +33,7 @@ pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bu
     let installed = tokio::task::spawn_blocking(move || bundle::install(&from, &to, api)).await;
     installed.map_err(|error| Error::Start(error.into()))??;
     upgrade::remove_record(layout)?;
-    bundle::check_skew(ask_version(&layout.binary("kubelet")).await?, api)?;
+    bundle::check_skew(read_kubelet_version(&layout.binary("kubelet")).await?, api)?;
     files::write(&layout.ca(), &line.ca, files::PUBLIC)?;
     files::write(&layout.client_ca(), &line.client_ca, files::PUBLIC)?;
     files::write(

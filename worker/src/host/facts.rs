@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -15,11 +15,9 @@ use crate::error_chain::format_chain;
 use crate::host::files::FileError;
 use crate::host::sysctls::BRIDGE_FILTER;
 use crate::limits::{Capacity, Limits};
-use crate::output::progress;
 use crate::preflight::facts::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
 use crate::process::own_status::read_capabilities;
 use crate::process::programs::{PATH, find_program};
-use crate::process::stdin_program::call;
 use crate::{bundle, systemd};
 
 /// Required capabilities and their bits in `CapEff`, as in `linux/capability.h`.

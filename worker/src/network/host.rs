@@ -6,8 +6,8 @@ use serde::Deserialize;
 use yoke_api::Cidr;
 
 use super::plan::is_private;
-use crate::host::find_resolv_conf::read_resolv_conf;
 use crate::host::iproute::{parse, parse_destination};
+use crate::host::resolv_conf::read_resolv_conf;
 use crate::process::stdin_program::call;
 
 /// Overhead of WireGuard over IPv6, in bytes. Over IPv4 it is 20 less.

@@ -39,7 +39,7 @@ impl Cluster {
         Self::start_with(dir, host, clients, kubelets, &[egress::serve(dir)]).await
     }
 
-    /// Starts an API server with more arguments, one of which configures how it reaches kubelets.
+    /// Starts an API server with these arguments as well. They must configure how it reaches kubelets.
     pub(crate) async fn start_with(
         dir: &Path,
         host: &str,
