@@ -159,6 +159,12 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &MachineF
         "serializeImagePulls": false,
         "maxParallelImagePulls": IMAGE_PULLS_MAX,
     });
+    add_machine_settings(&mut config, worker, machine);
+    format!("{config:#}\n")
+}
+
+/// Adds the fields that depend on taints, limits and the version of control groups.
+fn add_machine_settings(config: &mut Value, worker: &Worker, machine: &MachineFacts) {
     if !worker.taints.is_empty() {
         config["registerWithTaints"] = json!(worker.taints);
     }
@@ -177,7 +183,6 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &MachineF
         // missing in a group that the worker created.
         config["enforceNodeAllocatable"] = Value::Array(Vec::new());
     }
-    format!("{config:#}\n")
 }
 
 /// Builds the kubeconfig that the kubelet uses until it has a certificate.
