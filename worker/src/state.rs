@@ -251,7 +251,7 @@ mod tests {
                 cpus: Some(1500),
                 memory: Some(1 << 30),
             },
-            uplink: Some(Uplink::begin(Run::new(7))),
+            uplink: Some(Uplink::unassigned(Run::new(7))),
             netns: Some(Netns::current().unwrap()),
             pod_network: false,
             ..Worker::example()

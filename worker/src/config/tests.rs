@@ -162,7 +162,7 @@ fn a_kubelet_is_called_with_its_own_folders() {
 fn a_kubelet_in_a_network_of_its_own_has_the_address_that_pods_reach() {
     let uplink = Uplink {
         address: "198.18.0.2".parse().unwrap(),
-        ..Uplink::begin(Run::new(7))
+        ..Uplink::unassigned(Run::new(7))
     };
     let worker = Worker {
         node_ip: Some("10.200.0.2".parse().unwrap()),

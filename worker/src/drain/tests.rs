@@ -154,7 +154,7 @@ async fn a_drain_ends_with_its_time() {
         "GET" => list(&[pod("one")], ""),
         _ => refusal(429),
     });
-    drain(&client, NODE, 2 * ROUND).await;
+    drain(&client, NODE, 2 * POLL_INTERVAL).await;
     let asked = asked.lock().unwrap();
     let evictions = asked.iter().filter(|request| request.starts_with("POST")).count();
     assert_eq!(evictions, 1, "a budget is not asked each second");

@@ -1,3 +1,7 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::facts::Filter;
+use super::row::{Verdict, is_fit};
 use super::*;
 
 fn names(names: &[&str]) -> BTreeSet<String> {
