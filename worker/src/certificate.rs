@@ -37,7 +37,7 @@ mod tests {
     use crate::host::files;
 
     #[test]
-    fn a_worker_whose_certificate_has_ended_may_join_anew() {
+    fn a_worker_with_an_expired_certificate_may_join_again() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         assert!(!has_joined(&layout) && !has_valid_certificate(&layout));

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_others_are_left_alone() {
+    fn cached_results_of_other_networks_are_left_alone() {
         let mut other = cached();
         other["networkName"] = "theirs".into();
         let mut elsewhere = cached();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_what_was_undone_is_forgotten() {
+    async fn only_undone_results_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let with_plugins = |network: &str, plugins: Value| {
             let list = json!({"cniVersion": "1.0.0", "name": network, "plugins": plugins});

@@ -140,7 +140,7 @@ mod tests {
     };
 
     #[test]
-    fn people_write_numbers() {
+    fn quantities_are_parsed() {
         for (text, cpus) in [
             ("2", Some(2000)),
             ("1.5", Some(1500)),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_what_can_be_had() {
+    fn the_kubelet_reserves_the_rest() {
         let none = Limits::default();
         assert_eq!(none.to_reserved(HAS), Default::default());
         let limits = Limits {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_more_than_the_machine() {
+    fn limits_must_not_exceed_the_machine() {
         for (rule, cpus, memory, part) in [
             ("all", Some(4000), Some(8 * GIB), None),
             ("nothing", None, None, None),

@@ -2,9 +2,9 @@
 //! packet filter that protects it.
 //!
 //! ```text
-//!  API ──watch──▶ nodes.rs ──Seen──▶ plan.rs (pure) ──Peer──▶ tunnel.rs: WireGuard over a TUN device, and routes
-//!   ▲                                  ▲   └─ranges─▶ table.rs (pure) ──▶ nft
-//!   └── own Node: key, endpoint        └── host.rs: what the machine reaches without the Pod network
+//!  API ──watch──▶ nodes.rs ──PeerNode──▶ plan.rs (pure) ──Peer──▶ tunnel.rs: WireGuard over a TUN device, and routes
+//!   ▲                                      ▲   └─ranges─▶ table.rs (pure) ──▶ nft
+//!   └── own Node: key, endpoint            └── host.rs: what the machine reaches without the Pod network
 //! ```
 //!
 //! The table stays while the worker is stopped temporarily, because Pods keep running. The device

@@ -382,7 +382,7 @@ mod tests {
 
     /// A worker that is killed in between detects again which Pods have to stop.
     #[tokio::test]
-    async fn pods_of_a_former_node_end_before_another_is_known() {
+    async fn pods_of_a_previous_node_stop_before_a_new_uid_is_persisted() {
         let dir = tempfile::tempdir().unwrap();
         let node = json!({
             "metadata": {"name": "box-1", "uid": "u2"}, "spec": {"podCIDR": "10.1.2.0/24"},

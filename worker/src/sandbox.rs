@@ -6,7 +6,7 @@
 //!     │                    ▲                                    ▲
 //!     ├── uplink.rs        │                                    │
 //!     └── a pipe: one byte when the network is up ── closed to stop the worker, also by the kernel if `run` is killed
-//!  then: clean
+//!  then: cleanup.rs
 //! ```
 
 use std::collections::BTreeSet;

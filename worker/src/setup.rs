@@ -182,7 +182,7 @@ mod tests {
     use crate::root::RootError;
 
     #[tokio::test]
-    async fn a_folder_with_something_else_in_it_is_not_taken() {
+    async fn a_folder_with_other_files_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(&dir.path().join("w")).unwrap();
         drop(claim_folder(&layout).await.unwrap());
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_that_somebody_else_made_meanwhile_is_not_taken() {
+    async fn a_folder_of_another_user_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let layout = root::open(&dir.path().join("w")).unwrap();
         std::fs::create_dir(dir.path().join("other")).unwrap();

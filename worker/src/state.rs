@@ -237,7 +237,7 @@ mod tests {
     use crate::uplink::link::Run;
 
     #[test]
-    fn a_worker_is_remembered() {
+    fn a_worker_is_persisted() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         assert_eq!(Worker::read(&layout).unwrap(), None);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time() {
+    fn the_lock_is_exclusive() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let lock = Lock::take(&layout).unwrap();

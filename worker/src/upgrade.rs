@@ -4,7 +4,7 @@
 //! ```text
 //!  Node: annotation kubelet-version ─▶ plan.rs ◀── record.rs: upgrade.json
 //!                                        │ one step at a time, chosen by the record
-//!    Begin     bundle ─▶ bin/kubelet.next; digest and version are checked                ─▶ record: Draining
+//!    Prepare   bundle ─▶ bin/kubelet.next; digest and version are checked                ─▶ record: Draining
 //!    Drain     cordon, evict; after the drain timeout, delete                           ─▶ record: Replacing
 //!    Replace   kubelet stops · kubelet.previous, kubelet.next ─▶ kubelet · it starts · Node Ready, with the version?
 //!      yes     Node is uncordoned, status Done; the record is removed

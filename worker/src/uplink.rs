@@ -2,7 +2,7 @@
 //! ADR 0021.
 //!
 //! ```text
-//!  machine.rs ──Seen──▶ plan.rs (pure): addresses ─┬─▶ ip: ykup<run> ══ eth0 in the worker's network
+//!  machine.rs ────────▶ plan.rs (pure): addresses ─┬─▶ ip: ykup<run> ══ eth0 in the worker's network
 //!                                                  ├─▶ table.rs (pure) ─▶ nft: inet yoke-uplink-<run>
 //!                                                  ├─▶ forward.rs: forwarding of the machine's devices
 //!                                                  └─▶ relay.rs, resolvers.rs (pure): DNS servers that listen on loopback only
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_one_workers() {
+    fn a_reserved_port_has_one_worker() {
         let first = reserve_port(None).unwrap();
         let second = reserve_port(None).unwrap();
         assert_ne!(first.number, second.number);

@@ -67,7 +67,7 @@ fn every_program_is_named_once() {
 }
 
 #[test]
-fn what_is_listed_is_installed() {
+fn listed_files_are_installed() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let (bundle, layout) = (bundle(dir.path()), layout(dir.path()));
@@ -91,7 +91,7 @@ fn what_is_listed_is_installed() {
 }
 
 #[test]
-fn a_bundle_that_is_missing_is_not_a_damaged_one() {
+fn a_missing_bundle_is_not_a_corrupt_one() {
     let dir = tempfile::tempdir().unwrap();
     let whole = bundle(dir.path());
     assert_eq!(check_files(&whole).unwrap(), PROGRAMS.len() + 1);

@@ -27,7 +27,7 @@ fn machine() -> MachineFacts {
 }
 
 #[test]
-fn nobody_asks_a_kubelet_without_leave() {
+fn a_kubelet_authorizes_requests() {
     let config: Value = serde_json::from_str(&build_kubelet(&layout(), &Worker::example(), &machine())).unwrap();
     let expected = json!({
         "anonymous": {"enabled": false},
@@ -46,7 +46,7 @@ fn nobody_asks_a_kubelet_without_leave() {
 }
 
 #[test]
-fn version_1_of_control_groups_is_told_to_the_kubelet() {
+fn the_kubelet_accepts_cgroup_v1() {
     let machine = MachineFacts {
         cgroup_v1: true,
         ..machine()

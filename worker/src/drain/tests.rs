@@ -8,7 +8,7 @@ use tower::{BoxError, service_fn};
 use super::*;
 
 #[test]
-fn what_would_come_back_is_left() {
+fn pods_of_daemonsets_are_ignored() {
     let owner =
         |kind: &str| json!({"apiVersion": "apps/v1", "kind": kind, "name": "a", "uid": "u", "controller": true});
     for (rule, metadata, status, expected) in [

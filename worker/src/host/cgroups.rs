@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_is_written_where_its_controller_is() {
+    fn a_limit_is_written_in_the_hierarchy_of_its_controller() {
         let limits = Limits {
             cpus: Some(1500),
             memory: Some(1 << 30),

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_is_asked_in_the_name() {
+    fn the_address_is_dialed_for_the_name() {
         for (address, expected) in [
             (None, "https://a.yoke.test:6443/"),
             (Some("203.0.113.7"), "https://203.0.113.7:6443/"),

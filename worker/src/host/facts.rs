@@ -308,7 +308,7 @@ hugetlb\t4\t1\t0
     }
 
     #[test]
-    fn a_port_where_somebody_listens_is_taken() {
+    fn a_port_with_a_listener_is_taken() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(is_taken(port));

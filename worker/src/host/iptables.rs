@@ -99,7 +99,7 @@ mod tests {
     const COMMENT: &str = "yoke-worker-00c0ffee";
 
     #[test]
-    fn what_is_dropped_is_accepted_once() {
+    fn missing_accept_rules_are_added_once() {
         let both = format!("*filter\n-I {IN}\n-I {OUT}\nCOMMIT\n");
         let one = format!("*filter\n-I {OUT}\nCOMMIT\n");
         for (rule, rules, expected) in [

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_changed_is_put_back() {
+    fn changed_settings_are_restored() {
         let dir = tempfile::tempdir().unwrap();
         let (sys, file) = (dir.path().join("sys"), dir.path().join("sysctls.json"));
         let set = |name: &str, value: &str| {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_another_boot_are_dropped() {
+    fn settings_of_another_boot_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("sysctls.json");
         fs::create_dir_all(dir.path().join("kernel")).unwrap();

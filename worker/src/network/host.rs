@@ -106,7 +106,7 @@ mod tests {
     ]"#;
 
     #[test]
-    fn what_the_machine_reaches_is_reserved() {
+    fn addresses_of_the_machine_are_reserved() {
         let host = build_host_network(LINKS, ROUTES, &["yoke0".to_owned()]).unwrap();
         let expected = [
             "127.0.0.1/32",

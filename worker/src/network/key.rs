@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_drawn_once() {
+    fn a_key_is_generated_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let first = Key::from(&load_or_generate(&path).unwrap());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn an_invalid_key_is_rejected() {
         let zero = BASE64.encode(&[0; BYTES]);
         let long = BASE64.encode(&[1; BYTES + 1]);
         for text in ["", "x", &zero, &long, "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTm?="] {

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_of_a_node_is_kept() {
+    fn the_fields_of_a_node_are_extracted() {
         let whole = node(json!({
             "metadata": {
                 "name": "a", "uid": "u1", "creationTimestamp": "2026-11-23T00:00:00Z",

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_an_image_is_not_loaded() {
+    fn a_partial_image_is_not_imported() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["b.tar", ".b.tar.partial", "a.tar"] {
             fs::write(dir.path().join(name), "").unwrap();

@@ -60,7 +60,7 @@ fn find(facts: &Facts, check: &str) -> Row {
 }
 
 #[test]
-fn a_good_machine_has_nothing_to_do() {
+fn a_fit_machine_passes_all_checks() {
     let rows = inspect(&facts());
     assert!(
         rows.iter().all(|row| row.verdict == Verdict::Ok && row.to_do.is_none()),
@@ -76,7 +76,7 @@ fn a_good_machine_has_nothing_to_do() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn each_problem_has_a_row() {
     use Verdict::{Failed, Warning};
     let v1 = || Cgroups::V1(names(&["cpu", "cpuset", "memory", "pids"]));
     let space = |free: u64| {

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_ends_is_started_again() {
+    async fn a_program_that_exits_is_restarted() {
         let dir = tempfile::tempdir().unwrap();
         let supervisor = Supervisor::start(service(dir.path(), "echo out; echo err >&2"));
         until(|| lines(dir.path()) >= 6 && supervisor.exits() >= 3).await;
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_is_asked_to_end() {
+    async fn a_program_gets_sigterm() {
         let dir = tempfile::tempdir().unwrap();
         let script = "trap 'echo asked >> $0; exit' TERM; echo up; while :; do sleep 0.1; done";
         let mut service = service(dir.path(), script);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_program_ended_is_shown() {
+    fn the_last_output_of_a_program_is_shown() {
         let dir = tempfile::tempdir().unwrap();
         let service = service(dir.path(), "");
         assert!(!report(&service, "x", 0).contains('\n'), "there is no log yet");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_log_is_put_aside() {
+    fn a_long_log_is_rotated() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.log");
         fs::File::create(&path).unwrap().set_len(LOG_MAX + 1).unwrap();

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_is_remembered() {
+    fn the_record_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let layout = layout(dir.path());
         assert_eq!(Record::read(&layout).unwrap(), None);
@@ -190,7 +190,7 @@ mod tests {
 
     /// Simulates a crash after each change of a file, followed by another call.
     #[test]
-    fn whoever_is_killed_goes_on() {
+    fn an_upgrade_continues_after_a_crash() {
         type Change = fn(&Layout);
         let link: Change = |layout| fs::hard_link(layout.binary(KUBELET), layout.binary(PREVIOUS)).unwrap();
         let swap: Change = |layout| fs::rename(layout.binary(NEXT), layout.binary(KUBELET)).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_taken_for_done() {
+    fn a_missing_kubelet_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let layout = layout(dir.path());
         fs::remove_file(layout.binary(NEXT)).unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_one_left_is_not_gone_back_to() {
+    fn the_kubelet_of_an_earlier_upgrade_is_not_restored() {
         let dir = tempfile::tempdir().unwrap();
         let layout = layout(dir.path());
         fs::write(layout.binary(PREVIOUS), "older").unwrap();

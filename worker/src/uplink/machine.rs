@@ -136,7 +136,7 @@ mod tests {
     ]"#;
 
     #[test]
-    fn what_a_machine_has_is_seen() {
+    fn the_network_of_a_machine_is_read() {
         let seen = build_machine_network(LINKS, ROUTES).unwrap();
         let taken: Vec<_> = seen.taken.iter().map(ToString::to_string).collect();
         let expected = [

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subnet_is_nobody_elses() {
+    fn a_subnet_overlaps_no_other() {
         for (rule, taken, seed, gateway, address) in [
             ("the first", &[][..], 0, "198.18.0.1", "198.18.0.2"),
             ("where the seed says", &[], 5, "198.18.0.21", "198.18.0.22"),

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn others_are_not_answered() {
+    async fn queries_of_others_are_ignored() {
         let mut relay = relay().await;
         relay.worker = "198.18.0.2".parse().unwrap();
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_not_reached_is_asked_by_the_relay() {
+    fn the_relay_forwards_to_unreachable_servers() {
         let relay = Ipv4Addr::new(198, 18, 0, 1);
         for (rule, text, translated, relayed) in [
             (

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nft_says_is_read() {
+    fn the_output_of_nft_is_parsed() {
         let tables = r#"{"nftables": [{"metainfo": {"version": "1.0.6"}},
             {"table": {"family": "inet", "name": "yoke-uplink-00c0ffee", "handle": 2}},
             {"table": {"family": "ip", "name": "yoke-uplink-00c0ffed", "handle": 3}},

@@ -123,7 +123,7 @@ fn a_token_is_read_from_a_file() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_arguments_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let root = path(dir.path());
     let token = token("demo.yoke.example:443", PEM, PEM, BOOTSTRAP);
@@ -156,7 +156,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn a_missing_bundle_is_said_before_anything_is_made() {
+fn a_missing_bundle_is_reported_before_any_change() {
     let dir = tempfile::tempdir().unwrap();
     let (root, nowhere, whole) = (
         dir.path().join("w"),
@@ -194,7 +194,7 @@ fn a_missing_bundle_is_said_before_anything_is_made() {
 }
 
 #[test]
-fn a_damaged_bundle_leaves_nothing_behind() {
+fn a_corrupt_bundle_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let (root, bundle) = (dir.path().join("w"), dir.path().join("bundle"));
     bundle::make_empty(&bundle);

@@ -144,11 +144,11 @@ async fn a_container_is_a_worker() {
     assert_eq!(story.ask_pod().trim(), NAME);
     assert_ne!(fs::read_dir(&worker.root).unwrap().count(), 0);
 
-    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
-    let said = worker.said();
-    assert!(said.contains("the worker was removed from this machine"), "{said}");
-    story.assert_gone(&said).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
+    let output = worker.output();
+    assert!(output.contains("the worker was removed from this machine"), "{output}");
+    story.assert_gone(&output).await;
     let left: Vec<_> = fs::read_dir(&worker.root).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
-    assert_eq!(engine.groups(), Vec::<PathBuf>::new(), "{said}");
+    assert_eq!(engine.groups(), Vec::<PathBuf>::new(), "{output}");
 }

@@ -152,7 +152,7 @@ async fn pods_have_the_gpus_that_a_worker_is_given() {
     let story = Story::begin_with(dir.path(), Init::None).await;
     let device = add_gpu(&story);
     let mut worker = story.machine.run(&["--rm", "--gpus", "all"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     run_plugin(&story, &device).await;
     until_offered(&story, &worker, RESOURCE, "1").await;
     run_asking(&story, "asks", RESOURCE).await;
@@ -177,8 +177,8 @@ async fn pods_have_the_gpus_that_a_worker_is_given() {
         let refused = open_beside(&story, other, &file).unwrap_err();
         assert!(refused.contains("Operation not permitted"), "{refused}");
     }
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
+    story.assert_gone(&worker.output()).await;
 }
 
 #[tokio::test]
@@ -188,13 +188,13 @@ async fn a_worker_has_no_gpu_unless_it_is_asked_for() {
     let real = ["/dev/nvidia0", "/dev/dri/renderD128", "/dev/kfd", "/dev/dxg"];
     if !real.iter().any(|device| Path::new(device).exists()) {
         let mut none = story.machine.run(&["--rm", "--gpus", "all"]);
-        assert_eq!(none.ended().await, Some(1), "{}", none.said());
-        assert!(none.said().contains("this machine has no GPU"), "{}", none.said());
+        assert_eq!(none.ended().await, Some(1), "{}", none.output());
+        assert!(none.output().contains("this machine has no GPU"), "{}", none.output());
         assert!(!story.machine.root().exists());
     }
     let device = add_gpu(&story);
     let mut worker = story.machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let own = processes(&story, "/node");
     // The first process is not in the sandbox.
     let inside: Vec<_> = own.iter().filter(|process| !has_device(**process, &device)).collect();
@@ -211,8 +211,8 @@ async fn a_worker_has_no_gpu_unless_it_is_asked_for() {
     let gets = until_pod(&story, &worker, "gets", |pod| why_waiting(pod).is_some()).await;
     let why = why_waiting(&gets).unwrap_or_default();
     assert!(why.contains("not a device node"), "{why}");
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
+    story.assert_gone(&worker.output()).await;
     assert!(fs::metadata(&device).unwrap().file_type().is_char_device());
 }
 

@@ -15,12 +15,12 @@ async fn a_worker_takes_no_more_than_it_may() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin_with(dir.path(), Init::None).await;
     let mut greedy = story.machine.run(&["--rm", "--memory", "1000Ti"]);
-    assert_eq!(greedy.ended().await, Some(1), "{}", greedy.said());
-    assert!(greedy.said().contains("MiB exceeds the"), "{}", greedy.said());
+    assert_eq!(greedy.ended().await, Some(1), "{}", greedy.output());
+    assert!(greedy.output().contains("MiB exceeds the"), "{}", greedy.output());
     assert!(!story.machine.root().exists());
 
     let mut worker = story.machine.run(&["--rm", "--cpus", "0.5", "--memory", "1Gi"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let status = story.nodes.get(NAME).await.unwrap().status.unwrap();
     let (has, gives) = (status.capacity.unwrap(), status.allocatable.unwrap());
     assert_eq!(gives["cpu"].0, "500m", "{has:?}");
@@ -41,8 +41,8 @@ async fn a_worker_takes_no_more_than_it_may() {
     assert_eq!(take_memory(Path::new("/dev/null")), MUCH.to_string(), "control");
     assert_ne!(take_memory(&group.join("cgroup.procs")), MUCH.to_string());
     std::fs::remove_dir(&group).unwrap();
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
+    story.assert_gone(&worker.output()).await;
 }
 
 /// Allocates much memory in a control group. Returns how much of it was possible.

@@ -464,8 +464,8 @@ fn boot(dir: &Path, network: &Network, init: Init) -> Child {
     };
     let deadline = Instant::now() + BOOT_LIMIT;
     while !is_made() {
-        let said = std::fs::read_to_string(dir.join("console.log")).unwrap();
-        assert!(Instant::now() < deadline, "the machine is not made: {said}");
+        let output = std::fs::read_to_string(dir.join("console.log")).unwrap();
+        assert!(Instant::now() < deadline, "the machine is not made: {output}");
         std::thread::park_timeout(Duration::from_millis(20));
     }
     holder
@@ -504,12 +504,12 @@ impl Worker {
         Self { child, root, log }
     }
 
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
     /// Returns the last output of the worker and of its parts.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn last_output(&self) -> String {
         let logs = ["kubelet", "containerd"].map(|name| self.root.join(format!("logs/{name}.log")));
         let tail = |path: &Path| {
             let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -539,7 +539,7 @@ impl Worker {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(Instant::now() < deadline, "it does not end: {}", self.last_words());
+            assert!(Instant::now() < deadline, "it does not end: {}", self.last_output());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -566,7 +566,7 @@ impl Drop for Worker {
 pub(crate) async fn until(worker: &Worker, what: &str, limit: Duration, holds: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + limit;
     while !holds().await {
-        assert!(Instant::now() < deadline, "{what}: {}", worker.last_words());
+        assert!(Instant::now() < deadline, "{what}: {}", worker.last_output());
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

@@ -86,9 +86,9 @@ impl Network {
     /// Runs a program in the namespace and returns its output.
     pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> String {
         let net = format!("/run/netns/{}", self.namespace);
-        let (good, said) = run_in(&net, program, arguments);
-        assert!(good, "{program} {arguments:?}: {said}");
-        said
+        let (good, output) = run_in(&net, program, arguments);
+        assert!(good, "{program} {arguments:?}: {output}");
+        output
     }
 }
 
@@ -106,12 +106,12 @@ pub(crate) fn run_in(net: &str, program: &str, arguments: &[&str]) -> (bool, Str
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={net}")).arg(program).args(arguments);
     let output = command.output().unwrap();
-    let said = if output.status.success() {
+    let text = if output.status.success() {
         output.stdout
     } else {
         output.stderr
     };
-    (output.status.success(), String::from_utf8(said).unwrap())
+    (output.status.success(), String::from_utf8(text).unwrap())
 }
 
 fn make_namespace() -> String {

@@ -22,7 +22,7 @@ use crate::signer::{Authority, sign_all};
 pub(crate) const NAME: &str = "box-1";
 const PODS: &str = "10.232.7.0/24";
 /// Longer than the time without contact after which a removed Node counts as reaped.
-const SILENCE: Duration = Duration::from_secs(50);
+const NO_CONTACT: Duration = Duration::from_secs(50);
 /// Lifetime of certificates. A kubelet renews a certificate after about three quarters of it.
 const LIFETIME: Duration = Duration::from_secs(30);
 
@@ -82,13 +82,13 @@ impl Story {
     }
 
     /// Waits for the join, and checks that everything exists whose removal is checked later.
-    pub(crate) async fn let_in(&self, worker: &Worker) {
+    pub(crate) async fn wait_joined(&self, worker: &Worker) {
         self.join(worker).await;
         // No other machine can join with the files that remain on the disk.
         assert!(!worker.root.join("config/bootstrap.kubeconfig").exists());
-        let boxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
+        let sandboxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
         // kube-proxy does the same.
-        if !boxed {
+        if !sandboxed {
             self.forwards.store(true, Ordering::Relaxed);
             for family in ["ip", "ip6"] {
                 self.machine.network.ask("nft", &["add", "table", family, "kube-proxy"]);
@@ -96,7 +96,7 @@ impl Story {
         }
         // This machine cannot see the mounts and the hosts file of a sandbox.
         for (kind, found) in self.machine.left_over() {
-            let hidden = boxed && ["mounts", "hosts"].contains(&kind);
+            let hidden = sandboxed && ["mounts", "hosts"].contains(&kind);
             assert_eq!(found.is_empty(), hidden, "{kind}: {found:?}");
         }
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
@@ -140,24 +140,24 @@ impl Story {
             .is_some()
     }
 
-    pub(crate) async fn assert_gone(&self, said: &str) {
-        assert!(!self.has_pod().await, "it was evicted: {said}");
-        self.assert_left(said).await;
+    pub(crate) async fn assert_gone(&self, output: &str) {
+        assert!(!self.has_pod().await, "it was evicted: {output}");
+        self.assert_left(output).await;
     }
 
     /// Checks that everything is removed, without requiring a drain.
-    pub(crate) async fn assert_left(&self, said: &str) {
-        assert!(!self.has_node().await, "{said}");
-        assert!(!self.machine.root().exists(), "{said}");
+    pub(crate) async fn assert_left(&self, output: &str) {
+        assert!(!self.has_node().await, "{output}");
+        assert!(!self.machine.root().exists(), "{output}");
         for (kind, found) in self.machine.left_over() {
-            assert_eq!(found, [""; 0], "{kind}: {said}");
+            assert_eq!(found, [""; 0], "{kind}: {output}");
         }
         // The first Pod has enabled forwarding, and it stays enabled, except in a network of the
         // worker's own.
         let expected = u8::from(self.forwards.load(Ordering::Relaxed)).to_string();
         for setting in ["net.ipv4.ip_forward", "net.ipv4.conf.eth0.forwarding"] {
             let found = self.machine.network.ask("sysctl", &["-n", setting]);
-            assert_eq!(found.trim(), expected, "{setting}: {said}");
+            assert_eq!(found.trim(), expected, "{setting}: {output}");
         }
     }
 
@@ -177,14 +177,14 @@ async fn an_ephemeral_worker_leaves_nothing() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm"]);
-    story.let_in(&worker).await;
-    let words = worker.last_words();
+    story.wait_joined(&worker).await;
+    let words = worker.last_output();
     // The terminal of the worker is closed.
     worker.signal(Signal::HUP);
-    assert_eq!(worker.ended().await, Some(0), "{words}\n{}", worker.last_words());
-    let said = worker.said();
-    assert!(said.contains("the worker was removed from this machine"), "{said}");
-    story.assert_gone(&said).await;
+    assert_eq!(worker.ended().await, Some(0), "{words}\n{}", worker.last_output());
+    let output = worker.output();
+    assert!(output.contains("the worker was removed from this machine"), "{output}");
+    story.assert_gone(&output).await;
 }
 
 /// The time is long enough for admission on any machine.
@@ -193,9 +193,9 @@ async fn an_ephemeral_worker_ends_with_its_time() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm", "--ttl", "100s"]);
-    story.let_in(&worker).await;
-    assert_eq!(worker.ended().await, Some(0), "{}", worker.last_words());
-    story.assert_gone(&worker.said()).await;
+    story.wait_joined(&worker).await;
+    assert_eq!(worker.ended().await, Some(0), "{}", worker.last_output());
+    story.assert_gone(&worker.output()).await;
 }
 
 #[tokio::test]
@@ -203,20 +203,20 @@ async fn a_killed_worker_leaves_the_cluster() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm", "--ttl", "1h"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     worker.signal(Signal::KILL);
     assert_eq!(worker.ended().await, None);
     let until_then = Instant::now() + END_LIMIT;
     loop {
         let mut leave = story.machine.start("leave", &["leave"]);
-        let (code, said) = (leave.ended().await, leave.said());
+        let (code, output) = (leave.ended().await, leave.output());
         if code == Some(0) {
-            return story.assert_gone(&said).await;
+            return story.assert_gone(&output).await;
         }
         // The first worker exits by itself.
         assert!(
-            said.contains("is running, or another command changes it") && Instant::now() < until_then,
-            "{said}"
+            output.contains("is running, or another command changes it") && Instant::now() < until_then,
+            "{output}"
         );
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
@@ -251,11 +251,11 @@ async fn certificates_renew_by_themselves() {
             let renewals = of_node.count() - usize::from(signer == "kubelet-serving");
             assert!(renewals > 0, "{signer}: {renewals}");
         }
-        assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+        assert_eq!(worker.end().await, Some(0), "{}", worker.output());
     };
     story.sign_for(LIFETIME, renewed).await;
     // The worker has used the newest certificate.
-    assert!(!story.has_node().await, "{}", worker.said());
+    assert!(!story.has_node().await, "{}", worker.output());
 }
 
 /// Controllers that see the Node deleted assume that its Pods have stopped.
@@ -264,56 +264,56 @@ async fn a_worker_ends_when_its_node_is_removed() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     story.nodes.delete(NAME, &Default::default()).await.unwrap();
-    assert_eq!(worker.ended().await, Some(1), "{}", worker.last_words());
-    let said = worker.said();
+    assert_eq!(worker.ended().await, Some(1), "{}", worker.last_output());
+    let output = worker.output();
     assert!(
-        said.contains(&format!("Node {NAME} was removed from the cluster")),
-        "{said}"
+        output.contains(&format!("Node {NAME} was removed from the cluster")),
+        "{output}"
     );
     // No controller collects orphaned Pods in this test.
-    assert!(story.has_pod().await, "{said}");
-    story.assert_left(&said).await;
+    assert!(story.has_pod().await, "{output}");
+    story.assert_left(&output).await;
 }
 
 /// The worker is stopped for a while, like a laptop that was closed.
 #[tokio::test]
-async fn a_worker_that_was_silent_registers_again() {
+async fn a_worker_without_contact_registers_again() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let mut story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let first = story.nodes.get(NAME).await.unwrap().metadata.uid;
     worker.signal(Signal::STOP);
     story.remove_node().await;
     // A worker that learns of the removal within this time had contact.
-    tokio::time::sleep(SILENCE).await;
+    tokio::time::sleep(NO_CONTACT).await;
     worker.signal(Signal::CONT);
     story.machine.pods = "10.232.8.0/24";
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     assert!(
         worker
-            .said()
+            .output()
             .contains("removed while this machine did not reach the API server; registering a new Node"),
         "{}",
-        worker.said()
+        worker.output()
     );
     assert_serves_and_leaves(&story, &mut worker, first).await;
 }
 
 /// The kubelet registers a new Node after an upgrade or a crash.
 #[tokio::test]
-async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
+async fn a_worker_with_a_new_node_starts_over() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let mut story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let first = story.nodes.get(NAME).await.unwrap().metadata.uid;
     story.remove_node().await;
     until(&worker, "it sees that", END_LIMIT, async || {
         worker
-            .said()
+            .output()
             .contains("was deleted; restart this worker to register a new Node")
     })
     .await;
@@ -321,11 +321,11 @@ async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
     story.machine.pods = "10.232.8.0/24";
     until(&worker, "it begins anew", END_LIMIT, async || {
         worker
-            .said()
+            .output()
             .contains("the kubelet registered a new one; registering a new Node")
     })
     .await;
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     assert_serves_and_leaves(&story, &mut worker, first).await;
 }
 
@@ -333,10 +333,10 @@ async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
 async fn assert_serves_and_leaves(story: &Story, worker: &mut Worker, former: Option<String>) {
     assert_ne!(story.nodes.get(NAME).await.unwrap().metadata.uid, former);
     assert_eq!(story.ask_pod().trim(), NAME);
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
     let mut leave = story.machine.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    story.assert_gone(&leave.said()).await;
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
+    story.assert_gone(&leave.output()).await;
 }
 
 #[tokio::test]
@@ -344,24 +344,24 @@ async fn a_worker_that_is_ended_at_once_leaves_the_cluster() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     worker.signal(Signal::INT);
     until(&worker, "it ends", END_LIMIT, async || {
-        worker.said().contains("press Ctrl-C again to kill it")
+        worker.output().contains("press Ctrl-C again to kill it")
     })
     .await;
     worker.signal(Signal::INT);
-    assert_eq!(worker.ended().await, Some(1), "{}", worker.said());
-    story.assert_left(&worker.said()).await;
+    assert_eq!(worker.ended().await, Some(1), "{}", worker.output());
+    story.assert_left(&worker.output()).await;
 }
 
 /// Controllers that see the Node deleted may start its Pods elsewhere.
 #[tokio::test]
-async fn a_pod_that_may_not_go_ends_before_its_node() {
+async fn a_protected_pod_stops_before_its_node_is_deleted() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run_with("2s", &["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let budget = json!({
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "echo"},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "echo"}}},
@@ -375,55 +375,55 @@ async fn a_pod_that_may_not_go_ends_before_its_node() {
     assert_ne!(running(), 0, "control");
     worker.signal(Signal::TERM);
     until(&worker, "it gives up", END_LIMIT, async || {
-        worker.said().contains("some Pods are still on Node")
+        worker.output().contains("some Pods are still on Node")
     })
     .await;
     // The worker tries to delete the Node for a while.
     story.cluster.signal(Signal::STOP);
     until(&worker, "the Pod ends", END_LIMIT, async || running() == 0).await;
-    assert_eq!(worker.child.try_wait().unwrap(), None, "{}", worker.said());
-    assert!(!worker.said().contains("cannot delete Node"), "{}", worker.said());
+    assert_eq!(worker.child.try_wait().unwrap(), None, "{}", worker.output());
+    assert!(!worker.output().contains("cannot delete Node"), "{}", worker.output());
     story.cluster.signal(Signal::CONT);
-    assert_eq!(worker.ended().await, Some(0), "{}", worker.said());
+    assert_eq!(worker.ended().await, Some(0), "{}", worker.output());
     assert!(story.has_pod().await, "its budget has kept it");
-    story.assert_left(&worker.said()).await;
+    story.assert_left(&worker.output()).await;
 }
 
 #[tokio::test]
-async fn a_worker_goes_on_and_leaves() {
+async fn a_worker_continues_and_leaves() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     assert_eq!(story.ask_pod().trim(), NAME);
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
     assert_eq!(story.ask_pod().trim(), NAME, "Pods do not end with their worker");
     assert!(story.has_node().await);
 
     let mut other = story.machine.run(&["--rm"]);
-    assert_eq!(other.ended().await, Some(1), "{}", other.said());
+    assert_eq!(other.ended().await, Some(1), "{}", other.output());
     let taken = format!("belongs to the worker of Node {NAME}");
-    assert!(other.said().contains(&taken), "{}", other.said());
+    assert!(other.output().contains(&taken), "{}", other.output());
 
     let mut again = story.machine.start("again", &["run"]);
     let joined = format!("this machine is Node {NAME}");
     until(&again, "it goes on", JOIN_LIMIT, async || {
-        again.said().contains(&joined)
+        again.output().contains(&joined)
     })
     .await;
     let mut leave = story.machine.start("leave", &["leave"]);
     assert_eq!(leave.ended().await, Some(1));
     assert!(
-        leave.said().contains("is running, or another command changes it"),
+        leave.output().contains("is running, or another command changes it"),
         "{}",
-        leave.said()
+        leave.output()
     );
     assert_eq!(story.machine.hosts().lines().count(), 1, "{}", story.machine.hosts());
-    assert_eq!(again.end().await, Some(0), "{}", again.said());
+    assert_eq!(again.end().await, Some(0), "{}", again.output());
 
     let mut killed = story.machine.start("killed", &["leave"]);
     until(&killed, "it drains", JOIN_LIMIT, async || {
-        killed.said().contains("draining; Pods left")
+        killed.output().contains("draining; Pods left")
     })
     .await;
     killed.signal(Signal::KILL);
@@ -437,6 +437,6 @@ async fn a_worker_goes_on_and_leaves() {
     drop(lock);
 
     let mut leave = story.machine.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    story.assert_gone(&leave.said()).await;
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
+    story.assert_gone(&leave.output()).await;
 }

@@ -66,13 +66,13 @@ pub(crate) async fn until_reached(worker: &Worker, from: &Machine, address: &str
 }
 
 /// Lets only this address reach a Pod, so that a response proves the source address.
-fn admit_only(net: &str, address: &str) {
+fn allow_only(net: &str, address: &str) {
     let rule = format!(
         "add table inet t; add chain inet t c {{ type filter hook input priority filter; }}; \
          add rule inet t c tcp dport 8080 ip saddr != {address} drop"
     );
-    let (good, said) = run_in(net, "nft", &[&rule]);
-    assert!(good, "{said}");
+    let (good, output) = run_in(net, "nft", &[&rule]);
+    assert!(good, "{output}");
 }
 
 pub(crate) async fn join_both(
@@ -88,11 +88,11 @@ pub(crate) async fn join_both(
     }
 }
 
-async fn assert_left(machine: &Machine, client: &Client, said: &str) {
+async fn assert_left(machine: &Machine, client: &Client, output: &str) {
     let nodes = Api::<Node>::all(client.clone());
-    assert!(nodes.get_opt(machine.name).await.unwrap().is_none(), "{said}");
+    assert!(nodes.get_opt(machine.name).await.unwrap().is_none(), "{output}");
     for (kind, found) in machine.left_over() {
-        assert_eq!(found, [""; 0], "{kind}: {said}");
+        assert_eq!(found, [""; 0], "{kind}: {output}");
     }
 }
 
@@ -116,19 +116,19 @@ async fn pods_of_two_workers_reach_each_other() {
 
     let (here, there) = (pod_address(&client, "one").await, pod_address(&client, "two").await);
     until_reached(&first, &one, &there).await;
-    assert!(two.pod_reaches(&here), "and back: {}", second.last_words());
+    assert!(two.pod_reaches(&here), "and back: {}", second.last_output());
     // The worker reconciles its table once a minute.
     one.network.ask("nft", &["flush", "ruleset"]);
     until(&first, "the table is there again", MEET_LIMIT * 2, async || {
         one.network.ask("nft", &["list", "tables"]).contains("yoke-worker-")
     })
     .await;
-    admit_only(&two.pod_network(), &here);
+    allow_only(&two.pod_network(), &here);
     let before = one.sent();
     assert!(
         one.pod_reaches(&there),
         "it shows its own address: {}",
-        first.last_words()
+        first.last_output()
     );
     // The handshake, its response, and the query. Later packets may carry more than one message.
     assert!(one.sent() >= before + 3, "it went through the tunnel");
@@ -146,14 +146,14 @@ async fn pods_of_two_workers_reach_each_other() {
     });
     create(&client, "/api/v1/nodes", &evil).await;
     until(&first, "it is left out", MEET_LIMIT, async || {
-        let said = first.said();
-        said.contains("cannot reach Pods of Node evil: its Pod range overlaps the one of Node two")
+        let output = first.output();
+        output.contains("cannot reach Pods of Node evil: its Pod range overlaps the one of Node two")
     })
     .await;
     assert!(
         one.pod_reaches(&there),
         "the older one is right: {}",
-        first.last_words()
+        first.last_output()
     );
     let nodes = Api::<Node>::all(client.clone());
     nodes.delete("evil", &DeleteParams::default()).await.unwrap();
@@ -165,16 +165,16 @@ async fn pods_of_two_workers_reach_each_other() {
     assert!(!one.pod_reaches(&there), "there is no tunnel");
     let mut again = one.start("again", &["run"]);
     until(&again, "it goes on", JOIN_LIMIT, async || {
-        again.said().contains("this machine is Node one")
+        again.output().contains("this machine is Node one")
     })
     .await;
     until_reached(&again, &one, &there).await;
-    assert!(two.pod_reaches(&here), "and back: {}", again.last_words());
+    assert!(two.pod_reaches(&here), "and back: {}", again.last_output());
 
     // A worker that leaves and joins again with another key.
-    assert_eq!(second.end().await, Some(0), "{}", second.last_words());
-    assert!(!two.root().exists(), "{}", second.said());
-    assert_left(&two, &client, &second.said()).await;
+    assert_eq!(second.end().await, Some(0), "{}", second.last_output());
+    assert!(!two.root().exists(), "{}", second.output());
+    assert_left(&two, &client, &second.output()).await;
     until(&again, "its range is forgotten", MEET_LIMIT, async || {
         let routes = one.network.ask("ip", &["route"]);
         !routes.contains("10.232.8.")
@@ -188,12 +188,16 @@ async fn pods_of_two_workers_reach_each_other() {
     let there = pod_address(&client, "two").await;
     until_reached(&again, &one, &there).await;
 
-    assert_eq!(again.end().await, Some(0), "{}", again.said());
-    assert!(!one.has_device(), "{}", again.said());
+    assert_eq!(again.end().await, Some(0), "{}", again.output());
+    assert!(!one.has_device(), "{}", again.output());
     let mut leave = one.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
     // The network was up during the drain, so its Pod could have contacted the other one.
-    assert!(leave.said().contains("this machine is Node one"), "{}", leave.said());
-    assert!(!one.root().exists(), "{}", leave.said());
-    assert_left(&one, &client, &leave.said()).await;
+    assert!(
+        leave.output().contains("this machine is Node one"),
+        "{}",
+        leave.output()
+    );
+    assert!(!one.root().exists(), "{}", leave.output());
+    assert_left(&one, &client, &leave.output()).await;
 }

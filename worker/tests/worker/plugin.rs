@@ -25,7 +25,7 @@ const INSTALLER: &str = "installer";
 
 impl Story {
     /// Writes a token that disables the built-in Pod network.
-    fn forgo_network(&self) {
+    fn disable_pod_network(&self) {
         let token = JoinLine {
             pod_network: false,
             ..JoinLine::parse(&self.cluster.token).unwrap()
@@ -34,7 +34,7 @@ impl Story {
     }
 
     /// Returns the reason why the Node is not Ready.
-    async fn lack(&self) -> Option<String> {
+    async fn not_ready_reason(&self) -> Option<String> {
         let node = self.nodes.get_opt(NAME).await.unwrap()?;
         let conditions = node.status?.conditions?;
         let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready")?;
@@ -45,8 +45,9 @@ impl Story {
     /// Pods.
     async fn until_unconnected(&self, worker: &Worker) {
         until(worker, "its Node waits for a plugin", JOIN_LIMIT, async || {
-            let lack = self.lack().await.unwrap_or_default();
-            lack.starts_with("container runtime network not ready") && lack.contains("NetworkPluginNotReady")
+            let not_ready_reason = self.not_ready_reason().await.unwrap_or_default();
+            not_ready_reason.starts_with("container runtime network not ready")
+                && not_ready_reason.contains("NetworkPluginNotReady")
         })
         .await;
         until(worker, "it is let in", JOIN_LIMIT, async || {
@@ -54,7 +55,7 @@ impl Story {
         })
         .await;
         let configurations = std::fs::read_dir(self.machine.root().join("config/cni")).unwrap();
-        assert_eq!(configurations.count(), 0, "{}", worker.last_words());
+        assert_eq!(configurations.count(), 0, "{}", worker.last_output());
     }
 
     /// Checks that a network namespace has nothing of the built-in Pod network.
@@ -117,18 +118,18 @@ impl Story {
         })
         .await;
         until(worker, "its log is read", POD_LIMIT, async || {
-            let said = pods.logs(INSTALLER, &LogParams::default()).await.unwrap_or_default();
-            said.contains("supportedVersions")
+            let output = pods.logs(INSTALLER, &LogParams::default()).await.unwrap_or_default();
+            output.contains("supportedVersions")
         })
         .await;
     }
 }
 
 #[tokio::test]
-async fn a_plugin_connects_the_pods_of_a_box() {
+async fn a_plugin_connects_the_pods_of_a_sandbox() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
-    story.forgo_network();
+    story.disable_pod_network();
     let mut worker = story.machine.run(&["--rm"]);
     let connected = async {
         story.until_unconnected(&worker).await;
@@ -140,27 +141,27 @@ async fn a_plugin_connects_the_pods_of_a_box() {
     };
     story.sign_while(connected).await;
     assert!(
-        worker.said().contains("if this worker is killed, Node"),
+        worker.output().contains("if this worker is killed, Node"),
         "no reapAfter: {}",
-        worker.said()
+        worker.output()
     );
-    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
+    story.assert_gone(&worker.output()).await;
     assert!(story.machine.ask("ls", &[USUAL]).is_err(), "it was made for the box");
 }
 
 #[tokio::test]
-async fn a_worker_for_good_waits_for_no_plugin() {
+async fn join_does_not_wait_for_a_cni_plugin() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin_with(dir.path(), Init::Systemd).await;
-    story.forgo_network();
+    story.disable_pod_network();
     let mut join = story.machine.join_for_good();
     let code = story.sign_while(join.ended()).await;
-    assert_eq!(code, Some(0), "{}\n{}", join.said(), story.machine.journal());
+    assert_eq!(code, Some(0), "{}\n{}", join.output(), story.machine.journal());
     assert!(
-        join.said().contains("becomes Ready when a CNI plugin"),
+        join.output().contains("becomes Ready when a CNI plugin"),
         "{}",
-        join.said()
+        join.output()
     );
     let net = format!("/run/netns/{}", story.machine.network.namespace);
     story.sign_while(story.until_unconnected(&join)).await;
@@ -169,8 +170,8 @@ async fn a_worker_for_good_waits_for_no_plugin() {
     story.assert_no_network(&net);
 
     let mut leave = story.machine.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    assert!(!Path::new(&story.machine.root()).exists(), "{}", leave.said());
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
+    assert!(!Path::new(&story.machine.root()).exists(), "{}", leave.output());
     assert!(!story.has_pod().await && story.nodes.get_opt(NAME).await.unwrap().is_none());
     let links = story.machine.network.ask("ip", &["-brief", "link"]);
     assert!(links.contains(BRIDGE), "it is the plugin's: {links}");

@@ -51,13 +51,13 @@ impl Drop for Part {
 
 /// Certificates and files of a control plane that reaches its workers through agents, and calls
 /// other API servers.
-struct Doors {
+struct ControlPlaneFiles {
     dir: PathBuf,
     host: String,
     port: u16,
 }
 
-impl Doors {
+impl ControlPlaneFiles {
     fn make(dir: &Path, host: &str) -> Self {
         let front = Authority::new("front");
         let client = front.issue(&[], &[(DnType::CommonName, FRONT)], ExtendedKeyUsagePurpose::ClientAuth);
@@ -129,7 +129,7 @@ impl Doors {
     }
 
     /// Starts what the add-ons run on a worker.
-    fn furnish(&self, machine: &Machine, net: &Path, address: &str) -> [Part; 2] {
+    fn start_addon_programs(&self, machine: &Machine, net: &Path, address: &str) -> [Part; 2] {
         let agent = [
             format!("--proxy-server-host={}", self.host),
             format!("--proxy-server-port={}", self.port),
@@ -275,8 +275,8 @@ fn top(kubeconfig: &Path, what: &str) -> String {
 }
 
 /// Reports whether a line starts with the name, and has numbers for CPU and memory.
-fn has_usage(said: &str, name: &str) -> bool {
-    said.lines().any(|line| {
+fn has_usage(output: &str, name: &str) -> bool {
+    output.lines().any(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
         let number = |unit| {
             let mut numbers = words
@@ -293,7 +293,7 @@ async fn kubectl_top_knows_both_workers() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let (router, networks) = Network::make_two();
     let signers = (Authority::new("clients"), Authority::new("kubelets"));
-    let doors = Doors::make(dir.path(), &router.host);
+    let doors = ControlPlaneFiles::make(dir.path(), &router.host);
     let cluster = Cluster::start_with(dir.path(), &router.host, &signers.0, &signers.1, &doors.to_arguments()).await;
     let kubeconfig = doors.write_kubeconfig(&cluster);
     let _server = doors.serve();
@@ -314,30 +314,30 @@ async fn kubectl_top_knows_both_workers() {
     // Pod range's gateway.
     let (mut first, mut second) = (one.run(&[]), two.run(&["--rm"]));
     let machine = Path::new("/run/netns").join(&one.network.namespace);
-    let _near = doors.furnish(&one, &machine, &one.network.worker);
+    let _near = doors.start_addon_programs(&one, &machine, &one.network.worker);
     until(&second, "it has a network", JOIN_LIMIT, async || {
         two.own_network().is_some()
     })
     .await;
-    let _far = doors.furnish(&two, &two.own_network().unwrap(), "10.232.8.1");
+    let _far = doors.start_addon_programs(&two, &two.own_network().unwrap(), "10.232.8.1");
     join_both(&cluster.client, &signers, (&one, &first), (&two, &second)).await;
 
     turn_on(&cluster, &signers.1, &first, "one").await;
     // Each Node has a Pod of the same name.
     for what in ["nodes", "pods"] {
         let begun = Instant::now();
-        let mut said = top(&kubeconfig, what);
-        while !["one", "two"].iter().all(|name| has_usage(&said, name)) {
+        let mut output = top(&kubeconfig, what);
+        while !["one", "two"].iter().all(|name| has_usage(&output, name)) {
             assert!(
                 begun.elapsed() < JOIN_LIMIT,
-                "top {what:?}: {said}\n{}",
-                first.last_words()
+                "top {what:?}: {output}\n{}",
+                first.last_output()
             );
             tokio::time::sleep(Duration::from_millis(500)).await;
-            said = top(&kubeconfig, what);
+            output = top(&kubeconfig, what);
         }
     }
     for worker in [&mut first, &mut second] {
-        assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
+        assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
     }
 }

@@ -46,17 +46,17 @@ impl Story {
     /// Returns the upgrade status, the kubelet's version, and whether the Node is cordoned.
     async fn state(&self) -> (String, String, bool) {
         let node = self.seen().await;
-        let said = node.annotations().get(SAID).cloned().unwrap_or_default();
+        let output = node.annotations().get(SAID).cloned().unwrap_or_default();
         let version = node
             .status
             .and_then(|status| status.node_info)
             .map(|info| info.kubelet_version);
         let cordoned = node.spec.and_then(|spec| spec.unschedulable).unwrap_or_default();
-        (said, version.unwrap_or_default(), cordoned)
+        (output, version.unwrap_or_default(), cordoned)
     }
 
-    async fn until_said(&self, worker: &Worker, said: &str) {
-        until(worker, said, LIMIT, async || self.state().await.0.starts_with(said)).await;
+    async fn until_said(&self, worker: &Worker, output: &str) {
+        until(worker, output, LIMIT, async || self.state().await.0.starts_with(output)).await;
     }
 
     fn stage(&self) -> Option<String> {
@@ -72,16 +72,16 @@ impl Story {
         self.machine.start(name, &["run"])
     }
 
-    async fn assert_settled(&self, said: &str, version: &str, cordoned: bool, worker: &Worker) {
-        self.until_said(worker, said).await;
-        let (said, found, is_cordoned) = self.state().await;
+    async fn assert_settled(&self, output: &str, version: &str, cordoned: bool, worker: &Worker) {
+        self.until_said(worker, output).await;
+        let (output, found, is_cordoned) = self.state().await;
         assert_eq!(
             (found.as_str(), is_cordoned),
             (version, cordoned),
-            "{said}: {}",
-            worker.said()
+            "{output}: {}",
+            worker.output()
         );
-        assert!(self.machine.is_ready(&self.nodes).await, "{}", worker.last_words());
+        assert!(self.machine.is_ready(&self.nodes).await, "{}", worker.last_output());
     }
 
     /// Waits until temporary files are removed, at the end of an upgrade.
@@ -114,7 +114,7 @@ async fn a_kubelet_is_replaced() {
     let other = "v1.35.3";
     add_kubelet(&story.bundle(), other, &relabel_kubelet(OWN, other));
     let worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     story.assert_settled("v1.35.4 Done", OWN, false, &worker).await;
 
     keep_pods(&story).await;
@@ -125,10 +125,10 @@ async fn a_kubelet_is_replaced() {
     })
     .await;
     story.assert_settled("v1.35.3 Done", other, false, &worker).await;
-    assert!(!story.has_pod().await, "{}", worker.said());
-    let said = worker.said();
+    assert!(!story.has_pod().await, "{}", worker.output());
+    let output = worker.output();
     let (kept, deleted) = ("cannot evict Pod", "deleting the remaining Pods");
-    assert!(said.contains(kept) && said.contains(deleted), "{said}");
+    assert!(output.contains(kept) && output.contains(deleted), "{output}");
     assert!(!story.seen().await.annotations().contains_key(ASKED));
     story.assert_tidy(&worker).await;
 
@@ -138,7 +138,7 @@ async fn a_kubelet_is_replaced() {
     story.ask(Some(OWN), "1h").await;
     let worker = story.kill_at(worker, "Draining", "second").await;
     until(&worker, "it drains again", LIMIT, async || {
-        worker.said().contains("cannot evict Pod")
+        worker.output().contains("cannot evict Pod")
     })
     .await;
     assert_eq!(story.state().await.1, other);
@@ -151,13 +151,13 @@ async fn a_kubelet_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_does_not_do_is_put_back() {
+async fn a_kubelet_that_does_not_work_is_reverted() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let bad = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo Kubernetes v1.35.2\necho no luck today\nexit 1\n";
     add_kubelet(&story.bundle(), "v1.35.2", bad.as_bytes());
     let worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
 
     // The owner has cordoned the Node for another reason.
     story.change(&json!({"spec": {"unschedulable": true}})).await;
@@ -211,14 +211,14 @@ async fn a_kubelet_of_a_second_release_replaces_it() {
     let program = std::fs::read(crate::bundle::bin().join("kubelet-1.35.5")).unwrap();
     add_kubelet(&story.bundle(), other, &program);
     let worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     for version in [other, OWN] {
         story.ask(Some(version), "60s").await;
         story
             .assert_settled(&format!("{version} Done"), version, false, &worker)
             .await;
         story.assert_tidy(&worker).await;
-        assert!(!story.has_pod().await, "{}", worker.said());
+        assert!(!story.has_pod().await, "{}", worker.output());
         story.machine.run_pod(&worker, &story.client).await;
     }
 }

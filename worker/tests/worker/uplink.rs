@@ -145,7 +145,7 @@ async fn a_worker_has_a_network_of_its_own() {
     let before = machine.snapshot();
 
     let mut worker = machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let own = machine.own_network().expect("it has one");
     let number = std::fs::read_link(&own).unwrap();
     for program in ["kubelet", "containerd"] {
@@ -175,20 +175,20 @@ async fn a_worker_has_a_network_of_its_own() {
     assert_eq!(String::from_utf8(seen.unwrap().stdout).unwrap(), resolvers);
     assert_eq!(ask_name(&own, server).as_deref(), Some(QUESTION), "{resolvers}");
 
-    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
-    assert!(!machine.root().exists(), "{}", worker.said());
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
+    assert!(!machine.root().exists(), "{}", worker.output());
     assert_eq!(machine.snapshot(), before);
 }
 
 /// Another program flushes the firewall, or deletes the link.
 #[tokio::test]
-async fn a_way_out_that_is_removed_is_made_again() {
+async fn a_deleted_link_is_created_again() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let machine = &story.machine;
     let before = machine.snapshot();
     let mut worker = machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let own = machine.own_network().unwrap();
     let api = story.cluster.address;
     assert!(connect_in(&own, api).is_some(), "control");
@@ -207,8 +207,8 @@ async fn a_way_out_that_is_removed_is_made_again() {
         connect_in(&own, api).is_some()
     })
     .await;
-    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
+    story.assert_gone(&worker.output()).await;
     assert_eq!(machine.snapshot(), before);
 }
 
@@ -220,11 +220,11 @@ async fn a_folder_is_used_again_at_once() {
     machine.add_others();
     let before = machine.snapshot();
     let mut first = machine.run(&["--rm"]);
-    story.let_in(&first).await;
-    assert_eq!(first.end().await, Some(0), "{}", first.last_words());
+    story.wait_joined(&first).await;
+    assert_eq!(first.end().await, Some(0), "{}", first.last_output());
 
     let mut second = machine.run(&["--rm"]);
-    story.let_in(&second).await;
+    story.wait_joined(&second).await;
     let tables = machine.tables();
     assert_eq!(tables.len(), 1, "{tables:?}");
     kill_all(&second);
@@ -235,14 +235,14 @@ async fn a_folder_is_used_again_at_once() {
         machine.tables().is_disjoint(&tables) && machine.tables().len() == 1
     })
     .await;
-    story.let_in(&third).await;
+    story.wait_joined(&third).await;
     assert!(
         !machine.kubelet_log().contains("connection lost"),
         "{}",
-        third.last_words()
+        third.last_output()
     );
-    assert_eq!(third.end().await, Some(0), "{}", third.last_words());
-    assert!(!machine.root().exists(), "{}", third.said());
+    assert_eq!(third.end().await, Some(0), "{}", third.last_output());
+    assert!(!machine.root().exists(), "{}", third.output());
     assert_eq!(machine.snapshot(), before);
 }
 
@@ -254,7 +254,7 @@ async fn workers_are_side_by_side() {
     let kept = &story.machine;
     kept.network.ask("iptables", &["-P", "FORWARD", "DROP"]);
     let mut first = kept.run(&[]);
-    story.let_in(&first).await;
+    story.wait_joined(&first).await;
     let before = kept.snapshot();
     let (two, three) = (
         kept.make_room(("two", "10.232.8.0/24")),
@@ -274,19 +274,19 @@ async fn workers_are_side_by_side() {
     until_reached(&third, &three, &address).await;
     // The kubelet of another worker is reachable at its Node's address.
     let kubelet = format!("https://{}:10250/healthz", node_address(client, "three").await);
-    let (asked, said) = run_in(
+    let (asked, output) = run_in(
         &two.pod_network(),
         "curl",
         &["--silent", "--insecure", "--max-time", "5", &kubelet],
     );
-    assert!(asked && said.contains("Unauthorized"), "{said}");
+    assert!(asked && output.contains("Unauthorized"), "{output}");
     // Other hosts reach only the WireGuard port.
     let direct = format!("{}:10250", three.worker_address()).parse().unwrap();
     assert!(connect_in(&two.own_network().unwrap(), direct).is_none());
     let nodes = Api::<Node>::all(client.clone());
     while began.elapsed() < SILENT {
         for (machine, worker) in [(kept, &first), (&two, &second), (&three, &third)] {
-            assert!(machine.is_ready(&nodes).await, "{}", worker.last_words());
+            assert!(machine.is_ready(&nodes).await, "{}", worker.last_output());
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
@@ -305,20 +305,20 @@ async fn workers_are_side_by_side() {
             .own_network()
             .is_some_and(|own| connect_in(&own, story.cluster.address).is_some())
     );
-    assert_eq!(third.end().await, Some(0), "{}", third.last_words());
+    assert_eq!(third.end().await, Some(0), "{}", third.last_output());
     assert_eq!(kept.tables().len(), 1);
     let mut fourth = three.run(&["--rm"]);
     until(&fourth, "what was left is removed", JOIN_LIMIT, async || {
         kept.tables().is_disjoint(&tables) && kept.tables().len() == 1
     })
     .await;
-    assert_eq!(fourth.end().await, Some(0), "{}", fourth.last_words());
+    assert_eq!(fourth.end().await, Some(0), "{}", fourth.last_output());
     let mut leave = two.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
     // The permanent worker detects that the others have left.
     until(&first, "all is as before", END_LIMIT, async || {
         kept.snapshot() == before
     })
     .await;
-    assert_eq!(first.end().await, Some(0), "{}", first.last_words());
+    assert_eq!(first.end().await, Some(0), "{}", first.last_output());
 }

@@ -61,7 +61,7 @@ fn every_other_worker_is_a_peer() {
 }
 
 #[test]
-fn what_does_not_fit_is_left_out() {
+fn conflicting_nodes_get_no_tunnel() {
     let range = |text: &str| with(2, |seen| seen.ranges = vec![text.to_owned()]);
     let endpoint = |text: &str| with(2, |seen| seen.endpoint = Some(text.to_owned()));
     let older = || "older".to_owned();
@@ -227,7 +227,7 @@ fn the_older_node_is_right() {
 }
 
 #[test]
-fn there_are_not_too_many() {
+fn the_number_of_peers_is_bounded() {
     let all = (0..=PEERS_MAX).map(|number| {
         let [high, low] = u16::try_from(number).unwrap().to_be_bytes();
         let mut bytes = [1; 32];

@@ -174,7 +174,7 @@ fn a_node_is_ready_when_the_new_kubelet_says_so() {
 }
 
 #[test]
-fn a_kubelet_is_not_waited_for_without_end() {
+fn the_wait_for_a_kubelet_is_bounded() {
     let seen = see(node(OLD, NEW, ""));
     let mut progress = KubeletWait::default();
     for answer in 1..RESPONSES_MAX {
@@ -198,7 +198,7 @@ fn a_kubelet_is_not_waited_for_without_end() {
 }
 
 #[test]
-fn the_time_to_drain_is_what_the_node_says() {
+fn the_node_sets_the_drain_timeout() {
     for (text, seconds) in [("90s", 90), ("", 300), ("for ever", 300), ("9999h", 300)] {
         let mut node = node(OLD, NEW, "");
         node["metadata"]["annotations"][labels::DRAIN_TIMEOUT] = text.into();
