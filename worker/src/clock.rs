@@ -18,8 +18,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Returns how many seconds this clock is ahead of the API server's, or why that is unknown.
 pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
-    let asked = tokio::time::timeout(LIMIT, request_date(line)).await;
-    let date = asked.map_err(|_| {
+    let requested = tokio::time::timeout(LIMIT, request_date(line)).await;
+    let date = requested.map_err(|_| {
         let address = line.address.map(|address| format!(" ({address})"));
         format!(
             "no response from {}{} within {LIMIT:?}",

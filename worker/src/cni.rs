@@ -137,10 +137,10 @@ fn build_calls(cached: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
             input.insert("prevResult".to_owned(), result.clone());
         }
         let wanted = |key: &str| plugin.pointer(&format!("/capabilities/{key}")) == Some(&Value::Bool(true));
-        let given = cached.capability_args.iter().filter(|(key, _)| wanted(key));
-        let given: Map<_, _> = given.map(|(key, value)| (key.clone(), value.clone())).collect();
-        if !given.is_empty() {
-            input.insert("runtimeConfig".to_owned(), given.into());
+        let capabilities = cached.capability_args.iter().filter(|(key, _)| wanted(key));
+        let capabilities: Map<_, _> = capabilities.map(|(key, value)| (key.clone(), value.clone())).collect();
+        if !capabilities.is_empty() {
+            input.insert("runtimeConfig".to_owned(), capabilities.into());
         }
         input.remove("capabilities");
         Some(Call {

@@ -56,12 +56,12 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     } else {
         None
     };
-    let made = setup::set_up(&layout, &worker, line, &options.worker.machine.bundle).await;
+    let set_up = setup::set_up(&layout, &worker, line, &options.worker.machine.bundle).await;
     if !worker.ephemeral {
-        made?;
+        set_up?;
         return node_lifecycle::run_permanent(&layout, &worker, &mut signals).await;
     }
-    let ended = match &made {
+    let ended = match &set_up {
         Ok(()) => sandbox::run(&layout, &mut worker, options.ttl, &lock, &mut signals).await,
         Err(_) => Ok(()),
     };
@@ -77,7 +77,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     cleanup::remove_worker(&layout, &worker).await?;
     drop(port);
     progress("the worker was removed from this machine");
-    made.and(ended)
+    set_up.and(ended)
 }
 
 /// The command `leave`: runs the worker again, to drain it.

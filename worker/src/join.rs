@@ -230,20 +230,20 @@ async fn set_up_and_start(
     let (id, lock) = setup::claim_folder(layout).await?;
     let worker = setup::build_worker(name, id, Netns::current()?, line, &options.worker, false);
     let unit = Unit::new(layout, &worker.id);
-    let mut made = setup::set_up(layout, &worker, line, &options.worker.machine.bundle).await;
-    if made.is_ok() {
-        made = setup::install_self(layout).map_err(Error::from);
+    let mut set_up = setup::set_up(layout, &worker, line, &options.worker.machine.bundle).await;
+    if set_up.is_ok() {
+        set_up = setup::install_self(layout).map_err(Error::from);
     }
     // The process of the unit takes the lock.
     drop(lock);
-    if made.is_ok() {
-        made = tokio::select! {
+    if set_up.is_ok() {
+        set_up = tokio::select! {
             biased;
             () = signals.next() => Err(Error::Interrupted),
             started = start(&unit) => started,
         };
     }
-    match made {
+    match set_up {
         Ok(()) => Ok(worker),
         Err(error) => {
             if is_new {

@@ -172,7 +172,7 @@ pub(crate) async fn is_reaped(layout: &Layout, worker: &Worker) -> Option<bool> 
 /// - The worker had contact, so a user deleted the Node: continue until the kubelet is restarted,
 ///   registers a new Node, and the worker starts over.
 pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
-    let (mut was_there, mut last_contact) = (true, since_boot());
+    let (mut existed, mut last_contact) = (true, since_boot());
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         // Pods run even while the API is unreachable.
@@ -181,16 +181,16 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
         };
         let no_contact = since_boot().saturating_sub(last_contact);
         last_contact = since_boot();
-        if was_there && found.is_none() && !worker.ephemeral && no_contact >= NO_CONTACT_MIN {
+        if existed && found.is_none() && !worker.ephemeral && no_contact >= NO_CONTACT_MIN {
             return Error::RemovedWhileSilent(worker.name.clone());
         }
-        if was_there && found.is_none() && !worker.ephemeral {
+        if existed && found.is_none() && !worker.ephemeral {
             progress(&format!(
                 "Node {} was deleted; restart this worker to register a new Node",
                 worker.name
             ));
         }
-        was_there = found.is_some();
+        existed = found.is_some();
         if let Err(error) = check_node_exists(layout, worker, found) {
             return error;
         }

@@ -98,10 +98,10 @@ pub(crate) fn is_installed(unit: &Unit) -> Result<bool, Error> {
 pub(crate) async fn is_active(unit: &Unit) -> bool {
     // The exit status is 0 for active and reloading units. The output tells the other states apart.
     let mut command = systemctl(&["is-active", unit.name()]);
-    let said = tokio::time::timeout(LIMIT, command.output()).await;
-    let said = said.ok().and_then(Result::ok).map(|output| output.stdout);
+    let output_text = tokio::time::timeout(LIMIT, command.output()).await;
+    let output_text = output_text.ok().and_then(Result::ok).map(|output| output.stdout);
     matches!(
-        said.as_deref().map(<[u8]>::trim_ascii),
+        output_text.as_deref().map(<[u8]>::trim_ascii),
         Some(b"active" | b"activating" | b"reloading")
     )
 }

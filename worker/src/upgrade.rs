@@ -167,7 +167,7 @@ impl StepContext<'_> {
         let checked = KubernetesVersion::parse_build(&serves.git_version)
             .map_err(|error| error.to_string())
             .and_then(|api| bundle::check_skew(to, api).map_err(|error| format_chain(&error)));
-        let made = match checked {
+        let staged = match checked {
             Ok(()) => {
                 progress(&format!("upgrading the kubelet from {from} to {to}"));
                 source::stage(self.layout, &self.worker.bundle, to)
@@ -176,8 +176,8 @@ impl StepContext<'_> {
             }
             Err(why) => Err(why),
         };
-        let stage = if made.is_ok() { Stage::Draining } else { Stage::Failed };
-        if let Err(why) = &made {
+        let stage = if staged.is_ok() { Stage::Draining } else { Stage::Failed };
+        if let Err(why) = &staged {
             progress(&format!("the kubelet remains at {from}: {why}"));
         }
         // Read the Node again, because a user may have cordoned it meanwhile.
@@ -188,7 +188,7 @@ impl StepContext<'_> {
             to,
             cordoned: UpgradeNode::from_node(&node).cordoned,
             stage,
-            why: made.err(),
+            why: staged.err(),
         };
         record.write(self.layout)?;
         Ok(())

@@ -185,7 +185,7 @@ async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
         .env("PATH", PATH)
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    let said = match tokio::time::timeout(FILTER_LIMIT, command.output()).await {
+    let output_text = match tokio::time::timeout(FILTER_LIMIT, command.output()).await {
         Ok(Ok(output)) if output.status.success() => return Filter::Works,
         Ok(Ok(output)) => String::from_utf8_lossy(&output.stderr)
             .trim()
@@ -198,7 +198,7 @@ async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
     };
     Filter::Refused(format!(
         "{program}: {}",
-        said.chars().take(OUTPUT_MAX).collect::<String>()
+        output_text.chars().take(OUTPUT_MAX).collect::<String>()
     ))
 }
 
@@ -220,8 +220,8 @@ fn is_taken_by_udp(port: u16) -> bool {
 }
 
 fn observe_bundle(folder: &Path) -> Result<String, Fault> {
-    let whole = |count| format!("{count} files in {}", folder.display());
-    bundle::check_files(folder).map(whole).map_err(|error| Fault {
+    let describe = |count| format!("{count} files in {}", folder.display());
+    bundle::check_files(folder).map(describe).map_err(|error| Fault {
         to_do: error.hint(),
         found: format_chain(&error),
     })

@@ -81,10 +81,10 @@ async fn follow_watch(
             Event::InitApply(node) => drop(listed.insert(node.name_any(), extract(node))),
             Event::InitDone => {
                 listed_once = true;
-                let whole = Some(std::mem::take(&mut listed));
+                let complete = Some(std::mem::take(&mut listed));
                 known.send_if_modified(|nodes| {
-                    let differs = *nodes != whole;
-                    *nodes = whole;
+                    let differs = *nodes != complete;
+                    *nodes = complete;
                     differs
                 });
             }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_fields_of_a_node_are_extracted() {
-        let whole = node(json!({
+        let complete = node(json!({
             "metadata": {
                 "name": "a", "uid": "u1", "creationTimestamp": "2026-11-23T00:00:00Z",
                 "annotations": {labels::WIREGUARD_PUBLIC_KEY: "k", labels::WIREGUARD_ENDPOINT: "x".repeat(101)},
@@ -181,7 +181,7 @@ mod tests {
             key: Some("k".into()),
             endpoint: Some(String::new()),
         };
-        assert_eq!(extract(whole), expected);
+        assert_eq!(extract(complete), expected);
         let alone = node(json!({"metadata": {"name": "a"}, "spec": {"podCIDR": "10.1.2.0/24"}}));
         assert_eq!(extract(alone).ranges, ["10.1.2.0/24"]);
     }

@@ -39,7 +39,7 @@ pub(super) struct Tunnel {
 
 impl Tunnel {
     pub(super) async fn open(parts: &Parts<'_>) -> Result<Self, String> {
-        let said = |error: gotatun::device::Error| error.to_string();
+        let to_text = |error: gotatun::device::Error| error.to_string();
         let Parts { name, address, mtu, .. } = parts;
         let tun = TunDevice::from_name(name).map_err(|error| error.to_string())?;
         // No IPv6 link-local address: the device needs only this address, and no neighbor
@@ -55,9 +55,9 @@ impl Tunnel {
             .with_private_key(parts.secret.clone())
             .build()
             .await
-            .map_err(said)?;
+            .map_err(to_text)?;
         // A device that is built without peers opens its socket only when its port changes.
-        device.set_listen_port(parts.port).await.map_err(said)?;
+        device.set_listen_port(parts.port).await.map_err(to_text)?;
         Ok(Self {
             device,
             name: parts.name.to_owned(),

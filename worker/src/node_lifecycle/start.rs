@@ -125,8 +125,8 @@ async fn wait_containerd(layout: &Layout) -> Result<(), Error> {
 fn list_complete_images(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     // A partial copy, left by a killed worker, has a name that starts with a dot.
-    let whole = |entry: &fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
-    let mut images: Vec<_> = entries.filter(whole).map(|entry| entry.path()).collect();
+    let is_complete = |entry: &fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
+    let mut images: Vec<_> = entries.filter(is_complete).map(|entry| entry.path()).collect();
     images.sort();
     images
 }

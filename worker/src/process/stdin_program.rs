@@ -36,9 +36,9 @@ pub(crate) async fn call(program: &str, arguments: &[&str], input: &str) -> Resu
         Ok(Err(error)) => Err(format!("{program}: {error}")),
         Ok(Ok(output)) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         Ok(Ok(output)) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let said: String = said.trim().chars().take(OUTPUT_MAX).collect();
-            Err(format!("{program}: {said}"))
+            let output_text = String::from_utf8_lossy(&output.stderr);
+            let output_text: String = output_text.trim().chars().take(OUTPUT_MAX).collect();
+            Err(format!("{program}: {output_text}"))
         }
     }
 }

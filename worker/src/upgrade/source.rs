@@ -51,9 +51,9 @@ async fn try_stage(layout: &Layout, bundle: &Path, version: KubernetesVersion) -
     let copied = tokio::task::spawn_blocking(move || copy(&from, &to, version));
     copied.await.map_err(|error| SourceError::Copy(error.into()))??;
     sync(&layout.bin()).map_err(SourceError::Folder)?;
-    let said = kubelet_version::read_kubelet_version(&layout.binary(NEXT)).await;
-    match said {
-        Ok(said) if said == version => Ok(()),
+    let reported = kubelet_version::read_kubelet_version(&layout.binary(NEXT)).await;
+    match reported {
+        Ok(reported) if reported == version => Ok(()),
         Ok(_) => Err(SourceError::Missing {
             bundle: bundle.to_owned(),
             version,

@@ -128,8 +128,8 @@ pub(super) fn is_device(name: &str) -> bool {
 }
 
 fn parse(json: &str) -> Vec<Object> {
-    let said: Result<NftOutput, _> = serde_json::from_str(json);
-    said.map(|said| said.nftables).unwrap_or_default()
+    let parsed: Result<NftOutput, _> = serde_json::from_str(json);
+    parsed.map(|parsed| parsed.nftables).unwrap_or_default()
 }
 
 #[cfg(test)]
