@@ -47,7 +47,7 @@ mod tests {
         files::write(&layout.kubeconfig(), "", files::SECRET).unwrap();
         assert!(
             has_joined(&layout) && !has_valid_certificate(&layout),
-            "it waits to be let in"
+            "it waits for admission"
         );
         for (year, good) in [(2020, false), (4000, true)] {
             let key = KeyPair::generate().unwrap();

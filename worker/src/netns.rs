@@ -82,13 +82,13 @@ mod tests {
             network: (0, 0),
             ..current.clone()
         };
-        assert_eq!(elsewhere.find_file(&current), None, "it has gone");
+        assert_eq!(elsewhere.find_file(&current), None, "the namespace is deleted");
         let file = current.find_file(&elsewhere).unwrap();
         assert_eq!(identify(&file).unwrap(), current.network, "{}", file.display());
         let earlier = Netns {
             boot: "earlier".into(),
             ..elsewhere
         };
-        assert_eq!(current.find_file(&earlier), None, "it went with the boot");
+        assert_eq!(current.find_file(&earlier), None, "another boot");
     }
 }

@@ -431,7 +431,7 @@ mod tests {
             ("there", true, Some(seen("u1", &elsewhere)), "", "u1"),
             ("gone", true, None, "removed", "u1"),
             (
-                "made anew by its kubelet",
+                "registered again by its kubelet",
                 true,
                 Some(seen("u2", &here)),
                 "removed",
@@ -444,9 +444,9 @@ mod tests {
                 "replaced",
                 "u1",
             ),
-            ("gone, and it stays", false, None, "", "u1"),
+            ("removed, and it is permanent", false, None, "", "u1"),
             (
-                "made anew, and it stays",
+                "registered again, and it is permanent",
                 false,
                 Some(seen("u2", &here)),
                 "renewed",

@@ -334,10 +334,10 @@ mod tests {
         let second = lock_folder(&folder, &marker[1]).unwrap();
         drop(first);
         remove_created(&folder, &marker[0]);
-        assert!(folder.exists(), "the other box has mounted over it");
+        assert!(folder.exists(), "the other sandbox has it mounted");
         drop(second);
         remove_created(&folder, &marker[1]);
-        assert!(folder.exists(), "it was there before that box");
+        assert!(folder.exists(), "it existed before that sandbox");
         remove_created(&folder, &marker[0]);
         assert!(!folder.exists());
     }

@@ -114,7 +114,7 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
         }
         let expected = std::fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(text, expected, "{}; UPDATE=1 writes it anew", path.display());
+        assert_eq!(text, expected, "{}; UPDATE=1 rewrites it", path.display());
     }
 
     #[test]

@@ -12,7 +12,12 @@ fn pods_of_daemonsets_are_ignored() {
     let owner =
         |kind: &str| json!({"apiVersion": "apps/v1", "kind": kind, "name": "a", "uid": "u", "controller": true});
     for (rule, metadata, status, expected) in [
-        ("a Pod of nobody", json!({}), json!({"phase": "Running"}), Step::Evict),
+        (
+            "a Pod without an owner",
+            json!({}),
+            json!({"phase": "Running"}),
+            Step::Evict,
+        ),
         ("a Pod that waits", json!({}), json!({"phase": "Pending"}), Step::Evict),
         (
             "a Pod of a ReplicaSet",
@@ -157,7 +162,7 @@ async fn a_drain_ends_with_its_time() {
     drain(&client, NODE, 2 * POLL_INTERVAL).await;
     let asked = asked.lock().unwrap();
     let evictions = asked.iter().filter(|request| request.starts_with("POST")).count();
-    assert_eq!(evictions, 1, "a budget is not asked each second");
+    assert_eq!(evictions, 1, "a rejected eviction is not retried each second");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Reads the facts that [`preflight`](crate::preflight) checks from this machine.
+//! Reads the facts that [`preflight`](mod@crate::preflight) checks from this machine.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -139,7 +139,7 @@ mod tests {
             ("it was changed", "kernel/panic", "0"),
             ("it was changed", "vm/panic_on_oom", "2"),
             ("it was so before", "kernel/panic_on_oops", "1"),
-            ("somebody else changed it since", "vm/overcommit_memory", "2"),
+            ("another program has changed it since", "vm/overcommit_memory", "2"),
             ("it was not there before", "kernel/keys/root_maxkeys", "1000000"),
             ("others rely on it", "net/ipv4/ip_forward", "1"),
         ] {

@@ -200,7 +200,12 @@ mod tests {
             ("one to go back to is there", &[link], Stage::Replacing, "new"),
             ("the next one is there", &[link, swap], Stage::Replacing, "new"),
             ("it has to go back", &[link, swap], Stage::Reverting, "old"),
-            ("it has gone back", &[link, swap, back], Stage::Reverting, "old"),
+            (
+                "the previous kubelet is installed",
+                &[link, swap, back],
+                Stage::Reverting,
+                "old",
+            ),
             ("it drains", &[], Stage::Draining, "old"),
             ("it has failed", &[link, swap, back], Stage::Failed, "old"),
         ] {
@@ -213,7 +218,7 @@ mod tests {
             arrange_kubelet(&layout).unwrap();
             assert_eq!(kubelet(&layout), expected, "{rule}");
             arrange_kubelet(&layout).unwrap();
-            assert_eq!(kubelet(&layout), expected, "{rule}, once more");
+            assert_eq!(kubelet(&layout), expected, "{rule}, again");
             if stage == Stage::Replacing {
                 record(Stage::Reverting).write(&layout).unwrap();
                 arrange_kubelet(&layout).unwrap();

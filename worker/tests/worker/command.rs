@@ -281,7 +281,7 @@ fn a_worker_is_removed_where_it_was_made() {
     let number = |file: &str| std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino())).unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     while number(&net) == number("/proc/self/ns/net") {
-        assert!(Instant::now() < deadline, "the network is not made");
+        assert!(Instant::now() < deadline, "the network namespace does not exist");
         std::thread::park_timeout(Duration::from_millis(20));
     }
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();

@@ -105,9 +105,12 @@ async fn until_offered(story: &Story, worker: &Worker, resource: &str, count: &s
 async fn until_pod(story: &Story, worker: &Worker, name: &str, is_so: impl Fn(&Pod) -> bool) -> Pod {
     let pods = Api::<Pod>::default_namespaced(story.client.clone());
     let get = async || pods.get(name).await.unwrap();
-    until(worker, &format!("Pod {name} is so"), POD_LIMIT, async || {
-        is_so(&get().await)
-    })
+    until(
+        worker,
+        &format!("Pod {name} meets the condition"),
+        POD_LIMIT,
+        async || is_so(&get().await),
+    )
     .await;
     get().await
 }

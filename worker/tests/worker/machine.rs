@@ -465,7 +465,7 @@ fn boot(dir: &Path, network: &Network, init: Init) -> Child {
     let deadline = Instant::now() + BOOT_LIMIT;
     while !is_made() {
         let output = std::fs::read_to_string(dir.join("console.log")).unwrap();
-        assert!(Instant::now() < deadline, "the machine is not made: {output}");
+        assert!(Instant::now() < deadline, "the machine does not boot: {output}");
         std::thread::park_timeout(Duration::from_millis(20));
     }
     holder

@@ -232,7 +232,7 @@ async fn certificates_renew_by_themselves() {
         // The certificates of this moment have expired by then.
         let ended = Timestamp::now() + LIFETIME;
         let leases = Api::<Lease>::namespaced(story.client.clone(), "kube-node-lease");
-        until(&worker, "it is heard of later", JOIN_LIMIT, async || {
+        until(&worker, "its Lease is newer", JOIN_LIMIT, async || {
             let lease = leases.get_opt(NAME).await.unwrap();
             let heard = lease.and_then(|lease| lease.spec?.renew_time);
             heard.is_some_and(|time| time.0 > ended)
@@ -319,7 +319,7 @@ async fn a_worker_with_a_new_node_starts_over() {
     .await;
     story.machine.kill_kubelet();
     story.machine.pods = "10.232.8.0/24";
-    until(&worker, "it begins anew", END_LIMIT, async || {
+    until(&worker, "it starts over", END_LIMIT, async || {
         worker
             .output()
             .contains("the kubelet registered a new one; registering a new Node")
@@ -407,7 +407,7 @@ async fn a_worker_continues_and_leaves() {
 
     let mut again = story.machine.start("again", &["run"]);
     let joined = format!("this machine is Node {NAME}");
-    until(&again, "it goes on", JOIN_LIMIT, async || {
+    until(&again, "it continues", JOIN_LIMIT, async || {
         again.output().contains(&joined)
     })
     .await;
@@ -433,7 +433,7 @@ async fn a_worker_continues_and_leaves() {
         lock.try_lock().is_ok()
     })
     .await;
-    assert!(!story.machine.drains(), "nobody else may come in before");
+    assert!(!story.machine.drains(), "the lock is held until then");
     drop(lock);
 
     let mut leave = story.machine.start("leave", &["leave"]);

@@ -164,7 +164,7 @@ async fn pods_of_two_workers_reach_each_other() {
     until(&first, "its device goes", END_LIMIT, async || !one.has_device()).await;
     assert!(!one.pod_reaches(&there), "there is no tunnel");
     let mut again = one.start("again", &["run"]);
-    until(&again, "it goes on", JOIN_LIMIT, async || {
+    until(&again, "it continues", JOIN_LIMIT, async || {
         again.output().contains("this machine is Node one")
     })
     .await;

@@ -50,7 +50,7 @@ impl Story {
                 && not_ready_reason.contains("NetworkPluginNotReady")
         })
         .await;
-        until(worker, "it is let in", JOIN_LIMIT, async || {
+        until(worker, "it is admitted", JOIN_LIMIT, async || {
             !self.machine.root().join("config/bootstrap.kubeconfig").exists()
         })
         .await;
@@ -147,7 +147,10 @@ async fn a_plugin_connects_the_pods_of_a_sandbox() {
     );
     assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
     story.assert_gone(&worker.output()).await;
-    assert!(story.machine.ask("ls", &[USUAL]).is_err(), "it was made for the box");
+    assert!(
+        story.machine.ask("ls", &[USUAL]).is_err(),
+        "it was created for the sandbox"
+    );
 }
 
 #[tokio::test]

@@ -35,7 +35,7 @@ pub(crate) fn encode(fields: &Value) -> String {
 /// Returns the report of `preflight --json`.
 pub(crate) fn report(arguments: &[&str]) -> (Option<i32>, Value) {
     let (code, out, err) = call(&[&["preflight", "--json"], arguments].concat());
-    assert_eq!(err, "", "the table says it all");
+    assert_eq!(err, "", "the report is on standard output");
     (code, serde_json::from_str(&out).unwrap())
 }
 

@@ -89,7 +89,7 @@ pub(crate) async fn sign_all(client: Client, clients: &Authority, kubelets: &Aut
                     clients.sign(&text, ExtendedKeyUsagePurpose::ClientAuth, lifetime)
                 }
                 "kubernetes.io/kubelet-serving" => kubelets.sign(&text, ExtendedKeyUsagePurpose::ServerAuth, lifetime),
-                other => panic!("nobody signs {other}"),
+                other => panic!("no signer for {other}"),
             };
             let name = request.name_any();
             let approved = json!({"status": {"conditions": [

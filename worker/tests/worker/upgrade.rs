@@ -173,11 +173,7 @@ async fn a_kubelet_that_does_not_work_is_reverted() {
         )
         .await;
     assert_eq!(story.stage().as_deref(), Some("Failed"));
-    assert_eq!(
-        story.seen().await.annotations()[ASKED],
-        "v1.35.2",
-        "it says what was tried"
-    );
+    assert_eq!(story.seen().await.annotations()[ASKED], "v1.35.2", "the request stays");
     story.change(&json!({"spec": {"unschedulable": false}})).await;
 
     // Nothing changes for a version that is impossible.

@@ -206,7 +206,7 @@ fn the_older_node_is_right() {
             1,
         ),
         (
-            "by its name, when made in the same second",
+            "by its name, if created in the same second",
             nodes([
                 ("b", claim(1)),
                 (

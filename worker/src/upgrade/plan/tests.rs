@@ -53,28 +53,33 @@ fn status(text: &str) -> Step {
 fn each_step_follows_from_the_record_and_the_node() {
     for (rule, node, stage, expected) in [
         ("a new worker", node(OLD, "", ""), None, status("v1.35.4 Done")),
-        ("nothing is asked", node(OLD, "", "v1.35.4 Done"), None, Step::Nothing),
         (
-            "it says something else",
+            "nothing is requested",
+            node(OLD, "", "v1.35.4 Done"),
+            None,
+            Step::Nothing,
+        ),
+        (
+            "another status on the Node",
             node(OLD, "", "hm"),
             None,
             status("v1.35.4 Done"),
         ),
-        ("no kubelet has said anything", node("", NEW, ""), None, Step::Nothing),
+        ("no kubelet has registered", node("", NEW, ""), None, Step::Nothing),
         (
-            "what it has is asked",
+            "the installed version is requested",
             node(NEW, NEW, "v1.35.5 Done"),
             None,
             Step::ClearRequest("v1.35.5 Done".parse().unwrap()),
         ),
         (
-            "nonsense is asked",
+            "an invalid version is requested",
             node(OLD, "$(reboot)", "v1.35.4 Done"),
             None,
             Step::Nothing,
         ),
         (
-            "another is asked",
+            "another version is requested",
             node(OLD, NEW, "v1.35.4 Done"),
             None,
             Step::Prepare(version(NEW)),
@@ -86,19 +91,19 @@ fn each_step_follows_from_the_record_and_the_node() {
             Step::Drain(record(Stage::Draining)),
         ),
         (
-            "nobody asks any more",
+            "the request is withdrawn",
             node(OLD, "", "v1.35.5 Draining"),
             Some(Stage::Draining),
             Step::Cancel(record(Stage::Draining)),
         ),
         (
-            "another is asked meanwhile",
+            "another version is requested meanwhile",
             node(OLD, "v1.35.6", "v1.35.5 Draining"),
             Some(Stage::Draining),
             Step::Cancel(record(Stage::Draining)),
         ),
         (
-            "it is replaced, whoever asks",
+            "it is replaced, with or without a request",
             node(OLD, "", "v1.35.5 Replacing"),
             Some(Stage::Replacing),
             Step::Verify(record(Stage::Replacing)),
@@ -110,7 +115,7 @@ fn each_step_follows_from_the_record_and_the_node() {
             Step::VerifyPrevious(record(Stage::Reverting)),
         ),
         (
-            "it has failed, and nobody was told",
+            "it has failed, without a status on the Node",
             node(OLD, NEW, "v1.35.4 Done"),
             Some(Stage::Failed),
             status("v1.35.5 Failed: no room"),
@@ -128,7 +133,7 @@ fn each_step_follows_from_the_record_and_the_node() {
             Step::RemoveRecord,
         ),
         (
-            "it has failed, and another is asked",
+            "it has failed, and another version is requested",
             node(OLD, "v1.35.6", "v1.35.5 Failed: no room"),
             Some(Stage::Failed),
             Step::RemoveRecord,
@@ -151,18 +156,24 @@ fn a_node_is_ready_when_the_new_kubelet_says_so() {
     for (rule, seen, wanted, since, ready) in [
         ("it is", see(node(NEW, NEW, "")), NEW, at("09"), true),
         ("within the same second", see(node(NEW, NEW, "")), NEW, at("10.9"), true),
-        ("said by the one before", see(node(NEW, NEW, "")), NEW, at("11"), false),
+        (
+            "reported by the previous kubelet",
+            see(node(NEW, NEW, "")),
+            NEW,
+            at("11"),
+            false,
+        ),
         ("another version", see(node(OLD, NEW, "")), NEW, at("09"), false),
         ("not ready", unready, NEW, at("09"), false),
         (
-            "it does not say since when",
+            "without a heartbeat time",
             with(json!({"type": "Ready", "status": "True"})),
             NEW,
             at("09"),
             false,
         ),
         (
-            "it says nothing of it",
+            "without a Ready condition",
             with(json!({"type": "Other", "status": "True"})),
             NEW,
             at("09"),
