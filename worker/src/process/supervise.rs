@@ -268,7 +268,7 @@ mod tests {
         append(&service.log, lines.concat().as_bytes(), lines.concat().len());
         let log = service.log.display();
         let expected: Vec<_> = (4..=9).map(|number| format!("\n  x: [31mline {number}")).collect();
-        let expected = format!("x ended (exit status: 3); see {log}{}", expected.concat());
+        let expected = format!("x exited (exit status: 3); see {log}{}", expected.concat());
         assert_eq!(report(&service, "exit status: 3", before), expected);
         // The log was rotated meanwhile.
         fs::write(&service.log, "new\n").unwrap();
