@@ -169,7 +169,7 @@ impl WorkerOptions {
 
 #[derive(Args, Debug)]
 pub(crate) struct FolderOptions {
-    /// Folder that holds everything of the worker
+    /// Folder for all files of the worker
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     pub(crate) root: PathBuf,
 }
@@ -185,7 +185,7 @@ pub(crate) struct NodeOptions {
 
 #[derive(Args, Debug)]
 pub(crate) struct MachineOptions {
-    /// Folder that holds everything of the worker
+    /// Folder for all files of the worker
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     pub(crate) root: PathBuf,
     /// Folder with the kubelet and the other programs, and their SHA256SUMS

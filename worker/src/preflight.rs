@@ -83,7 +83,8 @@ fn inspect_capabilities(facts: &Facts) -> Row {
     }
     if lacking(&"CAP_SYS_RESOURCE") {
         let found = "missing CAP_SYS_RESOURCE";
-        let to_do = "none required; when memory runs out, the kernel does not prefer Pods over the worker's programs";
+        let to_do =
+            "no action required; when memory runs out, the kernel does not prefer Pods over the worker's programs";
         return Row::warning("capabilities", found, to_do);
     }
     Row::ok("capabilities", "sufficient")
