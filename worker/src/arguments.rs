@@ -8,30 +8,31 @@ use clap::{Args, Parser, Subcommand};
 use jiff::SignedDuration;
 use yoke_api::names::is_domain;
 
-use crate::gpus::Gpus;
+use crate::host::gpus::Gpus;
 use crate::limits::{Limits, parse_cpus, parse_memory};
 
-/// The worker's folder, unless another one is named.
+/// Default of `--root`, the worker's folder.
 pub(crate) const ROOT: &str = "/var/lib/yoke-worker";
-/// Where a package puts the programs.
+/// Default of `--bundle`: the folder where a package installs the programs.
 pub(crate) const BUNDLE: &str = "/usr/lib/yoke-worker";
-/// What a Cluster has unless its spec says otherwise.
+/// Default of `--cluster-dns`, equal to the default of a Cluster.
 const CLUSTER_DNS: &str = "10.96.0.10";
 const CLUSTER_DOMAIN: &str = "cluster.local";
-/// WireGuard's own, of a worker that stays.
+/// WireGuard's own default port, for a worker that stays.
 pub(crate) const WIREGUARD_PORT: u16 = 51820;
-/// The first one of workers that do not: one that stays may be stopped right now.
+/// First port that ephemeral workers try. It differs from `WIREGUARD_PORT`, because a permanent
+/// worker may be stopped only for now.
 pub(crate) const EPHEMERAL_PORT: u16 = WIREGUARD_PORT + 1;
-/// Nobody counts in more than a year.
+/// Upper bound for every duration option: one year.
 pub(crate) const LONGEST: Duration = Duration::from_hours(8760);
 
 const EXIT_CODES: &str = "Exit codes:
   0  done
-  1  refused or failed; standard error says why, and what may help
-  2  the command line is wrong
-  3  this machine cannot be a worker; the table says what is missing";
+  1  the command failed; standard error says why, and often how to fix it
+  2  invalid command line
+  3  this machine cannot be a worker; the table lists what is missing";
 
-/// Makes a machine a worker of a Kubernetes cluster that Yoke hosts.
+/// Turns a machine into a node of a Kubernetes cluster that Yoke hosts.
 #[derive(Parser, Debug)]
 #[command(name = "yoke-worker", version, after_help = EXIT_CODES)]
 #[command(
@@ -46,23 +47,24 @@ pub struct Arguments {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Say what is missing on this machine for a worker, and what to do about it
+    /// Check whether this machine can be a worker, and print how to fix what is missing
     Preflight(PreflightOptions),
     /// Run a worker until Ctrl-C or SIGTERM
     ///
-    /// Without --rm it stays a worker: call it again without a token, and it goes on. Its Pods run meanwhile.
+    /// Without --rm the machine stays a worker: run the command again without a token to continue.
+    /// Pods keep running meanwhile.
     Run(RunOptions),
-    /// Make a machine that systemd runs a worker for good
+    /// Make this machine a permanent worker, run by systemd
     ///
-    /// systemd starts the worker with the machine. Call it again, with a token of the same cluster or none, and it does what is
-    /// missing. `leave` undoes it.
+    /// systemd starts the worker at boot. Running the command again, with a token of the same
+    /// cluster or without one, completes what is missing. `leave` undoes it.
     Join(JoinOptions),
     /// Drain the worker, and remove it from the cluster and from this machine
     Leave(FolderOptions),
-    /// Process 1 of a worker that is run with --rm
+    /// Process 1 of a worker that runs with --rm
     #[command(hide = true)]
     Init(FolderOptions),
-    /// A worker's life
+    /// The worker's main process in the sandbox
     #[command(hide = true)]
     Node(NodeOptions),
 }
@@ -71,7 +73,8 @@ pub(crate) enum Command {
 pub(crate) struct PreflightOptions {
     #[command(flatten)]
     pub(crate) machine: MachineOptions,
-    /// Join token, or `-` for standard input: the clock is compared with that of its API
+    /// Join token, or `-` for standard input; the clock is then compared with the clock of the
+    /// token's API server
     #[arg(long)]
     pub(crate) token: Option<String>,
     /// File with the join token
@@ -88,13 +91,13 @@ pub(crate) struct RunOptions {
     pub(crate) join: TokenOptions,
     #[command(flatten)]
     pub(crate) worker: WorkerOptions,
-    /// Leave nothing behind when it ends: Pods, the Node and all files go
+    /// Remove everything on exit: Pods, the Node and all files
     #[arg(long, requires = "join")]
     pub(crate) rm: bool,
-    /// End it after this time, such as 2h or 90m
+    /// Exit after this time, such as 2h or 90m
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "rm")]
     pub(crate) ttl: Option<Duration>,
-    /// GPUs of the machine that Pods may have
+    /// GPUs of the machine that Pods may use
     #[arg(long, value_enum, default_value_t, requires = "rm")]
     pub(crate) gpus: Gpus,
 }
@@ -110,9 +113,11 @@ pub(crate) struct JoinOptions {
 #[derive(Args, Debug)]
 #[group(id = "join", multiple = false)]
 pub(crate) struct TokenOptions {
-    /// Join token, or `-` for standard input; nothing to go on as the worker that this machine is
+    /// Join token, or `-` for standard input; without a token, continue as the worker that this
+    /// machine already is
     ///
-    /// Everybody on the machine sees the arguments of a process as long as it runs: `-` and --token-file do not show it.
+    /// Every user of the machine can read the arguments of a running process. `-` and --token-file
+    /// do not expose the token.
     pub(crate) token: Option<String>,
     /// File with the join token
     #[arg(long, value_name = "FILE")]
@@ -123,13 +128,14 @@ pub(crate) struct TokenOptions {
 pub(crate) struct WorkerOptions {
     #[command(flatten)]
     pub(crate) machine: MachineOptions,
-    /// Name of the Node, if it is not the machine's
+    /// Name of the Node; default is the host name
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Address of the Node, if it is not that of the default route; with --rm, of this machine
+    /// Address of the Node; default is the address of the default route. With --rm: address of this
+    /// machine
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) node_ip: Option<IpAddr>,
-    /// Address where other workers reach this one, if it is not that of --node-ip
+    /// Address at which other workers reach this one; default is --node-ip
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) public_address: Option<IpAddr>,
     /// Address of the cluster's DNS Service
@@ -138,16 +144,16 @@ pub(crate) struct WorkerOptions {
     /// Domain of the cluster's Services
     #[arg(long, value_name = "NAME", default_value = CLUSTER_DOMAIN, value_parser = parse_domain)]
     pub(crate) cluster_domain: String,
-    /// How long Pods may take to go when it ends
+    /// How long Pods may take to terminate when the worker exits
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     pub(crate) drain_timeout: Duration,
-    /// Processors that the worker and its Pods may take together, such as 2 or 1.5; all of them if not given
+    /// CPUs that the worker and its Pods may use together, such as 2 or 1.5; default is all
     #[arg(long, value_name = "NUMBER", value_parser = parse_cpus)]
     pub(crate) cpus: Option<u32>,
-    /// Memory that the worker and its Pods may take together, such as 4Gi; all of it if not given
+    /// Memory that the worker and its Pods may use together, such as 4Gi; default is all
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub(crate) memory: Option<u64>,
-    /// Do not look first at what the machine lacks
+    /// Skip the preflight checks
     #[arg(long)]
     pub(crate) no_preflight: bool,
 }
@@ -163,7 +169,7 @@ impl WorkerOptions {
 
 #[derive(Args, Debug)]
 pub(crate) struct FolderOptions {
-    /// Folder of all that belongs to the worker
+    /// Folder for all files of the worker
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     pub(crate) root: PathBuf,
 }
@@ -172,24 +178,24 @@ pub(crate) struct FolderOptions {
 pub(crate) struct NodeOptions {
     #[command(flatten)]
     pub(crate) folder: FolderOptions,
-    /// Drain and end as soon as it runs
+    /// Drain the Node and exit as soon as the worker runs
     #[arg(long)]
     pub(crate) leave: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct MachineOptions {
-    /// Folder of all that belongs to the worker
+    /// Folder for all files of the worker
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     pub(crate) root: PathBuf,
-    /// Folder with the kubelet and the other programs, and a SHA256SUMS of them
+    /// Folder with the kubelet and the other programs, and their SHA256SUMS
     #[arg(long, value_name = "DIR", default_value = BUNDLE)]
     pub(crate) bundle: PathBuf,
-    /// Accept control groups of version 1, which Kubernetes gives up
+    /// Accept cgroup v1, which Kubernetes is removing
     #[arg(long)]
     pub(crate) allow_cgroup_v1: bool,
-    /// Port of UDP at which other workers reach this one: 51820 if not given, or with --rm the first one from 51821 on that
-    /// is free
+    /// UDP port at which other workers reach this one; default is 51820, with --rm the first free
+    /// port from 51821 on
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) wireguard_port: Option<u16>,
 }
@@ -217,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_consistent() {
         use clap::CommandFactory as _;
         Arguments::command().debug_assert();
     }

@@ -1,15 +1,17 @@
-//! A bundle: a folder with the programs of a worker, and a file `SHA256SUMS` as `sha256sum` writes it, which names them all.
+//! A bundle: a folder with the programs of a worker and a file `SHA256SUMS`, in the format of
+//! `sha256sum`, that lists them all.
 //!
 //! ```text
 //!  SHA256SUMS  kubelet  kubelet-v*  containerd  containerd-shim-runc-v2  ctr  runc  bridge  host-local  loopback  portmap  images/*.tar
 //!      │ parse (pure)                                                                                          │
-//!      └─▶ every file is copied into the worker's folder, and is there only if its digest is the one that is listed
+//!      └─▶ every file is copied into the worker's folder, and appears there only if its digest matches the list
 //! ```
+//! A bundle may have kubelets of several versions, named by version: `kubelet-v1.35.5`. Only one is
+//! installed, as `kubelet`.
+//! is installed, as `kubelet`.
 //!
-//! A bundle may have kubelets of more versions than one, each by its version: `kubelet-v1.35.5`. One is installed, as `kubelet`.
-//!
-//! Programs that are linked to nothing run on any machine; the bundle's maker sees to that. Images are for machines that reach
-//! no registry.
+//! Statically linked programs run on any machine; the maker of the bundle ensures that. Images are
+//! for machines without access to a registry.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,9 +26,11 @@ use yoke_api::KubernetesVersion;
 use crate::layout::Layout;
 use crate::root;
 
-/// The file that names all others.
+pub(crate) mod kubelet_version;
+
+/// The file that lists all others.
 pub(crate) const SUMS: &str = "SHA256SUMS";
-/// Without these there is no worker.
+/// Programs that every bundle must have.
 pub(crate) const PROGRAMS: &[&str] = &[
     "kubelet",
     "containerd",
@@ -40,81 +44,83 @@ pub(crate) const PROGRAMS: &[&str] = &[
 ];
 const IMAGES: &str = "images/";
 const KUBELET: &str = "kubelet";
-/// Before the version of one more kubelet.
+/// Prefix of a kubelet that is named by its version.
 const KUBELETS: &str = "kubelet-";
 
 const SUMS_MAX: u64 = 64 << 10;
 const FILES_MAX: usize = 200;
 const PIECE: usize = 1 << 16;
 
-/// A bundle cannot be used.
+/// The reason why a bundle cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     /// A file cannot be read or written.
     #[error("cannot {doing} {}", path.display())]
     File {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// There is none.
-    #[error("there is no bundle in {}: no file {SUMS}", .0.display())]
+    /// The folder has no bundle.
+    #[error("there is no bundle in {}: {SUMS} is missing", .0.display())]
     Absent(PathBuf),
-    /// A line of the list is not one of `sha256sum`.
-    #[error("line {0} of {SUMS} is not a digest and a file's name")]
+    /// A line of the list is not in the format of `sha256sum`.
+    #[error("line {0} of {SUMS} is not a SHA-256 digest followed by a file name")]
     Line(usize),
-    /// The list is longer than that of any bundle.
-    #[error("{SUMS} is too long")]
+    /// The list has more lines than any bundle has files.
+    #[error("{SUMS} has more than {FILES_MAX} lines")]
     Long,
-    /// A file is named twice.
-    #[error("{SUMS} names {0} twice")]
+    /// The list has a file twice.
+    #[error("{SUMS} lists {0} twice")]
     Twice(String),
-    /// A program is not named.
-    #[error("{SUMS} does not name {0}")]
+    /// The list lacks a program.
+    #[error("{SUMS} does not list {0}")]
     Missing(&'static str),
-    /// A file is not what the list says.
-    #[error("the digest of {0} is not the one in {SUMS}")]
+    /// The digest of a file does not match the list.
+    #[error("the digest of {0} differs from the one in {SUMS}")]
     Digest(String),
-    /// Somebody else may change a file.
-    #[error("{} is no plain file that only root, or the one who runs this, may write", .0.display())]
+    /// Another user may change a file.
+    #[error("{} must be a regular file that only root or the current user can write", .0.display())]
     Writable(PathBuf),
-    /// The kubelet does not tell its version.
-    #[error("the bundle's kubelet does not say its version: {0:?}")]
+    /// The version of the kubelet cannot be read.
+    #[error("cannot parse the version that the bundle's kubelet prints: {0:?}")]
     Version(String),
-    /// The kubelet and the API do not go together.
-    #[error("the kubelet is {kubelet}, and the API {api}: it must not be newer, nor more than three minors older")]
+    /// Kubernetes does not support this combination of kubelet and API server.
+    #[error(
+        "kubelet {kubelet} does not support API server {api}: the kubelet must not be newer, nor more than three minor versions older"
+    )]
     Skew {
         /// Version of the kubelet.
         kubelet: KubernetesVersion,
-        /// Version of the API.
+        /// Version of the API server.
         api: KubernetesVersion,
     },
 }
 
 impl BundleError {
-    /// What can be done about it.
+    /// Returns advice for the user.
     pub(crate) fn hint(&self) -> &'static str {
         match self {
             Self::Absent(_) => {
-                "name its folder with --bundle, or bring one here: `make images` in Yoke's repository makes one for Debian 12, \
-                 .dev/bundle, and the image of yoke-worker has one (README, Workers)"
+                "name the bundle's folder with --bundle, or copy a bundle here: `make images` in Yoke's repository builds one \
+                 for Debian 12 in .dev/bundle, and the yoke-worker image contains one (README, Workers)"
             }
-            Self::Skew { .. } => "get a bundle for the API's version",
+            Self::Skew { .. } => "get a bundle for the version of the API server",
             Self::Writable(_) => {
-                "`chown -R root:` and `chmod -R go-w` make the bundle yours alone, if you trust what is in it"
+                "if you trust the content of the bundle, run `chown -R root:` and `chmod -R go-w` on its folder"
             }
-            _ => "get the bundle again; `sha256sum -c SHA256SUMS` in it says what is damaged",
+            _ => "download the bundle again; `sha256sum -c SHA256SUMS` in its folder lists the corrupt files",
         }
     }
 }
 
 pub(crate) type Sums = BTreeMap<String, [u8; 32]>;
 
-/// Reads the list: only names that stay in the folder, and all programs among them.
+/// Parses the list. Every name must stay in the folder, and no program may be missing.
 fn parse_sums(text: &str) -> Result<Sums, BundleError> {
     let mut sums = Sums::new();
     for (index, line) in text.lines().enumerate() {
@@ -132,7 +138,7 @@ fn parse_sums(text: &str) -> Result<Sums, BundleError> {
     }
 }
 
-/// `<digest>  <name>`, or ` *` between them for a binary file.
+/// Parses `<digest>  <name>`; a binary file has ` *` between them.
 fn parse_line(line: &str) -> Option<(&str, [u8; 32])> {
     let (digest, name) = line.split_once(' ')?;
     let name = name.strip_prefix([' ', '*'])?;
@@ -144,7 +150,7 @@ fn parse_line(line: &str) -> Option<(&str, [u8; 32])> {
     good.then_some((name, digest.try_into().ok()?))
 }
 
-/// Whether the two go together.
+/// Checks the version skew that Kubernetes supports.
 pub(crate) fn check_skew(kubelet: KubernetesVersion, api: KubernetesVersion) -> Result<(), BundleError> {
     if kubelet.may_join(api) {
         Ok(())
@@ -153,22 +159,15 @@ pub(crate) fn check_skew(kubelet: KubernetesVersion, api: KubernetesVersion) -> 
     }
 }
 
-/// `Kubernetes v1.35.4`, as the kubelet says.
-pub(crate) fn parse_version(said: &str) -> Result<KubernetesVersion, BundleError> {
-    let wrong = || BundleError::Version(said.chars().take(80).collect());
-    let version = said.trim().strip_prefix("Kubernetes ").ok_or_else(wrong)?;
-    KubernetesVersion::parse_build(version).map_err(|_| wrong())
-}
-
-/// The kubelet that a bundle names by this version; else the one that it does not say the version of.
+/// Finds the kubelet that is named by this version, or else the one without a version in its name.
 pub(crate) fn find_kubelet(sums: &Sums, version: KubernetesVersion) -> Option<(&str, &[u8; 32])> {
     let named = sums.get_key_value(&format!("{KUBELETS}{version}"));
     let found = named.or_else(|| sums.get_key_value(KUBELET));
     found.map(|(name, digest)| (name.as_str(), digest))
 }
 
-/// Copies the bundle into the worker's folder, with the kubelet for this version of the API. What is there and whole is left
-/// alone.
+/// Copies the bundle into the worker's folder, with the kubelet for this version of the API server.
+/// Intact files are not copied again.
 pub(crate) fn install(bundle: &Path, layout: &Layout, api: KubernetesVersion) -> Result<(), BundleError> {
     let sums = read_sums(bundle)?;
     let kubelet = find_kubelet(&sums, api);
@@ -179,15 +178,16 @@ pub(crate) fn install(bundle: &Path, layout: &Layout, api: KubernetesVersion) ->
             None if name == KUBELET || name.starts_with(KUBELETS) => continue,
             None => (layout.binary(name), 0o755),
         };
-        if !is_whole(&to, digest) {
+        if !has_digest(&to, digest) {
             copy(&bundle.join(name), &to, mode, name, digest)?;
         }
     }
     Ok(())
 }
 
-/// Looks whether a bundle is there with all files that it names, and counts these. What is in them is seen when they are copied.
-pub(crate) fn look(bundle: &Path) -> Result<usize, BundleError> {
+/// Checks that the bundle has all listed files, and counts them. Their digests are checked when
+/// they are copied.
+pub(crate) fn check_files(bundle: &Path) -> Result<usize, BundleError> {
     let sums = read_sums(bundle)?;
     for name in sums.keys() {
         open(&bundle.join(name), OFlags::empty())?;
@@ -211,12 +211,12 @@ pub(crate) fn read_sums(bundle: &Path) -> Result<Sums, BundleError> {
     parse_sums(&text)
 }
 
-/// Opens a file that nobody else may change.
+/// Opens a file that no other user may change.
 fn open(path: &Path, flags: OFlags) -> Result<fs::File, BundleError> {
     let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     let file = fs::File::from(opened.map_err(|error| failed("read", path)(error.into()))?);
-    let meta = file.metadata().map_err(failed("look at", path))?;
+    let meta = file.metadata().map_err(failed("inspect", path))?;
     if meta.is_file() && root::is_owned(&meta) {
         Ok(file)
     } else {
@@ -224,17 +224,17 @@ fn open(path: &Path, flags: OFlags) -> Result<fs::File, BundleError> {
     }
 }
 
-fn is_whole(file: &Path, digest: &[u8; 32]) -> bool {
+fn has_digest(file: &Path, digest: &[u8; 32]) -> bool {
     fs::File::open(file)
-        .and_then(|file| pour(file, &mut io::sink()))
+        .and_then(|file| copy_hashed(file, &mut io::sink()))
         .is_ok_and(|found| found == *digest)
 }
 
-/// What is checked is what was written: the bundle may change while it is read.
+/// Copies a file, and hashes the bytes that it writes: the bundle may change meanwhile.
 pub(crate) fn copy(from: &Path, to: &Path, mode: u32, name: &str, digest: &[u8; 32]) -> Result<(), BundleError> {
     let partial = to.with_file_name(format!(".{}.partial", to.file_name().unwrap_or_default().display()));
     let _ = fs::remove_file(&partial);
-    // It may be a link of the owner's; where that leads is held against the digest.
+    // The source may be a symbolic link of the owner. Its content is checked by the digest.
     let source = open(from, OFlags::empty())?;
     let mut options = fs::OpenOptions::new();
     let mut target = options
@@ -243,21 +243,21 @@ pub(crate) fn copy(from: &Path, to: &Path, mode: u32, name: &str, digest: &[u8; 
         .mode(mode)
         .open(&partial)
         .map_err(failed("write", &partial))?;
-    let poured = pour(source, &mut target).and_then(|found| target.sync_all().map(|()| found));
+    let copied = copy_hashed(source, &mut target).and_then(|found| target.sync_all().map(|()| found));
     drop(target);
-    let checked = poured.map_err(failed("copy", from)).and_then(|found| {
+    let checked = copied.map_err(failed("copy", from)).and_then(|found| {
         let same = found == *digest;
         same.then_some(()).ok_or_else(|| BundleError::Digest(name.to_owned()))
     });
     checked
         .and_then(|()| fs::rename(&partial, to).map_err(failed("write", to)))
         .inspect_err(|_| {
-            // Nobody reads a partial file; the next copy removes it as well.
+            // No program reads a partial file, and the next copy removes it as well.
             let _ = fs::remove_file(&partial);
         })
 }
 
-fn pour(mut from: impl Read, to: &mut impl Write) -> io::Result<[u8; 32]> {
+fn copy_hashed(mut from: impl Read, to: &mut impl Write) -> io::Result<[u8; 32]> {
     let mut hash = Sha256::new();
     let mut piece = vec![0; PIECE];
     loop {

@@ -1,4 +1,5 @@
-//! Asks the API what time it is there: with the CA of the token and no other, and without the token's secret.
+//! Compares this machine's clock with the API server's. The request trusts only the CA of the
+//! token, and does not send the token's secret.
 
 use std::time::Duration;
 
@@ -10,44 +11,45 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use yoke_api::join_token::JoinLine;
 
-use crate::hosts;
+use crate::error_chain::format_chain;
+use crate::host::etc_hosts;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How many seconds this clock is ahead of the API's, or why that is not known.
+/// Returns how many seconds this clock is ahead of the API server's, or why that is unknown.
 pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
-    let asked = tokio::time::timeout(LIMIT, ask_date(line)).await;
-    let date = asked.map_err(|_| {
+    let requested = tokio::time::timeout(LIMIT, request_date(line)).await;
+    let date = requested.map_err(|_| {
         let address = line.address.map(|address| format!(" ({address})"));
         format!(
-            "no answer from {}{} within {LIMIT:?}",
+            "no response from {}{} within {LIMIT:?}",
             line.server,
             address.unwrap_or_default()
         )
     })??;
-    skew(&date, Timestamp::now()).ok_or_else(|| "its answer has no date".to_owned())
+    skew(&date, Timestamp::now()).ok_or_else(|| "the response has no Date header".to_owned())
 }
 
-async fn ask_date(line: &JoinLine) -> Result<String, String> {
+async fn request_date(line: &JoinLine) -> Result<String, String> {
     let certificates = CertificateDer::pem_slice_iter(line.ca.as_bytes()).collect::<Result<Vec<_>, _>>();
-    let certificates = certificates.map_err(|error| format!("the CA of the token: {error}"))?;
-    let client = connect(line, &certificates).map_err(|error| to_line(&error))?;
-    // Whoever may see it: an answer is an answer.
+    let certificates = certificates.map_err(|error| format!("cannot parse the CA in the join token: {error}"))?;
+    let client = connect(line, &certificates).map_err(|error| format_chain(&error))?;
+    // The status of the response does not matter: every response has a date.
     let request = http::Request::get("/version")
         .body(Body::empty())
-        .map_err(|error| to_line(&error))?;
-    let answer = client.send(request).await.map_err(|error| to_line(&error))?;
+        .map_err(|error| format_chain(&error))?;
+    let answer = client.send(request).await.map_err(|error| format_chain(&error))?;
     let date = answer.headers().get(DATE).and_then(|date| date.to_str().ok());
     Ok(date.unwrap_or_default().to_owned())
 }
 
-/// A client that trusts the token's CA alone, and says nothing of who it is.
+/// Returns a client that trusts the token's CA alone, and is unauthenticated.
 fn connect(line: &JoinLine, certificates: &[CertificateDer<'_>]) -> Result<Client, kube::Error> {
     let url = format!("https://{}", line.server)
         .parse()
         .expect("a checked name and port are a URL");
     let mut config = Config::new(url);
-    hosts::dial(&mut config, &line.server, line.address);
+    etc_hosts::set_server_address(&mut config, &line.server, line.address);
     config.root_cert = Some(certificates.iter().map(|certificate| certificate.to_vec()).collect());
     Client::try_from(config)
 }
@@ -55,21 +57,6 @@ fn connect(line: &JoinLine, certificates: &[CertificateDer<'_>]) -> Result<Clien
 fn skew(date: &str, now: Timestamp) -> Option<i64> {
     let there = rfc2822::parse(date).ok()?.timestamp();
     Some(now.as_second().saturating_sub(there.as_second()))
-}
-
-/// An error with its causes.
-pub(crate) fn to_line(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Several libraries repeat their source in their own text.
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

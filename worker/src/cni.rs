@@ -1,6 +1,8 @@
-//! Takes Pods off the network as containerd would, for those that end with their worker: addresses, rules and links go.
+//! Disconnects Pods from the network as containerd would, for Pods that end with their worker:
+//! addresses, rules and links disappear.
 //!
-//! libcni keeps a note of each attachment; a plugin that is called with it removes what it has made.
+//! libcni caches the result of each attachment in a file. A plugin that is called with the cached
+//! data removes what it has created.
 
 use std::fs;
 use std::io::Read as _;
@@ -12,27 +14,27 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::process::Command;
 
-use crate::feed::feed;
 use crate::id::Id;
-use crate::machine::PATH;
+use crate::process::programs::PATH;
+use crate::process::stdin_program::run_with_input;
 
-/// Where libcni keeps its notes, whatever it is told.
-pub(crate) const NOTES: &str = "/var/lib/cni/results";
-const NOTE_MAX: u64 = 1 << 20;
+/// Folder of libcni's cached results, which cannot be configured.
+pub(crate) const RESULTS_FOLDER: &str = "/var/lib/cni/results";
+const RESULT_MAX: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(20);
-/// Of all calls together.
+/// Timeout for all calls together.
 pub(crate) const ALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// What libcni notes, as of its version 1.
+/// A cached result, as libcni 1 writes it.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Note {
+struct CachedResult {
     container_id: String,
     if_name: String,
     network_name: String,
     #[serde(default)]
     netns: String,
-    /// The list of plugins, in base64.
+    /// The CNI network configuration list, in base64.
     config: String,
     #[serde(default)]
     cni_args: Vec<(String, String)>,
@@ -41,7 +43,7 @@ struct Note {
     result: Option<Value>,
 }
 
-/// One plugin's call.
+/// A call of one plugin.
 #[derive(Debug, PartialEq)]
 struct Call {
     plugin: String,
@@ -49,32 +51,34 @@ struct Call {
     input: String,
 }
 
-/// Takes every Pod off the worker's network, by the notes in a folder. Says what could not be done.
-pub(crate) async fn detach_all(bin: &Path, notes: &Path, id: &Id) -> Vec<String> {
+/// Disconnects every Pod from the worker's network, by the cached results in a folder. Returns the
+/// failures.
+pub(crate) async fn detach_all(bin: &Path, results: &Path, id: &Id) -> Vec<String> {
     let mut faults = Vec::new();
     let network = id.network();
-    let all = detach_each(bin, notes, &network, &mut faults);
+    let all = detach_each(bin, results, &network, &mut faults);
     if tokio::time::timeout(ALL_LIMIT, all).await.is_err() {
-        faults.push(format!("no end of all within {ALL_LIMIT:?}"));
+        faults.push(format!("the CNI plugins did not finish within {ALL_LIMIT:?}"));
     }
     faults
 }
 
-async fn detach_each(bin: &Path, notes: &Path, network: &str, faults: &mut Vec<String>) {
-    for path in list(notes, network) {
-        // The name of a note tells no networks apart of which one's name begins with the other's.
+async fn detach_each(bin: &Path, results: &Path, network: &str, faults: &mut Vec<String>) {
+    for path in list(results, network) {
+        // The file name is not enough: the name of another network may start with this network's
+        // name.
         let Some(calls) = read(&path).and_then(|text| build_calls(&text, network, bin)) else {
             continue;
         };
-        let mut whole = true;
+        let mut succeeded = true;
         for call in calls {
             if let Err(why) = run(&call, bin).await {
                 faults.push(format!("{}: {why}", call.plugin));
-                whole = false;
+                succeeded = false;
             }
         }
-        if whole {
-            // What is left of a note is read by nobody who minds.
+        if succeeded {
+            // A file that cannot be removed is harmless: no later call depends on it.
             let _ = fs::remove_file(&path);
         }
     }
@@ -93,30 +97,30 @@ fn read(path: &Path) -> Option<String> {
     let mut text = String::new();
     fs::File::open(path)
         .ok()?
-        .take(NOTE_MAX)
+        .take(RESULT_MAX)
         .read_to_string(&mut text)
         .ok()?;
     Some(text)
 }
 
-/// The calls that undo an attachment: the plugins in reverse order, each with what it was called with. Nothing for a note of
-/// another network, or one that is none. Pure.
-fn build_calls(note: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
-    let note: Note = serde_json::from_str(note).ok()?;
-    let list: Value = serde_json::from_slice(&BASE64.decode(note.config.as_bytes()).ok()?).ok()?;
-    if note.network_name != network {
+/// Builds the calls that undo an attachment: the plugins in reverse order, each with its original
+/// input. Returns `None` for a result of another network, or one that cannot be parsed. Pure.
+fn build_calls(cached: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
+    let cached: CachedResult = serde_json::from_str(cached).ok()?;
+    let list: Value = serde_json::from_slice(&BASE64.decode(cached.config.as_bytes()).ok()?).ok()?;
+    if cached.network_name != network {
         return None;
     }
-    let arguments: Vec<_> = note
+    let arguments: Vec<_> = cached
         .cni_args
         .iter()
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     let environment = vec![
         ("CNI_COMMAND", "DEL".to_owned()),
-        ("CNI_CONTAINERID", note.container_id.clone()),
-        ("CNI_NETNS", note.netns.clone()),
-        ("CNI_IFNAME", note.if_name.clone()),
+        ("CNI_CONTAINERID", cached.container_id.clone()),
+        ("CNI_NETNS", cached.netns.clone()),
+        ("CNI_IFNAME", cached.if_name.clone()),
         ("CNI_ARGS", arguments.join(";")),
         ("CNI_PATH", bin.display().to_string()),
     ];
@@ -129,14 +133,14 @@ fn build_calls(note: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
         for key in ["cniVersion", "name"] {
             input.insert(key.to_owned(), list.get(key)?.clone());
         }
-        if let Some(result) = &note.result {
+        if let Some(result) = &cached.result {
             input.insert("prevResult".to_owned(), result.clone());
         }
         let wanted = |key: &str| plugin.pointer(&format!("/capabilities/{key}")) == Some(&Value::Bool(true));
-        let given = note.capability_args.iter().filter(|(key, _)| wanted(key));
-        let given: Map<_, _> = given.map(|(key, value)| (key.clone(), value.clone())).collect();
-        if !given.is_empty() {
-            input.insert("runtimeConfig".to_owned(), given.into());
+        let capabilities = cached.capability_args.iter().filter(|(key, _)| wanted(key));
+        let capabilities: Map<_, _> = capabilities.map(|(key, value)| (key.clone(), value.clone())).collect();
+        if !capabilities.is_empty() {
+            input.insert("runtimeConfig".to_owned(), capabilities.into());
         }
         input.remove("capabilities");
         Some(Call {
@@ -154,11 +158,11 @@ async fn run(call: &Call, bin: &Path) -> Result<(), String> {
         .env_clear()
         .env("PATH", PATH)
         .envs(call.environment.iter().cloned());
-    match tokio::time::timeout(LIMIT, feed(command, &call.input)).await {
-        Err(_) => Err(format!("no end within {LIMIT:?}")),
+    match tokio::time::timeout(LIMIT, run_with_input(command, &call.input)).await {
+        Err(_) => Err(format!("timed out after {LIMIT:?}")),
         Ok(Err(error)) => Err(error.to_string()),
         Ok(Ok(output)) if output.status.success() => Ok(()),
-        // By the specification its error is JSON on standard output.
+        // By the CNI specification an error is JSON on standard output.
         Ok(Ok(output)) => Err(String::from_utf8_lossy(&output.stdout)
             .trim()
             .chars()
@@ -175,7 +179,7 @@ mod tests {
 
     const NETWORK: &str = "yoke-worker-00c0ffee";
 
-    fn note() -> Value {
+    fn cached() -> Value {
         let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [
             {"type": "bridge", "bridge": "yoke0"},
             {"type": "portmap", "capabilities": {"portMappings": true}},
@@ -191,7 +195,7 @@ mod tests {
 
     #[test]
     fn plugins_are_called_in_reverse_with_what_they_were_given() {
-        let calls = build_calls(&note().to_string(), NETWORK, Path::new("/w/bin")).unwrap();
+        let calls = build_calls(&cached().to_string(), NETWORK, Path::new("/w/bin")).unwrap();
         let inputs: Vec<Value> = calls
             .iter()
             .map(|call| serde_json::from_str(&call.input).unwrap())
@@ -219,30 +223,30 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_others_are_left_alone() {
-        let mut other = note();
+    fn cached_results_of_other_networks_are_left_alone() {
+        let mut other = cached();
         other["networkName"] = "theirs".into();
-        let mut elsewhere = note();
+        let mut elsewhere = cached();
         let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [{"type": "../sh"}]});
         elsewhere["config"] = BASE64.encode(list.to_string().as_bytes()).into();
-        for note in [other, elsewhere, json!({}), json!([])] {
+        for cached in [other, elsewhere, json!({}), json!([])] {
             assert_eq!(
-                build_calls(&note.to_string(), NETWORK, Path::new("/w/bin")),
+                build_calls(&cached.to_string(), NETWORK, Path::new("/w/bin")),
                 None,
-                "{note}"
+                "{cached}"
             );
         }
     }
 
     #[tokio::test]
-    async fn only_what_was_undone_is_forgotten() {
+    async fn only_undone_results_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let with_plugins = |network: &str, plugins: Value| {
             let list = json!({"cniVersion": "1.0.0", "name": network, "plugins": plugins});
-            let mut note = note();
-            note["networkName"] = network.into();
-            note["config"] = BASE64.encode(list.to_string().as_bytes()).into();
-            note.to_string()
+            let mut cached = cached();
+            cached["networkName"] = network.into();
+            cached["config"] = BASE64.encode(list.to_string().as_bytes()).into();
+            cached.to_string()
         };
         let longer = format!("{NETWORK}-b");
         for (name, text) in [

@@ -1,4 +1,4 @@
-//! `run` and `leave`: which parts of a worker are called, and in which order.
+//! The commands `run` and `leave`: calls the parts of a worker in the right order.
 
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus, Stdio};
@@ -8,27 +8,31 @@ use tokio::process::Command;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{FolderOptions, MachineOptions, NodeOptions, RunOptions, WorkerOptions};
-use crate::boxed::{self, Signals};
-use crate::gpus::Gpus;
+use crate::error::Error;
+use crate::host::gpus::{self, Gpus};
+use crate::host::{cgroups, facts};
 use crate::layout::Layout;
-use crate::output::say;
-use crate::place::Place;
-use crate::preflight::Purpose;
+use crate::netns::Netns;
+use crate::output::progress;
+use crate::preflight::facts::Purpose;
+use crate::preflight::{self, row};
+use crate::process::signals::Signals;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, cgroups, clean, clock, gpus, live, machine, preflight, root, setup, systemd, uplink};
+use crate::{cleanup, clock, node_lifecycle, root, sandbox, setup, systemd, uplink};
 
-/// `run`.
+/// The command `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
-    // From the very start: one that comes while the worker is made ends it once it can be ended.
+    // Listening starts first: a signal during setup ends the worker as soon as the worker can be
+    // ended.
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
-    cgroups::vacate_top();
+    cgroups::vacate_root_group();
     let Some(line) = line else {
         let (mut worker, _lock) = open(&layout)?;
-        worker.place = Some(Place::here()?);
+        worker.netns = Some(Netns::current()?);
         worker.write(&layout)?;
-        return live::stay(&layout, &worker, &mut signals).await;
+        return node_lifecycle::run_permanent(&layout, &worker, &mut signals).await;
     };
     let name = setup::choose_name(&options.worker)?;
     let with_gpus = options.gpus == Gpus::All;
@@ -37,67 +41,71 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     }
     if options.rm && line.address.is_some_and(|address| address.to_canonical().is_ipv6()) {
         return Err(Error::Uplink(
-            "the API has an address of IPv6, which does not lead out of it".to_owned(),
+            "the API server has an IPv6 address, but that network supports IPv4 only".to_owned(),
         ));
     }
-    let purpose = if options.rm { Purpose::Box } else { Purpose::Any };
+    let purpose = if options.rm { Purpose::Sandbox } else { Purpose::Any };
     check(&options.worker, line, purpose).await?;
-    let (id, lock) = setup::make_room(&layout).await?;
-    let mut worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, options.rm);
+    let (id, lock) = setup::claim_folder(&layout).await?;
+    let mut worker = setup::build_worker(name, id, Netns::current()?, line, &options.worker, options.rm);
     worker.gpus = with_gpus;
     let port = if options.rm && worker.pod_network {
-        let port = uplink::take_port(options.worker.machine.wireguard_port)?;
+        let port = uplink::reserve_port(options.worker.machine.wireguard_port)?;
         worker.wireguard_port = port.number;
         Some(port)
     } else {
         None
     };
-    let made = setup::set_up(&layout, &worker, line, &options.worker.machine.bundle).await;
+    let set_up = setup::set_up(&layout, &worker, line, &options.worker.machine.bundle).await;
     if !worker.ephemeral {
-        made?;
-        return live::stay(&layout, &worker, &mut signals).await;
+        set_up?;
+        return node_lifecycle::run_permanent(&layout, &worker, &mut signals).await;
     }
-    let ended = match &made {
-        Ok(()) => boxed::run(&layout, &mut worker, options.ttl, &lock, &mut signals).await,
+    let ended = match &set_up {
+        Ok(()) => sandbox::run(&layout, &mut worker, options.ttl, &lock, &mut signals).await,
         Err(_) => Ok(()),
     };
     if ended.is_err() {
-        // What is removed now is the only leave to delete the Node. Its UID is known to whoever was in the box.
+        // Cleanup removes the only credentials that can delete the Node. Processes in the sandbox
+        // may have written the Node's UID to the state file, so read it again.
         let worker = read(&layout).unwrap_or_else(|_| worker.clone());
         tokio::select! {
-            forgotten = live::forget(&layout, &worker) => forgotten?,
-            () = signals.next() => say(&format!("Node {} stays", worker.name)),
+            forgotten = node_lifecycle::delete_leftover_node(&layout, &worker) => forgotten?,
+            () = signals.next() => progress(&format!("Node {} is not deleted", worker.name)),
         }
     }
-    clean::clean(&layout, &worker).await?;
+    cleanup::remove_worker(&layout, &worker).await?;
     drop(port);
-    say("nothing of the worker is left on this machine");
-    made.and(ended)
+    progress("the worker was removed from this machine");
+    set_up.and(ended)
 }
 
-/// `leave`: the worker is run once more, to drain it.
+/// The command `leave`: runs the worker again, to drain it.
 pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     let layout = root::open(&options.root)?;
     let worker = read(&layout)?;
-    worker.check_place(&layout)?;
+    worker.check_netns(&layout)?;
     systemd::remove(&Unit::new(&layout, &worker.id)).await?;
     let (worker, lock) = open(&layout)?;
     if worker.ephemeral {
-        live::forget(&layout, &worker).await?;
+        node_lifecycle::delete_leftover_node(&layout, &worker).await?;
     } else if layout.kubeconfig().exists() && !drain(&layout, &lock).await?.success() {
-        say("the worker could not be drained; it is removed as it is");
-        live::forget(&layout, &read(&layout)?).await?;
+        progress("cannot drain the worker; removing it without a drain");
+        node_lifecycle::delete_leftover_node(&layout, &read(&layout)?).await?;
     }
-    clean::clean(&layout, &worker).await?;
-    say("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
+    cleanup::remove_worker(&layout, &worker).await?;
+    progress(
+        "the worker was removed from this machine; folders that Kubernetes programs share, such as /var/lib/kubelet, remain",
+    );
     Ok(())
 }
 
-/// Runs the worker to its end, in a process of its own: this one is in no group that is killed.
+/// Runs the worker until it exits, as a child process. This process itself is in no control group
+/// that is killed.
 async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
     let own = std::env::current_exe().map_err(Error::Start)?;
     let mut node = Command::new("setpriv");
-    // Should this process be killed, it ends as well, and nobody else comes in before.
+    // If this process is killed, the child dies too. Until then no other process takes the lock.
     node.args(["--pdeathsig", "KILL", "--"])
         .arg(own)
         .args(["node", "--leave", "--root"])
@@ -108,36 +116,36 @@ async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
     node.status().await.map_err(Error::Start)
 }
 
-/// Process 1 of a box.
+/// Runs as process 1 of a sandbox.
 pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
-    boxed::wait_network()?;
+    sandbox::wait_network()?;
     let layout = root::open(&options.root)?;
-    let _held = boxed::furnish(&layout, &read(&layout)?)?;
-    boxed::init(layout.root())
+    let _held = sandbox::mount_replacements(&layout, &read(&layout)?)?;
+    sandbox::init(layout.root())
 }
 
-/// A worker's life, as a process of its own.
+/// Runs the worker's main process in the sandbox.
 pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
     let layout = root::open(&options.folder.root)?;
     let worker = read(&layout)?;
     if options.leave {
-        return live::leave(&layout, &worker).await;
+        return node_lifecycle::leave(&layout, &worker).await;
     }
     let end = async {
-        if let Err(error) = boxed::end_of_input().await {
-            say(&format!("cannot hear when to end: {error}"));
+        if let Err(error) = sandbox::wait_stdin_closed().await {
+            progress(&format!("cannot read the stop signal from standard input: {error}"));
         }
     };
-    live::live(&layout, &worker, end).await
+    node_lifecycle::run(&layout, &worker, end).await
 }
 
-/// The worker of a folder, which is nobody else's now.
+/// Reads the worker of a folder and takes its lock.
 fn open(layout: &Layout) -> Result<(Worker, Lock), Error> {
     read(layout)?;
     let lock = Lock::take(layout)?;
-    // Whoever had the lock may have changed it, or removed it.
+    // The previous holder of the lock may have changed or removed the worker, so read it again.
     let worker = read(layout)?;
-    worker.check_place(layout)?;
+    worker.check_netns(layout)?;
     Ok((worker, lock))
 }
 
@@ -145,10 +153,10 @@ fn read(layout: &Layout) -> Result<Worker, Error> {
     Worker::read(layout)?.ok_or_else(|| Error::NoWorker(layout.root().to_owned()))
 }
 
-/// Says what the machine lacks, if it lacks anything.
+/// Checks the machine and prints the checks that did not pass.
 pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Purpose) -> Result<(), Error> {
     let limits = options.limits();
-    let has = machine::read_capacity(Path::new("/"), &limits)?;
+    let has = facts::read_capacity(Path::new("/"), &limits)?;
     if let Some(excess) = has.and_then(|has| limits.find_excess(has)) {
         return Err(Error::Excess(excess));
     }
@@ -156,26 +164,19 @@ pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Pur
         return Ok(());
     }
     let rows = observe(&options.machine, Some(line), purpose).await;
-    if !preflight::is_fit(&rows) {
-        let bad: Vec<_> = rows
-            .into_iter()
-            .filter(|row| row.verdict != preflight::Verdict::Ok)
-            .collect();
-        say(&preflight::report::to_text(&bad));
+    if !row::is_fit(&rows) {
+        let bad: Vec<_> = rows.into_iter().filter(|row| row.verdict != row::Verdict::Ok).collect();
+        progress(&preflight::report::to_text(&bad));
         return Err(Error::Unfit);
     }
     Ok(())
 }
 
-/// A row for each thing that a worker needs.
-pub(crate) async fn observe(
-    options: &MachineOptions,
-    line: Option<&JoinLine>,
-    purpose: Purpose,
-) -> Vec<preflight::Row> {
-    let mut facts = machine::observe(options).await;
+/// Runs all preflight checks; returns one row per check.
+pub(crate) async fn observe(options: &MachineOptions, line: Option<&JoinLine>, purpose: Purpose) -> Vec<row::Row> {
+    let mut facts = facts::observe(options).await;
     facts.purpose = purpose;
-    facts.uplink = uplink::try_out().await;
+    facts.uplink = uplink::check_support().await;
     if let Some(line) = line {
         facts.pod_network = line.pod_network;
         facts.skew = Some(clock::observe_skew(line).await);

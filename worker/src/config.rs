@@ -1,4 +1,5 @@
-//! The files of containerd, CNI and the kubelet. Pure: the same worker has the same bytes.
+//! Builds the configuration files of containerd, CNI and the kubelet. Pure: the same worker gets
+//! the same bytes.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,31 +14,31 @@ use crate::layout::Layout;
 use crate::limits::Capacity;
 use crate::state::Worker;
 
-/// The image that holds a Pod's namespaces: as of Kubernetes 1.34 and later.
+/// Pause image of a Pod sandbox, as of Kubernetes 1.34 and later.
 pub(crate) const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10";
 
-/// One Pod that forks without end must not take all process ids of the machine.
+/// Limit of process ids for a Pod, so that a fork bomb does not exhaust those of the machine.
 const POD_PIDS_MAX: u32 = 4096;
 const IMAGE_PULLS_MAX: u32 = 4;
 
-/// What a machine allows, as far as files say something of it.
+/// Facts about the machine that the files depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Machine {
-    /// The control group of Pods, from the root of each hierarchy.
+pub(crate) struct MachineFacts {
+    /// Control group of all Pods, relative to the root of each hierarchy.
     pub(crate) pods_cgroup: String,
     pub(crate) cgroup_v1: bool,
-    /// Whether processes may be set to be killed later than others (`CAP_SYS_RESOURCE`).
+    /// Whether this process may lower OOM scores (`CAP_SYS_RESOURCE`).
     pub(crate) may_raise_oom_score: bool,
-    /// What there is for everybody, for a worker with limits.
+    /// Capacity of the machine, for a worker with limits.
     pub(crate) capacity: Option<Capacity>,
-    /// The machine's own resolver configuration, of which none leads to a stub on loopback.
+    /// Resolver configuration without a stub on loopback, which Pods could not reach.
     pub(crate) resolv_conf: PathBuf,
-    /// The addresses of the worker's Pods, once they are known.
+    /// The worker's Pod range, once known.
     pub(crate) pods: Option<Cidr>,
 }
 
-/// containerd's configuration, in the version that 1.6, 1.7 and 2 read.
-pub(crate) fn build_containerd(layout: &Layout, worker: &Worker, machine: &Machine) -> String {
+/// Builds containerd's configuration, in the format that versions 1.6, 1.7 and 2 read.
+pub(crate) fn build_containerd(layout: &Layout, worker: &Worker, machine: &MachineFacts) -> String {
     format!(
         r#"version = 2
 root = "{dir}/root"
@@ -82,7 +83,7 @@ temp = "{dir}/tmp"
     )
 }
 
-/// The network of Pods, once it is known which addresses the node may give.
+/// Builds the CNI configuration, which needs the Node's Pod range.
 pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr, mtu: u32) -> String {
     let config = json!({
         "cniVersion": "1.0.0",
@@ -92,7 +93,7 @@ pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr, mtu: u32) -> Strin
                 "type": "bridge",
                 "bridge": id.bridge(),
                 "isGateway": true,
-                // A Node that is made anew has other addresses for its Pods.
+                // A Node that is registered again has another Pod range.
                 "forceAddress": true,
                 "mtu": mtu,
                 "hairpinMode": true,
@@ -103,28 +104,29 @@ pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr, mtu: u32) -> Strin
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             },
-            // With `snat` the plugin lets what comes over the bridge reach 127.0.0.1 of the machine (`route_localnet`), so that a
-            // host port answers there, too: then Pods reach what listens on loopback alone.
+            // With `snat` the plugin sets `route_localnet`, so that a host port also answers on
+            // 127.0.0.1. Pods could then reach services of the machine that listen on loopback
+            // only.
             {"type": "portmap", "snat": false, "capabilities": {"portMappings": true}},
         ],
     });
     format!("{config:#}\n")
 }
 
-/// `KubeletConfiguration`. What is not said here is as Kubernetes has it.
-pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine) -> String {
+/// Builds the `KubeletConfiguration`. Fields that are not set here have the default of Kubernetes.
+pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &MachineFacts) -> String {
     let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": true},
-            "x509": {"clientCAFile": layout.client_authority()},
+            "x509": {"clientCAFile": layout.client_ca()},
         },
         "authorization": {"mode": "Webhook"},
-        // Both certificates are asked for, and renewed, through the API.
+        // The kubelet requests and renews both certificates through the API.
         "rotateCertificates": true,
-        // Of a certificate that is for the Node's address.
+        // The serving certificate is for the Node's address, so that must be final.
         "serverTLSBootstrap": worker.uplink.is_none() || !worker.pod_network || machine.pods.is_some(),
         "tlsMinVersion": "VersionTLS12",
         "containerRuntimeEndpoint": format!("unix://{}", layout.containerd_socket().display()),
@@ -135,13 +137,15 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
         "clusterDomain": worker.cluster_domain,
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": machine.pods_cgroup,
-        // They would stay behind, and kube-proxy has its own: <https://kep.k8s.io/3178>, as of 1.28.
+        // kube-proxy has chains of its own, and the kubelet's would stay behind:
+        // <https://kep.k8s.io/3178>, as of 1.28.
+        // of 1.28.
         "makeIPTablesUtilChains": false,
         "failSwapOn": false,
         "seccompDefault": true,
         "podPidsLimit": POD_PIDS_MAX,
-        // All that is not named here would not be looked at. Kubernetes' own limits for disks are parts of them: a seventh of a
-        // large one is room for many Pods.
+        // A signal that is missing here is not monitored. Kubernetes' defaults for disks are
+        // percentages: a seventh of a large disk is room for many Pods.
         "evictionHard": {
             "memory.available": "100Mi",
             "nodefs.available": "2Gi",
@@ -149,11 +153,18 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
             "imagefs.available": "3Gi",
             "imagefs.inodesFree": "5%",
         },
-        // So are those for images, which go when the limits above are reached.
+        // Kubernetes' default here is a percentage, too. Images are deleted when the limits above
+        // are reached.
         "imageGCHighThresholdPercent": 100,
         "serializeImagePulls": false,
         "maxParallelImagePulls": IMAGE_PULLS_MAX,
     });
+    add_machine_settings(&mut config, worker, machine);
+    format!("{config:#}\n")
+}
+
+/// Adds the fields that depend on taints, limits and the version of control groups.
+fn add_machine_settings(config: &mut Value, worker: &Worker, machine: &MachineFacts) {
     if !worker.taints.is_empty() {
         config["registerWithTaints"] = json!(worker.taints);
     }
@@ -168,13 +179,13 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
     }
     if machine.cgroup_v1 {
         config["failCgroupV1"] = false.into();
-        // Its limits on all Pods together are not what version 2 has: the group of a machine's own making may be without.
+        // With version 1 the kubelet cannot set all limits on the group of all Pods: some may be
+        // missing in a group that the worker created.
         config["enforceNodeAllocatable"] = Value::Array(Vec::new());
     }
-    format!("{config:#}\n")
 }
 
-/// What the kubelet asks with until it has a certificate.
+/// Builds the kubeconfig that the kubelet uses until it has a certificate.
 pub(crate) fn build_bootstrap(layout: &Layout, line: &JoinLine) -> Result<String, KubeconfigError> {
     let config = Kubeconfig {
         context: "cluster".into(),
@@ -182,14 +193,14 @@ pub(crate) fn build_bootstrap(layout: &Layout, line: &JoinLine) -> Result<String
         namespace: None,
         server: format!("https://{}", line.server),
         tls_server_name: None,
-        // By its path, which the kubelet keeps for good: a CA that is replaced is replaced there.
-        authority: Authority::File(layout.authority().display().to_string()),
+        // The kubelet copies this path into its kubeconfig, so a new CA only needs a new file.
+        authority: Authority::File(layout.ca().display().to_string()),
         credential: Credential::Token(line.token.clone()),
     };
     config.to_yaml()
 }
 
-/// Arguments of the kubelet.
+/// Builds the arguments of the kubelet.
 pub(crate) fn build_kubelet_arguments(layout: &Layout, worker: &Worker, pods: Option<Cidr>) -> Vec<String> {
     let mut arguments = vec![
         format!("--config={}", layout.kubelet_config().display()),
@@ -212,10 +223,13 @@ pub(crate) fn build_kubelet_arguments(layout: &Layout, worker: &Worker, pods: Op
     arguments
 }
 
-/// The Node's address, if the kubelet is not to find it. In a network of its own the machine's is not there, and nobody else knows
-/// those of the uplink: it is that of the gateway of its Pods, by which all Pods of the cluster reach it. Nobody knows that before
-/// there is a Node. Where the network of Pods is a plugin's, no other worker reaches it, and an address of their range may be a Pod's:
-/// it is the uplink's.
+/// Returns the Node's address, or `None` if the kubelet detects it. An ephemeral worker has a
+/// network of its own, where the machine's address does not exist and no other node knows the
+/// addresses of the link:
+/// - With the built-in Pod network, the address is that of the Pod range's gateway, which all Pods
+///   of the cluster reach. It is known only after the Node exists.
+/// - With a CNI plugin, no other worker reaches the node, and any address of the Pod range may
+///   belong to a Pod. The address is the worker's end of the link.
 pub(crate) fn choose_address(worker: &Worker, pods: Option<Cidr>) -> Option<IpAddr> {
     match (&worker.uplink, pods) {
         (None, _) => worker.node_ip,

@@ -1,4 +1,4 @@
-//! Empties the worker's Node: nothing new is put there, and what runs there is asked to go elsewhere, within a limit.
+//! Drains the worker's Node: cordons it and evicts its Pods, within a timeout.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,110 +9,111 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::clock::to_line;
-use crate::node::{REQUEST, ask_uid, limited};
-use crate::output::say;
+use crate::error_chain::format_chain;
+use crate::node::{REQUEST_LIMIT, read_uid, with_limit};
+use crate::output::progress;
 
-const ROUND: Duration = Duration::from_secs(1);
-/// How long a Pod is left in peace that a PodDisruptionBudget keeps, as by `kubectl drain`.
-const KEPT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Delay before the eviction of a Pod is retried that a PodDisruptionBudget has rejected, as in
+/// `kubectl drain`.
+const EVICTION_RETRY: Duration = Duration::from_secs(5);
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// A node has no more Pods than this by default.
+/// Page size of the Pod list. By default a Node has fewer Pods than this.
 const PAGE: u32 = 250;
-/// Of one list: more is nothing that a kubelet runs.
+/// Upper bound for pages of one list. No kubelet runs more Pods.
 const PAGES_MAX: u32 = 40;
-/// How often a Node is tried to be deleted.
+/// Attempts to delete a Node.
 const DELETE_TRIES: u32 = 5;
-/// How long deleting it may take: each try is two requests where it is refused.
-pub(crate) const REMOVE_LIMIT: Duration = REQUEST
+/// Upper bound of the deletion. Each attempt makes two requests if the server rejects it.
+pub(crate) const REMOVE_LIMIT: Duration = REQUEST_LIMIT
     .saturating_mul(2)
-    .saturating_add(ROUND)
+    .saturating_add(POLL_INTERVAL)
     .saturating_mul(DELETE_TRIES);
 
-/// What is to be done about a Pod.
+/// Decision about a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It would come back at once, or is no work of anybody's any more.
-    Leave,
-    /// It is on its way.
+    /// Ignore: the Pod has finished, or its controller would recreate it at once.
+    Ignore,
+    /// Wait: the Pod is terminating.
     Wait,
     Evict,
 }
 
-/// Pure.
+/// Decides what to do about a Pod. Pure.
 fn plan(pod: &Pod) -> Step {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let mut owners = pod.owner_references().iter();
     let returns = owners.any(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true));
     if returns || pod.annotations().contains_key(MIRROR) {
-        Step::Leave
+        Step::Ignore
     } else if pod.metadata.deletion_timestamp.is_some() {
-        // Its containers may have ended: the kubelet still has to say so, and then it is gone.
+        // The containers may have ended. The Pod disappears after the kubelet has reported that.
         Step::Wait
     } else if matches!(phase, Some("Succeeded" | "Failed")) {
-        Step::Leave
+        Step::Ignore
     } else {
         Step::Evict
     }
 }
 
-/// The Node that is meant: another machine may have its name by now.
+/// The Node to drain. Another machine may have a Node of this name by now, so the UID counts too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
 }
 
-/// Cordons the Node, and evicts its Pods until there are none or the time is over. Says what did not work; none of it is a
-/// reason to stay. Answers whether there are none.
+/// Cordons the Node, and evicts its Pods until none are left or the timeout expires. Prints
+/// failures and continues. Returns whether no Pods are left.
 pub(crate) async fn drain(client: &Client, node: Target<'_>, limit: Duration) -> bool {
-    empty(client, node, limit, true).await
+    drain_within(client, node, limit, true).await
 }
 
-/// The same, whatever budgets say.
+/// Deletes the Pods instead, which ignores PodDisruptionBudgets.
 pub(crate) async fn delete_pods(client: &Client, node: Target<'_>, limit: Duration) -> bool {
-    empty(client, node, limit, false).await
+    drain_within(client, node, limit, false).await
 }
 
-async fn empty(client: &Client, node: Target<'_>, limit: Duration, budgets: bool) -> bool {
+async fn drain_within(client: &Client, node: Target<'_>, limit: Duration, respect_budgets: bool) -> bool {
     let mut drain = Drain {
         client,
         node,
-        budgets,
-        said: None,
-        kept: HashMap::new(),
+        respect_budgets,
+        last_message: None,
+        protected: HashMap::new(),
     };
-    let emptied = tokio::time::timeout(limit, drain.empty()).await.is_ok();
+    let emptied = tokio::time::timeout(limit, drain.run()).await.is_ok();
     if !emptied {
-        say(&format!("Pods are left on Node {} after {limit:?}", node.name));
+        progress(&format!("some Pods are still on Node {} after {limit:?}", node.name));
     }
     emptied
 }
 
-/// What became of the wish that nothing new be put on the Node.
+/// Result of cordoning the Node.
 enum Cordon {
     Done,
-    /// There is no such Node.
+    /// The Node does not exist.
     Gone,
-    Again,
+    Retry,
 }
 
 struct Drain<'a> {
     client: &'a Client,
     node: Target<'a>,
     /// Whether PodDisruptionBudgets count.
-    budgets: bool,
-    /// What was said last: what stays as it is is not said each second.
-    said: Option<String>,
-    /// Pods that a budget keeps, by UID, and when they are asked to go again.
-    kept: HashMap<String, Instant>,
+    respect_budgets: bool,
+    /// Last message, so that an unchanged state is not printed every second.
+    last_message: Option<String>,
+    /// Pods that a PodDisruptionBudget protects, by UID, and when to retry their eviction.
+    protected: HashMap<String, Instant>,
 }
 
 impl Drain<'_> {
-    async fn empty(&mut self) {
+    async fn run(&mut self) {
         loop {
             match self.cordon().await {
-                Cordon::Again => sleep(ROUND).await,
+                Cordon::Retry => sleep(POLL_INTERVAL).await,
                 Cordon::Done => break,
                 Cordon::Gone => return,
             }
@@ -120,44 +121,44 @@ impl Drain<'_> {
         loop {
             match self.list().await {
                 Ok(pods) => {
-                    let left: Vec<_> = pods.into_iter().filter(|pod| plan(pod) != Step::Leave).collect();
+                    let left: Vec<_> = pods.into_iter().filter(|pod| plan(pod) != Step::Ignore).collect();
                     if left.is_empty() {
                         return;
                     }
-                    self.say(format!("Pods that have to go: {}", left.len()));
+                    self.print_change(format!("draining; Pods left: {}", left.len()));
                     for pod in left.iter().filter(|pod| plan(pod) == Step::Evict) {
                         self.evict(pod).await;
                     }
                 }
-                Err(error) => self.fault("list the Pods", &error),
+                Err(error) => self.print_error("list the Pods", &error),
             }
-            sleep(ROUND).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
     async fn cordon(&mut self) -> Cordon {
         let nodes = Api::<Node>::all(self.client.clone());
-        // The UID is a condition: the server refuses the change of another Node of this name.
+        // The UID is a precondition: the server rejects the change for another Node of this name.
         let cordon = json!({"metadata": {"uid": self.node.uid}, "spec": {"unschedulable": true}});
-        match limited(nodes.patch(self.node.name, &PatchParams::default(), &Patch::Merge(&cordon))).await {
+        match with_limit(nodes.patch(self.node.name, &PatchParams::default(), &Patch::Merge(&cordon))).await {
             Ok(_) => Cordon::Done,
-            // It was never there, or somebody was faster.
+            // The Node never existed, or another client has deleted it.
             Err(kube::Error::Api(status)) if status.is_not_found() => Cordon::Gone,
             Err(kube::Error::Api(status)) if status.code == 409 && is_another(self.client, self.node).await => {
-                self.say(format!(
-                    "Node {} is another one by now; it is not drained",
+                self.print_change(format!(
+                    "Node {} now has another UID; it belongs to another machine and is not drained",
                     self.node.name
                 ));
                 Cordon::Gone
             }
             Err(error) => {
-                self.fault("cordon", &error);
-                Cordon::Again
+                self.print_error("cordon", &error);
+                Cordon::Retry
             }
         }
     }
 
-    /// Every Pod of the Node, page after page.
+    /// Lists every Pod of the Node, page by page.
     async fn list(&self) -> kube::Result<Vec<Pod>> {
         let pods = Api::<Pod>::all(self.client.clone());
         let mut page = ListParams::default()
@@ -165,7 +166,7 @@ impl Drain<'_> {
             .limit(PAGE);
         let mut found = Vec::new();
         for _ in 0..PAGES_MAX {
-            let list = limited(pods.list(&page)).await?;
+            let list = with_limit(pods.list(&page)).await?;
             found.extend(list.items);
             match list.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => page = page.continue_token(&token),
@@ -178,12 +179,12 @@ impl Drain<'_> {
     async fn evict(&mut self, pod: &Pod) {
         let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
         let uid = pod.uid().unwrap_or_default();
-        if self.kept.get(&uid).is_some_and(|until| Instant::now() < *until) {
+        if self.protected.get(&uid).is_some_and(|until| Instant::now() < *until) {
             return;
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), &namespace);
         let going = async {
-            if self.budgets {
+            if self.respect_budgets {
                 return pods.evict(&name, &EvictParams::default()).await.map(|_| ());
             }
             let same = DeleteParams::default().preconditions(Preconditions {
@@ -192,39 +193,42 @@ impl Drain<'_> {
             });
             pods.delete(&name, &same).await.map(|_| ())
         };
-        match limited(going).await {
+        match with_limit(going).await {
             Ok(()) => {}
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(kube::Error::Api(status)) if status.code == 429 => {
-                self.kept.insert(uid, Instant::now() + KEPT);
-                self.say(format!(
-                    "Pod {namespace}/{name} has to stay for now: {}",
-                    status.message
-                ));
+                self.protected.insert(uid, Instant::now() + EVICTION_RETRY);
+                self.print_change(format!("cannot evict Pod {namespace}/{name} yet: {}", status.message));
             }
-            Err(error) => self.fault(&format!("evict Pod {namespace}/{name}"), &error),
+            Err(error) => self.print_error(&format!("evict Pod {namespace}/{name}"), &error),
         }
     }
 
-    fn fault(&mut self, what: &str, error: &kube::Error) {
-        self.say(format!("Node {}: cannot {what}: {}", self.node.name, to_line(error)));
+    fn print_error(&mut self, what: &str, error: &kube::Error) {
+        self.print_change(format!(
+            "Node {}: cannot {what}: {}",
+            self.node.name,
+            format_chain(error)
+        ));
     }
 
-    fn say(&mut self, line: String) {
-        if self.said.as_ref() != Some(&line) {
-            say(&line);
-            self.said = Some(line);
+    fn print_change(&mut self, line: String) {
+        if self.last_message.as_ref() != Some(&line) {
+            progress(&line);
+            self.last_message = Some(line);
         }
     }
 }
 
-/// Whether the name is that of another Node, after a conflict: somebody's change at the same time is one, too.
+/// Reports after a conflict whether the name belongs to another Node. A concurrent change of this
+/// Node is a conflict, too.
 async fn is_another(client: &Client, node: Target<'_>) -> bool {
-    let found = ask_uid(client, node.name).await;
+    let found = read_uid(client, node.name).await;
     found.is_ok_and(|found| found.is_some_and(|uid| uid != node.uid))
 }
 
-/// Deletes the Node. A kubelet's own certificate does not allow it by Kubernetes' own rules; the cluster's may.
+/// Deletes the Node. By the default rules of Kubernetes a kubelet's certificate does not permit
+/// that; the rules of the cluster may.
 pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
     let nodes = Api::<Node>::all(client.clone());
     let same = DeleteParams::default().preconditions(Preconditions {
@@ -233,23 +237,25 @@ pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
     });
     let name = node.name;
     for tries in 1.. {
-        let error = match limited(nodes.delete(name, &same)).await {
-            Ok(_) => return say(&format!("Node {name} is deleted")),
+        let error = match with_limit(nodes.delete(name, &same)).await {
+            Ok(_) => return progress(&format!("deleted Node {name}")),
             Err(kube::Error::Api(status)) if status.is_not_found() => return,
             Err(kube::Error::Api(status)) if status.code == 409 && is_another(client, node).await => {
-                return say(&format!("Node {name} is another one by now; it stays"));
+                return progress(&format!(
+                    "Node {name} now has another UID; it belongs to another machine and is not deleted"
+                ));
             }
             Err(kube::Error::Api(status)) if status.is_forbidden() => {
-                return say(&format!(
-                    "the cluster does not let a worker delete its Node: `kubectl delete node {name}` does"
+                return progress(&format!(
+                    "the cluster does not permit a worker to delete its Node; run `kubectl delete node {name}`"
                 ));
             }
             Err(error) => error,
         };
         if tries == DELETE_TRIES {
-            return say(&format!("cannot delete Node {name}: {}", to_line(&error)));
+            return progress(&format!("cannot delete Node {name}: {}", format_chain(&error)));
         }
-        sleep(ROUND).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

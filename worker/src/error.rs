@@ -1,4 +1,4 @@
-//! What can go wrong, said as `error: …` with a `hint: …` where one is known.
+//! The error of a command, printed as `error: …` with a `hint: …` where one is known.
 
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
@@ -8,24 +8,24 @@ use yoke_api::join_token::LineError;
 use yoke_pki::kubeconfig::KubeconfigError;
 
 use crate::bundle::BundleError;
-use crate::clock::to_line;
-use crate::files::FileError;
-use crate::output::say;
+use crate::error_chain::format_chain;
+use crate::host::files::FileError;
+use crate::output::progress;
 use crate::root::RootError;
 
-/// A command failed.
+/// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The token is none.
-    #[error("cannot use the join token")]
+    /// The join token is malformed.
+    #[error("invalid join token")]
     Token(#[source] LineError),
-    /// Standard input failed.
+    /// Standard input cannot be read.
     #[error("cannot read the join token from standard input")]
     Input(#[source] std::io::Error),
-    /// Standard output failed.
+    /// Standard output cannot be written.
     #[error("cannot write to standard output")]
     Output(#[source] std::io::Error),
-    /// The folder cannot be used.
+    /// The worker's folder cannot be used.
     #[error("cannot use the folder of --root")]
     Root(#[from] RootError),
     /// The bundle cannot be used.
@@ -35,205 +35,210 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
     /// The kubeconfig cannot be written.
-    #[error("cannot make the kubelet's kubeconfig")]
+    #[error("cannot build the kubelet's kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
-    /// What was remembered cannot be read.
-    #[error("{} is damaged", .0.display())]
+    /// A state file cannot be parsed.
+    #[error("{} is corrupt", .0.display())]
     State(PathBuf, #[source] serde_json::Error),
-    /// Another worker is there.
-    #[error("{} belongs to Node {name} of {server}", root.display())]
-    Taken {
+    /// The folder already has another worker.
+    #[error("{} belongs to the worker of Node {name} in the cluster {server}", root.display())]
+    OtherWorker {
         /// The worker's folder.
         root: PathBuf,
-        /// Its Node.
+        /// Name of the Node of the worker in that folder.
         name: String,
-        /// Its API.
+        /// API server of the worker in that folder.
         server: String,
     },
-    /// There is not as much as the worker is to have.
+    /// The machine has less CPU or memory than requested.
     #[error("{0}")]
     Excess(String),
-    /// There is no GPU.
+    /// GPUs were requested, but the machine has none.
     #[error(
-        "this machine has no GPU: no CDI specification names one, and there is no /dev/nvidia0, /dev/dri/renderD128 or /dev/kfd"
+        "this machine has no GPU: no CDI specification lists one, and /dev/nvidia0, /dev/dri/renderD128 and /dev/kfd do not exist"
     )]
     NoGpu,
-    /// Its content is somebody else's.
-    #[error("{} is not empty, and no worker's", .0.display())]
-    Foreign(PathBuf),
-    /// Somebody else's processes are where the worker's would be.
-    #[error("{} has processes of somebody else", .0.display())]
+    /// The folder has files that no worker wrote.
+    #[error("{} is not empty and has no worker", .0.display())]
+    NotEmpty(PathBuf),
+    /// The worker's control group already has processes of another program.
+    #[error("the control group {} has processes of another program", .0.display())]
     Populated(PathBuf),
-    /// A name is none for a Node.
-    #[error("{0:?} cannot be a Node's name")]
+    /// The name is not valid for a Node.
+    #[error("{0:?} is not a valid Node name")]
     Name(String),
-    /// Another machine has its name by now.
-    #[error("Node {0} is not the one that this machine joined as")]
+    /// Another machine now has a Node of this name.
+    #[error("Node {0} has another UID than the Node of this worker")]
     Replaced(String),
-    /// Its Node was deleted, or reaped.
+    /// The Node was deleted, by a user or by the node reaper.
     #[error("Node {0} was removed from the cluster")]
     Removed(String),
-    /// Its Node was removed while nothing was heard of the machine.
-    #[error("Node {0} was removed while this machine was silent")]
-    Forgotten(String),
-    /// Its kubelet has made another.
-    #[error("Node {0} was removed, and this machine has another")]
-    Renewed(String),
-    /// There is no worker.
+    /// The Node was removed while this machine did not reach the API.
+    #[error("Node {0} was removed while this machine did not reach the API server")]
+    RemovedWhileSilent(String),
+    /// The Node was removed, and the kubelet has registered a new one.
+    #[error("Node {0} was removed, and the kubelet registered a new one")]
+    NewNode(String),
+    /// The folder has no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),
-    /// What it has made is not seen from here.
+    /// The worker's resources are in another network namespace.
     #[error(
-        "the worker in {} is in another network namespace: call this by `nsenter --net={} yoke-worker …`",
+        "the worker in {} runs in another network namespace: run `nsenter --net={} yoke-worker …`",
         root.display(),
         net.display()
     )]
-    Elsewhere {
+    OtherNetns {
         /// The worker's folder.
         root: PathBuf,
-        /// What leads to its network.
+        /// A file that leads to the worker's network namespace, for `nsenter`.
         net: PathBuf,
     },
-    /// Control groups are not seen from here.
+    /// This process cannot see any control groups.
     #[error("no control groups are mounted at /sys/fs/cgroup")]
     NoCgroups,
-    /// Somebody is at it.
-    #[error("the worker in {} runs, or is being changed", .0.display())]
+    /// Another process holds the lock of the worker's folder.
+    #[error("the worker in {} is running, or another command changes it", .0.display())]
     Busy(PathBuf),
-    /// Signals cannot be heard.
+    /// Signal handlers cannot be installed.
     #[error("cannot listen for SIGTERM, SIGINT and SIGHUP")]
     Signals(#[source] std::io::Error),
     /// A program cannot be started.
     #[error("cannot start the worker")]
     Start(#[source] std::io::Error),
-    /// The cluster says no.
-    #[error("the cluster does not let this machine in: {0}")]
-    Refused(String),
-    /// The worker ended without being asked to.
-    #[error("the worker ended ({0})")]
+    /// The cluster rejects the join token or the certificate request.
+    #[error("the cluster rejected this machine: {0}")]
+    Rejected(String),
+    /// The worker exited without being stopped.
+    #[error("the worker exited ({0})")]
     Ended(ExitStatus),
-    /// containerd does not start.
-    #[error("containerd does not answer within {limit:?}; see {}", log.display())]
+    /// containerd does not start in time.
+    #[error("containerd did not respond within {limit:?}; see {}", log.display())]
     Containerd {
-        /// How long it was waited for.
+        /// How long the worker waited.
         limit: Duration,
-        /// What it says.
+        /// The log file of containerd.
         log: PathBuf,
     },
-    /// An image cannot be loaded.
-    #[error("cannot load {}: {why}", image.display())]
+    /// A container image cannot be imported.
+    #[error("cannot import the image {}: {why}", image.display())]
     Image {
-        /// Its file.
+        /// The image archive.
         image: PathBuf,
-        /// What is said about it.
+        /// The reason, as containerd reports it.
         why: String,
     },
-    /// Pods cannot be connected.
-    #[error("cannot make the network of Pods: {0}")]
+    /// The Pod network cannot be created.
+    #[error("cannot create the Pod network: {0}")]
     Network(String),
-    /// The worker's own network leads nowhere.
-    #[error("cannot make a network for the worker: {0}")]
+    /// The network of an ephemeral worker cannot be created.
+    #[error("cannot create the worker's network: {0}")]
     Uplink(String),
-    /// Another init runs the machine.
-    #[error("systemd does not run this machine")]
+    /// The init system of the machine is not systemd.
+    #[error("systemd is not the init system of this machine")]
     NoSystemd,
-    /// Somebody else has a unit of this name.
-    #[error("{} is somebody else's", .0.display())]
-    ForeignUnit(PathBuf),
-    /// systemd refuses, or the unit fails.
+    /// A unit of this name exists that this program did not write.
+    #[error("the unit file {} was not written by yoke-worker", .0.display())]
+    UnitOfOther(PathBuf),
+    /// A `systemctl` command failed.
     #[error("`systemctl {arguments}` failed: {why}")]
     Systemctl {
-        /// What it was called with.
+        /// The arguments of `systemctl`.
         arguments: String,
-        /// What it says.
+        /// The reason, as `systemctl` reports it.
         why: String,
     },
-    /// The Node is not what it should be in time.
-    #[error("Node {name} is not ready after {limit:?}: {missing}; see `journalctl -u {unit}` and {}", logs.display())]
+    /// The Node is not Ready in time.
+    #[error("Node {name} is not Ready after {limit:?}: {missing}; see `journalctl -u {unit}` and {}", logs.display())]
     NotReady {
-        /// Its name.
+        /// Name of the Node.
         name: String,
-        /// How long it was waited for.
+        /// How long the command waited.
         limit: Duration,
-        /// What was waited for last.
+        /// The last known reason why the Node is not Ready.
         missing: String,
-        /// What goes on.
+        /// The systemd unit, which keeps running.
         unit: String,
-        /// Where its parts write what they say.
+        /// Folder with the logs of containerd and the kubelet.
         logs: PathBuf,
     },
-    /// Somebody does not want to wait.
+    /// A signal interrupted the command.
     #[error("interrupted")]
     Interrupted,
-    /// Something cannot be removed.
-    #[error("cannot remove {}", list(.0))]
-    Left(Vec<PathBuf>),
-    /// The machine lacks something.
+    /// Files or mounts cannot be removed.
+    #[error("cannot remove {}", join_paths(.0))]
+    Leftover(Vec<PathBuf>),
+    /// At least one preflight check failed.
     #[error("this machine cannot be a worker")]
     Unfit,
 }
 
 impl Error {
-    /// Prints the error, its causes and the hint, and gives the process's exit code.
+    /// Prints the error, its causes and the hint, and returns the exit code of the process.
     pub(crate) fn report(&self) -> ExitCode {
         match self {
-            // `yoke-worker preflight | head` ends like this; nobody is left to be told.
+            // `yoke-worker preflight | head` ends like this. The reader has gone, so there is
+            // nothing to print.
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
-            // The table has said so.
+            // The preflight table already shows the reason.
             Self::Unfit => return ExitCode::from(3),
-            _ => say(&format!("error: {}", to_line(self))),
+            _ => progress(&format!("error: {}", format_chain(self))),
         }
         if let Some(hint) = self.hint() {
-            say(&format!("hint: {hint}"));
+            progress(&format!("hint: {hint}"));
         }
         ExitCode::FAILURE
     }
 
     fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Token(_) => Some(
-                "whoever gave it to you can make another; `-` reads it from standard input, --token-file from a file",
-            ),
-            Self::Bundle(error) => Some(error.hint()),
-            Self::Taken { .. } => Some("`yoke-worker leave` removes that worker, or choose another folder with --root"),
-            Self::Foreign(_) => {
-                Some("choose a folder with --root that is the worker's alone: it is removed in the end")
+            Self::Token(_) => {
+                Some("create a new join token; `-` reads it from standard input, --token-file from a file")
             }
-            Self::Excess(_) => Some("ask for less with --cpus and --memory, or leave them out: then it may take all"),
-            Self::NoGpu => Some("install its driver, or leave --gpus out"),
+            Self::Bundle(error) => Some(error.hint()),
+            Self::OtherWorker { .. } => {
+                Some("run `yoke-worker leave` to remove that worker, or choose another folder with --root")
+            }
+            Self::NotEmpty(_) => {
+                Some("choose an empty folder with --root; `yoke-worker leave` removes it with its content")
+            }
+            Self::Excess(_) => Some("lower --cpus and --memory, or omit them to use the whole machine"),
+            Self::NoGpu => Some("install the driver of the GPU, or omit --gpus"),
             Self::Populated(_) => Some(
-                "perhaps a worker's whose folder was removed by hand: end its processes, or choose another folder with --root",
+                "this may be a worker whose folder was removed by hand: stop these processes, or choose another folder with --root",
             ),
-            Self::Name(_) => Some("give one of lower-case letters, digits, `-` and `.` with --name"),
+            Self::Name(_) => Some("pass a name of lower-case letters, digits, `-` and `.` with --name"),
             Self::Replaced(_) => Some(
-                "another machine may have its name: `yoke-worker leave` removes this worker, and a new token makes another",
+                "another machine may use this name: run `yoke-worker leave`, then join with a new token and another --name",
             ),
             Self::Removed(_) => Some(
-                "somebody deleted it, or this machine was not heard of for longer than its join token allows; a new token makes another",
+                "a user deleted the Node, or it had no heartbeat for longer than its join token permits; join with a new token",
             ),
-            Self::NoWorker(_) => Some("a join token makes one: `yoke-worker join TOKEN`, or `yoke-worker run TOKEN`"),
+            Self::NoWorker(_) => Some("run `yoke-worker join TOKEN` or `yoke-worker run TOKEN` with a join token"),
             Self::Uplink(_) => Some(
-                "`yoke-worker preflight` says what the machine lacks for it; without --rm, a worker uses the machine's own network",
+                "`yoke-worker preflight` shows what the machine lacks; without --rm, a worker uses the machine's own network",
             ),
-            Self::NoSystemd => Some("`yoke-worker run` makes it a worker as long as that runs"),
-            Self::ForeignUnit(_) => Some("remove it, or choose another folder with --root: its unit has another name"),
-            Self::NotReady { .. } => {
-                Some("it goes on trying: `yoke-worker join` waits once more, and `yoke-worker leave` removes it")
+            Self::NoSystemd => Some("use `yoke-worker run`, which needs no systemd"),
+            Self::UnitOfOther(_) => {
+                Some("remove that file, or choose another folder with --root, which changes the name of the unit")
             }
-            Self::Refused(_) => Some(
-                "a token is for as many workers as it says, and for a short time: get another; or give another --name",
+            Self::NotReady { .. } => Some(
+                "the worker keeps trying: run `yoke-worker join` to wait again, or `yoke-worker leave` to remove it",
             ),
-            Self::Busy(_) => Some("end it first"),
+            Self::Rejected(_) => Some(
+                "the join token may have expired or be used up: get a new one; if the name is taken, pass another --name",
+            ),
+            Self::Busy(_) => Some("stop it first"),
             Self::NoCgroups => {
-                Some("`nsenter --net=FILE` calls it in another network without hiding them, as `ip netns exec` does")
+                Some("`ip netns exec` hides them; use `nsenter --net=FILE` to run in another network namespace")
             }
-            Self::Left(_) => Some("end what uses it, and call `yoke-worker leave`"),
+            Self::Leftover(_) => Some("stop the processes that use these paths, and run `yoke-worker leave`"),
             _ => None,
         }
     }
 }
 
-fn list(paths: &[PathBuf]) -> String {
+fn join_paths(paths: &[PathBuf]) -> String {
     let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     paths.join(", ")
 }

@@ -1,4 +1,4 @@
-//! What the parts of a worker are called on the machine, where other workers may be. Pure.
+//! Names of a worker's resources on the machine, unique among the workers of one kernel. Pure.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
@@ -8,19 +8,20 @@ use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// Before an id in the names of control groups.
+/// Prefix of an id in the names of control groups.
 pub(crate) const GROUPS: &str = "yoke-worker-";
-/// An interface's name has at most 15 bytes, and `yoke` is before it.
+/// Length of an id in bytes. The name of a network interface has at most 15 bytes, and `yoke`
+/// precedes the id.
 const BYTES: usize = 4;
 
-/// Tells the workers of one kernel apart: machines in containers share control groups, and each may have its folder at the
-/// same path.
+/// Distinguishes the workers of one kernel. Workers in containers share control groups, and each
+/// may have its folder at the same path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Id(String);
 
 impl Id {
-    /// Of the worker in the folder with this canonical path, on this device and with this inode.
+    /// Derives the id of the worker in the folder with this canonical path, device and inode.
     pub(crate) fn new(root: &Path, device: u64, inode: u64) -> Self {
         let mut hash = Sha256::new();
         hash.update(root.as_os_str().as_bytes());
@@ -30,27 +31,27 @@ impl Id {
         Self(HEXLOWER.encode(&hash.finalize()[..BYTES]))
     }
 
-    /// The one that is written as this number.
+    /// Returns the id with this numeric value.
     pub(crate) fn of_number(number: u32) -> Self {
         Self(HEXLOWER.encode(&number.to_be_bytes()))
     }
 
-    /// Its control group, from the root of each hierarchy, without a slash before it.
+    /// Name of the control group, relative to the root of each hierarchy.
     pub(crate) fn cgroup(&self) -> String {
         format!("{GROUPS}{}", self.0)
     }
 
-    /// The bridge that its Pods are connected to.
+    /// Name of the bridge for the worker's Pods.
     pub(crate) fn bridge(&self) -> String {
         format!("yoke{}", self.0)
     }
 
-    /// The device by which its Pods reach those of other workers.
+    /// Name of the WireGuard device that connects to Pods of other workers.
     pub(crate) fn tunnel(&self) -> String {
         format!("ykwg{}", self.0)
     }
 
-    /// The network's name, which CNI keeps its notes under, and that of its table of the packet filter.
+    /// Name of the CNI network, and of its nftables table.
     pub(crate) fn network(&self) -> String {
         format!("yoke-worker-{}", self.0)
     }
@@ -62,9 +63,9 @@ impl fmt::Display for Id {
     }
 }
 
-/// A text is none that this program has written.
+/// The text is not an id.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no worker's id")]
+#[error("{0:?} is not a worker id; expected 8 hexadecimal digits")]
 pub(crate) struct IdError(String);
 
 impl TryFrom<String> for Id {

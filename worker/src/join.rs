@@ -1,11 +1,12 @@
-//! `join`: a worker that systemd starts with the machine, and again when it fails.
+//! The command `join`: makes a machine a permanent worker that systemd starts at boot and restarts
+//! on failure.
 //!
 //! ```text
-//!  token ─▶ preflight ─▶ setup.rs, and this program beside the others ─▶ unit ─▶ `systemctl enable --now` ─▶ Node Ready
-//!                           └ what fails before the unit has started leaves nothing, or the worker that was there before
+//!  token ─▶ preflight ─▶ setup.rs, and a copy of this program ─▶ unit ─▶ `systemctl enable --now` ─▶ Node Ready
+//!                           └ a failure before the unit has started restores the state before the command
 //! ```
 //!
-//! Called again for the same cluster it does what is missing of that.
+//! Called again for the same cluster, the command completes what is missing.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,99 +17,102 @@ use tokio::time::Instant;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::JoinOptions;
-use crate::boxed::Signals;
-use crate::clock::to_line;
-use crate::files::{self, FileError};
+use crate::error::Error;
+use crate::error_chain::format_chain;
+use crate::host::files::{self, FileError};
 use crate::layout::Layout;
-use crate::node::Readiness;
-use crate::output::say;
-use crate::place::Place;
-use crate::preflight::Purpose;
+use crate::netns::Netns;
+use crate::node::{self, Readiness};
+use crate::output::progress;
+use crate::preflight::facts::Purpose;
+use crate::process::signals::Signals;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, certificate, clean, commands, node, refusal, root, setup, systemd};
+use crate::{certificate, cleanup, commands, join_admission, root, setup, systemd};
 
-/// From the start of the unit to a Node that is ready.
-const LIMIT: Duration = Duration::from_secs(300);
-const PAUSE: Duration = Duration::from_secs(1);
+/// Time from the start of the unit to a Ready Node.
+const READY_LIMIT: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Makes this machine a worker for good.
+/// Makes this machine a permanent worker.
 pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Result<(), Error> {
-    // From the very start, as with `run`.
+    // Listening starts first, as in `run`.
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
     let found = Worker::read(&layout)?.filter(|worker| !worker.ephemeral);
     let has_joined = certificate::has_joined(&layout);
-    let mut former = None;
+    let mut previous = None;
     let worker = match (found, line) {
         (None, None) => return Err(Error::NoWorker(layout.root().to_owned())),
         (Some(worker), Some(line)) if has_joined && worker.server != line.server => {
-            return Err(setup::taken(&layout, worker));
+            return Err(setup::other_worker(&layout, worker));
         }
-        (Some(worker), None) => take_up(&layout, worker).await?,
-        (Some(worker), Some(_)) if has_joined => take_up(&layout, worker).await?,
-        // One that was never let in may try again, with another token, and so may one whose certificate has ended.
+        (Some(worker), None) => continue_worker(&layout, worker).await?,
+        (Some(worker), Some(_)) if has_joined => continue_worker(&layout, worker).await?,
+        // A worker that was never admitted, or whose certificate has expired, may try again with
+        // another token.
         (found, Some(line)) => {
             if let Some(worker) = found {
-                former = Some(Former::stop(&layout, &worker).await?);
+                previous = Some(PreviousWorker::stop(&layout, &worker).await?);
             }
-            let begun = begin(&layout, options, line, former.is_none(), &mut signals).await;
-            if let (Err(_), Some(former)) = (&begun, &former) {
-                former.put_back(&layout).await;
+            let started = set_up_and_start(&layout, options, line, previous.is_none(), &mut signals).await;
+            if let (Err(_), Some(previous)) = (&started, &previous) {
+                previous.restore(&layout).await;
             }
-            begun?
+            started?
         }
     };
     let unit = Unit::new(&layout, &worker.id);
     let joined = tokio::select! {
         ready = wait_ready(&layout, &worker, &unit) => ready,
-        refused = refusal::wait(&layout, &worker) => {
-            match &former {
-                Some(former) => former.put_back(&layout).await,
+        rejected = join_admission::wait_rejected(&layout, &worker) => {
+            match &previous {
+                Some(previous) => previous.restore(&layout).await,
                 None => undo(&layout, &worker, &unit).await,
             }
-            Err(refused)
+            Err(rejected)
         }
         () = signals.next() => {
-            say(&format!("{} goes on; `yoke-worker leave` removes it", unit.name()));
+            progress(&format!("{} keeps running; `yoke-worker leave` removes it", unit.name()));
             Err(Error::Interrupted)
         }
     };
-    if former.is_some() {
-        // What stays of it is removed by the next.
-        let _ = remove_folder(&layout.former());
+    if previous.is_some() {
+        // The next `join` removes what this call leaves behind.
+        let _ = remove_folder(&layout.previous());
     }
     joined
 }
 
-/// Goes on with a worker that is there. One that runs by its unit is left as it is.
-async fn take_up(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
+/// Continues with an existing worker. A worker whose unit is already active is left unchanged.
+async fn continue_worker(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
     check_systemd()?;
-    worker.check_place(layout)?;
+    worker.check_netns(layout)?;
     let unit = Unit::new(layout, &worker.id);
     if systemd::is_installed(&unit)? && systemd::is_active(&unit).await {
-        say(&format!("{} runs already; nothing is changed", unit.name()));
+        progress(&format!("{} is already running; nothing was changed", unit.name()));
         return Ok(worker);
     }
-    // Nobody runs it by hand.
+    // The free lock proves that no `run` by hand is active.
     drop(Lock::take(layout)?);
     setup::install_self(layout)?;
     start(&unit).await?;
     Ok(worker)
 }
 
-/// A worker that was there before. A clock that goes wrong is enough for its certificate to have ended, and a wrong token must not
-/// be its end.
-struct Former {
+/// The previous worker of the folder, to be restored if the new token fails. A wrong clock is
+/// enough for its certificate to count as expired, and a wrong token must not destroy a working
+/// worker.
+struct PreviousWorker {
     unit: Unit,
     is_installed: bool,
     is_active: bool,
-    /// With their modes, and what is in those that are there.
+    /// Path, mode and, if the file existed, content.
     files: Vec<(PathBuf, u32, Option<Vec<u8>>)>,
 }
 
-impl Former {
-    /// Stops it, and keeps what another token changes.
+impl PreviousWorker {
+    /// Stops the previous worker and saves the files that a new token changes.
     async fn stop(layout: &Layout, worker: &Worker) -> Result<Self, Error> {
         let unit = Unit::new(layout, &worker.id);
         let is_installed = systemd::is_installed(&unit)?;
@@ -116,14 +120,14 @@ impl Former {
         systemd::stop(&unit).await?;
         let files = [
             (layout.state(), files::PUBLIC),
-            (layout.authority(), files::PUBLIC),
-            (layout.client_authority(), files::PUBLIC),
+            (layout.ca(), files::PUBLIC),
+            (layout.client_ca(), files::PUBLIC),
             (layout.bootstrap_kubeconfig(), files::SECRET),
-            // The kubelet writes it with the server of the token.
+            // The kubelet writes this file with the server address of the token.
             (layout.kubeconfig(), files::SECRET),
             (layout.upgrade(), files::PUBLIC),
         ];
-        keep_programs(layout)?;
+        save_programs(layout)?;
         let read = |(path, mode): (PathBuf, u32)| match fs::read(&path) {
             Ok(content) => Ok((path, mode, Some(content))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok((path, mode, None)),
@@ -137,24 +141,21 @@ impl Former {
         })
     }
 
-    async fn put_back(&self, layout: &Layout) {
-        match self.try_put_back(layout).await {
-            Ok(()) => say("the worker that was there before is put back"),
-            Err(error) => say(&format!(
-                "the worker that was there before is not put back: {}",
-                to_line(&error)
-            )),
+    async fn restore(&self, layout: &Layout) {
+        match self.try_restore(layout).await {
+            Ok(()) => progress("restored the previous worker"),
+            Err(error) => progress(&format!("cannot restore the previous worker: {}", format_chain(&error))),
         }
     }
 
-    async fn try_put_back(&self, layout: &Layout) -> Result<(), Error> {
+    async fn try_restore(&self, layout: &Layout) -> Result<(), Error> {
         if self.is_installed {
             systemd::stop(&self.unit).await?;
         } else {
             systemd::remove(&self.unit).await?;
         }
         let lock = Lock::take(layout)?;
-        put_back_programs(layout)?;
+        restore_programs(layout)?;
         for (path, mode, content) in &self.files {
             match content {
                 Some(content) => _ = files::write(path, content, *mode)?,
@@ -163,46 +164,48 @@ impl Former {
         }
         drop(lock);
         if self.is_active {
-            systemd::start(&self.unit, LIMIT).await?;
+            systemd::start(&self.unit, READY_LIMIT).await?;
         }
         Ok(())
     }
 }
 
-/// What is written in their place are other files: one more name keeps what these are now.
-fn keep_programs(layout: &Layout) -> Result<(), FileError> {
-    let former = layout.former();
-    // Of one that was killed.
-    remove_folder(&former)?;
-    for (folder, kept) in programs(layout) {
-        // One that was killed may have none yet.
+/// Saves programs and images by hard links. Setup replaces files and never writes into them, so the
+/// links preserve the content.
+fn save_programs(layout: &Layout) -> Result<(), FileError> {
+    let previous = layout.previous();
+    // Leftover of a killed process.
+    remove_folder(&previous)?;
+    for (folder, saved) in programs(layout) {
+        // A worker that was killed early may not have this folder yet.
         files::make_folder(&folder)?;
-        files::make_folder(&kept)?;
+        files::make_folder(&saved)?;
         let entries = fs::read_dir(&folder).map_err(|error| FileError::new("read", &folder, error))?;
         for entry in entries {
-            let linked = entry.and_then(|entry| fs::hard_link(entry.path(), kept.join(entry.file_name())));
-            linked.map_err(|error| FileError::new("keep what is in", &folder, error))?;
+            let linked = entry.and_then(|entry| fs::hard_link(entry.path(), saved.join(entry.file_name())));
+            linked.map_err(|error| FileError::new("save the content of", &folder, error))?;
         }
     }
     Ok(())
 }
 
-fn put_back_programs(layout: &Layout) -> Result<(), FileError> {
-    for (folder, kept) in programs(layout) {
-        let put_back = fs::metadata(&kept)
+fn restore_programs(layout: &Layout) -> Result<(), FileError> {
+    for (folder, saved) in programs(layout) {
+        let restored = fs::metadata(&saved)
             .and_then(|_| fs::remove_dir_all(&folder))
-            .and_then(|()| fs::rename(&kept, &folder));
-        put_back.map_err(|error| FileError::new("put back", &folder, error))?;
+            .and_then(|()| fs::rename(&saved, &folder));
+        restored.map_err(|error| FileError::new("restore", &folder, error))?;
     }
-    remove_folder(&layout.former())
+    remove_folder(&layout.previous())
 }
 
-/// Folders of what is copied from a bundle, and of what was.
+/// Pairs of a folder that setup fills from the bundle and the folder that preserves its previous
+/// content.
 fn programs(layout: &Layout) -> [(PathBuf, PathBuf); 2] {
-    let former = layout.former();
+    let previous = layout.previous();
     [
-        (layout.bin(), former.join("bin")),
-        (layout.images(), former.join("images")),
+        (layout.bin(), previous.join("bin")),
+        (layout.images(), previous.join("images")),
     ]
 }
 
@@ -213,8 +216,8 @@ fn remove_folder(folder: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Makes a worker, and its unit. What fails is undone where there was none.
-async fn begin(
+/// Sets up a worker and starts its unit. On failure a new worker is undone.
+async fn set_up_and_start(
     layout: &Layout,
     options: &JoinOptions,
     line: &JoinLine,
@@ -224,23 +227,23 @@ async fn begin(
     let name = setup::choose_name(&options.worker)?;
     commands::check(&options.worker, line, Purpose::Join).await?;
     check_systemd()?;
-    let (id, lock) = setup::make_room(layout).await?;
-    let worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, false);
+    let (id, lock) = setup::claim_folder(layout).await?;
+    let worker = setup::build_worker(name, id, Netns::current()?, line, &options.worker, false);
     let unit = Unit::new(layout, &worker.id);
-    let mut made = setup::set_up(layout, &worker, line, &options.worker.machine.bundle).await;
-    if made.is_ok() {
-        made = setup::install_self(layout).map_err(Error::from);
+    let mut set_up = setup::set_up(layout, &worker, line, &options.worker.machine.bundle).await;
+    if set_up.is_ok() {
+        set_up = setup::install_self(layout).map_err(Error::from);
     }
-    // The unit takes it.
+    // The process of the unit takes the lock.
     drop(lock);
-    if made.is_ok() {
-        made = tokio::select! {
+    if set_up.is_ok() {
+        set_up = tokio::select! {
             biased;
             () = signals.next() => Err(Error::Interrupted),
             started = start(&unit) => started,
         };
     }
-    match made {
+    match set_up {
         Ok(()) => Ok(worker),
         Err(error) => {
             if is_new {
@@ -255,13 +258,13 @@ async fn undo(layout: &Layout, worker: &Worker, unit: &Unit) {
     let undone = async {
         systemd::remove(unit).await?;
         let _lock = Lock::take(layout)?;
-        clean::clean(layout, worker).await
+        cleanup::remove_worker(layout, worker).await
     };
     match undone.await {
-        Ok(()) => say("nothing of the worker is left on this machine"),
-        Err(error) => say(&format!(
-            "{}; `yoke-worker leave` removes what is left",
-            to_line(&error)
+        Ok(()) => progress("the worker was removed from this machine"),
+        Err(error) => progress(&format!(
+            "{}; run `yoke-worker leave` to remove the rest",
+            format_chain(&error)
         )),
     }
 }
@@ -276,29 +279,29 @@ fn check_systemd() -> Result<(), Error> {
 
 async fn start(unit: &Unit) -> Result<(), Error> {
     systemd::install(unit).await?;
-    say(&format!(
-        "starting {0}; `journalctl -u {0}` shows what it says",
+    progress(&format!(
+        "starting {0}; see its log with `journalctl -u {0}`",
         unit.name()
     ));
-    systemd::start(unit, LIMIT).await
+    systemd::start(unit, READY_LIMIT).await
 }
 
-/// Waits until the Node is ready, or lacks nothing but the cluster's CNI plugin, and says what that waits for whenever it is
-/// something else.
+/// Waits until the Node is Ready, or until only the cluster's CNI plugin is missing. Prints the
+/// reason for waiting whenever it changes.
 async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(), Error> {
-    let deadline = Instant::now() + LIMIT;
-    let mut said = String::new();
+    let deadline = Instant::now() + READY_LIMIT;
+    let mut last_message = String::new();
     loop {
         let is_node = || format!("this machine is Node {} of {}", worker.name, worker.server);
         let missing = match node::observe_readiness(layout, worker).await {
             Readiness::Ready => {
-                say(&format!("{}, and ready; {} keeps it so", is_node(), unit.name()));
+                progress(&format!("{} and is Ready; {} keeps it running", is_node(), unit.name()));
                 return Ok(());
             }
-            // There may be none before there is a Node.
+            // A cluster's CNI plugin may run as a Pod, which needs the Node first.
             Readiness::Unconnected => {
-                say(&format!(
-                    "{}; {} keeps it so, and it is ready as soon as a CNI plugin of the cluster has put a configuration into {}",
+                progress(&format!(
+                    "{}; {} keeps it running. The Node becomes Ready when a CNI plugin of the cluster writes a configuration to {}",
                     is_node(),
                     unit.name(),
                     layout.cni_config().display()
@@ -307,19 +310,19 @@ async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(),
             }
             Readiness::Missing(missing) => missing,
         };
-        if missing != said {
-            say(&format!("waiting: {missing}"));
-            said = missing;
+        if missing != last_message {
+            progress(&format!("waiting: {missing}"));
+            last_message = missing;
         }
         if Instant::now() > deadline {
             return Err(Error::NotReady {
                 name: worker.name.clone(),
-                limit: LIMIT,
-                missing: said,
+                limit: READY_LIMIT,
+                missing: last_message,
                 unit: unit.name().to_owned(),
                 logs: layout.logs(),
             });
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

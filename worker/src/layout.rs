@@ -1,41 +1,43 @@
-//! Where things are in the worker's folder. Pure.
+//! Paths in the worker's folder. Pure.
 //!
 //! ```text
 //!  /var/lib/yoke-worker/
-//!    worker.json      what the worker is: of which cluster, under which name
-//!    upgrade.json     what is being done about the kubelet's version, if anything is
-//!    sysctls.json     what settings of the kernel were before
-//!    bin/ images/     copies of the bundle
-//!    former/          those of the worker that was there before, until another token has been let in
-//!    config/          files of containerd, CNI and the kubelet, written anew at each start
-//!    pki/             the CAs, the kubelet's certificates, and the key of the network of Pods
-//!    containerd/ kubelet/ cni/ logs/    what these keep
+//!    worker.json      state of the worker: its cluster, its Node's name, its options
+//!    upgrade.json     state of a kubelet upgrade, while one is in progress
+//!    sysctls.json     kernel settings from before the worker
+//!    bin/ images/     copies from the bundle
+//!    former/          the same of the previous worker, until another token is admitted
+//!    config/          files of containerd, CNI and the kubelet, written at each start
+//!    pki/             the CAs, the kubelet's certificates, and the WireGuard key of the Pod network
+//!    containerd/ kubelet/ cni/ logs/    data of these programs
 //! ```
 
 use std::path::{Path, PathBuf};
 
-/// A unix socket's path has at most 107 characters, and the longest one is this much below the folder.
+/// Longest path of a worker's folder. A unix socket path has at most 107 characters, and this is
+/// the longest socket path below the folder.
 const ROOT_MAX: usize = 107 - "/containerd/state/containerd.sock.ttrpc".len();
 
-/// The worker's folder.
+/// Paths of one worker's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     root: PathBuf,
 }
 
-/// The folder cannot be used.
+/// The path cannot be a worker's folder.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// Its path is relative, or has what a configuration file cannot hold.
-    #[error("{0:?} is not an absolute path of letters, digits and `/`, `-`, `_`, `.`")]
+    /// The path is relative, or has characters that a configuration file would need to quote.
+    #[error("{0:?} is not an absolute path of ASCII letters, digits, `/`, `-`, `_` and `.`")]
     Path(PathBuf),
-    /// Its path is so long that no socket can be in it.
+    /// The path is too long for the unix sockets below it.
     #[error("{0:?} is longer than {ROOT_MAX} characters")]
     Long(PathBuf),
 }
 
 impl Layout {
-    /// The folder `root`. Its path gets into files of four formats, so it has nothing that any of them would quote.
+    /// Validates `root`. Its path is written into files of four formats, so it must not have a
+    /// character that any of them quotes.
     pub(crate) fn new(root: &Path) -> Result<Self, LayoutError> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte);
         let text = root.to_str().unwrap_or_default();
@@ -57,17 +59,17 @@ impl Layout {
         self.root.join("worker.json")
     }
 
-    /// What is being done about the kubelet's version.
+    /// State of a kubelet upgrade in progress.
     pub(crate) fn upgrade(&self) -> PathBuf {
         self.root.join("upgrade.json")
     }
 
-    /// Held by whoever runs, joins or leaves.
+    /// Lock that `run`, `join` and `leave` take.
     pub(crate) fn lock(&self) -> PathBuf {
         self.root.join("lock")
     }
 
-    /// What the kernel's settings were before the worker.
+    /// Kernel settings from before the worker.
     pub(crate) fn sysctls(&self) -> PathBuf {
         self.root.join("sysctls.json")
     }
@@ -80,7 +82,7 @@ impl Layout {
         self.bin().join(name)
     }
 
-    /// This program, as systemd starts it.
+    /// Copy of this program, which systemd starts.
     pub(crate) fn own_program(&self) -> PathBuf {
         self.binary("yoke-worker")
     }
@@ -89,8 +91,8 @@ impl Layout {
         self.root.join("images")
     }
 
-    /// Programs and images of the worker that was there before.
-    pub(crate) fn former(&self) -> PathBuf {
+    /// Programs and images of the previous worker.
+    pub(crate) fn previous(&self) -> PathBuf {
         self.root.join("former")
     }
 
@@ -102,13 +104,13 @@ impl Layout {
         self.root.join("config/kubelet.json")
     }
 
-    /// Where containerd looks for a network of Pods. Descriptions of `spec.addons.podNetwork` name it, and [`Self::bin`], for CNI
-    /// plugins of a cluster's own.
+    /// Folder where containerd looks for a CNI configuration. The descriptions of
+    /// `spec.addons.podNetwork` name it, and [`Self::bin`], for a cluster's own CNI plugin.
     pub(crate) fn cni_config(&self) -> PathBuf {
         self.root.join("config/cni")
     }
 
-    /// What Pods are connected by, as soon as it is there.
+    /// CNI configuration of the built-in Pod network. Exists once that network does.
     pub(crate) fn network_config(&self) -> PathBuf {
         self.cni_config().join("10-yoke-worker.conflist")
     }
@@ -117,7 +119,7 @@ impl Layout {
         self.root.join("config/bootstrap.kubeconfig")
     }
 
-    /// Written by the kubelet when it has a certificate.
+    /// Written by the kubelet after it has a certificate.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.root.join("config/kubelet.kubeconfig")
     }
@@ -126,20 +128,20 @@ impl Layout {
         self.root.join("pki")
     }
 
-    /// The newest certificate that the kubelet was given to ask with, and its key.
+    /// Newest client certificate of the kubelet, with its key.
     pub(crate) fn client_certificate(&self) -> PathBuf {
         self.pki().join("kubelet-client-current.pem")
     }
 
-    pub(crate) fn authority(&self) -> PathBuf {
+    pub(crate) fn ca(&self) -> PathBuf {
         self.pki().join("ca.crt")
     }
 
-    pub(crate) fn client_authority(&self) -> PathBuf {
+    pub(crate) fn client_ca(&self) -> PathBuf {
         self.pki().join("client-ca.crt")
     }
 
-    /// The key of the network of Pods.
+    /// WireGuard key of the Pod network.
     pub(crate) fn wireguard_key(&self) -> PathBuf {
         self.pki().join("wireguard.key")
     }
@@ -156,7 +158,7 @@ impl Layout {
         self.root.join("kubelet")
     }
 
-    /// The addresses that Pods have.
+    /// Addresses that the IPAM plugin has assigned to Pods.
     pub(crate) fn addresses(&self) -> PathBuf {
         self.root.join("cni")
     }
@@ -169,12 +171,18 @@ impl Layout {
         self.root.join("logs/pods")
     }
 
-    /// What stands for folders of the machine that others write to whatever they are told: see [`crate::boxed`].
-    pub(crate) fn usual(&self) -> PathBuf {
+    /// Replacements for folders of the machine that some programs write to regardless of
+    /// configuration: see [`crate::sandbox`].
+    pub(crate) fn replacements(&self) -> PathBuf {
         self.root.join("usual")
     }
 
-    /// Every folder that must be there before anything starts.
+    /// Returns the path in the worker's folder that is mounted over `usual` in a sandbox.
+    pub(crate) fn replacement(&self, usual: &str) -> PathBuf {
+        self.replacements().join(usual.trim_start_matches('/'))
+    }
+
+    /// Folders that must exist before anything starts.
     pub(crate) fn folders(&self) -> Vec<PathBuf> {
         vec![
             self.bin(),

@@ -1,51 +1,46 @@
-//! `yoke-worker` makes a machine a worker of a hosted cluster.
+//! `yoke-worker` turns a machine into a node of a tenant cluster.
 //!
 //! ```text
-//!  preflight   machine.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ a row for each thing that is missing
-//!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, by files of config.rs (pure)
-//!  run --rm                                    └▶ boxed.rs: the same in a box, uplink.rs: its way out ─▶ drain.rs ─▶ clean.rs
-//!  join        the same without the box, by a unit of systemd: join.rs ─▶ unit.rs (pure), systemd.rs ─▶ `run`
-//!  meanwhile   upgrade.rs: the kubelet is brought to the version that the cluster asks for
-//!  leave       live.rs once more ─▶ drain.rs ─▶ clean.rs
+//!  preflight   host/facts.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ one row per check
+//!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ node_lifecycle.rs: containerd, kubelet, CNI, configured by config.rs (pure)
+//!  run --rm                                    └▶ sandbox.rs: the same in a sandbox, uplink.rs: its network ─▶ drain.rs ─▶ cleanup.rs
+//!  join        `run` without the sandbox, as a systemd unit: join.rs ─▶ unit.rs (pure), systemd.rs ─▶ `run`
+//!  meanwhile   upgrade.rs: replaces the kubelet when the cluster requests another version
+//!  leave       node_lifecycle.rs again ─▶ drain.rs ─▶ cleanup.rs
 //! ```
 //!
-//! Data goes to standard output and nothing else does; progress and errors go to standard error.
+//! Standard output carries data only. Progress and errors go to standard error.
 
 mod arguments;
-mod boxed;
 mod bundle;
 mod certificate;
-mod cgroups;
-mod children;
-mod clean;
+mod cleanup;
 mod clock;
 mod cni;
 mod commands;
 mod config;
 mod drain;
 mod error;
-mod feed;
-mod files;
-mod gpus;
-mod hosts;
+mod error_chain;
+mod host;
 mod id;
-mod iproute;
 mod join;
+mod join_admission;
 mod layout;
 mod limits;
-mod live;
-mod machine;
+mod netns;
 mod network;
 mod node;
+mod node_lifecycle;
+mod node_name;
 mod output;
-mod place;
+mod pods;
 mod preflight;
-mod refusal;
+mod process;
 mod root;
-mod rules;
+mod sandbox;
 mod setup;
 mod state;
-mod sysctls;
 mod systemd;
 mod unit;
 mod upgrade;
@@ -61,19 +56,19 @@ use yoke_api::join_token::JoinLine;
 pub use crate::arguments::Arguments;
 use crate::arguments::{Command, PreflightOptions};
 pub use crate::error::Error;
-use crate::files::FileError;
-use crate::preflight::Purpose;
+use crate::host::files::FileError;
+use crate::preflight::facts::Purpose;
 
-/// More than any token has: what is piped in may be anything.
+/// Upper bound for piped input, in bytes. Larger than any join token.
 const INPUT_MAX: u64 = 128 << 10;
 
-/// Carries out what the command line asks for.
+/// Runs the command that the command line names.
 pub async fn run(arguments: Arguments) -> ExitCode {
     yoke_runtime::install_crypto();
-    carry_out(arguments).await.unwrap_or_else(|error| error.report())
+    run_command(arguments).await.unwrap_or_else(|error| error.report())
 }
 
-async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
+async fn run_command(arguments: Arguments) -> Result<ExitCode, Error> {
     match arguments.command {
         Command::Preflight(options) => preflight(&options).await?,
         Command::Run(options) => {
@@ -99,15 +94,16 @@ async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
     } else {
         preflight::report::to_text(&rows)
     };
-    output::put(&text).map_err(Error::Output)?;
-    if preflight::is_fit(&rows) {
+    output::print_data(&text).map_err(Error::Output)?;
+    if preflight::row::is_fit(&rows) {
         Ok(())
     } else {
         Err(Error::Unfit)
     }
 }
 
-/// `-` stands for standard input: a command line is seen by everybody on the machine.
+/// Reads the join token. `-` stands for standard input, because every user of the machine can read
+/// a command line.
 fn read_token(argument: Option<&str>, file: Option<&Path>) -> Result<Option<JoinLine>, Error> {
     let text = match (argument, file) {
         (Some("-"), _) => read_limited(std::io::stdin()).map_err(Error::Input)?,

@@ -1,21 +1,23 @@
-//! What a worker may take of its machine. Pure.
+//! Limits for CPU and memory of a worker. Pure.
 //!
 //! ```text
-//!  --cpus, --memory ─▶ Limits ─┬─ bounds of the control groups (cgroups.rs)
-//!                    capacity ─┴─ what the kubelet leaves to others, so that the Node says what Pods can have (config.rs)
+//!  --cpus, --memory ─▶ Limits ─┬─ limits of the control groups (host/cgroups.rs)
+//!                    capacity ─┴─ what the kubelet reserves, so that the Node's allocatable resources fit the limits (config.rs)
 //! ```
 //!
-//! The kubelet knows the machine and no bounds above its own: its Node's capacity is the machine's, and what can be had of that
-//! is what the scheduler goes by.
+//! The kubelet knows the machine but no limits of groups above its own. The capacity of its Node is
+//! therefore the machine's. The scheduler goes by what is allocatable of that.
 
 use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1 << 20;
-/// What containerd and the kubelet take. Pods are bounded below it, and so end before these.
+/// Memory for containerd and the kubelet. The limit of all Pods is lower by this amount, so that
+/// the kernel kills Pods first.
 const PROGRAMS: u64 = 256 * MIB;
-/// Less than this leaves nothing for Pods: the kubelet keeps 100 MiB free, too.
+/// Smallest memory limit. Less leaves nothing for Pods: the kubelet also preserves 100 MiB of free
+/// memory.
 const MEMORY_MIN: u64 = 512 * MIB;
-/// Thousandths of a processor, with which the worker's own programs keep up.
+/// Smallest CPU limit in millicores, with which the worker's own programs still keep up.
 const CPUS_MIN: u32 = 250;
 const CPUS_MAX: u32 = 1 << 20;
 const UNITS: &[(&str, u64)] = &[
@@ -29,10 +31,10 @@ const UNITS: &[(&str, u64)] = &[
     ("T", 1_000_000_000_000),
 ];
 
-/// What a worker may take; all of what is not named.
+/// Limits of a worker. A resource without a limit is not limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Limits {
-    /// Thousandths of a processor.
+    /// Millicores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cpus: Option<u32>,
     /// Bytes.
@@ -40,7 +42,7 @@ pub(crate) struct Limits {
     pub(crate) memory: Option<u64>,
 }
 
-/// What a machine has: thousandths of processors, and bytes.
+/// Capacity of a machine: millicores, and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capacity {
     pub(crate) cpus: u32,
@@ -48,37 +50,35 @@ pub(crate) struct Capacity {
 }
 
 impl Limits {
-    /// Whether they are none, as for workers of before there were any.
+    /// Reports whether there are no limits, as for workers from before limits existed.
     pub(crate) fn are_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether a worker can live with them.
+    /// Reports whether the limits leave enough for a worker.
     pub(crate) fn are_usable(&self) -> bool {
         self.cpus.is_none_or(|cpus| (CPUS_MIN..=CPUS_MAX).contains(&cpus))
             && self.memory.is_none_or(|memory| memory >= MEMORY_MIN)
     }
 
-    /// What is asked for, and the machine does not have.
+    /// Describes the first limit that exceeds the machine's capacity.
     pub(crate) fn find_excess(&self, has: Capacity) -> Option<String> {
         if let Some(cpus) = self.cpus.filter(|cpus| *cpus > has.cpus) {
             let (cpus, has) = (f64::from(cpus) / 1000.0, f64::from(has.cpus) / 1000.0);
-            return Some(format!("{cpus} processors are asked for, and this machine has {has}"));
+            return Some(format!("--cpus {cpus} exceeds the {has} CPUs of this machine"));
         }
         let memory = self.memory.filter(|memory| *memory > has.memory)?;
         let (memory, has) = (memory / MIB, has.memory / MIB);
-        Some(format!(
-            "{memory} MiB of memory are asked for, and this machine has {has}"
-        ))
+        Some(format!("--memory {memory} MiB exceeds the {has} MiB of this machine"))
     }
 
-    /// What Pods may take, in bytes.
-    pub(crate) fn of_pods(&self) -> Option<u64> {
+    /// Memory limit of all Pods together, in bytes.
+    pub(crate) fn pods_memory(&self) -> Option<u64> {
         Some(self.memory?.saturating_sub(PROGRAMS))
     }
 
-    /// What the kubelet leaves to others, by resource as Kubernetes calls it: `systemReserved`, and `kubeReserved` for the worker's
-    /// own programs.
+    /// Computes the kubelet's `systemReserved`, for everything outside the worker, and
+    /// `kubeReserved`, for the worker's own programs.
     pub(crate) fn to_reserved(self, has: Capacity) -> (Reserved, Reserved) {
         let rest = |has: u64, limit: u64| has.saturating_sub(limit);
         let cpus = self.cpus.map(|cpus| format!("{}m", rest(has.cpus.into(), cpus.into())));
@@ -90,10 +90,10 @@ impl Limits {
     }
 }
 
-/// Quantities by resource.
+/// Quantities by resource name.
 pub(crate) type Reserved = std::collections::BTreeMap<&'static str, String>;
 
-/// Processors as people write them: `2`, or `1.5`.
+/// Parses a number of CPUs such as `2` or `1.5`, into millicores.
 pub(crate) fn parse_cpus(text: &str) -> Result<u32, String> {
     let parse = || {
         let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
@@ -107,10 +107,10 @@ pub(crate) fn parse_cpus(text: &str) -> Result<u32, String> {
     let limits = |cpus| Limits { cpus, memory: None };
     parse()
         .filter(|cpus| limits(Some(*cpus)).are_usable())
-        .ok_or_else(|| "expected a number of processors such as 2 or 1.5, at least 0.25".to_owned())
+        .ok_or_else(|| "expected a number of CPUs such as 2 or 1.5, at least 0.25".to_owned())
 }
 
-/// Memory as Kubernetes writes it: `2Gi`, or `2000M`.
+/// Parses a Kubernetes quantity of memory such as `2Gi` or `2000M`, into bytes.
 pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
     let parse = || {
         let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -140,7 +140,7 @@ mod tests {
     };
 
     #[test]
-    fn people_write_numbers() {
+    fn quantities_are_parsed() {
         for (text, cpus) in [
             ("2", Some(2000)),
             ("1.5", Some(1500)),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_what_can_be_had() {
+    fn the_kubelet_reserves_the_rest() {
         let none = Limits::default();
         assert_eq!(none.to_reserved(HAS), Default::default());
         let limits = Limits {
@@ -185,16 +185,21 @@ mod tests {
         assert_eq!(others["cpu"], "2500m");
         assert_eq!(others["memory"], (6 * GIB).to_string());
         assert_eq!(own, [("memory", (256 * MIB).to_string())].into());
-        assert_eq!(limits.of_pods(), Some(2 * GIB - 256 * MIB));
+        assert_eq!(limits.pods_memory(), Some(2 * GIB - 256 * MIB));
     }
 
     #[test]
-    fn nobody_has_more_than_the_machine() {
+    fn limits_must_not_exceed_the_machine() {
         for (rule, cpus, memory, part) in [
             ("all", Some(4000), Some(8 * GIB), None),
             ("nothing", None, None, None),
-            ("processors", Some(4500), None, Some("4.5 processors")),
-            ("memory", Some(1000), Some(9 * GIB), Some("9216 MiB of memory")),
+            ("processors", Some(4500), None, Some("--cpus 4.5 exceeds the 4 CPUs")),
+            (
+                "memory",
+                Some(1000),
+                Some(9 * GIB),
+                Some("--memory 9216 MiB exceeds the 8192 MiB"),
+            ),
         ] {
             let excess = Limits { cpus, memory }.find_excess(HAS);
             assert_eq!(excess.is_some(), part.is_some(), "{rule}: {excess:?}");

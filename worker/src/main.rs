@@ -1,4 +1,4 @@
-//! `yoke-worker`: see the library.
+//! The `yoke-worker` program. All of it is in the library.
 
 use std::process::ExitCode;
 

@@ -1,12 +1,14 @@
-//! The network of Pods between workers: each has a tunnel to each other one, and the packet filter keeps to them.
+//! The Pod network between workers: each worker has a WireGuard tunnel to each other one, and a
+//! packet filter that protects it.
 //!
 //! ```text
-//!  API ──watch──▶ nodes.rs ──Seen──▶ plan.rs (pure) ──Peer──▶ tunnel.rs: WireGuard over a TUN device, and routes
-//!   ▲                                  ▲   └─ranges─▶ table.rs (pure) ──▶ nft
-//!   └── own Node: key, endpoint        └── host.rs: what the machine reaches otherwise
+//!  API ──watch──▶ nodes.rs ──PeerNode──▶ plan.rs (pure) ──Peer──▶ tunnel.rs: WireGuard over a TUN device, and routes
+//!   ▲                                      ▲   └─ranges─▶ table.rs (pure) ──▶ nft
+//!   └── own Node: key, endpoint            └── host.rs: what the machine reaches without the Pod network
 //! ```
 //!
-//! The table stays when the worker's process ends for a while, for Pods run on; the device does not.
+//! The table stays while the worker is stopped temporarily, because Pods keep running. The device
+//! does not.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,12 +19,12 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use yoke_api::Cidr;
 
-use crate::feed::call;
-use crate::id::Id;
+use crate::error::Error;
+use crate::host::{iptables, nftables};
 use crate::layout::Layout;
-use crate::output::say;
+use crate::output::progress;
+use crate::process::stdin_program::call;
 use crate::state::Worker;
-use crate::{Error, rules};
 
 mod host;
 mod key;
@@ -31,39 +33,40 @@ mod plan;
 mod table;
 mod tunnel;
 
-use host::Host;
+use host::HostNetwork;
 use key::Key;
 use nodes::Nodes;
-use plan::{Own, Plan};
+use plan::{LocalWorker, Plan};
 use table::{Table, build_table};
 use tunnel::{Parts, Tunnel};
 
-/// How often all is put right, whether anything has changed or not: others flush rules and routes, and peers are asked again.
+/// Interval of a full reconcile, even without changes: other programs flush rules and routes, and
+/// peers need new handshakes.
 const RESYNC: Duration = Duration::from_secs(60);
-/// After an error, and between two changes.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// The API's addresses are asked for in passing.
+/// Delay after an error, and between two reconciles.
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+/// Timeout for resolving the API server's name, which must not delay a reconcile.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(2);
 const ADDRESSES_MAX: usize = 64;
 
-/// A network that is kept. Dropped, it is asked to end, and nobody waits for it.
+/// A maintained Pod network. Dropping it stops the task without waiting for it.
 #[derive(Debug)]
 pub(crate) struct Network {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
-    /// How long a packet of a Pod may be.
+    /// MTU of the Pods' interfaces.
     pub(crate) mtu: u32,
 }
 
 impl Network {
-    /// Makes what Pods need, and keeps it right from then on. The tunnels may come later.
+    /// Creates the Pod network, and maintains it from then on. Tunnels may follow later.
     pub(crate) async fn start(layout: &Layout, worker: &Worker, range: Cidr) -> Result<Self, Error> {
         if !range.address().is_ipv4() {
-            let why = format!("Pods cannot have addresses of {range}: only those of IPv4 are routed");
+            let why = format!("the Pod range {range} is not IPv4");
             return Err(Error::Network(why));
         }
-        let secret = key::keep(&layout.wireguard_key())?;
-        let mut upkeep = Upkeep {
+        let secret = key::load_or_generate(&layout.wireguard_key())?;
+        let mut reconciler = PodNetworkReconciler {
             layout: layout.clone(),
             worker: worker.clone(),
             range,
@@ -72,48 +75,38 @@ impl Network {
             tunnel: None,
             plan: Plan::default(),
             api: Vec::new(),
-            said: String::new(),
+            last_message: String::new(),
         };
-        // One that is there already knows the peers.
-        if !has_table(&worker.id).await {
-            upkeep.put_table().await.map_err(Error::Network)?;
+        // An existing table already has the peers.
+        if !nftables::has_table(&worker.id.network()).await {
+            reconciler.apply_table().await.map_err(Error::Network)?;
         }
-        let host = upkeep.observe().await.map_err(Error::Network)?;
-        upkeep.settle(&None).await;
-        let (stop, asked) = oneshot::channel();
+        let host = reconciler.observe().await.map_err(Error::Network)?;
+        reconciler.reconcile(&None).await;
+        let (stop, stop_requested) = oneshot::channel();
         Ok(Self {
             stop,
-            task: tokio::spawn(upkeep.keep(asked)),
+            task: tokio::spawn(reconciler.run(stop_requested)),
             mtu: host.mtu,
         })
     }
 
-    /// Comes if nobody keeps it any more, though it was not asked to end.
-    pub(crate) async fn failed(&mut self) -> Error {
+    /// Resolves if the task ends without being stopped.
+    pub(crate) async fn wait_failed(&mut self) -> Error {
         let ended = (&mut self.task).await;
         let why = ended.err().map_or_else(String::new, |error| error.to_string());
-        Error::Network(format!("nobody keeps it any more {why}"))
+        Error::Network(format!("its task ended unexpectedly {why}"))
     }
 
-    /// Takes the device away. The table stays.
+    /// Removes the device. The table stays.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
     }
 }
 
-/// Whether the worker's table is there. It does not outlive the boot.
-pub(crate) async fn has_table(id: &Id) -> bool {
-    call("nft", &["list", "table", "inet", &id.network()], "").await.is_ok()
-}
-
-/// Removes it: no Pod is connected before there is one again.
-pub(crate) async fn remove_table(id: &Id) {
-    // There is none after a boot.
-    let _ = call("nft", &["delete", "table", "inet", &id.network()], "").await;
-}
-
-/// Gives this network an address of its own, on whichever devices it is as well.
+/// Adds an address to the loopback device, so that the network namespace has it before the bridge
+/// exists.
 pub(crate) async fn add_address(address: IpAddr) -> Result<(), String> {
     let address = Cidr::of(address).to_string();
     call("ip", &["address", "replace", &address, "dev", "lo"], "")
@@ -121,7 +114,7 @@ pub(crate) async fn add_address(address: IpAddr) -> Result<(), String> {
         .map(drop)
 }
 
-struct Upkeep {
+struct PodNetworkReconciler {
     layout: Layout,
     worker: Worker,
     range: Cidr,
@@ -129,75 +122,76 @@ struct Upkeep {
     secret: StaticSecret,
     tunnel: Option<Tunnel>,
     plan: Plan,
-    /// Where the API was found last.
+    /// Last known addresses of the API server.
     api: Vec<Cidr>,
-    said: String,
+    last_message: String,
 }
 
-impl Upkeep {
-    async fn keep(mut self, asked: oneshot::Receiver<()>) {
-        let (known, heard) = watch::channel(None);
+impl PodNetworkReconciler {
+    async fn run(mut self, stop_requested: oneshot::Receiver<()>) {
+        let (known, changes) = watch::channel(None);
         let (layout, worker) = (self.layout.clone(), self.worker.clone());
         tokio::select! {
             () = nodes::follow(&layout, &worker, &known) => {}
-            () = self.follow(heard) => {}
-            _ = asked => {}
+            () = self.follow(changes) => {}
+            _ = stop_requested => {}
         }
         if let Some(tunnel) = self.tunnel.take() {
             tunnel.close().await;
         }
     }
 
-    async fn follow(&mut self, mut heard: watch::Receiver<Nodes>) {
-        let mut pause = PAUSE_MIN;
+    async fn follow(&mut self, mut changes: watch::Receiver<Nodes>) {
+        let mut backoff = BACKOFF_MIN;
         loop {
             tokio::select! {
-                changed = heard.changed() => if changed.is_err() { return },
-                () = failed(&mut self.tunnel) => {
+                changed = changes.changed() => if changed.is_err() { return },
+                () = wait_failed(&mut self.tunnel) => {
                     self.tunnel = None;
-                    say("the tunnels to other workers have ended; they are made again");
-                    sleep(PAUSE_MIN).await;
+                    progress("the WireGuard device stopped; creating it again");
+                    sleep(BACKOFF_MIN).await;
                 }
-                () = sleep(pause) => {}
+                () = sleep(backoff) => {}
             }
-            let nodes = heard.borrow_and_update().clone();
-            pause = if self.settle(&nodes).await {
+            let nodes = changes.borrow_and_update().clone();
+            backoff = if self.reconcile(&nodes).await {
                 RESYNC
             } else {
-                (pause * 2).min(RESYNC)
+                (backoff * 2).min(RESYNC)
             };
-            // Whoever writes on a Node again and again is heard once a second.
-            sleep(PAUSE_MIN).await;
+            // Limits reconciles to one per second, because any client that may write a Node can
+            // cause them.
+            sleep(BACKOFF_MIN).await;
         }
     }
 
-    /// Makes all as it should be, and says what cannot be, once.
-    async fn settle(&mut self, nodes: &Nodes) -> bool {
-        let why = self.try_settle(nodes).await.err().unwrap_or_default();
-        if !why.is_empty() && why != self.said {
-            say(&format!("the network of Pods is not as it should be: {why}"));
+    /// Reconciles everything, and prints an error once. Returns whether it succeeded.
+    async fn reconcile(&mut self, nodes: &Nodes) -> bool {
+        let why = self.try_reconcile(nodes).await.err().unwrap_or_default();
+        if !why.is_empty() && why != self.last_message {
+            progress(&format!("cannot reconcile the Pod network: {why}"));
         }
-        self.said = why;
-        self.said.is_empty()
+        self.last_message = why;
+        self.last_message.is_empty()
     }
 
-    async fn try_settle(&mut self, nodes: &Nodes) -> Result<(), String> {
+    async fn try_reconcile(&mut self, nodes: &Nodes) -> Result<(), String> {
         let host = self.observe().await?;
         if let Some(nodes) = nodes {
-            let own = Own {
+            let own = LocalWorker {
                 name: self.worker.name.clone(),
                 key: self.key,
                 range: self.range,
                 reserved: host.reserved,
             };
             let plan = plan::plan(&own, nodes);
-            for (name, fault) in &plan.left_out {
-                if self.plan.left_out.get(name) != Some(fault) {
-                    say(&format!("Pods of Node {name} are not reached: {fault}"));
+            for (name, fault) in &plan.rejected {
+                if self.plan.rejected.get(name) != Some(fault) {
+                    progress(&format!("cannot reach Pods of Node {name}: {fault}"));
                 }
             }
             self.plan = plan;
-            self.put_table().await?;
+            self.apply_table().await?;
         }
         let tunnel = match &mut self.tunnel {
             Some(tunnel) => tunnel,
@@ -213,23 +207,23 @@ impl Upkeep {
             }
         };
         tunnel.set_peers(&self.plan.peers).await?;
-        tunnel.wake().await;
+        tunnel.restart_handshakes().await;
         self.publish(nodes).await
     }
 
-    /// Says where this worker is, if its Node says something else.
+    /// Writes this worker's key and endpoint on its Node, if they differ.
     async fn publish(&self, nodes: &Nodes) -> Result<(), String> {
         let Some(seen) = nodes.as_ref().and_then(|nodes| nodes.get(&self.worker.name)) else {
             return Ok(());
         };
         let own = seen.address.as_deref().and_then(|address| address.parse().ok());
-        // In a network of its own it is reached where the machine is.
+        // Other workers reach an ephemeral worker at the machine's address.
         let own = match &self.worker.uplink {
             Some(uplink) => uplink.machine,
             None => own,
         };
         let Some(address) = self.worker.public_address.or(own) else {
-            return Err("this Node has no address yet".to_owned());
+            return Err("the Node has no InternalIP address yet".to_owned());
         };
         let (key, endpoint) = (
             self.key.to_string(),
@@ -241,7 +235,7 @@ impl Upkeep {
         nodes::publish(&self.layout, &self.worker, &seen.uid, &key, &endpoint).await
     }
 
-    async fn observe(&mut self) -> Result<Host, String> {
+    async fn observe(&mut self) -> Result<HostNetwork, String> {
         let lookup = tokio::net::lookup_host(self.worker.server.clone());
         if let Ok(Ok(found)) = tokio::time::timeout(LOOKUP_LIMIT, lookup).await {
             let addresses = found.map(|address| address.ip().to_canonical());
@@ -255,7 +249,7 @@ impl Upkeep {
         Ok(host)
     }
 
-    async fn put_table(&self) -> Result<(), String> {
+    async fn apply_table(&self) -> Result<(), String> {
         let peers: Vec<_> = self.plan.peers.iter().map(|peer| peer.range).collect();
         let text = build_table(&Table {
             name: &self.worker.id.network(),
@@ -265,14 +259,14 @@ impl Upkeep {
             peers: &peers,
             is_alone: self.worker.uplink.is_some(),
         });
-        call("nft", &["-f", "-"], &text).await?;
-        rules::accept_forwarding(&self.worker.id.bridge(), &self.worker.id.network()).await
+        nftables::apply(&text).await?;
+        iptables::accept_forwarding(&self.worker.id.bridge(), &self.worker.id.network()).await
     }
 }
 
-async fn failed(tunnel: &mut Option<Tunnel>) {
+async fn wait_failed(tunnel: &mut Option<Tunnel>) {
     match tunnel {
-        Some(tunnel) => tunnel.failed().await,
+        Some(tunnel) => tunnel.wait_failed().await,
         None => std::future::pending().await,
     }
 }

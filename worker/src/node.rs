@@ -1,4 +1,4 @@
-//! The worker's Node, as the worker itself sees it: with the certificate that its kubelet was given.
+//! The worker's Node, read and written with the client certificate of the worker's kubelet.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -14,63 +14,67 @@ use yoke_api::Cidr;
 use yoke_api::labels::REAP_AFTER;
 use yoke_runtime::clock::since_boot;
 
-use crate::clock::to_line;
+use crate::error::Error;
+use crate::error_chain::format_chain;
+use crate::host::etc_hosts;
 use crate::layout::Layout;
-use crate::output::say;
-use crate::place::read_boot;
+use crate::netns::read_boot_id;
+use crate::output::progress;
+use crate::pods;
 use crate::state::Worker;
-use crate::{Error, hosts, live};
 
-const PAUSE: Duration = Duration::from_secs(1);
-/// Between two looks whether the Node is still there.
-const WATCH: Duration = Duration::from_secs(10);
-pub(crate) const REQUEST: Duration = Duration::from_secs(10);
-/// Nobody removes a Node for its silence that was heard of more lately.
-const SILENCE_MIN: Duration = Duration::from_secs(45);
-/// Of what a Node says.
-const SAID_MAX: usize = 300;
-/// What a kubelet says that has no CNI configuration, and lacks nothing else, as of 1.35.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between checks whether the Node still exists.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// Minimum time without contact after which a removed Node counts as reaped rather than deleted by
+/// a user.
+const NO_CONTACT_MIN: Duration = Duration::from_secs(45);
+/// Upper bound for a status message of a Node, in characters.
+const MESSAGE_MAX: usize = 300;
+/// Start of the Ready message of a kubelet that lacks only a CNI configuration, as of 1.35.
 const UNCONNECTED: &str = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady";
-/// Where kubelets have their Leases.
+/// Namespace of the kubelets' Leases.
 const LEASES: &str = "kube-node-lease";
-/// How often it is said that there is still nothing.
-const SILENCE: u32 = 30;
+/// Rounds between two messages that the worker is still waiting.
+const ROUNDS_PER_MESSAGE: u32 = 30;
 
-/// A client with the kubelet's certificate, once it has one.
+/// Returns a client with the kubelet's certificate, if the kubelet has one.
 pub(crate) async fn connect(layout: &Layout, worker: &Worker) -> Option<Client> {
     connect_by(&layout.kubeconfig(), worker).await
 }
 
-/// A client by a kubeconfig, once that can be read.
+/// Returns a client for a kubeconfig, if that can be read.
 pub(crate) async fn connect_by(kubeconfig: &Path, worker: &Worker) -> Option<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).ok()?;
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .ok()?;
-    hosts::dial(&mut config, &worker.server, worker.address);
-    // Whoever asks here asks again, in its own time: one Pod that a budget keeps (429) must not hold up the others.
+    etc_hosts::set_server_address(&mut config, &worker.server, worker.address);
+    // Every caller retries at its own interval. A retry in the client would block: one Pod with an
+    // exhausted PodDisruptionBudget (429) must not delay the others.
     config.default_retry = false;
     Client::try_from(config).ok()
 }
 
-/// A request of few; a control plane that does not answer keeps no worker.
-pub(crate) async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let late = |_| kube::Error::Service(format!("no answer within {REQUEST:?}").into());
-    tokio::time::timeout(REQUEST, request).await.map_err(late)?
+/// Bounds a request by `REQUEST_LIMIT`, so that an unresponsive control plane does not block the worker.
+pub(crate) async fn with_limit<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let late = |_| kube::Error::Service(format!("no response within {REQUEST_LIMIT:?}").into());
+    tokio::time::timeout(REQUEST_LIMIT, request).await.map_err(late)?
 }
 
-/// The Node, as far as a worker is concerned.
+/// The fields of the Node that the worker uses.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct OwnNode {
     uid: String,
-    /// The addresses that it may give to Pods.
+    /// The Node's Pod range.
     pods: Option<Cidr>,
-    /// What its kubelet says which boot of a machine it is.
+    /// Boot ID that the kubelet reports.
     boot: Option<String>,
 }
 
-impl Seen {
-    fn of(node: Node) -> Option<Self> {
+impl OwnNode {
+    fn from_node(node: Node) -> Option<Self> {
         let info = node.status.and_then(|status| status.node_info);
         Some(Self {
             uid: node.metadata.uid?,
@@ -80,18 +84,18 @@ impl Seen {
     }
 }
 
-/// The UID of the Node of this name; nothing if there is none.
-pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<String>> {
-    Ok(look(client, name).await?.map(|seen| seen.uid))
+/// Returns the UID of the Node of this name, or `None` if no such Node exists.
+pub(crate) async fn read_uid(client: &Client, name: &str) -> kube::Result<Option<String>> {
+    Ok(read_node(client, name).await?.map(|seen| seen.uid))
 }
 
-/// Waits until the cluster has let the Node in, and, where the network of Pods is the worker's, has said which addresses it may give
-/// to them. The Node's UID is kept as soon as it is seen: it is what the Node is removed by.
+/// Waits until the cluster has admitted the Node and, with the built-in Pod network, assigned its
+/// Pod range. Persists the Node's UID as soon as it is known: deleting the Node needs it.
 pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<Option<Cidr>, Error> {
     let mut rounds = 0;
     loop {
-        if let Some(seen) = read_seen(layout, worker).await {
-            keep_uid(layout, worker, &seen).await?;
+        if let Some(seen) = read_existing(layout, worker).await {
+            persist_uid(layout, worker, &seen).await?;
             if !worker.pod_network {
                 return Ok(None);
             }
@@ -100,139 +104,149 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
             }
         }
         rounds += 1;
-        if rounds % SILENCE == 0 {
+        if rounds % ROUNDS_PER_MESSAGE == 0 {
             let log = layout.logs().join("kubelet.log");
-            say(&format!(
-                "still waiting to be let in as Node {}; see {}",
+            progress(&format!(
+                "still waiting for admission as Node {}; see {}",
                 worker.name,
                 log.display()
             ));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// How far the Node is.
+/// How close the Node is to Ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Ready,
-    /// It is all that it is without a CNI plugin.
+    /// Only a CNI plugin is missing.
     Unconnected,
-    /// Something else is missing.
+    /// Another requirement is missing.
     Missing(String),
 }
 
-/// How far the worker's Node is.
+/// Reads how close the worker's Node is to Ready.
 pub(crate) async fn observe_readiness(layout: &Layout, worker: &Worker) -> Readiness {
     let name = &worker.name;
     let Some(client) = connect(layout, worker).await else {
-        return Readiness::Missing("the cluster has not let the kubelet in yet".to_owned());
+        return Readiness::Missing("the cluster has not admitted the kubelet yet".to_owned());
     };
-    match limited(Api::<Node>::all(client).get_opt(name)).await {
-        Ok(Some(node)) => judge(worker, node),
-        Ok(None) => Readiness::Missing(format!("there is no Node {name} yet")),
-        Err(error) => Readiness::Missing(format!("the API does not answer: {}", to_line(&error))),
+    match with_limit(Api::<Node>::all(client).get_opt(name)).await {
+        Ok(Some(node)) => to_readiness(worker, node),
+        Ok(None) => Readiness::Missing(format!("Node {name} does not exist yet")),
+        Err(error) => Readiness::Missing(format!("the API server does not respond: {}", format_chain(&error))),
     }
 }
 
-/// Pure.
-fn judge(worker: &Worker, node: Node) -> Readiness {
+/// Derives the readiness from the Node. Pure.
+fn to_readiness(worker: &Worker, node: Node) -> Readiness {
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
     let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
     if ready.as_ref().is_some_and(|ready| ready.status == "True") {
         return Readiness::Ready;
     }
     let why = ready.and_then(|ready| ready.message).unwrap_or_default();
-    // With anything else beside it, all of it is in brackets.
+    // If another problem exists too, the kubelet lists all of them in brackets, so the message
+    // starts differently.
     if !worker.pod_network && why.starts_with(UNCONNECTED) {
         return Readiness::Unconnected;
     }
-    let why: String = why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect();
-    Readiness::Missing(format!("Node {} is not ready yet: {why}", worker.name))
+    let why: String = why.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect();
+    Readiness::Missing(format!("Node {} is not Ready yet: {why}", worker.name))
 }
 
-/// Whether the cluster removes the Node when nothing is heard of it; nothing if nobody says.
+/// Reports whether the cluster removes the Node after a time without heartbeats; `None` if that
+/// cannot be read.
 pub(crate) async fn is_reaped(layout: &Layout, worker: &Worker) -> Option<bool> {
     let leases = Api::<Lease>::namespaced(connect(layout, worker).await?, LEASES);
-    let lease = limited(leases.get_opt(&worker.name)).await.ok()?;
+    let lease = with_limit(leases.get_opt(&worker.name)).await.ok()?;
     Some(lease.is_some_and(|lease| lease.labels().contains_key(REAP_AFTER)))
 }
 
-/// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral begins anew when it
-/// was removed while nothing was heard of this machine, as for its silence. Else somebody wanted it gone: the worker stays as it is
-/// until its kubelet is started again and makes another, and begins anew then.
+/// Resolves when the worker must stop because its Node was removed or belongs to another machine.
+///
+/// A permanent worker distinguishes two cases when its Node is gone:
+/// - The worker had no contact with the API before, so the node reaper removed the Node: register
+///   again.
+/// - The worker had contact, so a user deleted the Node: continue until the kubelet is restarted,
+///   registers a new Node, and the worker starts over.
 pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
-    let (mut was_there, mut heard) = (true, since_boot());
+    let (mut existed, mut last_contact) = (true, since_boot());
     loop {
-        tokio::time::sleep(WATCH).await;
-        // Pods run whether the API answers or not.
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        // Pods run even while the API is unreachable.
         let Some(found) = read(layout, worker).await else {
             continue;
         };
-        let silence = since_boot().saturating_sub(heard);
-        heard = since_boot();
-        if was_there && found.is_none() && !worker.ephemeral && silence >= SILENCE_MIN {
-            return Error::Forgotten(worker.name.clone());
+        let no_contact = since_boot().saturating_sub(last_contact);
+        last_contact = since_boot();
+        if existed && found.is_none() && !worker.ephemeral && no_contact >= NO_CONTACT_MIN {
+            return Error::RemovedWhileSilent(worker.name.clone());
         }
-        if was_there && found.is_none() && !worker.ephemeral {
-            say(&format!(
-                "Node {} is gone: started again, this worker makes another",
+        if existed && found.is_none() && !worker.ephemeral {
+            progress(&format!(
+                "Node {} was deleted; restart this worker to register a new Node",
                 worker.name
             ));
         }
-        was_there = found.is_some();
-        if let Err(error) = follow(layout, worker, found) {
+        existed = found.is_some();
+        if let Err(error) = check_node_exists(layout, worker, found) {
             return error;
         }
     }
 }
 
-/// What a worker makes of what there is by the name of its Node.
-fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(), Error> {
+/// Decides what the worker does, given the Node that has its name now.
+fn check_node_exists(layout: &Layout, worker: &mut Worker, found: Option<OwnNode>) -> Result<(), Error> {
     let removed = Error::Removed(worker.name.clone());
-    // Whoever removed it counts on its Pods having ended: they may run elsewhere.
+    // Controllers that see the Node removed assume that its Pods have stopped, and may run them
+    // elsewhere.
     match found {
         None if worker.ephemeral => Err(removed),
         None => Ok(()),
         Some(found) if is_own(worker, &found)? => Ok(()),
         Some(found) if worker.ephemeral => {
-            // By which it is removed in the end.
-            remember(layout, worker, &found)?;
+            // Cleanup needs this UID to delete the Node.
+            write_uid(layout, worker, &found)?;
             Err(removed)
         }
-        // The network of Pods has the former one's addresses.
-        Some(_) => Err(Error::Renewed(worker.name.clone())),
+        // The Pod network still has the range of the previous Node.
+        Some(_) => Err(Error::NewNode(worker.name.clone())),
     }
 }
 
-async fn read_seen(layout: &Layout, worker: &Worker) -> Option<Seen> {
+async fn read_existing(layout: &Layout, worker: &Worker) -> Option<OwnNode> {
     read(layout, worker).await?
 }
 
-/// The worker's Node, or that there is none; nothing if nobody says.
-async fn read(layout: &Layout, worker: &Worker) -> Option<Option<Seen>> {
-    look(&connect(layout, worker).await?, &worker.name).await.ok()
+/// Returns the worker's Node, `Some(None)` if it does not exist, or `None` if the API does not
+/// answer.
+async fn read(layout: &Layout, worker: &Worker) -> Option<Option<OwnNode>> {
+    read_node(&connect(layout, worker).await?, &worker.name).await.ok()
 }
 
-/// The Node of this name.
-pub(crate) async fn look(client: &Client, name: &str) -> kube::Result<Option<Seen>> {
-    let found = limited(Api::<Node>::all(client.clone()).get_opt(name)).await?;
-    Ok(found.and_then(Seen::of))
+/// Returns the Node of this name.
+pub(crate) async fn read_node(client: &Client, name: &str) -> kube::Result<Option<OwnNode>> {
+    let found = with_limit(Api::<Node>::all(client.clone()).get_opt(name)).await?;
+    Ok(found.and_then(OwnNode::from_node))
 }
 
-/// Keeps the Node's UID, and ends the Pods of a former Node before: whoever is killed meanwhile still knows that they have to end.
-pub(crate) async fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
+/// Persists the Node's UID. Stops the Pods of a previous Node first: if the worker is killed in
+/// between, it still knows that they have to stop.
+pub(crate) async fn persist_uid(layout: &Layout, worker: &mut Worker, found: &OwnNode) -> Result<(), Error> {
     if is_own(worker, found)? {
         return Ok(());
     }
     if worker.node_uid.is_some() {
-        live::end_pods(layout, worker).await?;
+        pods::stop_pods(layout, worker).await?;
     }
-    remember(layout, worker, found)
+    write_uid(layout, worker, found)
 }
 
-/// Has the Node this address. Its kubelet does that, too, but asks for a certificate of the address that it finds there.
-pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
+/// Writes the Node's address. The kubelet does that too, but requests a serving certificate for the
+/// address that it finds on the Node.
+pub(crate) async fn write_address(layout: &Layout, worker: &Worker, address: IpAddr) {
     let Some(client) = connect(layout, worker).await else {
         return;
     };
@@ -242,22 +256,23 @@ pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
     ]}});
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    if let Err(error) = limited(nodes.patch_status(&worker.name, &params, &patch)).await {
-        say(&format!("cannot tell the Node's address: {}", to_line(&error)));
+    if let Err(error) = with_limit(nodes.patch_status(&worker.name, &params, &patch)).await {
+        progress(&format!("cannot write the Node's address: {}", format_chain(&error)));
     }
 }
 
-/// Whether it is the Node that is known. One with another UID is another machine's, and not taken over; unless a kubelet of this
-/// boot has made it, in the place of one that somebody deleted.
-fn is_own(worker: &Worker, found: &Seen) -> Result<bool, Error> {
+/// Reports whether this is the known Node. A Node with another UID was registered by another
+/// machine, which is an error. The exception: the kubelet registered it in this boot, to replace a
+/// deleted Node.
+fn is_own(worker: &Worker, found: &OwnNode) -> Result<bool, Error> {
     match &worker.node_uid {
         Some(known) if *known == found.uid => Ok(true),
-        Some(_) if found.boot != Some(read_boot()?) => Err(Error::Replaced(worker.name.clone())),
+        Some(_) if found.boot != Some(read_boot_id()?) => Err(Error::Replaced(worker.name.clone())),
         _ => Ok(false),
     }
 }
 
-fn remember(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
+fn write_uid(layout: &Layout, worker: &mut Worker, found: &OwnNode) -> Result<(), Error> {
     worker.node_uid = Some(found.uid.clone());
     worker.write(layout)
 }
@@ -271,9 +286,9 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::files;
+    use crate::host::files;
 
-    /// A worker that was let in by an API, which has this Node for it.
+    /// A worker that an API has admitted, with this Node.
     async fn join(dir: &std::path::Path, node: &Arc<Mutex<Value>>) -> (Layout, Worker) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap());
@@ -326,7 +341,7 @@ mod tests {
     fn a_node_without_a_plugin_lacks_nothing_else() {
         let network = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:x";
         let both = format!("[{network}, CSINode is not yet initialized]");
-        let missing = |why: &str| Readiness::Missing(format!("Node box-1 is not ready yet: {why}"));
+        let missing = |why: &str| Readiness::Missing(format!("Node box-1 is not Ready yet: {why}"));
         for (rule, pod_network, status, message, expected) in [
             ("it is ready", false, "True", "", Readiness::Ready),
             ("it waits for a plugin", false, "False", network, Readiness::Unconnected),
@@ -340,13 +355,13 @@ mod tests {
             let condition = json!({"type": "Ready", "status": status, "message": message});
             let node = json!({"metadata": {"name": "box-1"}, "status": {"conditions": [condition]}});
             assert_eq!(
-                judge(&worker, serde_json::from_value(node).unwrap()),
+                to_readiness(&worker, serde_json::from_value(node).unwrap()),
                 expected,
                 "{rule}"
             );
         }
         let new = serde_json::from_value(json!({"metadata": {"name": "box-1"}})).unwrap();
-        assert_eq!(judge(&Worker::example(), new), missing(""));
+        assert_eq!(to_readiness(&Worker::example(), new), missing(""));
     }
 
     #[tokio::test]
@@ -365,14 +380,14 @@ mod tests {
         assert_eq!(Worker::read(&layout).unwrap(), Some(worker));
     }
 
-    /// Whoever is killed in between finds out again what has to end.
+    /// A worker that is killed in between detects again which Pods have to stop.
     #[tokio::test]
-    async fn pods_of_a_former_node_end_before_another_is_known() {
+    async fn pods_of_a_previous_node_stop_before_a_new_uid_is_persisted() {
         let dir = tempfile::tempdir().unwrap();
         let node = json!({
             "metadata": {"name": "box-1", "uid": "u2"}, "spec": {"podCIDR": "10.1.2.0/24"},
             "status": {"nodeInfo": {
-                "architecture": "", "bootID": read_boot().unwrap(), "containerRuntimeVersion": "", "kernelVersion": "",
+                "architecture": "", "bootID": read_boot_id().unwrap(), "containerRuntimeVersion": "", "kernelVersion": "",
                 "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
                 "systemUUID": "",
             }},
@@ -380,7 +395,7 @@ mod tests {
         let (layout, mut worker) = join(dir.path(), &Arc::new(Mutex::new(node))).await;
         worker.node_uid = Some("u1".into());
         worker.write(&layout).unwrap();
-        // What cannot be removed keeps Pods from ending.
+        // A file that cannot be removed blocks the removal of Pods.
         std::fs::write(layout.cni_config(), "").unwrap();
         let joined = wait_joined(&layout, &mut worker).await;
         assert!(matches!(joined, Err(Error::File(_))), "{joined:?}");
@@ -403,8 +418,11 @@ mod tests {
     fn a_worker_whose_node_was_removed_ends_if_it_is_ephemeral() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
-        let (here, elsewhere) = (read_boot().unwrap(), "c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".to_owned());
-        let seen = |uid: &str, boot: &str| Seen {
+        let (here, elsewhere) = (
+            read_boot_id().unwrap(),
+            "c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".to_owned(),
+        );
+        let seen = |uid: &str, boot: &str| OwnNode {
             uid: uid.into(),
             pods: None,
             boot: Some(boot.into()),
@@ -413,7 +431,7 @@ mod tests {
             ("there", true, Some(seen("u1", &elsewhere)), "", "u1"),
             ("gone", true, None, "removed", "u1"),
             (
-                "made anew by its kubelet",
+                "registered again by its kubelet",
                 true,
                 Some(seen("u2", &here)),
                 "removed",
@@ -426,9 +444,9 @@ mod tests {
                 "replaced",
                 "u1",
             ),
-            ("gone, and it stays", false, None, "", "u1"),
+            ("removed, and it is permanent", false, None, "", "u1"),
             (
-                "made anew, and it stays",
+                "registered again, and it is permanent",
                 false,
                 Some(seen("u2", &here)),
                 "renewed",
@@ -447,11 +465,11 @@ mod tests {
                 node_uid: Some("u1".into()),
                 ..Worker::example()
             };
-            let ended = match follow(&layout, &mut worker, found) {
+            let ended = match check_node_exists(&layout, &mut worker, found) {
                 Ok(()) => "",
                 Err(Error::Removed(_)) => "removed",
                 Err(Error::Replaced(_)) => "replaced",
-                Err(Error::Renewed(_)) => "renewed",
+                Err(Error::NewNode(_)) => "renewed",
                 Err(error) => panic!("{rule}: {error:?}"),
             };
             assert_eq!((ended, worker.node_uid.as_deref()), (ends, Some(uid)), "{rule}");

@@ -1,196 +1,41 @@
-//! What a machine must have to be a worker: facts come in, a row for each thing that is looked at goes out. Pure.
+//! Checks what a machine needs to be a worker: facts come in, one row per check goes out. Pure.
 //!
 //! ```text
-//!  machine.rs ──Facts──▶ inspect ──▶ Row: what · found · what to do ──▶ report.rs: table or JSON ──▶ person, script
+//!  host/facts.rs ──Facts──▶ inspect ──▶ Row: check · found · to do ──▶ report.rs: table or JSON ──▶ user, script
 //! ```
 //!
-//! A row that failed is something without which no kubelet, or no Pod, starts. A warning is something that will be missed.
+//! A failed row means that the kubelet, or every Pod, would not start. A warning means that a
+//! feature is missing or limited.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use crate::node_name::is_node_name;
 
-use serde::Serialize;
-use yoke_api::names::is_label;
-
+pub(crate) mod facts;
 mod kernel;
 pub(crate) mod report;
+pub(crate) mod row;
 
-/// Controllers without which the kubelet does not start.
+use facts::{Cgroups, Facts, Fault, PORTS, PROGRAMS, Purpose, Space};
+use row::Row;
+
+/// Controllers that the kubelet needs to start.
 const CONTROLLERS: &[&str] = &["cpu", "cpuset", "memory", "pids"];
-/// Ports of the kubelet, and what they are for.
-pub(crate) const PORTS: &[(u16, &str)] = &[(10250, "the kubelet's API"), (10248, "the kubelet's health")];
-/// Programs of others that the worker's parts run, and who does.
-pub(crate) const PROGRAMS: &[(&str, &str, &str)] = &[
-    ("mount", "the kubelet mounts volumes with it", "mount"),
-    ("umount", "the kubelet unmounts volumes with it", "mount"),
-    ("ip", "Pods of other workers are routed with it", "iproute2"),
-    (
-        "setpriv",
-        "the kubelet and containerd are started with it",
-        "util-linux",
-    ),
-    ("unshare", "`run --rm` puts the worker in a box with it", "util-linux"),
-    ("nsenter", "`run --rm` connects the box with it", "util-linux"),
-];
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// The kubelet begins to evict at 100 MiB, and a node has a containerd, a kubelet and a runtime for each Pod.
+/// Minimum memory. The kubelet starts evictions at 100 MiB; containerd, the kubelet and one shim
+/// per Pod need the rest.
 const MEMORY_MIN: u64 = 512 * MIB;
 const MEMORY_WANTED: u64 = 1536 * MIB;
-/// The kubelet evicts Pods below 3 GiB (`config.rs`), and the programs take one.
+/// Minimum disk space. The kubelet evicts Pods below 3 GiB (`config.rs`), and the programs need 1
+/// GiB.
 const DISK_MIN: u64 = 4 * GIB;
 const DISK_WANTED: u64 = 10 * GIB;
-/// A certificate is good from five minutes before it was made.
+/// Largest clock difference in seconds. A certificate is valid from five minutes before its
+/// creation.
 const SKEW_MAX: u64 = 240;
 const SKEW_WANTED: u64 = 5;
-/// A Node's name, as a DNS subdomain.
-const NAME_MAX: usize = 253;
 
-/// How control groups are mounted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Cgroups {
-    /// Version 2 alone, with these controllers.
-    V2(BTreeSet<String>),
-    /// Version 1, with these controllers.
-    V1(BTreeSet<String>),
-    /// Not at all.
-    None,
-}
-
-/// Whether a packet filter can be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Filter {
-    /// Its program is not installed.
-    Missing,
-    /// Its program, or the kernel, says no.
-    Refused(String),
-    /// It lists its rules.
-    Works,
-}
-
-/// What was read of a volume's space.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Space {
-    pub(crate) path: PathBuf,
-    pub(crate) free: u64,
-}
-
-/// What is wrong with something, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) found: String,
-    pub(crate) to_do: &'static str,
-}
-
-/// The machine, as far as it matters. `None` is what could not be read.
-#[derive(Clone, Debug)]
-pub(crate) struct Facts {
-    pub(crate) root: bool,
-    /// Whether each capability that is needed is there, by name.
-    pub(crate) capabilities: BTreeMap<&'static str, bool>,
-    pub(crate) host_name: String,
-    pub(crate) cgroups: Cgroups,
-    /// Whether a cgroup of version 1 is to be accepted.
-    pub(crate) allow_cgroup_v1: bool,
-    /// Major and minor version.
-    pub(crate) kernel: Option<(u32, u32)>,
-    pub(crate) nf_tables: bool,
-    pub(crate) overlay: bool,
-    pub(crate) ip_forward: Option<bool>,
-    /// Whether bridged packets pass the packet filter; `None` where the kernel does not have it (loaded).
-    pub(crate) bridge_filter: Option<bool>,
-    pub(crate) nft: Filter,
-    /// Whether a process can have a network device.
-    pub(crate) tun: bool,
-    /// Whether the worker is to make a network of Pods.
-    pub(crate) pod_network: bool,
-    /// The port of the network of Pods, whether it was asked for, and whether somebody has it.
-    pub(crate) wireguard: (u16, bool, bool),
-    /// Devices and files that are swapped to.
-    pub(crate) swap: Vec<String>,
-    /// Whether somebody listens on a port, for each of [`PORTS`].
-    pub(crate) ports: BTreeMap<u16, bool>,
-    pub(crate) space: Option<Space>,
-    /// What there is of the bundle.
-    pub(crate) bundle: Result<String, Fault>,
-    pub(crate) memory: Option<u64>,
-    /// Where each of [`PROGRAMS`] is.
-    pub(crate) programs: BTreeMap<&'static str, Option<PathBuf>>,
-    /// Whether systemd runs the machine.
-    pub(crate) systemd: bool,
-    /// What for the machine is looked at.
-    pub(crate) purpose: Purpose,
-    /// Whether a network can be made that leads out by the machine, or why not.
-    pub(crate) uplink: Result<(), String>,
-    /// How far the clock is ahead of the API's in seconds, or why that is not known; nothing if no API was named.
-    pub(crate) skew: Option<Result<i64, String>>,
-}
-
-/// What for a machine is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// For a worker in the machine's network, or to know.
-    Any,
-    /// For one that systemd runs, too.
-    Join,
-    /// For one with a network of its own.
-    Box,
-}
-
-/// How a thing is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
-    Ok,
-    Warning,
-    Failed,
-}
-
-/// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Row {
-    pub(crate) check: String,
-    pub(crate) verdict: Verdict,
-    pub(crate) found: String,
-    #[serde(rename = "toDo", skip_serializing_if = "Option::is_none")]
-    pub(crate) to_do: Option<String>,
-}
-
-impl Row {
-    fn ok(check: &str, found: impl Into<String>) -> Self {
-        Self {
-            check: check.into(),
-            verdict: Verdict::Ok,
-            found: found.into(),
-            to_do: None,
-        }
-    }
-
-    fn bad(check: &str, verdict: Verdict, found: impl Into<String>, to_do: impl Into<String>) -> Self {
-        Self {
-            check: check.into(),
-            verdict,
-            found: found.into(),
-            to_do: Some(to_do.into()),
-        }
-    }
-
-    fn failed(check: &str, found: impl Into<String>, to_do: impl Into<String>) -> Self {
-        Self::bad(check, Verdict::Failed, found, to_do)
-    }
-
-    fn warning(check: &str, found: impl Into<String>, to_do: impl Into<String>) -> Self {
-        Self::bad(check, Verdict::Warning, found, to_do)
-    }
-}
-
-/// Whether a worker can run there: nothing failed.
-pub(crate) fn is_fit(rows: &[Row]) -> bool {
-    rows.iter().all(|row| row.verdict != Verdict::Failed)
-}
-
-/// Looks at everything, in the order in which it is best put right.
+/// Runs all checks, in the order in which problems are best fixed.
 pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     let mut rows = vec![inspect_user(facts)];
     rows.extend(facts.root.then(|| inspect_capabilities(facts)));
@@ -198,19 +43,19 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     rows.push(inspect_cgroups(facts));
     rows.push(kernel::inspect_kernel(facts));
     rows.push(kernel::inspect_overlay(facts.overlay));
-    // A network of its own has settings and ports of its own.
-    let in_box = facts.purpose == Purpose::Box;
-    rows.extend((!in_box).then(|| kernel::inspect_forward(facts.ip_forward)));
+    // A sandbox has sysctls and ports of its own.
+    let in_sandbox = facts.purpose == Purpose::Sandbox;
+    rows.extend((!in_sandbox).then(|| kernel::inspect_forward(facts.ip_forward)));
     rows.push(kernel::inspect_bridge(facts.bridge_filter));
     rows.push(kernel::inspect_filter(&facts.nft));
     rows.extend(facts.pod_network.then(|| kernel::inspect_tun(facts.tun)));
-    rows.extend(facts.root.then(|| kernel::inspect_uplink(&facts.uplink, in_box)));
+    rows.extend(facts.root.then(|| kernel::inspect_uplink(&facts.uplink, in_sandbox)));
     rows.push(inspect_swap(&facts.swap));
-    let ports = PORTS.iter().filter(|_| !in_box);
+    let ports = PORTS.iter().filter(|_| !in_sandbox);
     rows.extend(ports.map(|(port, use_)| inspect_port(facts, *port, use_)));
     let (port, asked_for, taken) = facts.wireguard;
-    // In a box it takes another one.
-    rows.extend((facts.pod_network && (asked_for || !in_box)).then(|| inspect_wireguard(port, taken)));
+    // An ephemeral worker chooses a free port, unless the user names one.
+    rows.extend((facts.pod_network && (asked_for || !in_sandbox)).then(|| inspect_wireguard(port, taken)));
     rows.push(inspect_bundle(&facts.bundle));
     rows.push(inspect_space(facts.space.as_ref()));
     rows.push(inspect_memory(facts.memory));
@@ -225,7 +70,7 @@ fn inspect_user(facts: &Facts) -> Row {
     if facts.root {
         Row::ok("user", "root")
     } else {
-        Row::failed("user", "not root", "run it with sudo, or as root")
+        Row::failed("user", "not root", "run the command as root, for example with sudo")
     }
 }
 
@@ -233,28 +78,24 @@ fn inspect_capabilities(facts: &Facts) -> Row {
     let lacking = |name: &&str| !facts.capabilities.get(name).copied().unwrap_or(false);
     let needed: Vec<_> = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"].into_iter().filter(lacking).collect();
     if !needed.is_empty() {
-        let to_do = "run it on the machine itself, or in a privileged container";
-        return Row::failed("capabilities", format!("without {}", needed.join(", ")), to_do);
+        let to_do = "run the command on the machine itself, or in a privileged container";
+        return Row::failed("capabilities", format!("missing {}", needed.join(", ")), to_do);
     }
     if lacking(&"CAP_SYS_RESOURCE") {
-        let found = "without CAP_SYS_RESOURCE";
-        let to_do = "nothing must be done; who is killed first when memory runs out is the kernel's choice";
+        let found = "missing CAP_SYS_RESOURCE";
+        let to_do =
+            "no action required; when memory runs out, the kernel does not prefer Pods over the worker's programs";
         return Row::warning("capabilities", found, to_do);
     }
-    Row::ok("capabilities", "enough")
-}
-
-/// RFC 1123, as the API server checks a Node's name.
-pub(crate) fn is_node_name(name: &str) -> bool {
-    name.len() <= NAME_MAX && name.split('.').all(is_label)
+    Row::ok("capabilities", "sufficient")
 }
 
 fn inspect_name(name: &str) -> Row {
     if is_node_name(&name.to_ascii_lowercase()) {
         Row::ok("name", name.to_ascii_lowercase())
     } else {
-        let to_do = "give the machine a name of letters, digits and `-`, or the worker one with --name";
-        Row::failed("name", format!("{name:?} cannot be a Node's name"), to_do)
+        let to_do = "set a host name of letters, digits and `-`, or pass --name";
+        Row::failed("name", format!("{name:?} is not a valid Node name"), to_do)
     }
 }
 
@@ -274,20 +115,20 @@ fn inspect_cgroups(facts: &Facts) -> Row {
         .collect();
     if !missing.is_empty() {
         let found = format!("{version} without {}", missing.join(", "));
-        let to_do = "enable the controllers: remove what disables them from the kernel's command line, such as \
-                     cgroup_disable=memory, or add cgroup_enable=memory";
+        let to_do = "enable the controllers: remove options such as cgroup_disable=memory from the kernel command line, or add \
+                     cgroup_enable=memory";
         return Row::failed(CHECK, found, to_do);
     }
     match (&facts.cgroups, facts.allow_cgroup_v1) {
         (Cgroups::V1(_), false) => Row::failed(
             CHECK,
             "version 1",
-            "boot with systemd.unified_cgroup_hierarchy=1, or say --allow-cgroup-v1 as long as the kubelet can do without",
+            "boot with systemd.unified_cgroup_hierarchy=1, or pass --allow-cgroup-v1 while the kubelet still supports version 1",
         ),
         (Cgroups::V1(_), true) => Row::warning(
             CHECK,
             "version 1",
-            "go over to version 2: Kubernetes gives version 1 up",
+            "switch to version 2: Kubernetes is removing support for version 1",
         ),
         _ => Row::ok(CHECK, version),
     }
@@ -298,7 +139,7 @@ fn inspect_swap(swap: &[String]) -> Row {
         Row::ok("swap", "none")
     } else {
         let to_do =
-            "swapoff -a, and remove it from /etc/fstab, if secrets of Pods must not get on a disk; Pods get none of it";
+            "Pods do not use swap; to keep their secrets off the disk, run swapoff -a and remove swap from /etc/fstab";
         Row::warning("swap", swap.join(", "), to_do)
     }
 }
@@ -306,8 +147,9 @@ fn inspect_swap(swap: &[String]) -> Row {
 fn inspect_port(facts: &Facts, port: u16, use_: &str) -> Row {
     let check = format!("port {port}");
     if facts.ports.get(&port).copied().unwrap_or(false) {
-        let to_do =
-            format!("end who listens there (`ss -ltnp sport = :{port}`), perhaps another kubelet: it is for {use_}");
+        let to_do = format!(
+            "stop the process that listens there (`ss -ltnp sport = :{port}`), perhaps another kubelet: the port is for {use_}"
+        );
         Row::failed(&check, "taken", to_do)
     } else {
         Row::ok(&check, "free")
@@ -318,8 +160,8 @@ fn inspect_wireguard(port: u16, taken: bool) -> Row {
     let check = format!("port {port}/udp");
     if taken {
         let to_do = format!(
-            "end who listens there (`ss -lnup sport = :{port}`), or choose another one with --wireguard-port: Pods of \
-             other workers are reached by it"
+            "stop the process that listens there (`ss -lnup sport = :{port}`), or choose another port with \
+             --wireguard-port: tunnels to other workers use it"
         );
         Row::failed(&check, "taken", to_do)
     } else {
@@ -338,10 +180,14 @@ fn inspect_bundle(bundle: &Result<String, Fault>) -> Row {
 fn inspect_space(space: Option<&Space>) -> Row {
     const CHECK: &str = "disk";
     let Some(space) = space else {
-        return Row::warning(CHECK, "cannot be read", "see that the folder of --root can be made");
+        return Row::warning(
+            CHECK,
+            "cannot be read",
+            "check that the folder of --root can be created",
+        );
     };
     let found = format!("{} free at {}", to_size(space.free), space.path.display());
-    let to_do = "free some space, or choose another volume with --root: the kubelet evicts Pods below 3 GiB";
+    let to_do = "free disk space, or choose another volume with --root: the kubelet evicts Pods below 3 GiB";
     match space.free {
         free if free < DISK_MIN => Row::failed(CHECK, found, to_do),
         free if free < DISK_WANTED => Row::warning(CHECK, found, to_do),
@@ -354,12 +200,10 @@ fn inspect_memory(memory: Option<u64>) -> Row {
     match memory {
         None => Row::warning(CHECK, "cannot be read", "mount /proc"),
         Some(memory) if memory < MEMORY_MIN => {
-            let to_do = format!("use a machine with {} or more", to_size(MEMORY_WANTED));
+            let to_do = format!("use a machine with at least {}", to_size(MEMORY_WANTED));
             Row::failed(CHECK, to_size(memory), to_do)
         }
-        Some(memory) if memory < MEMORY_WANTED => {
-            Row::warning(CHECK, to_size(memory), "expect room for small Pods only")
-        }
+        Some(memory) if memory < MEMORY_WANTED => Row::warning(CHECK, to_size(memory), "only small Pods will fit"),
         Some(memory) => Row::ok(CHECK, to_size(memory)),
     }
 }
@@ -373,11 +217,11 @@ fn inspect_program(facts: &Facts, name: &'static str, use_: &str, package: &str)
 
 fn inspect_systemd(facts: &Facts) -> Row {
     let (found, to_do) = (
-        "it is not process 1",
-        "use `yoke-worker run`, by what starts programs here: `join` writes a unit of systemd",
+        "not the init system",
+        "`yoke-worker join` needs systemd; start `yoke-worker run` with the init system of this machine",
     );
     match (facts.systemd, facts.purpose == Purpose::Join) {
-        (true, _) => Row::ok("systemd", "runs this machine"),
+        (true, _) => Row::ok("systemd", "is the init system"),
         (false, true) => Row::failed("systemd", found, to_do),
         (false, false) => Row::warning("systemd", found, to_do),
     }
@@ -388,14 +232,13 @@ fn inspect_clock(skew: &Result<i64, String>) -> Row {
     let seconds = match skew {
         Ok(seconds) => *seconds,
         Err(why) => {
-            let to_do =
-                "see that the machine reaches the API in the token, and that the token is whole and not too old";
-            return Row::failed(CHECK, format!("the API did not tell its time: {why}"), to_do);
+            let to_do = "check that the machine reaches the API server in the join token, and that the token is complete and recent";
+            return Row::failed(CHECK, format!("cannot read the time of the API server: {why}"), to_do);
         }
     };
     let side = if seconds < 0 { "behind" } else { "ahead of" };
-    let found = format!("{} s {side} the API's", seconds.unsigned_abs());
-    let to_do = "synchronise it, for instance with systemd-timesyncd or chrony: certificates are not valid yet, or not any more";
+    let found = format!("{} s {side} the API server", seconds.unsigned_abs());
+    let to_do = "synchronize the clock, for example with systemd-timesyncd or chrony: certificates may look not yet valid or expired";
     match seconds.unsigned_abs() {
         far if far > SKEW_MAX => Row::failed(CHECK, found, to_do),
         far if far > SKEW_WANTED => Row::warning(CHECK, found, to_do),

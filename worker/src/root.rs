@@ -1,45 +1,46 @@
-//! The folder of `--root` as it is on the disk: whoever may change it, or put another one in its place, is root by it.
+//! Checks the folder of `--root` on the disk. A user who could change or replace the folder would
+//! gain root through it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::files::FileError;
+use crate::host::files::FileError;
 use crate::id::Id;
 use crate::layout::{Layout, LayoutError};
 
-/// Bits of a mode that let others write.
+/// Mode bits that let the group or other users write.
 const OTHERS_WRITE: u32 = 0o022;
-/// In such a folder nobody renames or removes what is another's.
+/// In a folder with this bit a user can rename or remove own entries only.
 const STICKY: u32 = 0o1000;
 
-/// The folder cannot be used.
+/// The folder of `--root` cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RootError {
-    /// Its path cannot.
+    /// The path is not usable.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// It cannot be looked at.
+    /// The folder cannot be inspected.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is something else.
-    #[error("{} is no folder", .0.display())]
+    /// The path is not a folder.
+    #[error("{} is not a folder", .0.display())]
     NoFolder(PathBuf),
-    /// It, or one above it, is another user's.
+    /// The folder, or a folder above it, belongs to another user.
     #[error("{} belongs to another user", .0.display())]
     Owner(PathBuf),
-    /// It is somewhere else than it was.
-    #[error("{} was replaced by a link", .0.display())]
+    /// The folder has moved since the first check.
+    #[error("{} was moved or replaced by a link", .0.display())]
     Moved(PathBuf),
-    /// Others write to it, or to one above it.
-    #[error("others may write to {}", .0.display())]
+    /// Other users may write to the folder, or to a folder above it.
+    #[error("other users can write to {}", .0.display())]
     Writable(PathBuf),
 }
 
-/// The layout of a folder, which need not be there yet, by its path without symbolic links: what is removed in the end is
-/// compared with the paths of mounts.
+/// Returns the layout of a folder, which need not exist yet. Its path is free of symbolic links,
+/// because cleanup compares it with the paths of mounts.
 pub(crate) fn open(path: &Path) -> Result<Layout, RootError> {
-    // Refused as it was given, too: an error is about what somebody has written.
+    // Validate the path as given first, so that an error names the path that the user wrote.
     Layout::new(path)?;
     let there = path.ancestors().find(|path| path.symlink_metadata().is_ok());
     let there = there.unwrap_or(Path::new("/"));
@@ -55,7 +56,7 @@ pub(crate) fn open(path: &Path) -> Result<Layout, RootError> {
     Ok(Layout::new(&real)?)
 }
 
-/// The real path of a folder that nobody else may change.
+/// Returns the real path of a folder that no other user may change.
 pub(crate) fn find_owned(path: &Path) -> Result<PathBuf, RootError> {
     let real = fs::canonicalize(path).map_err(|error| FileError::new("find", path, error))?;
     for folder in real.ancestors() {
@@ -64,7 +65,8 @@ pub(crate) fn find_owned(path: &Path) -> Result<PathBuf, RootError> {
     Ok(real)
 }
 
-/// Sees once more, when the folder has been made, that it is where it was, and nobody else's.
+/// Checks, after the folder was created, that its path still leads to it and that no other user
+/// owns it.
 pub(crate) fn verify(layout: &Layout) -> Result<(), RootError> {
     if open(layout.root())? == *layout {
         Ok(())
@@ -74,7 +76,7 @@ pub(crate) fn verify(layout: &Layout) -> Result<(), RootError> {
 }
 
 fn check(folder: &Path, own: bool) -> Result<(), RootError> {
-    let meta = fs::metadata(folder).map_err(|error| FileError::new("look at", folder, error))?;
+    let meta = fs::metadata(folder).map_err(|error| FileError::new("inspect", folder, error))?;
     if !meta.is_dir() {
         return Err(RootError::NoFolder(folder.to_owned()));
     }
@@ -92,14 +94,14 @@ fn has_owner(meta: &fs::Metadata) -> bool {
     [0, rustix::process::geteuid().as_raw()].contains(&meta.uid())
 }
 
-/// Whether nobody else may write to it.
+/// Reports whether no other user may write to the file.
 pub(crate) fn is_owned(meta: &fs::Metadata) -> bool {
     has_owner(meta) && meta.mode() & OTHERS_WRITE == 0
 }
 
-/// What the worker of a folder that is there is called by.
+/// Returns the id of the worker in an existing folder.
 pub(crate) fn identify(layout: &Layout) -> Result<Id, FileError> {
-    let meta = fs::metadata(layout.root()).map_err(|error| FileError::new("look at", layout.root(), error))?;
+    let meta = fs::metadata(layout.root()).map_err(|error| FileError::new("inspect", layout.root(), error))?;
     Ok(Id::new(layout.root(), meta.dev(), meta.ino()))
 }
 

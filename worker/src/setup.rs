@@ -1,44 +1,41 @@
-//! Makes a worker out of a join token: the bundle's programs, what is remembered, and what the kubelet begins with.
+//! Sets up a worker from a join token: installs the bundle, persists the state, and writes the
+//! kubelet's bootstrap files.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
-
-use tokio::process::Command;
 
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{WIREGUARD_PORT, WorkerOptions};
-use crate::cgroups::Cgroups;
-use crate::files::FileError;
+use crate::bundle::kubelet_version::read_kubelet_version;
+use crate::error::Error;
+use crate::host::cgroups::Cgroups;
+use crate::host::facts::host_name;
+use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
-use crate::machine::{PATH, host_name};
-use crate::place::Place;
-use crate::preflight::is_node_name;
+use crate::netns::Netns;
+use crate::node_name::is_node_name;
 use crate::state::{Lock, Worker};
-use crate::uplink::{Run, Uplink};
-use crate::{Error, bundle, certificate, clean, config, files, live, root, upgrade};
+use crate::uplink::link::{Run, Uplink};
+use crate::{bundle, certificate, cleanup, config, node_lifecycle, pods, root, upgrade};
 
-const VERSION_LIMIT: Duration = Duration::from_secs(30);
-
-/// Makes the worker in a folder that has room for one.
+/// Sets up the worker in a folder that has room for one.
 pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bundle: &Path) -> Result<(), Error> {
-    // First of all: it says that the folder is a worker's, and what there is to remove.
+    // Write the state first: it marks the folder as a worker's, and cleanup needs it.
     worker.write(layout)?;
     for folder in layout.folders() {
         files::make_folder(&folder)?;
     }
     let (from, to) = (bundle.to_owned(), layout.clone());
     let api = line.version.parse().expect("a checked version is one");
-    // Hundreds of megabytes are hashed and written.
+    // A blocking task, because it hashes and writes hundreds of megabytes.
     let installed = tokio::task::spawn_blocking(move || bundle::install(&from, &to, api)).await;
     installed.map_err(|error| Error::Start(error.into()))??;
-    upgrade::forget(layout)?;
-    bundle::check_skew(ask_version(&layout.binary("kubelet")).await?, api)?;
-    files::write(&layout.authority(), &line.ca, files::PUBLIC)?;
-    files::write(&layout.client_authority(), &line.client_ca, files::PUBLIC)?;
+    upgrade::remove_record(layout)?;
+    bundle::check_skew(read_kubelet_version(&layout.binary("kubelet")).await?, api)?;
+    files::write(&layout.ca(), &line.ca, files::PUBLIC)?;
+    files::write(&layout.client_ca(), &line.client_ca, files::PUBLIC)?;
     files::write(
         &layout.bootstrap_kubeconfig(),
         &config::build_bootstrap(layout, line)?,
@@ -47,7 +44,7 @@ pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bu
     Ok(())
 }
 
-/// The name of the worker's Node.
+/// Returns the name of the worker's Node.
 pub(crate) fn choose_name(options: &WorkerOptions) -> Result<String, Error> {
     let name = options.name.clone().unwrap_or_else(|| host_name().to_ascii_lowercase());
     if is_node_name(&name) {
@@ -57,11 +54,11 @@ pub(crate) fn choose_name(options: &WorkerOptions) -> Result<String, Error> {
     }
 }
 
-/// The worker that a token and a person describe.
+/// Builds the state of a new worker from the token and the options.
 pub(crate) fn build_worker(
     name: String,
     id: Id,
-    place: Place,
+    netns: Netns,
     line: &JoinLine,
     options: &WorkerOptions,
     ephemeral: bool,
@@ -82,72 +79,58 @@ pub(crate) fn build_worker(
         gpus: false,
         id,
         node_uid: None,
-        uplink: ephemeral.then(|| Uplink::begin(Run::new(rand::random()))),
-        place: Some(place),
+        uplink: ephemeral.then(|| Uplink::unassigned(Run::new(rand::random()))),
+        netns: Some(netns),
         ephemeral,
         drain: options.drain_timeout,
-        // Called later from wherever that is.
+        // An absolute path, because later commands may run in another folder.
         bundle: std::fs::canonicalize(&options.machine.bundle).unwrap_or_else(|_| options.machine.bundle.clone()),
     }
 }
 
-/// The version that a kubelet says it is.
-pub(crate) async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVersion, Error> {
-    let mut command = Command::new(kubelet);
-    command
-        .arg("--version")
-        .env_clear()
-        .env("PATH", PATH)
-        .stdin(Stdio::null())
-        .kill_on_drop(true);
-    let said = match tokio::time::timeout(VERSION_LIMIT, command.output()).await {
-        Ok(output) => String::from_utf8_lossy(&output.map_err(Error::Start)?.stdout).into_owned(),
-        Err(_) => String::new(),
-    };
-    Ok(bundle::parse_version(&said)?)
-}
-
-/// Sees that a folder is free for a new worker, and takes it. What an ephemeral one left that was killed goes.
-pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
-    let lock = take(layout)?;
+/// Checks that a folder is free for a new worker, and locks it. Removes what a killed ephemeral
+/// worker left behind.
+pub(crate) async fn claim_folder(layout: &Layout) -> Result<(Id, Lock), Error> {
+    let lock = lock_folder(layout)?;
     let found = Worker::read(layout)?;
     if let Some(worker) = &found {
-        worker.check_place(layout)?;
+        worker.check_netns(layout)?;
     }
     match found {
         Some(worker) if worker.ephemeral => {
-            live::forget(layout, &worker).await?;
-            clean::clean(layout, &worker).await?;
+            node_lifecycle::delete_leftover_node(layout, &worker).await?;
+            cleanup::remove_worker(layout, &worker).await?;
             drop(lock);
-            let lock = take(layout)?;
+            let lock = lock_folder(layout)?;
             Ok((choose_id(layout)?, lock))
         }
-        // One that was never let in may try again, with another token, and so may one whose certificate has ended.
-        Some(worker) if certificate::has_joined(layout) => Err(taken(layout, worker)),
+        // A worker that was never admitted, or whose certificate has expired, may try again with
+        // another token.
+        Some(worker) if certificate::has_joined(layout) => Err(other_worker(layout, worker)),
         Some(worker) => {
-            // It becomes another Node.
-            live::end_pods(layout, &worker).await?;
+            // The worker gets a new Node.
+            pods::stop_pods(layout, &worker).await?;
             Ok((worker.id, lock))
         }
         None => Ok((choose_id(layout)?, lock)),
     }
 }
 
-/// The folder has a worker that was let in.
-pub(crate) fn taken(layout: &Layout, worker: Worker) -> Error {
-    Error::Taken {
+/// Builds the error for a folder whose worker was admitted.
+pub(crate) fn other_worker(layout: &Layout, worker: Worker) -> Error {
+    Error::OtherWorker {
         root: layout.root().to_owned(),
         name: worker.name,
         server: worker.server,
     }
 }
 
-/// Puts this program beside the others, where it stays: it may have been called from anywhere.
+/// Copies this program into the worker's folder, where it stays. The original may be anywhere.
 pub(crate) fn install_self(layout: &Layout) -> Result<(), FileError> {
     let to = layout.own_program();
     let partial = layout.binary(".yoke-worker.partial");
     let copy = || {
-        // Whatever it was called by may be another program by now.
+        // Copy the running executable: its path may lead to another program by now.
         std::fs::copy("/proc/self/exe", &partial)?;
         std::fs::set_permissions(&partial, std::fs::Permissions::from_mode(0o755))?;
         std::fs::File::open(&partial)?.sync_all()?;
@@ -156,16 +139,18 @@ pub(crate) fn install_self(layout: &Layout) -> Result<(), FileError> {
     copy().map_err(|error| FileError::new("write", &to, error))
 }
 
-/// Takes a folder that is a worker's, or nobody's.
-fn take(layout: &Layout) -> Result<Lock, Error> {
+/// Locks a folder that is empty or a worker's.
+fn lock_folder(layout: &Layout) -> Result<Lock, Error> {
     let check = || match Worker::read(layout)? {
-        None if !is_empty(layout.root()) => Err(Error::Foreign(layout.root().to_owned())),
+        None if !is_empty(layout.root()) => Err(Error::NotEmpty(layout.root().to_owned())),
         _ => Ok(()),
     };
-    // Before, so that not even a lock gets into a folder of somebody else's; and once more when nobody changes it.
+    // Checked before, so that an unrelated folder does not even get a lock file, and again under
+    // the lock.
     check()?;
     files::make_folder(layout.root())?;
-    // Somebody else may have been faster in a folder where everybody makes some, such as /tmp.
+    // In a folder where every user may create entries, such as /tmp, another user may have created
+    // it first.
     root::verify(layout)?;
     let lock = Lock::take(layout)?;
     root::verify(layout)?;
@@ -173,7 +158,8 @@ fn take(layout: &Layout) -> Result<Lock, Error> {
     Ok(lock)
 }
 
-/// What is in the control groups of a worker is killed when it leaves: there must be nothing of anybody else's.
+/// Derives the worker's id. Leaving kills all processes in the worker's control groups, so they
+/// must be empty of other processes now.
 fn choose_id(layout: &Layout) -> Result<Id, Error> {
     let id = root::identify(layout)?;
     match Cgroups::discover(&id.cgroup())?.find_populated() {
@@ -182,8 +168,8 @@ fn choose_id(layout: &Layout) -> Result<Id, Error> {
     }
 }
 
-/// Whether there is nothing in the folder but a lock, and what was to be `worker.json`. All that is in a worker's folder is
-/// removed when it leaves.
+/// Reports whether the folder has at most a lock, and an incomplete `worker.json`. Leaving removes
+/// everything in a worker's folder.
 fn is_empty(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
@@ -196,36 +182,36 @@ mod tests {
     use crate::root::RootError;
 
     #[tokio::test]
-    async fn a_folder_with_something_else_in_it_is_not_taken() {
+    async fn a_folder_with_other_files_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(&dir.path().join("w")).unwrap();
-        drop(make_room(&layout).await.unwrap());
-        // One was killed right then.
+        drop(claim_folder(&layout).await.unwrap());
+        // Leftover of a worker that was killed while it wrote its state.
         std::fs::write(layout.root().join(".worker.json.partial"), "{").unwrap();
-        drop(make_room(&layout).await.unwrap());
+        drop(claim_folder(&layout).await.unwrap());
         std::fs::write(layout.root().join("letter"), "dear").unwrap();
-        assert!(matches!(make_room(&layout).await, Err(Error::Foreign(path)) if path == layout.root()));
+        assert!(matches!(claim_folder(&layout).await, Err(Error::NotEmpty(path)) if path == layout.root()));
     }
 
     #[tokio::test]
-    async fn a_folder_that_somebody_else_made_meanwhile_is_not_taken() {
+    async fn a_folder_of_another_user_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let layout = root::open(&dir.path().join("w")).unwrap();
         std::fs::create_dir(dir.path().join("other")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("other"), layout.root()).unwrap();
-        let taken = make_room(&layout).await;
+        let claimed = claim_folder(&layout).await;
         assert!(
-            matches!(&taken, Err(Error::Root(RootError::Moved(path))) if path == layout.root()),
-            "{taken:?}"
+            matches!(&claimed, Err(Error::Root(RootError::Moved(path))) if path == layout.root()),
+            "{claimed:?}"
         );
         std::fs::remove_file(layout.root()).unwrap();
         std::fs::create_dir(layout.root()).unwrap();
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(layout.root(), Some(1234), None).unwrap();
-            let taken = make_room(&layout).await;
+            let claimed = claim_folder(&layout).await;
             assert!(
-                matches!(&taken, Err(Error::Root(RootError::Owner(path))) if path == layout.root()),
-                "{taken:?}"
+                matches!(&claimed, Err(Error::Root(RootError::Owner(path))) if path == layout.root()),
+                "{claimed:?}"
             );
         }
         assert_eq!(std::fs::read_dir(layout.root()).unwrap().count(), 0);

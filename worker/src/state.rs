@@ -1,4 +1,4 @@
-//! What a worker is, as it is remembered in `worker.json`: nothing of it is secret.
+//! The state of a worker, persisted in `worker.json`. It contains no secrets.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,78 +16,79 @@ use yoke_api::join_token::line::{is_distant, is_server};
 use yoke_api::join_token::node::{check_labels, check_taints};
 use yoke_api::names::{is_domain, is_label};
 
-use crate::Error;
 use crate::arguments::{BUNDLE, LONGEST, WIREGUARD_PORT};
-use crate::files::{self, FileError};
+use crate::error::Error;
+use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
 use crate::limits::Limits;
-use crate::place::Place;
-use crate::preflight::is_node_name;
-use crate::uplink::Uplink;
+use crate::netns::Netns;
+use crate::node_name::is_node_name;
+use crate::uplink::link::Uplink;
 
-/// More than it can have.
+/// Upper bound in bytes, larger than any state.
 const STATE_MAX: u64 = 64 << 10;
 
-/// What a worker is.
+/// The persisted state of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Worker {
     /// Name of its Node.
     pub(crate) name: String,
-    /// Name and port of the API.
+    /// Name and port of the API server.
     pub(crate) server: String,
-    /// Where that is, if the token has said so.
+    /// Address of the API server, if the token names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) address: Option<IpAddr>,
     pub(crate) cluster_dns: IpAddr,
     pub(crate) cluster_domain: String,
-    /// The address that it is known by, if it is not to find it.
+    /// The Node's address, unless the kubelet detects it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node_ip: Option<IpAddr>,
-    /// Where other workers reach it, if not there.
+    /// Address at which other workers reach this one, if it differs from the Node's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) public_address: Option<IpAddr>,
-    /// The port of UDP that they reach it at.
+    /// UDP port at which other workers reach this one.
     #[serde(default = "default_port")]
     pub(crate) wireguard_port: u16,
-    /// Whether it makes the network of its Pods. Else that is a CNI plugin's.
+    /// Whether the worker creates the Pod network. Otherwise a CNI plugin does.
     #[serde(default = "default_pod_network")]
     pub(crate) pod_network: bool,
-    /// Labels with which it registers its Node.
+    /// Labels with which the kubelet registers its Node.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) node_labels: BTreeMap<String, String>,
-    /// Taints with which it does.
+    /// Taints with which the kubelet registers its Node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) taints: Vec<Taint>,
-    /// What it may take of the machine.
+    /// Limits for CPU and memory.
     #[serde(default, skip_serializing_if = "Limits::are_none")]
     pub(crate) limits: Limits,
-    /// Whether an ephemeral one has the machine's GPUs. Others have.
+    /// Whether Pods of an ephemeral worker may use the machine's GPUs. Pods of other workers always
+    /// may.
     #[serde(default)]
     pub(crate) gpus: bool,
-    /// What its parts on the machine are called by.
+    /// Names the worker's resources on the machine.
     pub(crate) id: Id,
-    /// UID of its Node, once it has one: another machine may be given its name later.
+    /// UID of its Node, once known. Another machine may get a Node of the same name later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node_uid: Option<String>,
-    /// How it gets out of the network that is its own, if it has one.
+    /// The link of an ephemeral worker's own network to the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) uplink: Option<Uplink>,
-    /// Where what it makes is, from when it last began.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) place: Option<Place>,
-    /// Whether nothing of it is to be left when it ends.
+    /// Network namespace and boot of the worker's last start.
+    #[serde(rename = "place", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) netns: Option<Netns>,
+    /// Whether everything is removed when the worker exits.
     pub(crate) ephemeral: bool,
-    /// How long Pods may take to go when it ends.
+    /// How long Pods may take to terminate when the worker exits.
     pub(crate) drain: Duration,
-    /// Where kubelets of other versions come from.
+    /// Bundle folder, the source of kubelets of other versions.
     #[serde(default = "default_bundle")]
     pub(crate) bundle: PathBuf,
 }
 
 impl Worker {
-    /// Reads what was remembered; nothing if nothing was.
+    /// Reads the state, or returns `None` if there is none.
     pub(crate) fn read(layout: &Layout) -> Result<Option<Self>, Error> {
         let path = layout.state();
         let mut text = Vec::new();
@@ -99,7 +100,8 @@ impl Worker {
         }
     }
 
-    /// What is remembered names groups that are killed and goes into files of others, so all of it is checked again. Pure.
+    /// Parses the state, and validates every value: the state names control groups that are killed,
+    /// and its values go into files of other programs. Pure.
     fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
         let worker: Self = serde_json::from_slice(text)?;
         for (part, good) in [
@@ -108,7 +110,7 @@ impl Worker {
             ("address", worker.address.is_none_or(is_distant)),
             ("UID", worker.node_uid.as_deref().is_none_or(is_label)),
             ("domain", is_domain(&worker.cluster_domain)),
-            ("time to drain", worker.drain <= LONGEST),
+            ("drain timeout", worker.drain <= LONGEST),
             ("port", worker.wireguard_port != 0),
             ("bundle", worker.bundle.is_absolute()),
             ("labels", check_labels(&worker.node_labels).is_ok()),
@@ -116,22 +118,22 @@ impl Worker {
             ("limits", worker.limits.are_usable()),
         ] {
             if !good {
-                return Err(serde_json::Error::custom(format!("it has no usable {part}")));
+                return Err(serde_json::Error::custom(format!("invalid value for {part}")));
             }
         }
         Ok(worker)
     }
 
-    /// Whether Pods may have the machine's GPUs.
+    /// Reports whether Pods may use the machine's GPUs.
     pub(crate) fn has_gpus(&self) -> bool {
         self.gpus || !self.ephemeral
     }
 
-    /// Refuses to do anything from where what the worker has made is not seen.
-    pub(crate) fn check_place(&self, layout: &Layout) -> Result<(), Error> {
-        let Some(place) = &self.place else { return Ok(()) };
-        match place.find_from(&Place::here()?) {
-            Some(net) => Err(Error::Elsewhere {
+    /// Fails if this process is in another network namespace than the worker's resources.
+    pub(crate) fn check_netns(&self, layout: &Layout) -> Result<(), Error> {
+        let Some(netns) = &self.netns else { return Ok(()) };
+        match netns.find_file(&Netns::current()?) {
+            Some(net) => Err(Error::OtherNetns {
                 root: layout.root().to_owned(),
                 net,
             }),
@@ -139,7 +141,7 @@ impl Worker {
         }
     }
 
-    /// Remembers it.
+    /// Persists the state.
     pub(crate) fn write(&self, layout: &Layout) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(self).expect("strings and numbers are JSON");
         files::write(&layout.state(), format!("{text}\n"), files::PUBLIC)?;
@@ -159,26 +161,27 @@ fn default_port() -> u16 {
     WIREGUARD_PORT
 }
 
-/// The right to do something with the worker's folder, until it is dropped.
+/// Exclusive lock of the worker's folder, released when dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: fs::File,
 }
 
 impl Lock {
-    /// Takes it, if nobody has it.
+    /// Takes the lock, or fails if another process has it.
     pub(crate) fn take(layout: &Layout) -> Result<Self, Error> {
         let path = layout.lock();
         let failed = |error| FileError::new("lock", &path, error);
         let file = fs::OpenOptions::new()
             .create(true)
             .append(true)
-            // Whoever may open it may hold it.
+            // Any user who may open the file could hold the lock.
             .mode(files::SECRET)
             .open(&path)
             .map_err(failed)?;
         match file.try_lock() {
-            // Whoever had it may have removed the folder since it was opened: it would be a lock on nothing.
+            // The previous holder may have removed the folder since the file was opened. Then the
+            // lock would be on a deleted file.
             Ok(()) if !is_at(&file, &path) => Err(Error::Busy(layout.root().to_owned())),
             Ok(()) => Ok(Self { file }),
             Err(fs::TryLockError::WouldBlock) => Err(Error::Busy(layout.root().to_owned())),
@@ -186,13 +189,13 @@ impl Lock {
         }
     }
 
-    /// For a process that is started: nobody else has the right before that one has ended, too.
+    /// Shares the lock with a child process: the lock is released only after the child exits, too.
     pub(crate) fn share(&self) -> std::io::Result<Stdio> {
         self.file.try_clone().map(Stdio::from)
     }
 }
 
-/// Whether a path still leads to an open file.
+/// Reports whether a path still leads to an open file.
 pub(crate) fn is_at(file: &fs::File, path: &Path) -> bool {
     let number = |meta: fs::Metadata| (meta.dev(), meta.ino());
     let held = file.metadata().map(number);
@@ -201,7 +204,7 @@ pub(crate) fn is_at(file: &fs::File, path: &Path) -> bool {
 
 #[cfg(test)]
 impl Worker {
-    /// One that has joined nothing yet.
+    /// A worker that has not joined a cluster yet.
     pub(crate) fn example() -> Self {
         Self {
             name: "box-1".into(),
@@ -220,7 +223,7 @@ impl Worker {
             id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: None,
             uplink: None,
-            place: None,
+            netns: None,
             ephemeral: true,
             drain: Duration::from_secs(90),
             bundle: BUNDLE.into(),
@@ -231,10 +234,10 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uplink::Run;
+    use crate::uplink::link::Run;
 
     #[test]
-    fn a_worker_is_remembered() {
+    fn a_worker_is_persisted() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         assert_eq!(Worker::read(&layout).unwrap(), None);
@@ -248,8 +251,8 @@ mod tests {
                 cpus: Some(1500),
                 memory: Some(1 << 30),
             },
-            uplink: Some(Uplink::begin(Run::new(7))),
-            place: Some(Place::here().unwrap()),
+            uplink: Some(Uplink::unassigned(Run::new(7))),
+            netns: Some(Netns::current().unwrap()),
             pod_network: false,
             ..Worker::example()
         };
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time() {
+    fn the_lock_is_exclusive() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let lock = Lock::take(&layout).unwrap();

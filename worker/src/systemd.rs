@@ -1,4 +1,4 @@
-//! Talks with systemd: units are installed, started and removed, and it is told how the worker is.
+//! Calls systemd: installs, starts and removes units, and notifies systemd of the worker's state.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -8,46 +8,48 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio::process::Command;
 
-use crate::Error;
-use crate::files::{self, FileError};
-use crate::machine::PATH;
+use crate::error::Error;
+use crate::host::files::{self, FileError};
+use crate::process::programs::PATH;
 use crate::unit::Unit;
 
-/// Of what needs no program of the unit to start.
+/// Timeout for calls that start no program of the unit.
 const LIMIT: Duration = Duration::from_secs(30);
-/// A unit has 90 seconds to stop by default.
+/// Timeout for stopping a unit, which by default has 90 seconds to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
-/// Of what `systemctl` says that failed.
-const SAID_MAX: usize = 400;
+/// Upper bound for the error output of `systemctl`, in characters.
+const OUTPUT_MAX: usize = 400;
 
-/// Whether it runs this machine.
+/// Reports whether systemd is the init system of this machine.
 pub(crate) fn is_running() -> bool {
     sd_notify::booted().unwrap_or(false)
 }
 
-/// Tells it, if it has started this process, that the worker's programs are started.
-pub(crate) fn tell_ready() {
-    tell(NotifyState::Ready);
+/// Notifies systemd, if it has started this process, that the worker's programs run.
+pub(crate) fn notify_ready() {
+    notify(NotifyState::Ready);
 }
 
-/// What `systemctl status` shows.
-pub(crate) fn tell_status(status: &str) {
-    tell(NotifyState::Status(status));
+/// Sets the status that `systemctl status` shows.
+pub(crate) fn notify_status(status: &str) {
+    notify(NotifyState::Status(status));
 }
 
-pub(crate) fn tell_stopping() {
-    tell(NotifyState::Stopping);
+pub(crate) fn notify_stopping() {
+    notify(NotifyState::Stopping);
 }
 
-/// The worker runs whether it is heard or not; systemd sees itself that it is not.
-fn tell(state: NotifyState<'_>) {
+/// Ignores failures: the worker does not depend on notifications, and systemd detects a missing
+/// one.
+fn notify(state: NotifyState<'_>) {
     let _ = sd_notify::notify(&[state]);
 }
 
-/// Writes the unit where it is missing or different. Refuses where somebody else has one of its name.
+/// Writes the unit file if it is missing or different. Fails if a file of that name was written by
+/// another program.
 pub(crate) async fn install(unit: &Unit) -> Result<(), Error> {
     if read(unit)?.is_some_and(|found| !unit.is(&found)) {
-        return Err(Error::ForeignUnit(unit.path()));
+        return Err(Error::UnitOfOther(unit.path()));
     }
     if files::write(&unit.path(), unit.build(), files::PUBLIC)? {
         call(&["daemon-reload"], LIMIT).await?;
@@ -55,12 +57,12 @@ pub(crate) async fn install(unit: &Unit) -> Result<(), Error> {
     Ok(())
 }
 
-/// Starts the unit, now and with the machine. Returns when its programs are started.
+/// Enables and starts the unit. Returns when its programs are started.
 pub(crate) async fn start(unit: &Unit, limit: Duration) -> Result<(), Error> {
     call(&["enable", "--now", unit.name()], limit).await
 }
 
-/// Ends the unit for now, if there is one.
+/// Stops the unit, if it exists.
 pub(crate) async fn stop(unit: &Unit) -> Result<(), Error> {
     if is_running() && is_installed(unit)? {
         call(&["stop", unit.name()], STOP_LIMIT).await?;
@@ -68,37 +70,38 @@ pub(crate) async fn stop(unit: &Unit) -> Result<(), Error> {
     Ok(())
 }
 
-/// Stops the unit and removes it, if there is one. Somebody else's is left alone.
+/// Stops and removes the unit, if it exists. A unit that another program wrote is left alone.
 pub(crate) async fn remove(unit: &Unit) -> Result<(), Error> {
     if !is_installed(unit)? {
         return Ok(());
     }
     if !is_running() {
-        // Of a machine whose disk is looked at from another one: there are but links and files.
+        // systemd does not run, for example in a chroot on another machine's disk: there are only
+        // links and files to remove.
         call(&["disable", unit.name()], LIMIT).await?;
         return Ok(files::remove(&unit.path())?);
     }
     call(&["disable", "--now", unit.name()], STOP_LIMIT).await?;
     files::remove(&unit.path())?;
     call(&["daemon-reload"], LIMIT).await?;
-    // One that never failed is not known any more, which is what is wanted.
+    // systemd has already unloaded a unit that never failed, so an error is expected.
     let _ = call(&["reset-failed", unit.name()], LIMIT).await;
     Ok(())
 }
 
-/// Whether the unit is there, of this or another version.
+/// Reports whether the unit exists, written by this or another version.
 pub(crate) fn is_installed(unit: &Unit) -> Result<bool, Error> {
     Ok(read(unit)?.is_some_and(|found| unit.is(&found)))
 }
 
-/// Whether its programs are started, or about to be.
+/// Reports whether the unit is active, or about to be.
 pub(crate) async fn is_active(unit: &Unit) -> bool {
-    // Its status is 0 for those that are active and those that are reloaded; others say what they are.
+    // The exit status is 0 for active and reloading units. The output tells the other states apart.
     let mut command = systemctl(&["is-active", unit.name()]);
-    let said = tokio::time::timeout(LIMIT, command.output()).await;
-    let said = said.ok().and_then(Result::ok).map(|output| output.stdout);
+    let output_text = tokio::time::timeout(LIMIT, command.output()).await;
+    let output_text = output_text.ok().and_then(Result::ok).map(|output| output.stdout);
     matches!(
-        said.as_deref().map(<[u8]>::trim_ascii),
+        output_text.as_deref().map(<[u8]>::trim_ascii),
         Some(b"active" | b"activating" | b"reloading")
     )
 }
@@ -106,7 +109,7 @@ pub(crate) async fn is_active(unit: &Unit) -> bool {
 fn read(unit: &Unit) -> Result<Option<String>, Error> {
     let path = unit.path();
     match fs::read(&path) {
-        // What is no text is none of this program's, and is told apart by that.
+        // A file that is not UTF-8 cannot be a unit of this program, and fails the comparison.
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(FileError::new("read", &path, error).into()),
@@ -131,10 +134,10 @@ async fn call(arguments: &[&str], limit: Duration) -> Result<(), Error> {
         Ok(Ok(output)) => String::from_utf8_lossy(&output.stderr)
             .trim()
             .chars()
-            .take(SAID_MAX)
+            .take(OUTPUT_MAX)
             .collect(),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no end within {limit:?}"),
+        Err(_) => format!("timed out after {limit:?}"),
     };
     Err(Error::Systemctl {
         arguments: arguments.join(" "),

@@ -1,8 +1,10 @@
-//! The unit by which systemd keeps a worker running. Pure.
+//! The systemd unit that keeps a worker running. Pure.
 //!
-//! The worker's control groups are not in the unit's, but at the top, as with `run`: Pods outlive the unit's processes, and
-//! where there are groups beneath the unit's own no new process can begin in that (version 2 has processes in leaves only, and
-//! `DelegateSubgroup=` is younger than Debian 12).
+//! The worker's control groups are at the top of the hierarchy, not below the unit's group, as with
+//! `run`. There are two reasons:
+//! - Pods outlive the unit's processes.
+//! - With groups below it, the unit's group accepts no new process: in version 2 only groups
+//!   without children have processes. `DelegateSubgroup=` would help, but is newer than Debian 12.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +12,12 @@ use crate::arguments::ROOT;
 use crate::id::Id;
 use crate::layout::Layout;
 
-/// Where an administrator's units are.
+/// Folder of the administrator's units.
 const FOLDER: &str = "/etc/systemd/system";
-/// The first line of each, by which it is known that it may be changed and removed.
+/// First line of each unit file. It marks files that this program may change and remove.
 const MARK: &str = "# Made by `yoke-worker join`, removed by `yoke-worker leave`. `systemctl edit` keeps changes of yours beside it.\n";
 
-/// The unit of one worker.
+/// The systemd unit of one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
     name: String,
@@ -45,18 +47,19 @@ impl Unit {
         Path::new(FOLDER).join(&self.name)
     }
 
-    /// Whether a file is this unit, of this or another version.
+    /// Reports whether a file is this unit, written by this or another version of the program.
     pub(crate) fn is(&self, text: &str) -> bool {
         text.starts_with(MARK) && text.lines().any(|line| line == self.command())
     }
 
-    /// A folder's path has nothing that systemd would expand.
+    /// The `ExecStart` line. A worker's folder has a path without characters that systemd would
+    /// expand.
     fn command(&self) -> String {
         let (program, root) = (self.program.display(), self.root.display());
         format!("ExecStart={program} run --root {root}")
     }
 
-    /// Its file.
+    /// Builds the content of the unit file.
     pub(crate) fn build(&self) -> String {
         format!(
             "\
@@ -68,15 +71,15 @@ After=network-online.target
 RequiresMountsFor={root}
 
 [Service]
-# It is ready when its kubelet is started. What that begins with has limits of its own.
+# The worker reports ready after it has started the kubelet. Each step before that has a timeout of its own.
 Type=notify
 TimeoutStartSec=infinity
 {command}
 Restart=always
 RestartSec=5
-# Pods run on while the worker is started again.
+# Pods keep running while the worker restarts.
 KillMode=process
-# As long as it runs, systemd leaves all controllers to the worker's groups, too.
+# While the unit runs, systemd also leaves all controllers enabled for the worker's groups.
 Delegate=yes
 LimitNOFILE=1048576
 LimitNPROC=infinity
@@ -111,7 +114,7 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
         }
         let expected = std::fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(text, expected, "{}; UPDATE=1 writes it anew", path.display());
+        assert_eq!(text, expected, "{}; UPDATE=1 rewrites it", path.display());
     }
 
     #[test]
@@ -143,7 +146,7 @@ mod tests {
             command.args(["verify", "--man=no"]).arg(path);
             let output = command.output().expect("systemd-analyze is of the package systemd");
             let said = String::from_utf8(output.stderr).unwrap();
-            // Of units of the machine that this one is ordered by.
+            // Lines about units of the machine that this one is ordered by.
             let own = said.lines().filter(|line| line.contains(unit.name()));
             (output.status.success(), own.map(str::to_owned).collect::<Vec<_>>())
         };

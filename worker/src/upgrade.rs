@@ -1,17 +1,18 @@
-//! Brings the kubelet to the version that the cluster asks for, or back to the one that it had.
+//! Replaces the kubelet with the version that the cluster requests, and restores the previous one
+//! on failure.
 //!
 //! ```text
 //!  Node: annotation kubelet-version ─▶ plan.rs ◀── record.rs: upgrade.json
-//!                                        │ one step at a time, each begun by what the record says
-//!    Begin     bundle ─▶ bin/kubelet.next, by its digest; it says its version        ─▶ record: Draining
-//!    Drain     cordon, evict, after the time to drain delete                         ─▶ record: Replacing
-//!    Replace   kubelet ends · kubelet.previous, kubelet.next ─▶ kubelet · it starts · Node ready, with its version?
-//!      yes     Node takes Pods again, and says Done; no record is left
-//!      no      record: Reverting · kubelet.previous ─▶ kubelet · it starts · Node ready ─▶ record: Failed, and the Node says why
+//!                                        │ one step at a time, chosen by the record
+//!    Prepare   bundle ─▶ bin/kubelet.next; digest and version are checked                ─▶ record: Draining
+//!    Drain     cordon, evict; after the drain timeout, delete                           ─▶ record: Replacing
+//!    Replace   kubelet stops · kubelet.previous, kubelet.next ─▶ kubelet · it starts · Node Ready, with the version?
+//!      yes     Node is uncordoned, status Done; the record is removed
+//!      no      record: Reverting · kubelet.previous ─▶ kubelet · it starts · Node Ready ─▶ record: Failed, with the reason on the Node
 //! ```
 //!
-//! Whoever is killed goes on with what is recorded: [`settle`] has the file of the kubelet be the one that goes with the record
-//! before any is started.
+//! A worker that was killed continues from the record. [`arrange_kubelet`] arranges the kubelet's file to
+//! match the record before any kubelet starts.
 
 mod kubelet;
 mod plan;
@@ -30,68 +31,70 @@ use yoke_api::KubernetesVersion;
 use yoke_api::labels;
 use yoke_api::workers::{KubeletUpgrade, UpgradeState};
 
-use crate::clock::to_line;
+use crate::bundle;
 use crate::drain::{self, Target};
+use crate::error::Error;
+use crate::error_chain::format_chain;
 use crate::layout::Layout;
-use crate::node::{self, limited};
-use crate::output::say;
+use crate::node::{self, with_limit};
+use crate::output::progress;
 use crate::state::Worker;
-use crate::{Error, bundle};
 
 pub(crate) use kubelet::Kubelet;
-use plan::{Progress, Seen, Step, plan};
+use plan::{KubeletWait, Step, UpgradeNode, plan};
 use record::{Record, Stage};
-pub(crate) use record::{forget, settle};
+pub(crate) use record::{arrange_kubelet, remove_record};
 
-/// Between two looks at the Node while something is being done.
-const WATCH: Duration = Duration::from_secs(5);
-/// And while nothing is.
-const CALM: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_secs(1);
-/// How long Pods may take to end that were deleted.
+/// Interval between two reads of the Node during an upgrade.
+const ACTIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval without an upgrade.
+const IDLE_INTERVAL: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Timeout for deleted Pods to terminate.
 const DELETE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Does as the Node is asked to, as long as it is awaited. Nothing that fails ends the worker.
+/// Performs upgrades that the Node's annotation requests, until dropped. An error never ends the
+/// worker.
 pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubelet) -> std::convert::Infallible {
-    let mut said = String::new();
+    let mut last_message = String::new();
     let mut known = None;
     loop {
         let Some((client, stamp)) = connect(layout, worker, known.take()).await else {
-            sleep(WATCH).await;
+            sleep(ACTIVE_INTERVAL).await;
             continue;
         };
-        let turn = Turn {
+        let context = StepContext {
             layout,
             worker,
             kubelet: &mut *kubelet,
         };
-        let pause = match turn.take(&client).await {
+        let interval = match context.take_step(&client).await {
             Ok(next) => {
-                said.clear();
+                last_message.clear();
                 known = Some((client, stamp));
                 match next {
                     Next::Now => continue,
-                    Next::Soon => WATCH,
-                    Next::Later => CALM,
+                    Next::Soon => ACTIVE_INTERVAL,
+                    Next::Later => IDLE_INTERVAL,
                 }
             }
             Err(error) => {
-                let line = format!("the kubelet's version: {}", to_line(&error));
-                if line != said {
-                    say(&line);
-                    said = line;
+                let line = format!("cannot upgrade the kubelet now: {}", format_chain(&error));
+                if line != last_message {
+                    progress(&line);
+                    last_message = line;
                 }
-                WATCH
+                ACTIVE_INTERVAL
             }
         };
-        sleep(pause).await;
+        sleep(interval).await;
     }
 }
 
-/// By what a certificate's file is known: its number, and when it was written.
+/// Identifies a version of the certificate's file: inode and modification time.
 type Stamp = Option<(u64, i64, i64)>;
 
-/// The client that is known, as long as the certificate is the same that it was made with.
+/// Reuses the client as long as the certificate's file has not changed.
 async fn connect(layout: &Layout, worker: &Worker, known: Option<(Client, Stamp)>) -> Option<(Client, Stamp)> {
     let meta = std::fs::metadata(layout.client_certificate()).ok();
     let stamp = meta.map(|meta| (meta.ino(), meta.mtime(), meta.mtime_nsec()));
@@ -101,138 +104,147 @@ async fn connect(layout: &Layout, worker: &Worker, known: Option<(Client, Stamp)
     }
 }
 
-/// When the next step may follow.
+/// When to take the next step.
 enum Next {
     Now,
     Soon,
-    /// Nothing is asked, and nothing is being done.
+    /// No upgrade is requested or in progress.
     Later,
 }
 
-/// A step cannot be done now.
+/// The reason why a step could not be taken now.
 #[derive(Debug, thiserror::Error)]
-enum TurnError {
-    #[error("the API does not answer")]
+enum StepError {
+    #[error("the API server does not respond")]
     Api(#[from] Box<kube::Error>),
     #[error(transparent)]
     Local(#[from] Error),
 }
 
-struct Turn<'a> {
+struct StepContext<'a> {
     layout: &'a Layout,
     worker: &'a Worker,
     kubelet: &'a mut Kubelet,
 }
 
-impl Turn<'_> {
-    /// Takes one step, if there is one to take.
-    async fn take(self, client: &Client) -> Result<Next, TurnError> {
+impl StepContext<'_> {
+    /// Takes one step, if there is one.
+    async fn take_step(self, client: &Client) -> Result<Next, StepError> {
         let nodes = Api::<Node>::all(client.clone());
-        let Some(node) = limited(nodes.get_opt(&self.worker.name)).await.map_err(Box::new)? else {
+        let Some(node) = with_limit(nodes.get_opt(&self.worker.name)).await.map_err(Box::new)? else {
             return Ok(Next::Soon);
         };
-        let (seen, record) = (Seen::of(&node), Record::read(self.layout)?);
+        let (seen, record) = (UpgradeNode::from_node(&node), Record::read(self.layout)?);
         match plan(&seen, record.as_ref()) {
             Step::Nothing if record.is_none() && seen.kubelet.is_some() => return Ok(Next::Later),
             Step::Nothing => return Ok(Next::Soon),
-            Step::Say(said) => {
-                say_on(client, &node, &said).await?;
+            Step::WriteStatus(status) => {
+                write_status(client, &node, &status).await?;
                 return Ok(Next::Soon);
             }
-            Step::Clear(said) => end_on(client, &node, &said, false, true).await?,
-            Step::Begin(to) => self.begin(client, &seen, to).await?,
-            Step::Abandon(record) => {
-                let said = KubeletUpgrade {
+            Step::ClearRequest(status) => finish(client, &node, &status, false, true).await?,
+            Step::Prepare(to) => self.prepare(client, &seen, to).await?,
+            Step::Cancel(record) => {
+                let status = KubeletUpgrade {
                     version: record.from,
                     state: UpgradeState::Done,
                 };
-                end_on(client, &node, &said, !record.cordoned, false).await?;
-                forget(self.layout)?;
+                finish(client, &node, &status, !record.cordoned, false).await?;
+                remove_record(self.layout)?;
             }
             Step::Drain(record) => self.drain(client, &node, &seen, record).await?,
             Step::Verify(record) => self.verify(client, record).await?,
-            Step::Return(record) => self.go_back(client, record).await?,
-            Step::Forget => forget(self.layout)?,
+            Step::VerifyPrevious(record) => self.verify_previous(client, record).await?,
+            Step::RemoveRecord => remove_record(self.layout)?,
         }
         Ok(Next::Now)
     }
 
-    /// Before anything is touched, all that is needed is there.
-    async fn begin(&self, client: &Client, seen: &Seen, to: KubernetesVersion) -> Result<(), TurnError> {
+    /// Prepares an upgrade completely before it changes the running kubelet.
+    async fn prepare(&self, client: &Client, seen: &UpgradeNode, to: KubernetesVersion) -> Result<(), StepError> {
         let Some(from) = seen.kubelet else { return Ok(()) };
-        let serves = limited(client.apiserver_version()).await.map_err(Box::new)?;
+        let serves = with_limit(client.apiserver_version()).await.map_err(Box::new)?;
         let checked = KubernetesVersion::parse_build(&serves.git_version)
             .map_err(|error| error.to_string())
-            .and_then(|api| bundle::check_skew(to, api).map_err(|error| to_line(&error)));
-        let made = match checked {
+            .and_then(|api| bundle::check_skew(to, api).map_err(|error| format_chain(&error)));
+        let staged = match checked {
             Ok(()) => {
-                say(&format!("the kubelet is to be {to}, and is {from}"));
+                progress(&format!("upgrading the kubelet from {from} to {to}"));
                 source::stage(self.layout, &self.worker.bundle, to)
                     .await
-                    .map_err(|error| to_line(&error))
+                    .map_err(|error| format_chain(&error))
             }
             Err(why) => Err(why),
         };
-        let stage = if made.is_ok() { Stage::Draining } else { Stage::Failed };
-        if let Err(why) = &made {
-            say(&format!("the kubelet stays {from}: {why}"));
+        let stage = if staged.is_ok() { Stage::Draining } else { Stage::Failed };
+        if let Err(why) = &staged {
+            progress(&format!("the kubelet remains at {from}: {why}"));
         }
-        // Meanwhile somebody may have cordoned the Node.
+        // Read the Node again, because a user may have cordoned it meanwhile.
         let nodes = Api::<Node>::all(client.clone());
-        let node = limited(nodes.get(&self.worker.name)).await.map_err(Box::new)?;
+        let node = with_limit(nodes.get(&self.worker.name)).await.map_err(Box::new)?;
         let record = Record {
             from,
             to,
-            cordoned: Seen::of(&node).cordoned,
+            cordoned: UpgradeNode::from_node(&node).cordoned,
             stage,
-            why: made.err(),
+            why: staged.err(),
         };
         record.write(self.layout)?;
         Ok(())
     }
 
-    async fn drain(self, client: &Client, node: &Node, seen: &Seen, mut record: Record) -> Result<(), TurnError> {
-        let said = KubeletUpgrade {
+    async fn drain(
+        self,
+        client: &Client,
+        node: &Node,
+        seen: &UpgradeNode,
+        mut record: Record,
+    ) -> Result<(), StepError> {
+        let status = KubeletUpgrade {
             version: record.to,
             state: UpgradeState::Draining,
         };
-        say_on(client, node, &said).await?;
+        write_status(client, node, &status).await?;
         let target = Target {
             name: &self.worker.name,
             uid: node.metadata.uid.as_deref().unwrap_or_default(),
         };
         if !drain::drain(client, target, seen.drain).await {
-            say("Pods that are left are deleted");
+            progress("deleting the remaining Pods");
             drain::delete_pods(client, target, DELETE_LIMIT).await;
         }
-        let said = KubeletUpgrade {
+        let status = KubeletUpgrade {
             version: record.to,
             state: UpgradeState::Replacing,
         };
-        say_on(client, node, &said).await?;
+        write_status(client, node, &status).await?;
         record.stage = Stage::Replacing;
         record.write(self.layout)?;
         self.restart(record.stage).await
     }
 
-    /// Whether the new one is what it should be.
-    async fn verify(self, client: &Client, mut record: Record) -> Result<(), TurnError> {
+    /// Checks that the new kubelet works.
+    async fn verify(self, client: &Client, mut record: Record) -> Result<(), StepError> {
         match self.wait(client, record.to).await {
             Ok(node) => {
-                let said = KubeletUpgrade {
+                let status = KubeletUpgrade {
                     version: record.to,
                     state: UpgradeState::Done,
                 };
-                end_on(client, &node, &said, !record.cordoned, true).await?;
-                forget(self.layout)?;
-                say(&format!("the kubelet is {}", record.to));
+                finish(client, &node, &status, !record.cordoned, true).await?;
+                remove_record(self.layout)?;
+                progress(&format!("upgraded the kubelet to {}", record.to));
             }
             Err(why) => {
-                say(&format!("kubelet {} does not do: {why}", record.to));
+                progress(&format!(
+                    "kubelet {} does not work; restoring the previous one: {why}",
+                    record.to
+                ));
                 record.stage = Stage::Reverting;
                 record.why = Some(why);
                 let written = record.write(self.layout);
-                // Be it written or not: this one does not do.
+                // Revert even if the record could not be written: this kubelet does not work.
                 self.restart(record.stage).await?;
                 written?;
             }
@@ -240,58 +252,63 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Has the kubelet run that goes with the stage. There is to be one in any case.
-    async fn restart(self, stage: Stage) -> Result<(), TurnError> {
+    /// Restarts the kubelet with the file for this stage. A kubelet runs afterwards in any case.
+    async fn restart(self, stage: Stage) -> Result<(), StepError> {
         self.kubelet.stop().await;
         let arranged = record::arrange(self.layout, stage);
         self.kubelet.start();
         Ok(arranged?)
     }
 
-    async fn go_back(self, client: &Client, mut record: Record) -> Result<(), TurnError> {
+    async fn verify_previous(self, client: &Client, mut record: Record) -> Result<(), StepError> {
         let node = match self.wait(client, record.from).await {
             Ok(node) => node,
-            // There is no other. The Node is not ready, and says so by itself.
+            // There is no other kubelet to try. The Node is not Ready, which its conditions show.
             Err(why) => {
-                say(&format!("kubelet {} does not do either: {why}", record.from));
+                progress(&format!(
+                    "the previous kubelet {} does not work either: {why}",
+                    record.from
+                ));
                 let nodes = Api::<Node>::all(client.clone());
-                limited(nodes.get(&self.worker.name)).await.map_err(Box::new)?
+                with_limit(nodes.get(&self.worker.name)).await.map_err(Box::new)?
             }
         };
-        let said = KubeletUpgrade {
+        let status = KubeletUpgrade {
             version: record.to,
             state: UpgradeState::Failed(record.why.clone().unwrap_or_default()),
         };
-        end_on(client, &node, &said, !record.cordoned, false).await?;
+        finish(client, &node, &status, !record.cordoned, false).await?;
         record.stage = Stage::Failed;
         record.write(self.layout)?;
         Ok(())
     }
 
-    /// Waits until the kubelet has said that the Node is ready, and that it is of this version; or why it never will.
+    /// Waits until a kubelet of this version reports the Node Ready. Fails with the reason if that
+    /// takes too long.
     async fn wait(&self, client: &Client, version: KubernetesVersion) -> Result<Node, String> {
         let nodes = Api::<Node>::all(client.clone());
-        let mut progress = Progress::default();
+        let mut progress = KubeletWait::default();
         loop {
-            // Who cannot ask does not know: only what was answered counts.
-            if let Ok(Some(node)) = limited(nodes.get_opt(&self.worker.name)).await {
-                let seen = Seen::of(&node);
+            // An unreachable API proves nothing: only responses count.
+            if let Ok(Some(node)) = with_limit(nodes.get_opt(&self.worker.name)).await {
+                let seen = UpgradeNode::from_node(&node);
                 if seen.is_ready(version, self.kubelet.since()) {
                     return Ok(node);
                 }
-                if let Some(why) = progress.note(&seen, self.kubelet.ends()) {
-                    let last = self.kubelet.last_words();
+                if let Some(why) = progress.count_response(&seen, self.kubelet.exits()) {
+                    let last = self.kubelet.last_log_line();
                     return Err(last.map_or(why.clone(), |last| format!("{why}: {last}")));
                 }
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// Writes how far it is on the Node. Only on the one that was seen: another machine's may have its name by now.
-async fn say_on(client: &Client, node: &Node, said: &KubeletUpgrade) -> Result<(), TurnError> {
-    let annotations = json!({labels::KUBELET_UPGRADE: said.to_string()});
+/// Writes the status on the Node, but only on the one that was read: another machine may have a
+/// Node of this name by now.
+async fn write_status(client: &Client, node: &Node, status: &KubeletUpgrade) -> Result<(), StepError> {
+    let annotations = json!({labels::KUBELET_UPGRADE: status.to_string()});
     patch(
         client,
         node,
@@ -300,17 +317,18 @@ async fn say_on(client: &Client, node: &Node, said: &KubeletUpgrade) -> Result<(
     .await
 }
 
-/// The same, and the Node takes Pods again; what it was asked is done, or stays to say what was not.
-async fn end_on(
+/// Writes the status, and uncordons the Node if `uncordon`. With `done` it removes the request;
+/// otherwise the request stays as a record of what failed.
+async fn finish(
     client: &Client,
     node: &Node,
-    said: &KubeletUpgrade,
+    status: &KubeletUpgrade,
     uncordon: bool,
     done: bool,
-) -> Result<(), TurnError> {
+) -> Result<(), StepError> {
     let mut change = json!({"metadata": {
         "uid": node.metadata.uid,
-        "annotations": {labels::KUBELET_UPGRADE: said.to_string()},
+        "annotations": {labels::KUBELET_UPGRADE: status.to_string()},
     }});
     if done {
         change["metadata"]["annotations"][labels::KUBELET_VERSION] = json!(null);
@@ -322,9 +340,9 @@ async fn end_on(
     patch(client, node, &change).await
 }
 
-async fn patch(client: &Client, node: &Node, change: &serde_json::Value) -> Result<(), TurnError> {
+async fn patch(client: &Client, node: &Node, change: &serde_json::Value) -> Result<(), StepError> {
     let nodes = Api::<Node>::all(client.clone());
     let name = node.metadata.name.as_deref().unwrap_or_default();
-    let patched = limited(nodes.patch(name, &PatchParams::default(), &Patch::Merge(change))).await;
+    let patched = with_limit(nodes.patch(name, &PatchParams::default(), &Patch::Merge(change))).await;
     patched.map(|_| ()).map_err(|error| Box::new(error).into())
 }

@@ -1,15 +1,17 @@
-//! The way out of an ephemeral worker's own network: a link to the machine, which translates addresses. See ADR 0021.
+//! The network of an ephemeral worker: a link to the machine, which translates addresses (NAT). See
+//! ADR 0021.
 //!
 //! ```text
-//!  machine.rs ──Seen──▶ plan.rs (pure): addresses ─┬─▶ ip: ykup<run> ══ eth0 in the worker's network
+//!  machine.rs ────────▶ plan.rs (pure): addresses ─┬─▶ ip: ykup<run> ══ eth0 in the worker's network
 //!                                                  ├─▶ table.rs (pure) ─▶ nft: inet yoke-uplink-<run>
 //!                                                  ├─▶ forward.rs: forwarding of the machine's devices
-//!                                                  └─▶ relay.rs, resolvers.rs (pure): DNS that listens on the machine alone
+//!                                                  └─▶ relay.rs, resolvers.rs (pure): DNS servers that listen on loopback only
 //! ```
 //!
-//! All of it is called by the run, which has a name that no other one has: the end of one takes nothing from another, in the same
-//! folder either. There is no table without its link but that of a run which has ended: the link is made first, and goes with the
-//! worker's network.
+//! All names contain the id of the run, which is unique. The end of one run therefore removes
+//! nothing of another one, even in the same folder. The link is created before the table, and
+//! disappears with the worker's network. A table without its link therefore belongs to a run that
+//! has ended.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -22,43 +24,49 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::arguments::EPHEMERAL_PORT;
-use crate::feed::call;
-use crate::files::{self, FileError};
+use crate::error::Error;
+use crate::error_chain::format_chain;
+use crate::host::files::{self, FileError};
+use crate::host::resolv_conf::{RESOLV_CONF, read_resolv_conf};
+use crate::host::{iptables, nftables};
 use crate::layout::Layout;
-use crate::machine::{RESOLV_CONF, resolv_conf};
-use crate::output::say;
+use crate::output::progress;
+use crate::process::stdin_program::call;
 use crate::state::Worker;
-use crate::{Error, boxed, rules};
 
 mod forward;
+pub(crate) mod link;
 mod machine;
 mod plan;
 mod relay;
 mod resolvers;
+mod runs;
 mod table;
 
-pub(crate) use plan::{Run, Uplink};
+use link::{Run, Uplink};
 use relay::Relay;
+use runs::{list_opened, list_runs};
 use table::{Table, build_table};
 
-/// The worker's end of the link.
+/// Name of the worker's end of the link.
 const INSIDE: &str = "eth0";
-/// How often all is put right, whether anything has changed or not: others flush rules, and a machine moves.
+/// Interval of a full reconcile, even without changes: other programs flush rules, and a machine
+/// changes networks.
 const RESYNC: Duration = Duration::from_secs(60);
-/// How often others may be faster to take a subnet.
+/// Attempts to find a free subnet, in case other workers take it at the same time.
 const ATTEMPTS: u32 = 16;
-/// How many ports are tried.
-const PORTS: u16 = 100;
+/// Number of ports to try.
+const PORTS_TRIED: u16 = 100;
 
-/// A port of UDP of the machine that is the worker's as long as this is held.
+/// A UDP port of the machine, reserved for the worker until dropped.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) number: u16,
     _held: UdpSocket,
 }
 
-/// Takes the port that is asked for, or the first one that is free.
-pub(crate) fn take_port(wanted: Option<u16>) -> Result<Port, Error> {
+/// Reserves the requested port, or the first free one.
+pub(crate) fn reserve_port(wanted: Option<u16>) -> Result<Port, Error> {
     let take = |number| {
         let held = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, number))?;
         Ok(Port { number, _held: held })
@@ -66,18 +74,23 @@ pub(crate) fn take_port(wanted: Option<u16>) -> Result<Port, Error> {
     let taken: std::io::Result<Port> = match wanted {
         Some(number) => take(number),
         None => {
-            let mut ports = (0..PORTS).map(|more| take(EPHEMERAL_PORT + more));
+            let mut ports = (0..PORTS_TRIED).map(|more| take(EPHEMERAL_PORT + more));
             ports
                 .find(Result::is_ok)
                 .unwrap_or_else(|| Err(std::io::ErrorKind::AddrInUse.into()))
         }
     };
     let name = wanted.unwrap_or(EPHEMERAL_PORT);
-    taken.map_err(|error| Error::Uplink(format!("port {name} of UDP, by which other workers reach it: {error}")))
+    taken.map_err(|error| {
+        Error::Uplink(format!(
+            "cannot reserve UDP port {name}, at which other workers reach this one: {error}"
+        ))
+    })
 }
 
-/// Whether this machine can have what a worker's network is made of, or why it cannot. Nothing of what is tried stays.
-pub(crate) async fn try_out() -> Result<(), String> {
+/// Checks whether this machine supports an ephemeral worker's network, in network namespaces that
+/// disappear afterwards.
+pub(crate) async fn check_support() -> Result<(), String> {
     let words = ["link", "add", "name", "ykup0", "type", "veth", "peer", "name", "ykup1"];
     let link = [&["--net", "ip"], &words[..]].concat();
     call("unshare", &link, "").await.map_err(|why| format!("veth: {why}"))?;
@@ -89,58 +102,58 @@ pub(crate) async fn try_out() -> Result<(), String> {
         opened: &BTreeSet::new(),
     });
     let tried = call("unshare", &["--net", "nft", "-f", "-"], &text).await;
-    tried
-        .map(drop)
-        .map_err(|why| format!("translation of addresses: {why}"))
+    tried.map(drop).map_err(|why| format!("address translation: {why}"))
 }
 
-/// A way out that is kept.
-pub(crate) struct Upkeep {
+/// A maintained network of an ephemeral worker.
+pub(crate) struct UplinkReconciler {
     uplink: Uplink,
     wireguard: Option<u16>,
-    /// What leads to the worker's network.
+    /// Network namespace file of the worker.
     net: PathBuf,
     relay: Arc<Relay>,
-    /// Devices of the machine that forward for workers alone.
+    /// Devices of the machine on which forwarding was enabled for workers.
     opened: BTreeSet<String>,
-    /// The resolver configuration of the box.
+    /// Resolver configuration of the sandbox.
     resolvers: PathBuf,
-    /// What the table was made by.
-    put: String,
-    said: String,
+    /// The script of the current table.
+    applied: String,
+    last_message: String,
 }
 
-impl Upkeep {
-    /// Makes the way out of a network, and remembers it.
-    pub(crate) async fn raise(layout: &Layout, worker: &mut Worker, net: PathBuf) -> Result<Self, Error> {
-        remove_dead().await;
+impl UplinkReconciler {
+    /// Creates the link of a network namespace, and persists its addresses.
+    pub(crate) async fn create(layout: &Layout, worker: &mut Worker, net: PathBuf) -> Result<Self, Error> {
+        remove_leftover_runs().await;
         let run = match &worker.uplink {
             Some(uplink) => uplink.run.clone(),
-            None => return Err(Error::Uplink("the worker is to have none".to_owned())),
+            None => return Err(Error::Uplink("the worker's state has no uplink".to_owned())),
         };
-        let uplink = make_first(&run, worker, &net).await.map_err(Error::Uplink)?;
+        let uplink = create_link_with_free_subnet(&run, worker, &net)
+            .await
+            .map_err(Error::Uplink)?;
         worker.uplink = Some(uplink.clone());
         worker.write(layout)?;
         let gateway = uplink.gateway;
         let failed = |error| Error::Uplink(format!("cannot listen at {gateway}: {error}"));
-        let resolvers = boxed::stand_in(layout, RESOLV_CONF);
+        let resolvers = layout.replacement(RESOLV_CONF);
         files::make_folder(resolvers.parent().unwrap_or(&resolvers))?;
-        let mut upkeep = Self {
+        let mut reconciler = Self {
             relay: Arc::new(Relay::bind(&uplink).await.map_err(failed)?),
             opened: BTreeSet::new(),
             uplink,
             wireguard: worker.pod_network.then_some(worker.wireguard_port),
             net,
             resolvers,
-            put: String::new(),
-            said: String::new(),
+            applied: String::new(),
+            last_message: String::new(),
         };
-        upkeep.try_settle().await.map_err(Error::Uplink)?;
-        Ok(upkeep)
+        reconciler.reconcile().await.map_err(Error::Uplink)?;
+        Ok(reconciler)
     }
 
-    /// Keeps it as it should be.
-    pub(crate) async fn keep(&mut self) -> Infallible {
+    /// Reconciles the network until dropped.
+    pub(crate) async fn run(&mut self) -> Infallible {
         let relay = Arc::clone(&self.relay);
         tokio::select! {
             never = relay.serve() => never,
@@ -151,41 +164,41 @@ impl Upkeep {
     async fn resync(&mut self) -> Infallible {
         loop {
             sleep(RESYNC).await;
-            let why = self.try_settle().await.err().unwrap_or_default();
-            if !why.is_empty() && why != self.said {
-                say(&format!("the worker's way out is not as it should be: {why}"));
+            let why = self.reconcile().await.err().unwrap_or_default();
+            if !why.is_empty() && why != self.last_message {
+                progress(&format!("cannot reconcile the worker's network: {why}"));
             }
-            self.said = why;
+            self.last_message = why;
         }
     }
 
-    /// The link first of all, and nothing gets out before its address is translated.
-    async fn try_settle(&mut self) -> Result<(), String> {
+    /// The link comes first. No packet leaves before its address is translated.
+    async fn reconcile(&mut self) -> Result<(), String> {
         let seen = machine::observe().await?;
         let link = self.uplink.run.link();
         if !seen.links.contains(&link) {
-            make_link(&self.uplink, &self.net, seen.mtu).await?;
+            create_link(&self.uplink, &self.net, seen.mtu).await?;
         }
-        self.opened = forward::plan(&seen.devices, &self.opened).await;
+        self.opened = forward::plan_forwarding(&seen.devices, &self.opened).await;
         let text = build_table(&Table {
             uplink: &self.uplink,
             wireguard: self.wireguard,
             relay: self.relay.ports(),
             opened: &self.opened,
         });
-        if text != self.put || !has_table(&self.uplink.run).await {
-            call("nft", &["-f", "-"], &text).await?;
-            self.put = text;
+        if text != self.applied || !nftables::has_table(&self.uplink.run.table()).await {
+            nftables::apply(&text).await?;
+            self.applied = text;
         }
-        rules::accept_forwarding(&link, &self.uplink.run.table()).await?;
-        forward::open(self.opened.iter().chain(seen.devices.iter()).chain([&link]))?;
-        connect(&self.uplink, &self.net).await?;
-        self.write_resolvers().map_err(|error| crate::clock::to_line(&error))
+        iptables::accept_forwarding(&link, &self.uplink.run.table()).await?;
+        forward::enable(self.opened.iter().chain(seen.devices.iter()).chain([&link]))?;
+        configure_inside(&self.uplink, &self.net).await?;
+        self.write_resolvers().map_err(|error| format_chain(&error))
     }
 
-    /// In its place: the box has mounted the file itself.
+    /// Writes in place: the sandbox has this inode mounted.
     fn write_resolvers(&self) -> Result<(), FileError> {
-        let text = resolvers::translate(&read_resolvers(), self.uplink.gateway);
+        let text = resolvers::translate(&read_resolv_conf(), self.uplink.gateway);
         if fs::read(&self.resolvers).is_ok_and(|found| found == text.as_bytes()) {
             return Ok(());
         }
@@ -193,33 +206,29 @@ impl Upkeep {
     }
 }
 
-/// The machine's, as it is right now.
-fn read_resolvers() -> String {
-    fs::read_to_string(resolv_conf()).unwrap_or_default()
-}
-
-/// Whoever adds a route has its subnet: the kernel takes one but once.
-async fn make_first(run: &Run, worker: &Worker, net: &Path) -> Result<Uplink, String> {
+/// Creates the link with a free subnet. Adding the route reserves the subnet, because the kernel
+/// accepts a route only once.
+async fn create_link_with_free_subnet(run: &Run, worker: &Worker, net: &Path) -> Result<Uplink, String> {
     for _ in 0..ATTEMPTS {
         let seen = machine::observe().await?;
         let uplink = plan::plan(run, &seen, worker.node_ip, rand::random()).ok_or("no private subnet is free")?;
-        match make_link(&uplink, net, seen.mtu).await {
+        match create_link(&uplink, net, seen.mtu).await {
             Err(why) if why.contains("File exists") => remove_link(run).await,
             made => return made.map(|()| uplink),
         }
     }
-    Err("others were faster each time".to_owned())
+    Err("other workers took the subnet in each of {ATTEMPTS} attempts".to_owned())
 }
 
-/// One that was removed meanwhile is made again.
-async fn make_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> {
+/// Creates the link. Also used when another program has removed it.
+async fn create_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> {
     let (link, net, mtu) = (uplink.run.link(), net.display().to_string(), mtu.to_string());
     let ends = [
         "link", "add", "name", &link, "mtu", &mtu, "type", "veth", "peer", "name", INSIDE, "mtu", &mtu, "netns", &net,
     ];
     call("ip", &ends, "").await?;
     let (gateway, subnet) = (uplink.gateway, uplink.subnet());
-    // Added, and not replaced: it may be another's.
+    // The route is added, not replaced: an existing one belongs to another worker.
     let script = format!(
         "link set dev {link} addrgenmode none\n\
          address add {gateway}/{prefix} dev {link} noprefixroute\n\
@@ -230,8 +239,8 @@ async fn make_link(uplink: &Uplink, net: &Path, mtu: u32) -> Result<(), String> 
     call("ip", &["-batch", "-"], &script).await.map(drop)
 }
 
-/// The worker's end.
-async fn connect(uplink: &Uplink, net: &Path) -> Result<(), String> {
+/// Configures the worker's end of the link.
+async fn configure_inside(uplink: &Uplink, net: &Path) -> Result<(), String> {
     let script = format!(
         "link set dev lo up\n\
          address replace {}/{} dev {INSIDE}\n\
@@ -245,38 +254,26 @@ async fn connect(uplink: &Uplink, net: &Path) -> Result<(), String> {
     call("nsenter", &[&net, "ip", "-batch", "-"], &script).await.map(drop)
 }
 
-async fn has_table(run: &Run) -> bool {
-    call("nft", &["list", "table", "inet", &run.table()], "").await.is_ok()
-}
-
 async fn remove_link(run: &Run) {
-    // It goes with the worker's network, unless that is still busy.
+    // The link disappears with the worker's network namespace, unless that is still in use.
     let _ = call("ip", &["link", "delete", &run.link()], "").await;
 }
 
-/// Runs that have a table on this machine.
-async fn list_runs() -> Vec<Run> {
-    let tables = call("nft", &["-j", "list", "tables"], "").await.unwrap_or_default();
-    table::parse_runs(&tables)
-}
-
-/// Removes what a run has made on the machine, and puts back what it has changed unless another run needs it.
+/// Removes what a run has created on the machine. Disables forwarding again, unless another run
+/// needs it.
 pub(crate) async fn remove(run: &Run) {
     let opened = list_opened(run).await;
-    match call("nft", &["delete", "table", "inet", &run.table()], "").await {
-        Err(why) if !why.contains("No such file or directory") => {
-            say(&format!("cannot remove the table {}: {why}", run.table()));
-        }
-        _ => {}
+    if let Err(why) = nftables::delete_table("inet", &run.table()).await {
+        progress(&format!("cannot remove the table {}: {why}", run.table()));
     }
-    rules::remove_acceptance(&run.table()).await;
+    iptables::remove_accept_rules(&run.table()).await;
     remove_link(run).await;
-    forward::close(&opened).await;
+    forward::disable(&opened).await;
 }
 
-/// Removes what is left of runs that were killed. One that begins right now has its link before its table, and so tables are
-/// looked at first.
-pub(crate) async fn remove_dead() {
+/// Removes what killed runs left behind. A starting run creates its link before its table, so the
+/// tables must be read first.
+pub(crate) async fn remove_leftover_runs() {
     let runs = list_runs().await;
     if runs.is_empty() {
         return;
@@ -287,28 +284,22 @@ pub(crate) async fn remove_dead() {
     }
 }
 
-/// Devices that forward since this run, or one that it has followed, by what its table says.
-async fn list_opened(run: &Run) -> BTreeSet<String> {
-    let set = call("nft", &["-j", "list", "set", "inet", &run.table(), table::OPENED], "").await;
-    table::parse_opened(&set.unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_one_workers() {
-        let first = take_port(None).unwrap();
-        let second = take_port(None).unwrap();
+    fn a_reserved_port_has_one_worker() {
+        let first = reserve_port(None).unwrap();
+        let second = reserve_port(None).unwrap();
         assert_ne!(first.number, second.number);
         assert!(
             first.number > 51820 && second.number > 51820,
             "that is one's that stays"
         );
-        assert!(matches!(take_port(Some(first.number)), Err(Error::Uplink(_))));
+        assert!(matches!(reserve_port(Some(first.number)), Err(Error::Uplink(_))));
         let number = first.number;
         drop(first);
-        assert_eq!(take_port(Some(number)).unwrap().number, number);
+        assert_eq!(reserve_port(Some(number)).unwrap().number, number);
     }
 }

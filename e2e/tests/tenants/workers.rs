@@ -323,6 +323,6 @@ async fn refuse(stack: &Stack, key: &Path, cluster: &str, rule: &str, line: &str
     let refusal = try_to_join(stack, key, cluster, Some(line)).await?;
     ensure!(refusal.code == Some(1), "{rule}: {refusal:?}");
     let refusal = refusal.refused()?;
-    ensure!(refusal.contains("does not let this machine in"), "{rule}: {refusal}");
+    ensure!(refusal.contains("rejected this machine"), "{rule}: {refusal}");
     Ok(())
 }

@@ -2,7 +2,7 @@ use std::path::Path;
 
 use super::*;
 use crate::limits::Limits;
-use crate::uplink::{Run, Uplink};
+use crate::uplink::link::{Run, Uplink};
 
 fn layout() -> Layout {
     Layout::new(Path::new("/w")).unwrap()
@@ -12,8 +12,8 @@ fn id() -> Id {
     "00c0ffee".to_owned().try_into().unwrap()
 }
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> MachineFacts {
+    MachineFacts {
         pods_cgroup: "/yoke-worker-00c0ffee/pods".into(),
         cgroup_v1: false,
         may_raise_oom_score: true,
@@ -27,7 +27,7 @@ fn machine() -> Machine {
 }
 
 #[test]
-fn nobody_asks_a_kubelet_without_leave() {
+fn a_kubelet_authorizes_requests() {
     let config: Value = serde_json::from_str(&build_kubelet(&layout(), &Worker::example(), &machine())).unwrap();
     let expected = json!({
         "anonymous": {"enabled": false},
@@ -46,8 +46,8 @@ fn nobody_asks_a_kubelet_without_leave() {
 }
 
 #[test]
-fn version_1_of_control_groups_is_told_to_the_kubelet() {
-    let machine = Machine {
+fn the_kubelet_accepts_cgroup_v1() {
+    let machine = MachineFacts {
         cgroup_v1: true,
         ..machine()
     };
@@ -82,7 +82,7 @@ fn containerd_keeps_to_the_workers_folder() {
     {
         assert!(line.contains("\"/w/"), "{line}");
     }
-    let weak = Machine {
+    let weak = MachineFacts {
         may_raise_oom_score: false,
         ..machine()
     };
@@ -162,7 +162,7 @@ fn a_kubelet_is_called_with_its_own_folders() {
 fn a_kubelet_in_a_network_of_its_own_has_the_address_that_pods_reach() {
     let uplink = Uplink {
         address: "198.18.0.2".parse().unwrap(),
-        ..Uplink::begin(Run::new(7))
+        ..Uplink::unassigned(Run::new(7))
     };
     let worker = Worker {
         node_ip: Some("10.200.0.2".parse().unwrap()),
@@ -182,7 +182,7 @@ fn a_kubelet_in_a_network_of_its_own_has_the_address_that_pods_reach() {
         let pods = pods.map(|pods: &str| pods.parse().unwrap());
         let last = build_kubelet_arguments(&layout(), &worker, pods).pop().unwrap();
         assert_eq!(last, format!("--node-ip={address}"));
-        let machine = Machine { pods, ..machine() };
+        let machine = MachineFacts { pods, ..machine() };
         let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker, &machine)).unwrap();
         assert_eq!(config["serverTLSBootstrap"], asks, "of a certificate for {address}");
     }

@@ -8,11 +8,16 @@ use tower::{BoxError, service_fn};
 use super::*;
 
 #[test]
-fn what_would_come_back_is_left() {
+fn pods_of_daemonsets_are_ignored() {
     let owner =
         |kind: &str| json!({"apiVersion": "apps/v1", "kind": kind, "name": "a", "uid": "u", "controller": true});
     for (rule, metadata, status, expected) in [
-        ("a Pod of nobody", json!({}), json!({"phase": "Running"}), Step::Evict),
+        (
+            "a Pod without an owner",
+            json!({}),
+            json!({"phase": "Running"}),
+            Step::Evict,
+        ),
         ("a Pod that waits", json!({}), json!({"phase": "Pending"}), Step::Evict),
         (
             "a Pod of a ReplicaSet",
@@ -24,19 +29,19 @@ fn what_would_come_back_is_left() {
             "a Pod of a DaemonSet",
             json!({"ownerReferences": [owner("DaemonSet")]}),
             json!({"phase": "Running"}),
-            Step::Leave,
+            Step::Ignore,
         ),
         (
             "a Pod of the kubelet's own",
             json!({"annotations": {MIRROR: "x"}}),
             json!({"phase": "Running"}),
-            Step::Leave,
+            Step::Ignore,
         ),
         (
             "a Pod that is done",
             json!({}),
             json!({"phase": "Succeeded"}),
-            Step::Leave,
+            Step::Ignore,
         ),
         (
             "a Pod that goes",
@@ -67,7 +72,7 @@ fn api(answer: impl FnMut(&str, &str) -> Answer + Send + 'static) -> (Client, Ar
         async move {
             let (method, path) = (request.method().to_string(), request.uri().to_string());
             let body = request.into_body().collect_bytes().await?;
-            // Of the one Node that is meant, and of no other.
+            // The precondition names the UID of the one Node.
             if path.contains("/nodes/") && method != "GET" {
                 assert!(
                     String::from_utf8_lossy(&body).contains(r#""uid":"u1""#),
@@ -154,10 +159,10 @@ async fn a_drain_ends_with_its_time() {
         "GET" => list(&[pod("one")], ""),
         _ => refusal(429),
     });
-    drain(&client, NODE, 2 * ROUND).await;
+    drain(&client, NODE, 2 * POLL_INTERVAL).await;
     let asked = asked.lock().unwrap();
     let evictions = asked.iter().filter(|request| request.starts_with("POST")).count();
-    assert_eq!(evictions, 1, "a budget is not asked each second");
+    assert_eq!(evictions, 1, "a rejected eviction is not retried each second");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What the machine reaches without the network of Pods, and how long its packets may be.
+//! Reads what the machine reaches without the Pod network, and the MTU of its uplink.
 
 use std::net::IpAddr;
 
@@ -6,17 +6,18 @@ use serde::Deserialize;
 use yoke_api::Cidr;
 
 use super::plan::is_private;
-use crate::feed::call;
-use crate::iproute::{parse, parse_destination};
-use crate::machine::resolv_conf;
+use crate::host::iproute::{parse, parse_destination};
+use crate::host::resolv_conf::read_resolv_conf;
+use crate::process::stdin_program::call;
 
-/// What WireGuard adds to a packet over IPv6; over IPv4 it is 20 less.
+/// Overhead of WireGuard over IPv6, in bytes. Over IPv4 it is 20 less.
 const OVERHEAD: u32 = 80;
 const MTU_MAX: u32 = 1500 - OVERHEAD;
-/// IPv6 does not work with less.
+/// Minimum MTU of IPv6.
 const MTU_MIN: u32 = 1280;
 
-/// As `ip -json address` has it. One without an address of the kind that is asked for may have no field at all.
+/// A link of `ip -json address`. A link without an address of the requested family may lack every
+/// field.
 #[derive(Deserialize)]
 struct Link {
     ifname: Option<String>,
@@ -30,7 +31,7 @@ struct Address {
     local: Option<IpAddr>,
 }
 
-/// As `ip -json route` has it.
+/// A route of `ip -json route`.
 #[derive(Deserialize)]
 struct Route {
     dst: String,
@@ -38,47 +39,47 @@ struct Route {
     gateway: Option<IpAddr>,
 }
 
-/// What was seen of the machine.
+/// The facts about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Host {
+pub(super) struct HostNetwork {
     pub(super) reserved: Vec<Cidr>,
     pub(super) mtu: u32,
 }
 
-/// Asks the machine, but for interfaces of the worker's own.
-pub(super) async fn observe(own: &[String]) -> Result<Host, String> {
+/// Reads the facts, without the worker's own interfaces.
+pub(super) async fn observe(own: &[String]) -> Result<HostNetwork, String> {
     let links = call("ip", &["-json", "-4", "address", "show"], "").await?;
     let routes = call("ip", &["-json", "-4", "route", "show"], "").await?;
-    let mut host = build_host(&links, &routes, own).map_err(|error| format!("ip: {error}"))?;
-    let resolvers = std::fs::read_to_string(resolv_conf()).unwrap_or_default();
-    host.reserved.extend(parse_resolvers(&resolvers));
+    let mut host = build_host_network(&links, &routes, own).map_err(|error| format!("ip: {error}"))?;
+    let resolvers = read_resolv_conf();
+    host.reserved.extend(parse_dns_servers(&resolvers));
     Ok(host)
 }
 
-/// Of the machine's DNS. Pure.
-fn parse_resolvers(text: &str) -> impl Iterator<Item = Cidr> {
+/// Parses the DNS servers of a resolver configuration. Pure.
+fn parse_dns_servers(text: &str) -> impl Iterator<Item = Cidr> {
     let addresses = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
     addresses.filter_map(|address| address.trim().parse().ok().map(Cidr::of))
 }
 
-/// Pure.
-fn build_host(links: &str, routes: &str, own: &[String]) -> Result<Host, serde_json::Error> {
+/// Builds the facts from the output of `ip`. Pure.
+fn build_host_network(links: &str, routes: &str, own: &[String]) -> Result<HostNetwork, serde_json::Error> {
     let (links, routes): (Vec<Link>, Vec<Route>) = (parse(links)?, parse(routes)?);
-    let foreign = |name: &Option<String>| name.as_ref().is_none_or(|name| !own.contains(name));
+    let is_other = |name: &Option<String>| name.as_ref().is_none_or(|name| !own.contains(name));
     let mut reserved = Vec::new();
-    for link in links.iter().filter(|link| foreign(&link.ifname)) {
+    for link in links.iter().filter(|link| is_other(&link.ifname)) {
         let addresses = link.addr_info.iter().filter_map(|address| address.local);
         reserved.extend(addresses.map(Cidr::of));
     }
-    for route in routes.iter().filter(|route| foreign(&route.dev)) {
+    for route in routes.iter().filter(|route| is_other(&route.dev)) {
         reserved.extend(route.gateway.map(Cidr::of));
-        // A wider one, such as a VPN's for all private addresses, is what Pods have theirs from.
+        // A wider range, such as a VPN's route for all private addresses, may contain Pod ranges.
         reserved.extend(parse_destination(&route.dst).filter(|range| is_private(*range)));
     }
     let uplink = routes.iter().find(|route| route.dst == "default");
     let uplink = uplink.and_then(|route| links.iter().find(|link| link.ifname == route.dev));
     let mtu = uplink.and_then(|link| link.mtu).unwrap_or(MTU_MAX + OVERHEAD);
-    Ok(Host {
+    Ok(HostNetwork {
         reserved,
         mtu: mtu.saturating_sub(OVERHEAD).clamp(MTU_MIN, MTU_MAX),
     })
@@ -105,8 +106,8 @@ mod tests {
     ]"#;
 
     #[test]
-    fn what_the_machine_reaches_is_reserved() {
-        let host = build_host(LINKS, ROUTES, &["yoke0".to_owned()]).unwrap();
+    fn addresses_of_the_machine_are_reserved() {
+        let host = build_host_network(LINKS, ROUTES, &["yoke0".to_owned()]).unwrap();
         let expected = [
             "127.0.0.1/32",
             "192.168.1.2/32",
@@ -117,13 +118,13 @@ mod tests {
             "10.9.0.0/16",
         ];
         assert_eq!(host.reserved, expected.map(|range| range.parse().unwrap()));
-        assert!(build_host("x", ROUTES, &[]).is_err());
+        assert!(build_host_network("x", ROUTES, &[]).is_err());
     }
 
     #[test]
     fn resolvers_are_reserved() {
         let text = "# by hand\nsearch example\nnameserver 10.0.0.2\n nameserver\tfd00::53\nnameserver x\n";
-        let found: Vec<_> = parse_resolvers(text).map(|range| range.to_string()).collect();
+        let found: Vec<_> = parse_dns_servers(text).map(|range| range.to_string()).collect();
         assert_eq!(found, ["10.0.0.2/32", "fd00::53/128"]);
     }
 
@@ -131,9 +132,9 @@ mod tests {
     fn packets_fit_into_those_of_the_uplink() {
         for (uplink, expected) in [(9000, 1420), (1500, 1420), (1460, 1380), (1280, 1280)] {
             let links = format!(r#"[{{"ifname": "eth0", "mtu": {uplink}}}]"#);
-            let host = build_host(&links, ROUTES, &[]).unwrap();
+            let host = build_host_network(&links, ROUTES, &[]).unwrap();
             assert_eq!(host.mtu, expected, "{uplink}");
         }
-        assert_eq!(build_host("", "", &[]).unwrap().mtu, 1420, "there is none");
+        assert_eq!(build_host_network("", "", &[]).unwrap().mtu, 1420, "there is none");
     }
 }

@@ -1,4 +1,4 @@
-//! The worker's key of the network of Pods, and public keys of others.
+//! The worker's WireGuard key, and public keys of other workers.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
@@ -8,19 +8,19 @@ use std::str::FromStr;
 use data_encoding::BASE64;
 use gotatun::x25519::{PublicKey, StaticSecret};
 
-use crate::files::{self, FileError};
+use crate::host::files::{self, FileError};
 
-/// More than it can have.
+/// Upper bound in bytes, larger than any key file.
 const FILE_MAX: u64 = 1 << 10;
 const BYTES: usize = 32;
 
-/// A public key.
+/// A WireGuard public key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key([u8; BYTES]);
 
-/// A text is no key.
+/// The text is not a key.
 #[derive(Debug, thiserror::Error)]
-#[error("it is no key of 32 bytes in base64")]
+#[error("not a WireGuard key: expected 32 bytes in base64")]
 pub(crate) struct KeyError;
 
 impl FromStr for Key {
@@ -28,7 +28,7 @@ impl FromStr for Key {
 
     fn from_str(text: &str) -> Result<Self, KeyError> {
         match parse(text) {
-            // Of what everybody knows the private part of.
+            // The private key of the all-zero public key is known to everyone.
             Some(bytes) if bytes != [0; BYTES] => Ok(Self(bytes)),
             _ => Err(KeyError),
         }
@@ -60,8 +60,9 @@ fn parse(text: &str) -> Option<[u8; BYTES]> {
     BASE64.decode(text.as_bytes()).ok()?.try_into().ok()
 }
 
-/// The private key that is kept in a file. One is drawn if there is none, or what is there is torn: others hear of a new one.
-pub(crate) fn keep(path: &Path) -> Result<StaticSecret, FileError> {
+/// Reads the private key from a file. Generates a new one if the file is missing or incomplete;
+/// other workers learn its public key from the Node.
+pub(crate) fn load_or_generate(path: &Path) -> Result<StaticSecret, FileError> {
     let mut text = String::new();
     match fs::File::open(path).and_then(|file| file.take(FILE_MAX).read_to_string(&mut text)) {
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => {
@@ -84,24 +85,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_drawn_once() {
+    fn a_key_is_generated_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        let first = Key::from(&keep(&path).unwrap());
+        let first = Key::from(&load_or_generate(&path).unwrap());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, files::SECRET);
-        assert_eq!(Key::from(&keep(&path).unwrap()), first);
+        assert_eq!(Key::from(&load_or_generate(&path).unwrap()), first);
         assert_eq!(first.to_string().parse::<Key>().unwrap(), first);
         for torn in ["", "x\n", "\u{ff}"] {
             fs::write(&path, torn).unwrap();
-            let next = Key::from(&keep(&path).unwrap());
+            let next = Key::from(&load_or_generate(&path).unwrap());
             assert_ne!(next, first, "{torn:?}");
-            assert_eq!(Key::from(&keep(&path).unwrap()), next, "{torn:?}");
+            assert_eq!(Key::from(&load_or_generate(&path).unwrap()), next, "{torn:?}");
         }
     }
 
     #[test]
     fn the_public_key_is_that_of_wireguard() {
-        // RFC 7748, 6.1
+        // RFC 7748, section 6.1
         let text = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
         let secret = StaticSecret::from(parse(text).unwrap());
         assert_eq!(
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn an_invalid_key_is_rejected() {
         let zero = BASE64.encode(&[0; BYTES]);
         let long = BASE64.encode(&[1; BYTES + 1]);
         for text in ["", "x", &zero, &long, "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTm?="] {

@@ -1,4 +1,5 @@
-//! The cluster's Nodes, as far as the network is concerned, and what this worker writes on its own.
+//! Watches the cluster's Nodes for the Pod network, and writes this worker's key and endpoint on
+//! its own Node.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -13,76 +14,77 @@ use serde_json::json;
 use tokio::sync::watch;
 use yoke_api::labels;
 
-use super::plan::Seen;
-use crate::clock::to_line;
+use super::plan::PeerNode;
+use crate::error_chain::format_chain;
 use crate::layout::Layout;
-use crate::node::{self, limited};
-use crate::output::say;
+use crate::node::{self, with_limit};
+use crate::output::progress;
 use crate::state::Worker;
 
-/// After a watch that ended early.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Nodes are many kilobytes each, which go as they come.
+/// Delay after a watch that ended early.
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// Page size of the list. A Node has many kilobytes, so pages bound the memory.
 const PAGE: u32 = 50;
-/// Of what somebody else has written: longer than any key or endpoint is.
-const TEXT_MAX: usize = 100;
+/// Upper bound for values that other clients write, longer than any key or endpoint.
+const VALUE_MAX: usize = 100;
 const RANGES_MAX: usize = 2;
-/// The kubelet writes its Node's status every five minutes, so that a connection on which nothing comes is none.
-const SILENCE: Duration = Duration::from_secs(600);
+/// Timeout of a watch without events. Kubelets write their Node's status every five minutes, so
+/// such a connection is broken.
+const IDLE_LIMIT: Duration = Duration::from_secs(600);
 
-/// Nodes by name; nothing before they are known.
-pub(super) type Nodes = Option<BTreeMap<String, Seen>>;
+/// Nodes by name; `None` before the first complete list.
+pub(super) type Nodes = Option<BTreeMap<String, PeerNode>>;
 
-/// Keeps the Nodes known, with the newest certificate of the kubelet, for as long as it is asked to. While the API is away they
-/// stay as they were.
+/// Publishes the Nodes, with the newest certificate of the kubelet, until dropped. While the API is
+/// unreachable the last state stays.
 pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Sender<Nodes>) {
-    let mut pause = PAUSE_MIN;
-    let mut said = String::new();
+    let mut backoff = BACKOFF_MIN;
+    let mut last_message = String::new();
     loop {
         if let Some(client) = node::connect(layout, worker).await {
             let config = watcher::Config::default().page_size(PAGE);
             let events = watcher(Api::<Node>::all(client), config);
-            let (well, why) = hear(events, known).await;
-            if well {
-                pause = PAUSE_MIN;
-                said.clear();
+            let (listed_once, why) = follow_watch(events, known).await;
+            if listed_once {
+                backoff = BACKOFF_MIN;
+                last_message.clear();
             }
-            if !why.is_empty() && why != said {
-                say(&format!(
-                    "cannot watch the Nodes: {why}; Pods of new workers are not reached"
+            if !why.is_empty() && why != last_message {
+                progress(&format!(
+                    "cannot watch the Nodes: {why}; Pods of new workers are unreachable until the watch works again"
                 ));
-                said = why;
+                last_message = why;
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(BACKOFF_MAX);
     }
 }
 
-/// Until an error: whether there was a whole list before, and what was said.
-async fn hear(
+/// Follows a watch until an error. Returns whether there was a complete list, and the error.
+async fn follow_watch(
     events: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
     known: &watch::Sender<Nodes>,
 ) -> (bool, String) {
     let mut events = pin!(events);
     let mut listed = BTreeMap::new();
-    let mut well = false;
+    let mut listed_once = false;
     loop {
-        let event = match tokio::time::timeout(SILENCE, events.next()).await {
+        let event = match tokio::time::timeout(IDLE_LIMIT, events.next()).await {
             Ok(Some(Ok(event))) => event,
-            Ok(Some(Err(error))) => return (well, to_line(&error)),
-            Ok(None) | Err(_) => return (well, String::new()),
+            Ok(Some(Err(error))) => return (listed_once, format_chain(&error)),
+            Ok(None) | Err(_) => return (listed_once, String::new()),
         };
         match event {
             Event::Init => listed.clear(),
             Event::InitApply(node) => drop(listed.insert(node.name_any(), extract(node))),
             Event::InitDone => {
-                well = true;
-                let whole = Some(std::mem::take(&mut listed));
+                listed_once = true;
+                let complete = Some(std::mem::take(&mut listed));
                 known.send_if_modified(|nodes| {
-                    let differs = *nodes != whole;
-                    *nodes = whole;
+                    let differs = *nodes != complete;
+                    *nodes = complete;
                     differs
                 });
             }
@@ -101,9 +103,9 @@ async fn hear(
     }
 }
 
-/// What matters of a Node. What is too long is as good as nothing.
-fn extract(node: Node) -> Seen {
-    let short = |text: &String| text.len() <= TEXT_MAX;
+/// Extracts the fields that matter. A value that is too long counts as missing.
+fn extract(node: Node) -> PeerNode {
+    let short = |text: &String| text.len() <= VALUE_MAX;
     let annotation = |name: &str| {
         let text = node.annotations().get(name)?;
         Some(if short(text) { text.clone() } else { String::new() })
@@ -116,7 +118,7 @@ fn extract(node: Node) -> Seen {
     let ranges = spec.pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().collect());
     let addresses = node.status.and_then(|status| status.addresses).unwrap_or_default();
     let internal = addresses.into_iter().find(|address| address.type_ == "InternalIP");
-    Seen {
+    PeerNode {
         uid: node.metadata.uid.unwrap_or_default(),
         created: node.metadata.creation_timestamp.map(|time| time.0),
         ranges: ranges.into_iter().filter(short).take(RANGES_MAX).collect(),
@@ -126,7 +128,7 @@ fn extract(node: Node) -> Seen {
     }
 }
 
-/// Writes on a Node, if it is the one that is meant, where this worker is reached.
+/// Writes the key and the endpoint on the Node with this UID.
 pub(super) async fn publish(
     layout: &Layout,
     worker: &Worker,
@@ -144,7 +146,10 @@ pub(super) async fn publish(
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     let request = nodes.patch_metadata(&worker.name, &params, &patch);
-    limited(request).await.map(drop).map_err(|error| to_line(&error))
+    with_limit(request)
+        .await
+        .map(drop)
+        .map_err(|error| format_chain(&error))
 }
 
 #[cfg(test)]
@@ -156,8 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_of_a_node_is_kept() {
-        let whole = node(json!({
+    fn the_fields_of_a_node_are_extracted() {
+        let complete = node(json!({
             "metadata": {
                 "name": "a", "uid": "u1", "creationTimestamp": "2026-11-23T00:00:00Z",
                 "annotations": {labels::WIREGUARD_PUBLIC_KEY: "k", labels::WIREGUARD_ENDPOINT: "x".repeat(101)},
@@ -168,7 +173,7 @@ mod tests {
                 {"type": "InternalIP", "address": "192.0.2.1"},
             ]},
         }));
-        let expected = Seen {
+        let expected = PeerNode {
             uid: "u1".into(),
             created: Some("2026-11-23T00:00:00Z".parse().unwrap()),
             ranges: vec!["10.1.2.0/24".into(), "fd00::/64".into()],
@@ -176,7 +181,7 @@ mod tests {
             key: Some("k".into()),
             endpoint: Some(String::new()),
         };
-        assert_eq!(extract(whole), expected);
+        assert_eq!(extract(complete), expected);
         let alone = node(json!({"metadata": {"name": "a"}, "spec": {"podCIDR": "10.1.2.0/24"}}));
         assert_eq!(extract(alone).ranges, ["10.1.2.0/24"]);
     }
@@ -196,11 +201,11 @@ mod tests {
             Ok(Event::Delete(named("a"))),
             lost(),
         ];
-        let (well, why) = hear(futures::stream::iter(first), &known).await;
-        assert!(well && !why.is_empty(), "{why}");
+        let (listed_once, why) = follow_watch(futures::stream::iter(first), &known).await;
+        assert!(listed_once && !why.is_empty(), "{why}");
         assert_eq!(names(&heard.borrow_and_update()).unwrap(), ["b", "c"]);
         let half = [Ok(Event::Init), Ok(Event::InitApply(named("d"))), lost()];
-        assert!(!hear(futures::stream::iter(half), &known).await.0);
+        assert!(!follow_watch(futures::stream::iter(half), &known).await.0);
         assert_eq!(names(&heard.borrow()).unwrap(), ["b", "c"]);
         let second = [
             Ok(Event::Init),
@@ -209,7 +214,7 @@ mod tests {
             Ok(Event::InitDone),
             Ok(Event::Apply(named("b"))),
         ];
-        hear(futures::stream::iter(second), &known).await;
+        follow_watch(futures::stream::iter(second), &known).await;
         assert!(!heard.has_changed().unwrap(), "nothing is new");
     }
 }

@@ -1,7 +1,8 @@
-//! Which Nodes this worker has a tunnel to. Pure.
+//! Decides to which Nodes this worker has a tunnel. Pure.
 //!
-//! Whoever has one worker of a cluster writes one Node as it likes, the addresses of its Pods too. So the older Node is right,
-//! this worker before all, and what of a newer one does not fit is left out.
+//! A user with one worker of a cluster can write any value on its Node, including its Pod range. On
+//! a conflict the older Node wins, and this worker wins over all others. A newer Node that
+//! conflicts gets no tunnel.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,19 +12,19 @@ use yoke_api::Cidr;
 
 use super::key::Key;
 
-/// Each has a timer and buffers.
+/// Upper bound for peers. Each has a timer and buffers.
 const PEERS_MAX: usize = 1000;
-/// What private networks are made of: RFC 1918, RFC 6598.
+/// Private address ranges: RFC 1918, RFC 6598.
 const PRIVATE: [&str; 4] = ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16"];
 
-/// A Node, as it is written down.
+/// The fields of a Node that matter, unvalidated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct PeerNode {
     pub(crate) uid: String,
     pub(crate) created: Option<Timestamp>,
-    /// Addresses of its Pods.
+    /// Pod ranges of the Node.
     pub(crate) ranges: Vec<String>,
-    /// That of the Node itself.
+    /// Address of the Node itself.
     pub(crate) address: Option<String>,
     pub(crate) key: Option<String>,
     pub(crate) endpoint: Option<String>,
@@ -31,12 +32,12 @@ pub(crate) struct Seen {
 
 /// This worker.
 #[derive(Clone, Debug)]
-pub(crate) struct Own {
+pub(crate) struct LocalWorker {
     pub(crate) name: String,
     pub(crate) key: Key,
-    /// Addresses of its Pods.
+    /// Pod range of this worker.
     pub(crate) range: Cidr,
-    /// What the machine reaches otherwise, and must go on to.
+    /// Addresses that the machine reaches without the Pod network, and must continue to reach.
     pub(crate) reserved: Vec<Cidr>,
 }
 
@@ -48,112 +49,118 @@ pub(crate) struct Peer {
     pub(crate) range: Cidr,
 }
 
-/// What is to be.
+/// The desired tunnels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) peers: Vec<Peer>,
-    /// Nodes that would be peers, and why they are none.
-    pub(crate) left_out: BTreeMap<String, Fault>,
+    /// Nodes without a tunnel, and the reasons.
+    pub(crate) rejected: BTreeMap<String, PeerRejection>,
 }
 
-/// Why a Node is no peer.
+/// The reason why a Node gets no tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Fault {
-    #[error("its public key is none")]
+pub(crate) enum PeerRejection {
+    #[error("its WireGuard public key is invalid")]
     Key,
-    #[error("Node {0} has the same public key")]
+    #[error("Node {0} has the same WireGuard public key")]
     SharedKey(String),
-    #[error("its Pods have no private range of addresses that is at most as large as this worker's")]
+    #[error("its Pod range is not a private IPv4 range, or is larger than this worker's")]
     Range,
-    #[error("its Pods have addresses that this machine needs for something else: {0}")]
+    #[error("its Pod range overlaps {0}, which this machine uses otherwise")]
     Reserved(Cidr),
-    #[error("its Pods and those of Node {0} have the same addresses")]
+    #[error("its Pod range overlaps the one of Node {0}")]
     SharedRange(String),
-    #[error("the endpoint of Node {0} is among the addresses of its Pods")]
+    #[error("its Pod range contains the endpoint of Node {0}")]
     Covers(String),
-    #[error("its endpoint is no address and port of a machine")]
+    #[error("its endpoint is not a usable IP address and port")]
     Endpoint,
-    #[error("its endpoint is among the addresses of the Pods of Node {0}")]
+    #[error("its endpoint is in the Pod range of Node {0}")]
     Inside(String),
-    #[error("there are {PEERS_MAX} others")]
+    #[error("there are already {PEERS_MAX} tunnels")]
     Many,
 }
 
-/// Plans the tunnels to all Nodes, which are known by their names.
-pub(crate) fn plan(own: &Own, nodes: &BTreeMap<String, Seen>) -> Plan {
+/// Plans the tunnels to all Nodes, given by name.
+pub(crate) fn plan(own: &LocalWorker, nodes: &BTreeMap<String, PeerNode>) -> Plan {
     let mut others: Vec<_> = nodes.iter().filter(|(name, _)| **name != own.name).collect();
     others.sort_by_key(|(name, seen)| (seen.created.is_none(), seen.created, *name));
     let mut plan = Plan::default();
     let mut names = Vec::new();
     for (name, seen) in others {
-        // One without is no worker of this kind, or has not begun yet.
+        // A Node without a key has no worker of this kind, or its worker has not started yet.
         let Some(key) = &seen.key else { continue };
-        match admit(own, &names, &plan.peers, seen, key) {
+        match check_peer(own, &names, &plan.peers, seen, key) {
             Ok(peer) => {
                 plan.peers.push(peer);
                 names.push(name.as_str());
             }
             Err(fault) => {
-                plan.left_out.insert(name.clone(), fault);
+                plan.rejected.insert(name.clone(), fault);
             }
         }
     }
     plan
 }
 
-fn admit(own: &Own, names: &[&str], peers: &[Peer], seen: &Seen, key: &str) -> Result<Peer, Fault> {
+fn check_peer(
+    own: &LocalWorker,
+    names: &[&str],
+    peers: &[Peer],
+    seen: &PeerNode,
+    key: &str,
+) -> Result<Peer, PeerRejection> {
     let older = || names.iter().zip(peers);
     let owned = |(name, _): (&&str, &Peer)| (*name).to_owned();
-    let key: Key = key.parse().map_err(|_| Fault::Key)?;
+    let key: Key = key.parse().map_err(|_| PeerRejection::Key)?;
     if key == own.key {
-        return Err(Fault::SharedKey(own.name.clone()));
+        return Err(PeerRejection::SharedKey(own.name.clone()));
     }
     if let Some(other) = older().find(|(_, peer)| peer.key == key) {
-        return Err(Fault::SharedKey(owned(other)));
+        return Err(PeerRejection::SharedKey(owned(other)));
     }
-    let range = choose_range(own.range, &seen.ranges).ok_or(Fault::Range)?;
+    let range = choose_range(own.range, &seen.ranges).ok_or(PeerRejection::Range)?;
     if range.overlaps(own.range) {
-        return Err(Fault::SharedRange(own.name.clone()));
+        return Err(PeerRejection::SharedRange(own.name.clone()));
     }
     if let Some(needed) = own.reserved.iter().find(|needed| needed.overlaps(range)) {
-        return Err(Fault::Reserved(*needed));
+        return Err(PeerRejection::Reserved(*needed));
     }
     if let Some(other) = older().find(|(_, peer)| peer.range.overlaps(range)) {
-        return Err(Fault::SharedRange(owned(other)));
+        return Err(PeerRejection::SharedRange(owned(other)));
     }
     if let Some(other) = older().find(|(_, peer)| range.contains(peer.endpoint.ip())) {
-        return Err(Fault::Covers(owned(other)));
+        return Err(PeerRejection::Covers(owned(other)));
     }
     let endpoint = seen.endpoint.as_deref().and_then(parse_endpoint);
-    // A tunnel through itself.
+    // An endpoint in the Node's own Pod range would route the tunnel through itself.
     let endpoint = endpoint.filter(|endpoint| !range.contains(endpoint.ip()));
-    let endpoint = endpoint.ok_or(Fault::Endpoint)?;
+    let endpoint = endpoint.ok_or(PeerRejection::Endpoint)?;
     if own.range.contains(endpoint.ip()) {
-        return Err(Fault::Inside(own.name.clone()));
+        return Err(PeerRejection::Inside(own.name.clone()));
     }
     if let Some(other) = older().find(|(_, peer)| peer.range.contains(endpoint.ip())) {
-        return Err(Fault::Inside(owned(other)));
+        return Err(PeerRejection::Inside(owned(other)));
     }
     if peers.len() >= PEERS_MAX {
-        return Err(Fault::Many);
+        return Err(PeerRejection::Many);
     }
     Ok(Peer { key, endpoint, range })
 }
 
-/// The first range of the same kind of addresses, if it may be routed.
+/// Returns the first range of this worker's address family, if it may be routed.
 fn choose_range(own: Cidr, ranges: &[String]) -> Option<Cidr> {
     let mut ranges = ranges.iter().filter_map(|range| range.parse::<Cidr>().ok());
     let range = ranges.find(|range| range.address().is_ipv4() == own.address().is_ipv4())?;
     (range.prefix() >= own.prefix() && is_private(range)).then_some(range)
 }
 
-/// Whether it is a part of private addresses, and not all of a kind.
+/// Reports whether the range is part of a private range.
 pub(crate) fn is_private(range: Cidr) -> bool {
     let mut wholes = PRIVATE.iter().filter_map(|whole| whole.parse().ok());
     wholes.any(|whole| range.is_part_of(whole))
 }
 
-/// Where a machine may be.
+/// Parses an endpoint, if a machine can have that address.
 pub(crate) fn parse_endpoint(text: &str) -> Option<SocketAddr> {
     let endpoint: SocketAddr = text.parse().ok()?;
     let address = endpoint.ip().to_canonical();

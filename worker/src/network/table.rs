@@ -1,27 +1,31 @@
-//! The worker's table of the packet filter. Pure.
+//! The nftables table of the Pod network. Pure.
 
 use yoke_api::Cidr;
 
-/// What the table says of.
+/// Parameters of the table.
 #[derive(Clone, Debug)]
 pub(super) struct Table<'a> {
     pub(super) name: &'a str,
     pub(super) bridge: &'a str,
     pub(super) tunnel: &'a str,
-    /// Addresses of this worker's Pods.
+    /// This worker's Pod range.
     pub(super) own: Cidr,
-    /// Those of other workers' Pods.
+    /// Pod ranges of other workers.
     pub(super) peers: &'a [Cidr],
-    /// Whether nobody but the worker is in its network: what listens there is the cluster's.
+    /// Whether the worker has a network of its own, in which only the cluster listens.
     pub(super) is_alone: bool,
 }
 
-/// What `nft -f` makes the table by, whatever was there before.
+/// Builds an `nft -f` script that creates the table, or replaces it.
 ///
-/// Pods show their own addresses to each other, and the machine's to everybody else. What is for other workers' Pods, or says
-/// that it comes from them, goes through the tunnel or not at all, also while there is none. What comes out of the tunnel is
-/// for Pods: neither the machine nor what lies behind it is reached from there, but for answers to what it asked. A kubelet in a
-/// network of its own is.
+/// The rules:
+/// - Pods use their own addresses among each other, and the machine's address to everyone else.
+/// - Packets to other workers' Pods leave through the tunnel only, even while the tunnel does not
+///   exist.
+/// - Packets from other workers' Pods are accepted from the tunnel only.
+/// - Packets from the tunnel reach Pods only. The machine and the networks behind it accept only
+///   responses. The exception is an ephemeral worker, whose kubelet is reachable in its own
+///   network.
 pub(super) fn build_table(table: &Table<'_>) -> String {
     let Table {
         name,

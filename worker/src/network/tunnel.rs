@@ -1,6 +1,6 @@
 //! WireGuard in this process: a TUN device, a UDP socket, and the peers of a plan.
 //!
-//! The device goes with the process, however that ends, and its routes with it.
+//! The device disappears with the process, however that exits, and its routes with it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,24 +13,24 @@ use gotatun::x25519::{PublicKey, StaticSecret};
 
 use super::key::Key;
 use super::plan::Peer;
-use crate::feed::call;
+use crate::process::stdin_program::call;
 
-/// A NAT that forgets who asked earlier than this is not usual.
+/// Keepalive interval in seconds. Few NATs forget a mapping earlier.
 const KEEPALIVE: u16 = 25;
-/// For handshakes to be on their way.
+/// Time for handshakes to be sent.
 const HANDSHAKE_LIMIT: Duration = Duration::from_millis(200);
 
-/// What a tunnel is made of.
+/// Parameters of a tunnel.
 pub(super) struct Parts<'a> {
     pub(super) name: &'a str,
     pub(super) secret: &'a StaticSecret,
     pub(super) port: u16,
-    /// That of the machine, when it speaks to other workers' Pods.
+    /// Source address of the machine for packets to other workers' Pods.
     pub(super) address: IpAddr,
     pub(super) mtu: u32,
 }
 
-/// A device that works.
+/// An open WireGuard device.
 pub(super) struct Tunnel {
     device: Device<DefaultDeviceTransports>,
     name: String,
@@ -39,10 +39,11 @@ pub(super) struct Tunnel {
 
 impl Tunnel {
     pub(super) async fn open(parts: &Parts<'_>) -> Result<Self, String> {
-        let said = |error: gotatun::device::Error| error.to_string();
+        let to_text = |error: gotatun::device::Error| error.to_string();
         let Parts { name, address, mtu, .. } = parts;
         let tun = TunDevice::from_name(name).map_err(|error| error.to_string())?;
-        // It is asked for no neighbours, and has no address but the one.
+        // No IPv6 link-local address: the device needs only this address, and no neighbor
+        // discovery.
         let script = format!(
             "link set dev {name} addrgenmode none\n\
              address replace {address}/32 dev {name}\n\
@@ -54,9 +55,9 @@ impl Tunnel {
             .with_private_key(parts.secret.clone())
             .build()
             .await
-            .map_err(said)?;
-        // A device that is built without peers has no socket before its port changes.
-        device.set_listen_port(parts.port).await.map_err(said)?;
+            .map_err(to_text)?;
+        // A device that is built without peers opens its socket only when its port changes.
+        device.set_listen_port(parts.port).await.map_err(to_text)?;
         Ok(Self {
             device,
             name: parts.name.to_owned(),
@@ -64,7 +65,8 @@ impl Tunnel {
         })
     }
 
-    /// Makes the peers these. One whose endpoint is as it was written before stays where it was heard last.
+    /// Sets the peers. For a peer whose configured endpoint has not changed, the last observed
+    /// endpoint stays in use.
     pub(super) async fn set_peers(&mut self, wanted: &[Peer]) -> Result<(), String> {
         let wanted: BTreeMap<Key, Peer> = wanted.iter().map(|peer| (peer.key, peer.clone())).collect();
         let gone: Vec<_> = self
@@ -90,7 +92,7 @@ impl Tunnel {
         let unrouted: Vec<_> = unrouted.collect();
         let keys: Vec<_> = new.iter().map(|peer| peer.key).collect();
         self.peers = wanted;
-        self.shake_hands(keys).await;
+        self.send_handshakes(keys).await;
         let mut script = String::new();
         for range in unrouted {
             let _ = writeln!(script, "route delete {range} dev {}", self.name);
@@ -98,27 +100,27 @@ impl Tunnel {
         for peer in self.peers.values() {
             let _ = writeln!(script, "route replace {} dev {}", peer.range, self.name);
         }
-        // Each stands for itself; what is gone already is what is wanted.
+        // `-force` continues after errors: a route that is already removed is the desired state.
         call("ip", &["-force", "-batch", "-"], &script).await.map(drop)
     }
 
-    /// Begins again with those that have not answered for long: the device itself gives up in the end, until a Pod asks for
-    /// one of theirs, and a machine behind a NAT is reached by nobody then.
-    pub(super) async fn wake(&self) {
-        self.shake_hands(self.peers.keys().copied().collect()).await;
+    /// Starts new handshakes with all peers. The device gives up on a silent peer until a Pod sends
+    /// a packet to it. A worker behind a NAT would be unreachable until then.
+    pub(super) async fn restart_handshakes(&self) {
+        self.send_handshakes(self.peers.keys().copied().collect()).await;
     }
 
-    async fn shake_hands(&self, keys: Vec<Key>) {
+    async fn send_handshakes(&self, keys: Vec<Key>) {
         let begin = |key: Key| async move {
-            // Whoever does not answer is asked again by the device.
+            // The device itself retries a handshake without response.
             let _ = self.device.force_handshake(&PublicKey::from(key)).await;
         };
         let all = futures::future::join_all(keys.into_iter().map(begin));
         let _ = tokio::time::timeout(HANDSHAKE_LIMIT, all).await;
     }
 
-    /// Comes when the device works no more.
-    pub(super) async fn failed(&mut self) {
+    /// Resolves when the device stops working.
+    pub(super) async fn wait_failed(&mut self) {
         self.device.wait().await;
     }
 

@@ -1,23 +1,28 @@
-//! What the kernel must have. Pure.
+//! Checks of the kernel. Pure.
 
-use super::{Facts, Filter, Row};
+use super::facts::{Facts, Filter};
+use super::row::Row;
 
-/// kube-proxy does not start in its nftables mode below it: <https://kep.k8s.io/3866>, as of 1.33.
+/// Minimum for kube-proxy's nftables mode: <https://kep.k8s.io/3866>, as of 1.33.
 const VERSION_MIN: (u32, u32) = (5, 13);
 
 pub(super) fn inspect_kernel(facts: &Facts) -> Row {
     const CHECK: &str = "kernel";
     let Some((major, minor)) = facts.kernel else {
-        return Row::warning(CHECK, "its version cannot be read", "mount /proc");
+        return Row::warning(CHECK, "cannot read the version", "mount /proc");
     };
     if (major, minor) < VERSION_MIN {
-        let found = format!("{major}.{minor}, and kube-proxy needs 5.13 for nftables");
-        return Row::warning(CHECK, found, "boot a newer one, or have kube-proxy use iptables");
+        let found = format!("{major}.{minor}; kube-proxy needs 5.13 for its nftables mode");
+        return Row::warning(
+            CHECK,
+            found,
+            "boot a newer kernel, or configure kube-proxy to use iptables",
+        );
     }
     if !facts.nf_tables {
-        let found = format!("{major}.{minor} without nf_tables, which kube-proxy needs for nftables");
-        let to_do = "modprobe nf_tables, and write `nf_tables` to /etc/modules-load.d/yoke-worker.conf; or have kube-proxy \
-                     use iptables";
+        let found = format!("{major}.{minor} without nf_tables, which kube-proxy needs for its nftables mode");
+        let to_do = "modprobe nf_tables, and write `nf_tables` to /etc/modules-load.d/yoke-worker.conf; or configure kube-proxy \
+                     to use iptables";
         return Row::warning(CHECK, found, to_do);
     }
     Row::ok(CHECK, format!("{major}.{minor} with nf_tables"))
@@ -25,10 +30,10 @@ pub(super) fn inspect_kernel(facts: &Facts) -> Row {
 
 pub(super) fn inspect_overlay(overlay: bool) -> Row {
     if overlay {
-        Row::ok("overlayfs", "there")
+        Row::ok("overlayfs", "available")
     } else {
         let to_do = "modprobe overlay, and write `overlay` to /etc/modules-load.d/yoke-worker.conf";
-        Row::failed("overlayfs", "the kernel has it not loaded", to_do)
+        Row::failed("overlayfs", "not loaded", to_do)
     }
 }
 
@@ -38,15 +43,16 @@ pub(super) fn inspect_forward(forward: Option<bool>) -> Row {
         "sysctl -w net.ipv4.ip_forward=1, and write `net.ipv4.ip_forward = 1` to /etc/sysctl.d/90-yoke-worker.conf";
     match forward {
         Some(true) => Row::ok(CHECK, "on"),
-        // The bridge plugin turns it on for the first Pod; what turns it off again is what matters.
-        Some(false) => Row::warning(CHECK, "off until the first Pod is connected", to_do),
+        // The bridge plugin enables forwarding for the first Pod. The warning is about a setting
+        // that disables it again later.
+        Some(false) => Row::warning(CHECK, "off until the first Pod starts", to_do),
         None => Row::failed(CHECK, "net.ipv4.ip_forward cannot be read", "boot a kernel with IPv4"),
     }
 }
 
 pub(super) fn inspect_bridge(filter: Option<bool>) -> Row {
     const CHECK: &str = "bridge filter";
-    let need = "Pods that reach a Service whose Pod is on the same node need it";
+    let need = "Pods need it to reach a Service with an endpoint on the same node";
     match filter {
         Some(true) => Row::ok(CHECK, "on"),
         Some(false) => Row::warning(
@@ -56,8 +62,8 @@ pub(super) fn inspect_bridge(filter: Option<bool>) -> Row {
         ),
         None => Row::warning(
             CHECK,
-            "the kernel has br_netfilter not loaded; the worker tries to",
-            format!("modprobe br_netfilter, if that fails: {need}"),
+            "br_netfilter is not loaded; the worker will try to load it",
+            format!("if that fails, modprobe br_netfilter: {need}"),
         ),
     }
 }
@@ -74,10 +80,10 @@ pub(super) fn inspect_filter(nft: &Filter) -> Row {
 pub(super) fn inspect_tun(tun: bool) -> Row {
     const CHECK: &str = "tun";
     if tun {
-        Row::ok(CHECK, "there")
+        Row::ok(CHECK, "available")
     } else {
         let to_do = "modprobe tun, and write `tun` to /etc/modules-load.d/yoke-worker.conf; a container needs the device \
-                     /dev/net/tun: Pods of other workers are reached by it";
+                     /dev/net/tun: tunnels to other workers use it";
         Row::failed(CHECK, "/dev/net/tun cannot be opened", to_do)
     }
 }
@@ -85,9 +91,9 @@ pub(super) fn inspect_tun(tun: bool) -> Row {
 pub(super) fn inspect_uplink(uplink: &Result<(), String>, needed: bool) -> Row {
     const CHECK: &str = "own network";
     let to_do = "modprobe veth, nf_nat, nft_chain_nat, nft_masq, nft_redir and nft_fib_inet, or boot a kernel that has them: \
-                 `run --rm` gives a worker a network of its own by them";
+                 `run --rm` needs them for the worker's own network";
     match uplink {
-        Ok(()) => Row::ok(CHECK, "veth, and addresses are translated"),
+        Ok(()) => Row::ok(CHECK, "veth and address translation work"),
         Err(why) if needed => Row::failed(CHECK, why.clone(), to_do),
         Err(why) => Row::warning(CHECK, why.clone(), to_do),
     }

@@ -1,8 +1,8 @@
-//! The rows as a table for a person, or as JSON for a script. Pure.
+//! Formats the rows as a table for a user, or as JSON for a script. Pure.
 
 use serde::Serialize;
 
-use super::{Row, Verdict, is_fit};
+use super::row::{Row, Verdict, is_fit};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -10,7 +10,7 @@ struct Report<'a> {
     checks: &'a [Row],
 }
 
-/// JSON: whether the machine is fit, and every row.
+/// Formats JSON: whether the machine is fit, and every row.
 pub(crate) fn to_json(rows: &[Row]) -> String {
     let report = Report {
         fit: is_fit(rows),
@@ -21,7 +21,7 @@ pub(crate) fn to_json(rows: &[Row]) -> String {
     text
 }
 
-/// A line for each row, what is to be done beneath it, and a last line that sums up.
+/// Formats a table: a line for each row, with advice below it, and a summary at the end.
 pub(crate) fn to_text(rows: &[Row]) -> String {
     let check = rows.iter().map(|row| row.check.len()).max().unwrap_or_default();
     let mut text = String::new();

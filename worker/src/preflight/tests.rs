@@ -1,3 +1,7 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::facts::Filter;
+use super::row::{Verdict, is_fit};
 use super::*;
 
 fn names(names: &[&str]) -> BTreeSet<String> {
@@ -56,7 +60,7 @@ fn find(facts: &Facts, check: &str) -> Row {
 }
 
 #[test]
-fn a_good_machine_has_nothing_to_do() {
+fn a_fit_machine_passes_all_checks() {
     let rows = inspect(&facts());
     assert!(
         rows.iter().all(|row| row.verdict == Verdict::Ok && row.to_do.is_none()),
@@ -72,7 +76,7 @@ fn a_good_machine_has_nothing_to_do() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn each_problem_has_a_row() {
     use Verdict::{Failed, Warning};
     let v1 = || Cgroups::V1(names(&["cpu", "cpuset", "memory", "pids"]));
     let space = |free: u64| {
@@ -89,7 +93,7 @@ fn what_is_missing_is_named() {
                 facts.capabilities.remove("CAP_NET_ADMIN");
             }),
             Failed,
-            "without CAP_NET_ADMIN",
+            "missing CAP_NET_ADMIN",
         ),
         (
             "capabilities",
@@ -97,13 +101,13 @@ fn what_is_missing_is_named() {
                 facts.capabilities.insert("CAP_SYS_RESOURCE", false);
             }),
             Warning,
-            "without CAP_SYS_RESOURCE",
+            "missing CAP_SYS_RESOURCE",
         ),
         (
             "name",
             with(|facts| facts.host_name = "a_b".into()),
             Failed,
-            "\"a_b\" cannot be a Node's name",
+            "\"a_b\" is not a valid Node name",
         ),
         (
             "control groups",
@@ -133,31 +137,26 @@ fn what_is_missing_is_named() {
             "kernel",
             with(|facts| facts.kernel = Some((5, 12))),
             Warning,
-            "5.12, and kube-proxy needs 5.13 for nftables",
+            "5.12; kube-proxy needs 5.13 for its nftables mode",
         ),
         (
             "kernel",
             with(|facts| facts.kernel = None),
             Warning,
-            "its version cannot be read",
+            "cannot read the version",
         ),
         (
             "kernel",
             with(|facts| (facts.kernel, facts.nf_tables) = (Some((6, 1)), false)),
             Warning,
-            "6.1 without nf_tables, which kube-proxy needs for nftables",
+            "6.1 without nf_tables, which kube-proxy needs for its nftables mode",
         ),
-        (
-            "overlayfs",
-            with(|facts| facts.overlay = false),
-            Failed,
-            "the kernel has it not loaded",
-        ),
+        ("overlayfs", with(|facts| facts.overlay = false), Failed, "not loaded"),
         (
             "forwarding",
             with(|facts| facts.ip_forward = Some(false)),
             Warning,
-            "off until the first Pod is connected",
+            "off until the first Pod starts",
         ),
         (
             "forwarding",
@@ -175,7 +174,7 @@ fn what_is_missing_is_named() {
             "bridge filter",
             with(|facts| facts.bridge_filter = None),
             Warning,
-            "the kernel has br_netfilter not loaded; the worker tries to",
+            "br_netfilter is not loaded; the worker will try to load it",
         ),
         (
             "packet filter",
@@ -263,31 +262,31 @@ fn what_is_missing_is_named() {
             "systemd",
             with(|facts| facts.systemd = false),
             Failed,
-            "it is not process 1",
+            "not the init system",
         ),
         (
             "systemd",
             with(|facts| (facts.systemd, facts.purpose) = (false, Purpose::Any)),
             Warning,
-            "it is not process 1",
+            "not the init system",
         ),
         (
             "clock",
             with(|facts| facts.skew = Some(Ok(-6))),
             Warning,
-            "6 s behind the API's",
+            "6 s behind the API server",
         ),
         (
             "clock",
             with(|facts| facts.skew = Some(Ok(241))),
             Failed,
-            "241 s ahead of the API's",
+            "241 s ahead of the API server",
         ),
         (
             "clock",
             with(|facts| facts.skew = Some(Err("refused".into()))),
             Failed,
-            "the API did not tell its time: refused",
+            "cannot read the time of the API server: refused",
         ),
     ] {
         let row = find(&facts, check);
@@ -344,7 +343,7 @@ fn scripts_read_json() {
 }
 
 #[test]
-fn a_box_has_ports_and_settings_of_its_own() {
+fn a_sandbox_has_ports_and_settings_of_its_own() {
     let busy = |purpose, asked_for| {
         with(|facts| {
             facts.purpose = purpose;
@@ -366,10 +365,10 @@ fn a_box_has_ports_and_settings_of_its_own() {
             .collect()
     };
     use Verdict::{Failed, Warning};
-    let boxed: BTreeMap<String, Verdict> = named(&[("own network", Failed)]);
-    assert_eq!(verdicts(&busy(Purpose::Box, false)), boxed);
-    let boxed = named(&[("own network", Failed), ("port 51820/udp", Failed)]);
-    assert_eq!(verdicts(&busy(Purpose::Box, true)), boxed);
+    let sandboxed: BTreeMap<String, Verdict> = named(&[("own network", Failed)]);
+    assert_eq!(verdicts(&busy(Purpose::Sandbox, false)), sandboxed);
+    let sandboxed = named(&[("own network", Failed), ("port 51820/udp", Failed)]);
+    assert_eq!(verdicts(&busy(Purpose::Sandbox, true)), sandboxed);
     let others = named(&[
         ("forwarding", Warning),
         ("own network", Warning),

@@ -1,24 +1,24 @@
-//! The kubelet that is kept running, whichever it is.
+//! The supervised kubelet, which an upgrade stops and starts.
 
 use jiff::Timestamp;
 
-use crate::children::{Keeper, Service};
+use crate::process::supervise::{Service, Supervisor};
 
-/// The kubelet. Dropped, it is asked to end, and nobody waits for it.
+/// The kubelet. Dropping it stops the process without waiting for it.
 #[derive(Debug)]
 pub(crate) struct Kubelet {
     service: Service,
-    /// None in the moment between two of them.
-    keeper: Option<Keeper>,
+    /// `None` while no kubelet runs.
+    supervisor: Option<Supervisor>,
     since: Timestamp,
 }
 
 impl Kubelet {
-    /// Starts it.
+    /// Starts the kubelet.
     pub(crate) fn new(service: Service) -> Self {
         let mut kubelet = Self {
             service,
-            keeper: None,
+            supervisor: None,
             since: Timestamp::UNIX_EPOCH,
         };
         kubelet.start();
@@ -27,34 +27,34 @@ impl Kubelet {
 
     pub(super) fn start(&mut self) {
         self.since = Timestamp::now();
-        self.keeper = Some(Keeper::start(self.service.clone()));
+        self.supervisor = Some(Supervisor::start(self.service.clone()));
     }
 
-    /// Ends it, by force if it takes too long.
+    /// Stops the kubelet, with SIGKILL if it takes too long.
     pub(crate) async fn stop(&mut self) {
-        if let Some(keeper) = self.keeper.take() {
-            keeper.stop().await;
+        if let Some(supervisor) = self.supervisor.take() {
+            supervisor.stop().await;
         }
     }
 
-    /// Starts another one in the place of one that has been stopped.
+    /// Starts a kubelet with other arguments, after `stop`.
     pub(crate) fn replace(&mut self, service: Service) {
         self.service = service;
         self.start();
     }
 
-    /// When it was started.
+    /// Time of the last start.
     pub(super) fn since(&self) -> Timestamp {
         self.since
     }
 
-    /// How often it has ended since, without being asked to.
-    pub(super) fn ends(&self) -> u32 {
-        self.keeper.as_ref().map_or(0, Keeper::ends)
+    /// Counts exits since the last start, without stops.
+    pub(super) fn exits(&self) -> u32 {
+        self.supervisor.as_ref().map_or(0, Supervisor::exits)
     }
 
-    /// What it said last, if it has ended.
-    pub(super) fn last_words(&self) -> Option<String> {
-        (self.ends() > 0).then(|| self.service.last_line())?
+    /// Last line of the log, if the kubelet has exited.
+    pub(super) fn last_log_line(&self) -> Option<String> {
+        (self.exits() > 0).then(|| self.service.last_line())?
     }
 }

@@ -1,4 +1,4 @@
-//! What is to be done about the kubelet's version next. Pure.
+//! Decides the next step of a kubelet upgrade. Pure.
 
 use std::time::Duration;
 
@@ -10,34 +10,35 @@ use yoke_api::{KubernetesVersion, labels};
 
 use super::record::{Record, Stage};
 
-/// Where the Node does not say how long.
+/// Drain timeout if the Node's annotation does not set one.
 const DRAIN: Duration = Duration::from_secs(300);
-/// Answers of the API, one a second, until which a kubelet must have the Node ready.
-const ANSWERS: u32 = 180;
-/// How often it may end by then: it may have been started before what it needs.
-const ENDS: u32 = 5;
-/// Of what a Node says.
-const SAID_MAX: usize = 200;
+/// Responses of the API, one per second, after which the Node must be Ready.
+const RESPONSES_MAX: u32 = 180;
+/// Exits of the kubelet after which it counts as broken. A few are normal: it may start before its
+/// dependencies.
+const EXITS_MAX: u32 = 5;
+/// Upper bound for a status message of a Node, in characters.
+const MESSAGE_MAX: usize = 200;
 
-/// The Node, which others write to.
+/// The fields of the Node that matter. Other clients write some of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
-    /// The version that the kubelet says it is.
+pub(super) struct UpgradeNode {
+    /// Version that the kubelet reports.
     pub(super) kubelet: Option<KubernetesVersion>,
-    /// The version that is asked for.
-    asked: Option<KubernetesVersion>,
-    /// How long budgets count.
+    /// Version that the annotation requests.
+    requested: Option<KubernetesVersion>,
+    /// Drain timeout, while PodDisruptionBudgets count.
     pub(super) drain: Duration,
-    /// What the Node says of how far it is.
-    said: Option<String>,
+    /// Upgrade status that is written on the Node now.
+    status: Option<String>,
     pub(super) cordoned: bool,
-    /// When the kubelet said so last, if it says that the Node is ready; or why it is not.
+    /// Time of the last heartbeat with Ready, or why the Node is not Ready.
     ready: Result<Timestamp, String>,
 }
 
-impl Seen {
-    pub(super) fn of(node: &Node) -> Self {
-        let note = |key| node.annotations().get(key);
+impl UpgradeNode {
+    pub(super) fn from_node(node: &Node) -> Self {
+        let annotation = |key| node.annotations().get(key);
         let status = node.status.as_ref();
         let info = status.and_then(|status| status.node_info.as_ref());
         let mut conditions = status
@@ -47,113 +48,113 @@ impl Seen {
         let ready = conditions.find(|condition| condition.type_ == "Ready");
         Self {
             kubelet: info.and_then(|info| KubernetesVersion::parse_build(&info.kubelet_version).ok()),
-            asked: note(labels::KUBELET_VERSION).and_then(|text| text.parse().ok()),
-            drain: note(labels::DRAIN_TIMEOUT)
+            requested: annotation(labels::KUBELET_VERSION).and_then(|text| text.parse().ok()),
+            drain: annotation(labels::DRAIN_TIMEOUT)
                 .and_then(|text| parse_drain_timeout(text))
                 .unwrap_or(DRAIN),
-            said: note(labels::KUBELET_UPGRADE).cloned(),
+            status: annotation(labels::KUBELET_UPGRADE).cloned(),
             cordoned: node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)),
             ready: read_ready(ready),
         }
     }
 
-    /// Whether a kubelet of this version, which was started then, has said that the Node is ready.
+    /// Reports whether a kubelet of this version, started at `since`, has reported the Node Ready.
     pub(super) fn is_ready(&self, version: KubernetesVersion, since: Timestamp) -> bool {
-        // What is written on a Node has no parts of seconds.
-        let said = |at: &Timestamp| at.as_second() >= since.as_second();
-        self.kubelet == Some(version) && self.ready.as_ref().is_ok_and(said)
+        // Times on a Node have no fractions of seconds.
+        let is_recent = |at: &Timestamp| at.as_second() >= since.as_second();
+        self.kubelet == Some(version) && self.ready.as_ref().is_ok_and(is_recent)
     }
 }
 
 fn read_ready(ready: Option<&NodeCondition>) -> Result<Timestamp, String> {
     let Some(ready) = ready else {
-        return Err("the Node does not say whether it is ready".into());
+        return Err("the Node has no Ready condition".into());
     };
     match &ready.last_heartbeat_time {
         Some(at) if ready.status == "True" => Ok(at.0),
         _ => {
             let why = ready.message.as_deref().unwrap_or_default();
-            let why: String = why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect();
-            Err(format!("the Node is not ready ({why})"))
+            let why: String = why.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect();
+            Err(format!("the Node is not Ready ({why})"))
         }
     }
 }
 
-/// One step.
+/// A step of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
-    /// Write on the Node how far it is.
-    Say(KubeletUpgrade),
-    /// The same, and take away what was asked: it is so.
-    Clear(KubeletUpgrade),
-    /// Get the kubelet of this version.
-    Begin(KubernetesVersion),
-    /// Nobody asks for it any more, and the kubelet is as it was.
-    Abandon(Record),
+    /// Write this status on the Node.
+    WriteStatus(KubeletUpgrade),
+    /// Write this status, and remove the request: it is done.
+    ClearRequest(KubeletUpgrade),
+    /// Copy the kubelet of this version.
+    Prepare(KubernetesVersion),
+    /// Cancel: the request was withdrawn, and the kubelet is unchanged.
+    Cancel(Record),
     Drain(Record),
     /// Wait for the new kubelet.
     Verify(Record),
-    /// Wait for the one that it had.
-    Return(Record),
-    /// Nobody asks any more for what has failed.
-    Forget,
+    /// Wait for the previous kubelet.
+    VerifyPrevious(Record),
+    /// Remove the record of a failed upgrade whose request was withdrawn.
+    RemoveRecord,
 }
 
-pub(super) fn plan(seen: &Seen, record: Option<&Record>) -> Step {
+pub(super) fn plan(seen: &UpgradeNode, record: Option<&Record>) -> Step {
     let Some(record) = record else {
         let Some(kubelet) = seen.kubelet else {
             return Step::Nothing;
         };
-        return match seen.asked {
-            Some(asked) if asked != kubelet => Step::Begin(asked),
-            Some(_) => Step::Clear(KubeletUpgrade {
+        return match seen.requested {
+            Some(requested) if requested != kubelet => Step::Prepare(requested),
+            Some(_) => Step::ClearRequest(KubeletUpgrade {
                 version: kubelet,
                 state: UpgradeState::Done,
             }),
-            None => say(seen, kubelet, UpgradeState::Done),
+            None => plan_status(seen, kubelet, UpgradeState::Done),
         };
     };
-    let is_asked = seen.asked == Some(record.to);
+    let is_requested = seen.requested == Some(record.to);
     match record.stage {
-        Stage::Draining if is_asked => Step::Drain(record.clone()),
-        Stage::Draining => Step::Abandon(record.clone()),
+        Stage::Draining if is_requested => Step::Drain(record.clone()),
+        Stage::Draining => Step::Cancel(record.clone()),
         Stage::Replacing => Step::Verify(record.clone()),
-        Stage::Reverting => Step::Return(record.clone()),
-        Stage::Failed if is_asked => say(
+        Stage::Reverting => Step::VerifyPrevious(record.clone()),
+        Stage::Failed if is_requested => plan_status(
             seen,
             record.to,
             UpgradeState::Failed(record.why.clone().unwrap_or_default()),
         ),
-        Stage::Failed => Step::Forget,
+        Stage::Failed => Step::RemoveRecord,
     }
 }
 
-fn say(seen: &Seen, version: KubernetesVersion, state: UpgradeState) -> Step {
-    let said = KubeletUpgrade { version, state };
-    if seen.said.as_ref() == Some(&said.to_string()) {
+fn plan_status(seen: &UpgradeNode, version: KubernetesVersion, state: UpgradeState) -> Step {
+    let status = KubeletUpgrade { version, state };
+    if seen.status.as_ref() == Some(&status.to_string()) {
         Step::Nothing
     } else {
-        Step::Say(said)
+        Step::WriteStatus(status)
     }
 }
 
-/// How long a kubelet has been waited for.
+/// Counts how long the upgrade has waited for a kubelet.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
-    answers: u32,
+pub(super) struct KubeletWait {
+    responses: u32,
 }
 
-impl Progress {
-    /// Why it is not waited for any longer, if it is not.
-    pub(super) fn note(&mut self, seen: &Seen, ends: u32) -> Option<String> {
-        self.answers += 1;
-        if ends >= ENDS {
-            return Some(format!("it ended {ends} times"));
+impl KubeletWait {
+    /// Counts one response. Returns the reason if the kubelet is given up.
+    pub(super) fn count_response(&mut self, seen: &UpgradeNode, exits: u32) -> Option<String> {
+        self.responses += 1;
+        if exits >= EXITS_MAX {
+            return Some(format!("the kubelet exited {exits} times"));
         }
-        (self.answers >= ANSWERS).then(|| {
+        (self.responses >= RESPONSES_MAX).then(|| {
             let why = seen.ready.as_ref().err().cloned();
-            why.unwrap_or_else(|| "it does not say on the Node that it runs".into())
+            why.unwrap_or_else(|| "the kubelet does not update the Node".into())
         })
     }
 }

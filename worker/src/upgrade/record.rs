@@ -1,4 +1,5 @@
-//! What is being done about the kubelet's version, as it is remembered in `upgrade.json`, and the files that go with it.
+//! The state of a kubelet upgrade, persisted in `upgrade.json`, and the kubelet's files that belong
+//! to it.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
@@ -7,48 +8,49 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use yoke_api::KubernetesVersion;
 
-use crate::Error;
-use crate::files::{self, FileError};
+use crate::error::Error;
+use crate::host::files::{self, FileError};
 use crate::layout::Layout;
-use crate::output::say;
+use crate::output::progress;
 
 const RECORD_MAX: u64 = 16 << 10;
-/// Of a record that nobody can read.
-const DAMAGED: &str = "json.damaged";
+/// Extension of a record that cannot be parsed.
+const CORRUPT_EXTENSION: &str = "json.damaged";
 const KUBELET: &str = "kubelet";
-/// The one that is to come.
+/// The new kubelet, before it is installed.
 pub(super) const NEXT: &str = "kubelet.next";
-/// The one that it had, until the next has shown that it does.
+/// The previous kubelet, until the new one has proved to work.
 pub(super) const PREVIOUS: &str = "kubelet.previous";
 
-/// How far it is.
+/// Stage of an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Stage {
-    /// The kubelet is the one that it was.
+    /// The previous kubelet runs.
     Draining,
-    /// It is the next one, which has to show that it does.
+    /// The new kubelet runs, and has to prove that it works.
     Replacing,
-    /// It is the one that it was, which has to come back.
+    /// The previous kubelet runs, and has to become Ready again.
     Reverting,
-    /// It stays the one that it was.
+    /// The previous kubelet stays.
     Failed,
 }
 
-/// What is being done.
+/// The state of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) from: KubernetesVersion,
     pub(super) to: KubernetesVersion,
-    /// Whether somebody had cordoned the Node before.
+    /// Whether the Node was already cordoned before the upgrade.
     pub(super) cordoned: bool,
     pub(super) stage: Stage,
-    /// Why it does not come to it.
+    /// The reason why the upgrade failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) why: Option<String>,
 }
 
 impl Record {
-    /// One that is damaged is put aside: the kubelet that is there is a whole one, and nothing more is known.
+    /// Reads the record. A corrupt record is renamed: the installed kubelet is complete, and
+    /// nothing else is known.
     pub(super) fn read(layout: &Layout) -> Result<Option<Self>, Error> {
         let path = layout.upgrade();
         let mut text = Vec::new();
@@ -61,17 +63,17 @@ impl Record {
             Ok(record) => return Ok(Some(record)),
             Err(error) => error,
         };
-        let aside = path.with_extension(DAMAGED);
-        fs::rename(&path, &aside).map_err(|error| FileError::new("put aside", &path, error))?;
-        say(&format!(
-            "{} is damaged, and is {} now; if the Node is cordoned for it, it stays so: {error}",
+        let aside = path.with_extension(CORRUPT_EXTENSION);
+        fs::rename(&path, &aside).map_err(|error| FileError::new("rename", &path, error))?;
+        progress(&format!(
+            "{} is corrupt and was renamed to {}; a Node that was cordoned for the upgrade stays cordoned: {error}",
             path.display(),
             aside.display()
         ));
         Ok(None)
     }
 
-    /// On the disk before anything else is done.
+    /// Persists the record, synced to disk before the next action.
     pub(super) fn write(&self, layout: &Layout) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(self).expect("strings are JSON");
         files::write(&layout.upgrade(), format!("{text}\n"), files::PUBLIC)?;
@@ -80,26 +82,26 @@ impl Record {
     }
 }
 
-/// Makes the kubelet's file the one that goes with the record.
-pub(crate) fn settle(layout: &Layout) -> Result<(), Error> {
+/// Arranges the kubelet's file to match the record.
+pub(crate) fn arrange_kubelet(layout: &Layout) -> Result<(), Error> {
     match Record::read(layout)? {
         Some(record) => arrange(layout, record.stage),
         None => Ok(()),
     }
 }
 
-/// The same, of a stage. What was done of it before is not done again.
+/// Arranges the kubelet's file to match a stage. Idempotent.
 pub(super) fn arrange(layout: &Layout, stage: Stage) -> Result<(), Error> {
     match stage {
-        Stage::Replacing => replace(layout)?,
-        Stage::Reverting => put_back(layout)?,
+        Stage::Replacing => install_next(layout)?,
+        Stage::Reverting => restore_previous(layout)?,
         Stage::Draining | Stage::Failed => {}
     }
     Ok(())
 }
 
-/// Nothing is being done. What was copied for it goes.
-pub(crate) fn forget(layout: &Layout) -> Result<(), Error> {
+/// Removes the record and the kubelets that were copied for the upgrade.
+pub(crate) fn remove_record(layout: &Layout) -> Result<(), Error> {
     files::remove(&layout.upgrade())?;
     sync(layout.root())?;
     for name in [NEXT, PREVIOUS] {
@@ -108,9 +110,9 @@ pub(crate) fn forget(layout: &Layout) -> Result<(), Error> {
     Ok(())
 }
 
-fn replace(layout: &Layout) -> Result<(), FileError> {
+fn install_next(layout: &Layout) -> Result<(), FileError> {
     let [kubelet, next, previous] = [KUBELET, NEXT, PREVIOUS].map(|name| layout.binary(name));
-    // It is done as soon as this one has another name.
+    // The replacement is complete once `kubelet.next` is renamed.
     if next.exists() {
         files::remove(&previous)?;
         fs::hard_link(&kubelet, &previous).map_err(|error| FileError::new("link", &kubelet, error))?;
@@ -122,7 +124,7 @@ fn replace(layout: &Layout) -> Result<(), FileError> {
     sync(&layout.bin())
 }
 
-fn put_back(layout: &Layout) -> Result<(), FileError> {
+fn restore_previous(layout: &Layout) -> Result<(), FileError> {
     let [kubelet, previous] = [KUBELET, PREVIOUS].map(|name| layout.binary(name));
     match fs::rename(&previous, &kubelet) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(FileError::new("write", &kubelet, error)),
@@ -130,7 +132,7 @@ fn put_back(layout: &Layout) -> Result<(), FileError> {
     }
 }
 
-/// Names that were given are there after the power failed.
+/// Syncs a folder, so that renames survive a power failure.
 pub(super) fn sync(folder: &Path) -> Result<(), FileError> {
     let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|error| FileError::new("write", folder, error))
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_is_remembered() {
+    fn the_record_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let layout = layout(dir.path());
         assert_eq!(Record::read(&layout).unwrap(), None);
@@ -175,20 +177,20 @@ mod tests {
             r#"{"from": "1", "to": "v1.35.5", "cordoned": false, "stage": "Draining"}"#,
         ] {
             fs::write(layout.upgrade(), damaged).unwrap();
-            settle(&layout).unwrap();
+            arrange_kubelet(&layout).unwrap();
             assert_eq!(kubelet(&layout), "old", "{damaged}");
             let aside = layout.root().join("upgrade.json.damaged");
             assert_eq!(fs::read_to_string(aside).unwrap(), damaged);
             assert_eq!(Record::read(&layout).unwrap(), None, "{damaged}");
         }
-        forget(&layout).unwrap();
-        forget(&layout).unwrap();
+        remove_record(&layout).unwrap();
+        remove_record(&layout).unwrap();
         assert_eq!(fs::read_dir(layout.bin()).unwrap().count(), 1);
     }
 
-    /// Killed after each change of a file, and called again.
+    /// Simulates a crash after each change of a file, followed by another call.
     #[test]
-    fn whoever_is_killed_goes_on() {
+    fn an_upgrade_continues_after_a_crash() {
         type Change = fn(&Layout);
         let link: Change = |layout| fs::hard_link(layout.binary(KUBELET), layout.binary(PREVIOUS)).unwrap();
         let swap: Change = |layout| fs::rename(layout.binary(NEXT), layout.binary(KUBELET)).unwrap();
@@ -198,7 +200,12 @@ mod tests {
             ("one to go back to is there", &[link], Stage::Replacing, "new"),
             ("the next one is there", &[link, swap], Stage::Replacing, "new"),
             ("it has to go back", &[link, swap], Stage::Reverting, "old"),
-            ("it has gone back", &[link, swap, back], Stage::Reverting, "old"),
+            (
+                "the previous kubelet is installed",
+                &[link, swap, back],
+                Stage::Reverting,
+                "old",
+            ),
             ("it drains", &[], Stage::Draining, "old"),
             ("it has failed", &[link, swap, back], Stage::Failed, "old"),
         ] {
@@ -208,38 +215,38 @@ mod tests {
                 change(&layout);
             }
             record(stage).write(&layout).unwrap();
-            settle(&layout).unwrap();
+            arrange_kubelet(&layout).unwrap();
             assert_eq!(kubelet(&layout), expected, "{rule}");
-            settle(&layout).unwrap();
-            assert_eq!(kubelet(&layout), expected, "{rule}, once more");
+            arrange_kubelet(&layout).unwrap();
+            assert_eq!(kubelet(&layout), expected, "{rule}, again");
             if stage == Stage::Replacing {
                 record(Stage::Reverting).write(&layout).unwrap();
-                settle(&layout).unwrap();
+                arrange_kubelet(&layout).unwrap();
                 assert_eq!(kubelet(&layout), "old", "{rule}, and back");
             }
         }
     }
 
     #[test]
-    fn what_is_not_there_is_not_taken_for_done() {
+    fn a_missing_kubelet_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let layout = layout(dir.path());
         fs::remove_file(layout.binary(NEXT)).unwrap();
         record(Stage::Replacing).write(&layout).unwrap();
-        let refused = settle(&layout).unwrap_err();
+        let refused = arrange_kubelet(&layout).unwrap_err();
         assert!(refused.to_string().contains(NEXT), "{refused}");
         assert_eq!(kubelet(&layout), "old");
     }
 
     #[test]
-    fn what_an_earlier_one_left_is_not_gone_back_to() {
+    fn the_kubelet_of_an_earlier_upgrade_is_not_restored() {
         let dir = tempfile::tempdir().unwrap();
         let layout = layout(dir.path());
         fs::write(layout.binary(PREVIOUS), "older").unwrap();
         record(Stage::Replacing).write(&layout).unwrap();
-        settle(&layout).unwrap();
+        arrange_kubelet(&layout).unwrap();
         record(Stage::Reverting).write(&layout).unwrap();
-        settle(&layout).unwrap();
+        arrange_kubelet(&layout).unwrap();
         assert_eq!(kubelet(&layout), "old");
     }
 }

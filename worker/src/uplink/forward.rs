@@ -1,16 +1,19 @@
-//! Which devices of the machine forward. Workers' answers come in by them: the kernel asks the device that a packet comes in by.
+//! Enables IP forwarding on the machine's devices. Responses to workers need it, because the kernel
+//! checks the device on which a packet arrives.
 //!
-//! Each device has a setting of its own, and one that is for all turns all of them on. So what was off before is put back unless
-//! somebody else has turned on all: whoever forwards does that, and does not look again. What has been turned on is noted in the
-//! table of each run (`table.rs`), before it is turned on.
+//! Each device has a setting of its own, and the setting `all` changes every device. At the end
+//! forwarding is disabled again on devices where it was off. The exception: while `all` is on,
+//! another program has enabled it, and does not check it again. The table of each run (`table.rs`)
+//! records the devices before they are changed.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use super::{list_opened, list_runs, table};
-use crate::feed::call;
-use crate::output::say;
+use super::runs::{list_opened, list_runs};
+use super::table;
+use crate::output::progress;
+use crate::process::stdin_program::call;
 
 const ALL: &str = "all";
 
@@ -23,33 +26,34 @@ fn is_on(device: &str) -> Option<bool> {
     Some(text.trim() == "1")
 }
 
-/// Devices that forward, or are about to, for workers alone: with those of which that is `known`.
-pub(super) async fn plan(devices: &BTreeSet<String>, known: &BTreeSet<String>) -> BTreeSet<String> {
+/// Returns the devices that forward, or soon will, for workers only. `known` are those from before.
+pub(super) async fn plan_forwarding(devices: &BTreeSet<String>, known: &BTreeSet<String>) -> BTreeSet<String> {
     if is_on(ALL) == Some(true) {
         return BTreeSet::new();
     }
     let off = |device: &&String| table::is_device(device) && is_on(device) == Some(false);
     let mut opened: BTreeSet<_> = devices.iter().filter(off).chain(known).cloned().collect();
-    // Afterwards: whoever has turned one on has noted it before.
+    // Read after the devices: every run records a device before it enables it.
     for run in list_runs().await {
         opened.extend(list_opened(&run).await);
     }
     opened
 }
 
-/// Has devices forward. One that has gone does not matter.
-pub(super) fn open<'a>(devices: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
+/// Enables forwarding on devices. A device that no longer exists is ignored.
+pub(super) fn enable<'a>(devices: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
     for device in devices {
         if is_on(device) == Some(false) {
-            fs::write(file(device), "1").map_err(|error| format!("cannot have {device} forward: {error}"))?;
+            fs::write(file(device), "1").map_err(|error| format!("cannot enable forwarding on {device}: {error}"))?;
         }
     }
     Ok(())
 }
 
-/// Puts back what was off, unless there are other runs: they have it from now on, and put it back in the end. One that begins
-/// right now either is seen here, or turns on what it finds off.
-pub(super) async fn close(opened: &BTreeSet<String>) {
+/// Disables forwarding again, unless other runs exist. Their tables get the devices, and they
+/// disable them in the end. A run that starts at the same time is either listed here, or enables
+/// what it finds disabled.
+pub(super) async fn disable(opened: &BTreeSet<String>) {
     if opened.is_empty() {
         return;
     }
@@ -59,11 +63,11 @@ pub(super) async fn close(opened: &BTreeSet<String>) {
             let elements: Vec<_> = opened.iter().map(|device| format!("\"{device}\"")).collect();
             for run in others {
                 let (name, elements) = (run.table(), format!("{{ {} }}", elements.join(", ")));
-                // One that ends right now does the same.
+                // A run that is ending at the same time does the same.
                 let _ = call("nft", &["add", "element", "inet", &name, table::OPENED, &elements], "").await;
             }
-            if let Err(why) = open(opened) {
-                say(&why);
+            if let Err(why) = enable(opened) {
+                progress(&why);
             }
             return;
         }
@@ -72,7 +76,7 @@ pub(super) async fn close(opened: &BTreeSet<String>) {
         }
         for device in opened.iter().filter(|device| is_on(device) == Some(true)) {
             if let Err(error) = fs::write(file(device), "0") {
-                say(&format!("cannot have {device} forward no more, as before: {error}"));
+                progress(&format!("cannot disable forwarding on {device} again: {error}"));
             }
         }
     }

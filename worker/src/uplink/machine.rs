@@ -1,4 +1,4 @@
-//! What the machine has by way of networks: `ip` says so.
+//! Reads the machine's network configuration from `ip`.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,15 +6,16 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use yoke_api::Cidr;
 
-use super::plan::LINKS;
-use crate::feed::call;
-use crate::iproute::{parse, parse_destination};
+use super::link::LINKS;
+use crate::host::iproute::{parse, parse_destination};
+use crate::process::stdin_program::call;
 
-/// Where there is no default route to take it from.
+/// MTU without a default route.
 const ETHERNET_MTU: u32 = 1500;
 const LOOPBACK: &str = "lo";
 
-/// As `ip -json address` has it. One without an address of the kind that is asked for may have no field at all.
+/// A link of `ip -json address`. A link without an address of the requested family may lack every
+/// field.
 #[derive(Deserialize)]
 struct Link {
     ifname: Option<String>,
@@ -26,44 +27,44 @@ struct Link {
 #[derive(Deserialize)]
 struct Address {
     local: Option<IpAddr>,
-    /// Of the network that it is one of.
+    /// Prefix length of its network.
     prefixlen: Option<u8>,
 }
 
-/// As `ip -json route` has it.
+/// A route of `ip -json route`.
 #[derive(Deserialize)]
 struct Route {
     dst: String,
     dev: Option<String>,
     prefsrc: Option<IpAddr>,
-    /// If it is not the main one.
+    /// Routing table, unless it is the main one.
     table: Option<String>,
 }
 
-/// What was seen.
+/// The facts about the machine's network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seen {
-    /// Addresses and networks that lead somewhere.
+pub(super) struct MachineNetwork {
+    /// Addresses and networks that are in use.
     pub(super) taken: Vec<Cidr>,
-    /// By which answers come in.
+    /// Devices on which responses arrive.
     pub(super) devices: BTreeSet<String>,
-    /// Machine's ends of workers' links.
+    /// The machine's ends of workers' links.
     pub(super) links: BTreeSet<String>,
-    /// That of the default route.
+    /// MTU of the default route's device.
     pub(super) mtu: u32,
-    /// That of the default route.
+    /// Source address of the default route.
     pub(super) address: Option<IpAddr>,
 }
 
-pub(super) async fn observe() -> Result<Seen, String> {
+pub(super) async fn observe() -> Result<MachineNetwork, String> {
     let links = call("ip", &["-json", "-4", "address", "show"], "").await?;
     let routes = call("ip", &["-json", "-4", "route", "show", "table", "all"], "").await?;
-    let mut seen = build_seen(&links, &routes).map_err(|error| format!("ip: {error}"))?;
+    let mut seen = build_machine_network(&links, &routes).map_err(|error| format!("ip: {error}"))?;
     seen.links = list_links().await?;
     Ok(seen)
 }
 
-/// The machine's ends of workers' links, whether they have an address or not.
+/// Lists the machine's ends of workers' links, even those without an address.
 pub(super) async fn list_links() -> Result<BTreeSet<String>, String> {
     let links = call("ip", &["-json", "link", "show"], "").await?;
     let links: Vec<Link> = parse(&links).map_err(|error| format!("ip: {error}"))?;
@@ -71,8 +72,8 @@ pub(super) async fn list_links() -> Result<BTreeSet<String>, String> {
     Ok(names.filter(|name| name.starts_with(LINKS)).collect())
 }
 
-/// Pure.
-fn build_seen(links: &str, routes: &str) -> Result<Seen, serde_json::Error> {
+/// Builds the facts from the output of `ip`. Pure.
+fn build_machine_network(links: &str, routes: &str) -> Result<MachineNetwork, serde_json::Error> {
     let (links, routes): (Vec<Link>, Vec<Route>) = (parse(links)?, parse(routes)?);
     let default = routes
         .iter()
@@ -85,9 +86,9 @@ fn build_seen(links: &str, routes: &str) -> Result<Seen, serde_json::Error> {
         .flat_map(to_ranges)
         .collect();
     taken.extend(routes.iter().filter_map(|route| parse_destination(&route.dst)));
-    let foreign = |name: &&String| *name != LOOPBACK && !name.starts_with(LINKS);
-    let devices = routes.iter().filter_map(|route| route.dev.as_ref()).filter(foreign);
-    Ok(Seen {
+    let is_other = |name: &&String| *name != LOOPBACK && !name.starts_with(LINKS);
+    let devices = routes.iter().filter_map(|route| route.dev.as_ref()).filter(is_other);
+    Ok(MachineNetwork {
         taken,
         devices: devices.cloned().collect(),
         links: BTreeSet::new(),
@@ -96,7 +97,7 @@ fn build_seen(links: &str, routes: &str) -> Result<Seen, serde_json::Error> {
     })
 }
 
-/// An address, and the network that it is one of, to which there may be no route.
+/// Returns an address and its network, to which there may be no route.
 fn to_ranges(address: &Address) -> Vec<Cidr> {
     let Some(IpAddr::V4(local)) = address.local else {
         return Vec::new();
@@ -135,8 +136,8 @@ mod tests {
     ]"#;
 
     #[test]
-    fn what_a_machine_has_is_seen() {
-        let seen = build_seen(LINKS, ROUTES).unwrap();
+    fn the_network_of_a_machine_is_read() {
+        let seen = build_machine_network(LINKS, ROUTES).unwrap();
         let taken: Vec<_> = seen.taken.iter().map(ToString::to_string).collect();
         let expected = [
             "127.0.0.1/32",
@@ -157,9 +158,9 @@ mod tests {
             (1460, "192.168.1.2")
         );
         let with_source = ROUTES.replace(r#""flags": []"#, r#""prefsrc": "192.168.1.9""#);
-        let seen = build_seen(LINKS, &with_source).unwrap();
+        let seen = build_machine_network(LINKS, &with_source).unwrap();
         assert_eq!(seen.address.unwrap().to_string(), "192.168.1.9");
-        assert_eq!(build_seen("", "").unwrap().mtu, 1500, "it leads nowhere");
-        assert!(build_seen("x", ROUTES).is_err());
+        assert_eq!(build_machine_network("", "").unwrap().mtu, 1500, "it leads nowhere");
+        assert!(build_machine_network("x", ROUTES).is_err());
     }
 }

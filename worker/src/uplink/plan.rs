@@ -1,100 +1,29 @@
-//! Which addresses the link of a worker's own network has. Pure.
+//! Chooses the addresses of an ephemeral worker's link. Pure.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use serde::{Deserialize, Serialize};
 use yoke_api::Cidr;
 
-use super::machine::Seen;
-use crate::id::Id;
+use super::link::{PREFIX, Run, Uplink, to_subnet};
+use super::machine::MachineNetwork;
 
-/// Where subnets are taken from, the first one before all: RFC 2544 (benchmarks, which no network has), RFC 6598, RFC 1918.
+/// Ranges for subnets, in order of preference: RFC 2544 (benchmarks, unused in real networks), RFC
+/// 6598, RFC 1918.
 const POOLS: [(Ipv4Addr, u8); 4] = [
     (Ipv4Addr::new(198, 18, 0, 0), 15),
     (Ipv4Addr::new(100, 127, 0, 0), 16),
     (Ipv4Addr::new(172, 30, 0, 0), 16),
     (Ipv4Addr::new(10, 213, 0, 0), 16),
 ];
-/// Of a subnet: the network's own address, two ends, and the one for all.
-const PREFIX: u8 = 30;
-/// Some VPNs have two routes in the place of a default one.
-const WHOLE: u8 = 1;
+/// Routes with at most this prefix length are ignored: some VPNs replace the default route by two
+/// routes.
+const DEFAULT_ROUTE_PREFIX_MAX: u8 = 1;
 
-/// Tells a run of a worker from every other one, of the same folder too.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct Run(Id);
-
-impl Run {
-    /// The one with this number, which is drawn.
-    pub(crate) fn new(number: u32) -> Self {
-        Self(Id::of_number(number))
-    }
-
-    /// The machine's end of its link.
-    pub(crate) fn link(&self) -> String {
-        format!("{LINKS}{}", self.0)
-    }
-
-    /// Its table of the packet filter on the machine.
-    pub(crate) fn table(&self) -> String {
-        format!("{TABLES}{}", self.0)
-    }
-
-    /// Of a table's name.
-    pub(super) fn of_table(name: &str) -> Option<Self> {
-        let id = name.strip_prefix(TABLES)?.to_owned();
-        id.try_into().ok().map(Self)
-    }
-}
-
-/// What links of all runs begin with: an interface's name has at most 15 bytes.
-pub(super) const LINKS: &str = "ykup";
-const TABLES: &str = "yoke-uplink-";
-
-/// A worker's way out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Uplink {
-    pub(crate) run: Run,
-    /// The machine's end.
-    pub(crate) gateway: Ipv4Addr,
-    /// The worker's end.
-    pub(crate) address: Ipv4Addr,
-    /// Where the machine itself is, as far as it knows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) machine: Option<IpAddr>,
-}
-
-impl Uplink {
-    /// That of a run which has none yet.
-    pub(crate) fn begin(run: Run) -> Self {
-        Self {
-            run,
-            gateway: Ipv4Addr::UNSPECIFIED,
-            address: Ipv4Addr::UNSPECIFIED,
-            machine: None,
-        }
-    }
-
-    /// For what is only tried.
-    pub(super) fn example() -> Self {
-        let [gateway, address] = [1, 2].map(|last| Ipv4Addr::new(198, 18, 0, last));
-        Self {
-            gateway,
-            address,
-            ..Self::begin(Run::new(0))
-        }
-    }
-
-    pub(super) fn subnet(&self) -> Cidr {
-        to_subnet(u32::from(self.gateway))
-    }
-}
-
-/// Plans the way out of a run by what the machine has otherwise; nothing if there is no place left. `machine` is where it is known
-/// to be, and `seed` where the search begins, so that workers that start at the same time seldom meet.
-pub(super) fn plan(run: &Run, seen: &Seen, machine: Option<IpAddr>, seed: u32) -> Option<Uplink> {
-    let subnet = choose(&seen.taken, seed)?;
+/// Chooses a free subnet, or returns `None`. `machine` is the machine's address if the user names
+/// it. `seed` is the start of the search, so that workers that start at the same time rarely choose
+/// the same subnet.
+pub(super) fn plan(run: &Run, seen: &MachineNetwork, machine: Option<IpAddr>, seed: u32) -> Option<Uplink> {
+    let subnet = choose_subnet(&seen.taken, seed)?;
     Some(Uplink {
         run: run.clone(),
         gateway: Ipv4Addr::from(subnet.checked_add(1)?),
@@ -103,8 +32,11 @@ pub(super) fn plan(run: &Run, seen: &Seen, machine: Option<IpAddr>, seed: u32) -
     })
 }
 
-fn choose(taken: &[Cidr], seed: u32) -> Option<u32> {
-    let taken: Vec<_> = taken.iter().filter(|range| range.prefix() > WHOLE).collect();
+fn choose_subnet(taken: &[Cidr], seed: u32) -> Option<u32> {
+    let taken: Vec<_> = taken
+        .iter()
+        .filter(|range| range.prefix() > DEFAULT_ROUTE_PREFIX_MAX)
+        .collect();
     let mut subnets = POOLS.into_iter().flat_map(|(pool, prefix)| {
         let count = 1_u32 << (PREFIX - prefix);
         let nth = move |more| seed.wrapping_add(more) % count;
@@ -113,29 +45,21 @@ fn choose(taken: &[Cidr], seed: u32) -> Option<u32> {
     subnets.find(|subnet| !taken.iter().any(|range| range.overlaps(to_subnet(*subnet))))
 }
 
-/// The one that an address is in.
-fn to_subnet(address: u32) -> Cidr {
-    let hosts = 32 - PREFIX;
-    let network = Ipv4Addr::from(address >> hosts << hosts);
-    let subnet = format!("{network}/{PREFIX}");
-    subnet.parse().expect("no bits are set after the prefix")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn plan_with(taken: &[&str], seed: u32) -> Option<Uplink> {
-        let seen = Seen {
+        let seen = MachineNetwork {
             taken: taken.iter().map(|range| range.parse().unwrap()).collect(),
             address: Some("192.0.2.7".parse().unwrap()),
-            ..Seen::default()
+            ..MachineNetwork::default()
         };
         plan(&Run::new(7), &seen, None, seed)
     }
 
     #[test]
-    fn a_subnet_is_nobody_elses() {
+    fn a_subnet_overlaps_no_other() {
         for (rule, taken, seed, gateway, address) in [
             ("the first", &[][..], 0, "198.18.0.1", "198.18.0.2"),
             ("where the seed says", &[], 5, "198.18.0.21", "198.18.0.22"),
@@ -188,33 +112,14 @@ mod tests {
 
     #[test]
     fn a_machine_is_where_it_is_said_to_be() {
-        let seen = Seen {
+        let seen = MachineNetwork {
             address: Some("192.0.2.7".parse().unwrap()),
-            ..Seen::default()
+            ..MachineNetwork::default()
         };
         for (said, expected) in [(None, "192.0.2.7"), (Some("203.0.113.7"), "203.0.113.7")] {
             let said = said.map(|address: &str| address.parse().unwrap());
             let uplink = plan(&Run::new(7), &seen, said, 0).unwrap();
             assert_eq!(uplink.machine.unwrap().to_string(), expected);
-        }
-    }
-
-    #[test]
-    fn every_run_has_its_own_names() {
-        let run = Run::new(0x00c0_ffee);
-        assert_eq!(
-            (run.link().as_str(), run.table().as_str()),
-            ("ykup00c0ffee", "yoke-uplink-00c0ffee")
-        );
-        assert!(run.link().len() <= 15);
-        assert_eq!(Run::of_table(&run.table()), Some(run));
-        for name in [
-            "yoke-uplink-",
-            "yoke-worker-00c0ffee",
-            "yoke-uplink-00c0ffee0",
-            "filter",
-        ] {
-            assert_eq!(Run::of_table(name), None, "{name}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Asks the machine's own resolver what a worker asks: one that listens on loopback is reached from no other network.
+//! Forwards the worker's DNS queries to the machine's own resolver. A resolver on loopback is
+//! unreachable from other network namespaces.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,24 +12,26 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::plan::Uplink;
-use super::{read_resolvers, resolvers};
+use super::link::Uplink;
+use super::resolvers;
+use crate::host::resolv_conf::read_resolv_conf;
 
 const PORT: u16 = 53;
-/// Questions at a time. One that is too much is not answered: who asks does so again.
-const MANY: usize = 256;
-/// Resolvers give up by then, too.
+/// Concurrent queries. A query beyond that gets no answer, and the client retries.
+const QUERIES_MAX: usize = 256;
+/// Timeout of a query. Clients give up by then, too.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(100);
-/// An answer over UDP has at most this much.
+const BACKOFF: Duration = Duration::from_millis(100);
+/// Maximum size of a UDP datagram.
 const MESSAGE_MAX: usize = 65535;
 
-/// Listens at the machine's end of the link, at ports that the packet filter leads to.
+/// A DNS forwarder on the machine's end of the link. The packet filter redirects port 53 to its
+/// ports.
 pub(super) struct Relay {
     udp: Arc<UdpSocket>,
     tcp: TcpListener,
-    /// Who may ask.
+    /// Only this address may send queries.
     worker: IpAddr,
     ports: (u16, u16),
 }
@@ -45,71 +48,71 @@ impl Relay {
         })
     }
 
-    /// Of UDP and TCP.
+    /// Returns the UDP port and the TCP port.
     pub(super) fn ports(&self) -> (u16, u16) {
         self.ports
     }
 
-    /// Answers until it is dropped, and so are questions that have no answer by then.
+    /// Forwards queries until dropped, which cancels pending queries.
     pub(super) async fn serve(&self) -> Infallible {
-        self.serve_by(|| SocketAddr::new(resolvers::find_relayed(&read_resolvers()), PORT))
+        self.serve_by(|| SocketAddr::new(resolvers::find_relay_target(&read_resolv_conf()), PORT))
             .await
     }
 
     async fn serve_by(&self, find: impl Fn() -> SocketAddr) -> Infallible {
-        let places = Arc::new(Semaphore::new(MANY));
-        let mut asking = JoinSet::new();
-        let mut question = vec![0; MESSAGE_MAX];
+        let permits = Arc::new(Semaphore::new(QUERIES_MAX));
+        let mut queries = JoinSet::new();
+        let mut query = vec![0; MESSAGE_MAX];
         loop {
             tokio::select! {
-                heard = self.udp.recv_from(&mut question) => match heard {
+                received = self.udp.recv_from(&mut query) => match received {
                     Ok((length, from)) if from.ip() == self.worker => {
-                        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
-                            let (back, server, question) = (Arc::clone(&self.udp), find(), question[..length].to_vec());
-                            asking.spawn(async move {
-                                // Who has no answer asks again.
-                                let _ = timeout(ANSWER_LIMIT, answer(&back, from, server, &question)).await;
-                                drop(place);
+                        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
+                            let (back, server, query) = (Arc::clone(&self.udp), find(), query[..length].to_vec());
+                            queries.spawn(async move {
+                                // A client without an answer retries.
+                                let _ = timeout(ANSWER_LIMIT, forward_query(&back, from, server, &query)).await;
+                                drop(permit);
                             });
                         }
                     }
                     Ok(_) => {}
-                    // One that could not be delivered is told here, too.
-                    Err(_) => sleep(PAUSE).await,
+                    // This error may come from an earlier answer that could not be delivered.
+                    Err(_) => sleep(BACKOFF).await,
                 },
-                met = self.tcp.accept() => match met {
+                accepted = self.tcp.accept() => match accepted {
                     Ok((mut stream, from)) if from.ip() == self.worker => {
-                        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+                        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
                             let server = find();
-                            asking.spawn(async move {
-                                let _ = timeout(CONNECTION_LIMIT, connect(&mut stream, server)).await;
-                                drop(place);
+                            queries.spawn(async move {
+                                let _ = timeout(CONNECTION_LIMIT, forward_connection(&mut stream, server)).await;
+                                drop(permit);
                             });
                         }
                     }
                     Ok(_) => {}
-                    Err(_) => sleep(PAUSE).await,
+                    Err(_) => sleep(BACKOFF).await,
                 },
-                Some(_) = asking.join_next() => {}
+                Some(_) = queries.join_next() => {}
             }
         }
     }
 }
 
-async fn answer(back: &UdpSocket, to: SocketAddr, server: SocketAddr, question: &[u8]) -> std::io::Result<()> {
+async fn forward_query(back: &UdpSocket, to: SocketAddr, server: SocketAddr, query: &[u8]) -> std::io::Result<()> {
     let any = match server {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
     };
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
-    socket.send(question).await?;
+    socket.send(query).await?;
     let mut answer = vec![0; MESSAGE_MAX];
     let length = socket.recv(&mut answer).await?;
     back.send_to(&answer[..length], to).await.map(drop)
 }
 
-async fn connect(stream: &mut TcpStream, server: SocketAddr) -> std::io::Result<()> {
+async fn forward_connection(stream: &mut TcpStream, server: SocketAddr) -> std::io::Result<()> {
     let mut far = timeout(ANSWER_LIMIT, TcpStream::connect(server)).await??;
     copy_bidirectional(stream, &mut far).await.map(drop)
 }
@@ -120,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// A relay on loopback, where this test asks.
+    /// A relay on loopback, to which this test sends queries.
     async fn relay() -> Relay {
         let uplink = Uplink {
             gateway: Ipv4Addr::LOCALHOST,
@@ -130,7 +133,7 @@ mod tests {
         Relay::bind(&uplink).await.unwrap()
     }
 
-    /// Waits for what is asked, while the relay serves.
+    /// Waits for an answer while the relay serves.
     async fn during<T>(relay: &Relay, server: SocketAddr, asked: impl Future<Output = T>) -> T {
         tokio::select! {
             done = timeout(ANSWER_LIMIT, asked) => done.expect("there is an answer"),
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn others_are_not_answered() {
+    async fn queries_of_others_are_ignored() {
         let mut relay = relay().await;
         relay.worker = "198.18.0.2".parse().unwrap();
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();

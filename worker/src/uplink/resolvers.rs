@@ -1,15 +1,15 @@
-//! The resolver configuration of a worker's own network. Pure.
+//! Builds the resolver configuration of an ephemeral worker's network. Pure.
 //!
-//! A resolver that listens on loopback is the machine's alone, and IPv6 does not lead out: in the place of these is the machine's
-//! end of the link, whose relay asks them.
+//! A resolver on loopback is reachable from the machine only, and the link has no IPv6. The
+//! machine's end of the link replaces such servers: its relay forwards the queries to them.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// What the C library asks where none is named.
-const NONE_NAMED: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// Server that the C library uses if none is configured.
+const DEFAULT_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Has a relay asked for what is not reached from the worker's network.
+/// Replaces servers that are unreachable from the worker's network by the relay.
 pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
     let mut servers: Vec<IpAddr> = Vec::new();
     let mut others = String::new();
@@ -17,7 +17,7 @@ pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
         match parse_server(line) {
             None => _ = writeln!(others, "{line}"),
             Some(server) => {
-                let server = server.filter(|server| is_reached(*server)).unwrap_or(relay.into());
+                let server = server.filter(|server| is_reachable(*server)).unwrap_or(relay.into());
                 if !servers.contains(&server) {
                     servers.push(server);
                 }
@@ -34,25 +34,29 @@ pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
     translated + &others
 }
 
-/// Whom a relay asks: the first of those that are not reached.
-pub(super) fn find_relayed(text: &str) -> IpAddr {
+/// Returns the server to which a relay forwards: the first unreachable one.
+pub(super) fn find_relay_target(text: &str) -> IpAddr {
     let servers = text.lines().filter_map(parse_server).flatten();
-    let mut far = servers.map(of_this_machine).filter(|server| !is_reached(*server));
-    far.next().unwrap_or(NONE_NAMED)
+    let mut far = servers.map(of_this_machine).filter(|server| !is_reachable(*server));
+    far.next().unwrap_or(DEFAULT_SERVER)
 }
 
-/// The server that a line names, or that it names one that is no plain address.
+/// Parses a `nameserver` line. Returns `Some(None)` if its value is not a plain address.
 fn parse_server(line: &str) -> Option<Option<IpAddr>> {
     let rest = line.trim().strip_prefix("nameserver")?;
     rest.starts_with(char::is_whitespace).then(|| rest.trim().parse().ok())
 }
 
-fn is_reached(server: IpAddr) -> bool {
+fn is_reachable(server: IpAddr) -> bool {
     matches!(server, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_unspecified() && !v4.is_link_local())
 }
 
 fn of_this_machine(server: IpAddr) -> IpAddr {
-    if server.is_unspecified() { NONE_NAMED } else { server }
+    if server.is_unspecified() {
+        DEFAULT_SERVER
+    } else {
+        server
+    }
 }
 
 #[cfg(test)]
@@ -60,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_not_reached_is_asked_by_the_relay() {
+    fn the_relay_forwards_to_unreachable_servers() {
         let relay = Ipv4Addr::new(198, 18, 0, 1);
         for (rule, text, translated, relayed) in [
             (
@@ -97,7 +101,7 @@ mod tests {
             ),
         ] {
             assert_eq!(translate(text, relay), translated, "{rule}");
-            assert_eq!(find_relayed(text).to_string(), relayed, "{rule}");
+            assert_eq!(find_relay_target(text).to_string(), relayed, "{rule}");
         }
     }
 }

@@ -1,30 +1,34 @@
-//! The machine's table of the packet filter for one run. Pure.
+//! The nftables table of one run on the machine. Pure.
 
 use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
-use super::plan::{LINKS, Run, Uplink};
+use super::link::{LINKS, Run, Uplink};
 
-/// The set of devices that forward since there are workers: it is what puts that back, whoever has been killed.
+/// Set of devices on which forwarding was enabled for workers. It lets any later run disable it,
+/// even if the worker was killed.
 pub(super) const OPENED: &str = "opened";
 
-/// What the table says of.
+/// Parameters of the table.
 #[derive(Clone, Debug)]
 pub(super) struct Table<'a> {
     pub(super) uplink: &'a Uplink,
-    /// Port of UDP at which other workers reach this one, if they do.
+    /// UDP port at which other workers reach this one, with the built-in Pod network.
     pub(super) wireguard: Option<u16>,
-    /// Ports of UDP and TCP at which the machine's end answers questions of DNS.
+    /// UDP and TCP ports of the DNS relay on the machine's end.
     pub(super) relay: (u16, u16),
     pub(super) opened: &'a BTreeSet<String>,
 }
 
-/// What `nft -f` makes the table by, whatever was there before.
+/// Builds an `nft -f` script that creates the table, or replaces it.
 ///
-/// The worker shows the machine's address to everybody. It is reached by nobody but the machine, for answers, and at the port of
-/// other workers; and nothing leaves by another address than its own. A device that forwards for the sake of workers forwards for
-/// nobody else.
+/// The rules:
+/// - The worker uses the machine's address to everyone, and cannot send from any address but its
+///   own.
+/// - The worker accepts responses, connections from the machine, and packets of other workers at
+///   the WireGuard port.
+/// - A device on which forwarding was enabled for workers forwards nothing else.
 pub(super) fn build_table(table: &Table<'_>) -> String {
     let relay = table.relay;
     let Uplink {
@@ -78,9 +82,9 @@ table inet {name} {{
     )
 }
 
-/// As `nft -j` has it.
+/// The output of `nft -j`.
 #[derive(Deserialize)]
-struct Said {
+struct NftOutput {
     nftables: Vec<Object>,
 }
 
@@ -102,14 +106,14 @@ struct Set {
     elem: Vec<serde_json::Value>,
 }
 
-/// The runs of `nft -j list tables`.
+/// Parses the runs from `nft -j list tables`.
 pub(super) fn parse_runs(json: &str) -> Vec<Run> {
     let tables = parse(json).into_iter().filter_map(|object| object.table);
     let of_workers = tables.filter(|table| table.family == "inet");
     of_workers.filter_map(|table| Run::of_table(&table.name)).collect()
 }
 
-/// The devices of `nft -j list set`. Their names become those of files.
+/// Parses the devices from `nft -j list set`. Their names become parts of file paths.
 pub(super) fn parse_opened(json: &str) -> BTreeSet<String> {
     let sets = parse(json).into_iter().filter_map(|object| object.set);
     let elements = sets.flat_map(|set| set.elem);
@@ -117,15 +121,15 @@ pub(super) fn parse_opened(json: &str) -> BTreeSet<String> {
     names.filter(|name| is_device(name)).collect()
 }
 
-/// Whether it is a name that a device can have, and that nothing has to be done about in a file of `nft`.
+/// Reports whether a name can be a device's, and needs no quoting in an `nft` file.
 pub(super) fn is_device(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte);
     !["", ".", "..", "all", "default"].contains(&name) && name.len() <= 15 && name.bytes().all(plain)
 }
 
 fn parse(json: &str) -> Vec<Object> {
-    let said: Result<Said, _> = serde_json::from_str(json);
-    said.map(|said| said.nftables).unwrap_or_default()
+    let parsed: Result<NftOutput, _> = serde_json::from_str(json);
+    parsed.map(|parsed| parsed.nftables).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nft_says_is_read() {
+    fn the_output_of_nft_is_parsed() {
         let tables = r#"{"nftables": [{"metainfo": {"version": "1.0.6"}},
             {"table": {"family": "inet", "name": "yoke-uplink-00c0ffee", "handle": 2}},
             {"table": {"family": "ip", "name": "yoke-uplink-00c0ffed", "handle": 3}},

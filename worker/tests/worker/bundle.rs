@@ -1,4 +1,5 @@
-//! Bundles: of empty files, and of the real programs of this machine, with the images that a test needs.
+//! Builds bundles: of empty files, or of the real programs of this machine with the images that a
+//! test needs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,9 +9,9 @@ use data_encoding::HEXLOWER;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-/// From `YOKE_BIN`.
+/// Programs from `YOKE_BIN`.
 const BUILT: &[&str] = &["kubelet", "ctr", "bridge", "host-local", "loopback", "portmap"];
-/// From Debian.
+/// Programs of Debian packages.
 const INSTALLED: &[&str] = &["containerd", "containerd-shim-runc-v2", "runc"];
 pub(crate) const ECHO: &str = "docker.io/yoke/echo:dev";
 const PAUSE: &str = "registry.k8s.io/pause:3.10";
@@ -23,7 +24,7 @@ pub(crate) fn make_empty(folder: &Path) {
     seal(folder);
 }
 
-/// Links to the programs, and images made of theirs.
+/// Makes a bundle of links to the programs, and of images built from some of them.
 pub(crate) fn make(folder: &Path) {
     let bin = bin();
     fs::create_dir_all(folder.join("images")).unwrap();
@@ -45,7 +46,7 @@ pub(crate) fn make(folder: &Path) {
     seal(folder);
 }
 
-/// One image more, of a program.
+/// Adds an image with one program.
 pub(crate) fn add_image(folder: &Path, image: &str, program: &str) {
     make_image(
         &folder.join(format!("images/{program}.tar")),
@@ -55,14 +56,14 @@ pub(crate) fn add_image(folder: &Path, image: &str, program: &str) {
     seal(folder);
 }
 
-/// Gives a bundle one more kubelet, by its version.
+/// Adds a kubelet that is named by its version.
 pub(crate) fn add_kubelet(folder: &Path, version: &str, program: &[u8]) {
     fs::write(folder.join(format!("kubelet-{version}")), program).unwrap();
     seal(folder);
 }
 
-/// A real kubelet that says that it is of another version: by that it is seen which one runs, and nothing of whether two releases
-/// go together.
+/// Returns a real kubelet that reports another version. It shows which kubelet runs, but not
+/// whether two releases are compatible.
 pub(crate) fn relabel_kubelet(from: &str, to: &str) -> Vec<u8> {
     let program = fs::read(bin().join("kubelet")).unwrap();
     let text = |version: &str| format!("\0{version}\0unknown\0").into_bytes();
@@ -81,14 +82,14 @@ pub(crate) fn relabel_kubelet(from: &str, to: &str) -> Vec<u8> {
     other
 }
 
-/// Where the tests' programs are.
+/// Returns the folder of the tests' programs.
 pub(crate) fn bin() -> PathBuf {
     std::env::var_os("YOKE_BIN")
         .expect("YOKE_BIN names the programs that `make tools` makes")
         .into()
 }
 
-/// As a person would.
+/// Writes SHA256SUMS with the commands that a user would run.
 pub(crate) fn seal(folder: &Path) {
     let script = "find . -name '[a-z]*' '(' -type f -o -type l ')' | sort | xargs sha256sum > SHA256SUMS";
     let sealed = Command::new("sh")
@@ -99,7 +100,7 @@ pub(crate) fn seal(folder: &Path) {
     assert!(sealed.success());
 }
 
-/// An archive as `docker save` writes it, of one program.
+/// Writes an image archive in the format of `docker save`, with one program.
 fn make_image(file: &Path, name: &str, program: &Path) {
     let mut layer = tar::Builder::new(Vec::new());
     let entry = program.file_name().unwrap();

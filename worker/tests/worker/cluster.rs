@@ -1,4 +1,4 @@
-//! A real API on a network of a test's own.
+//! A real API server on a test's own network.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,17 +14,17 @@ use crate::egress;
 use crate::program::{encode, path};
 use crate::signer::Authority;
 
-/// The name that the API is joined by.
+/// Name of the API server in join tokens.
 const NAME: &str = "api.worker.test";
-/// Where Pods find it.
+/// Address of the API server for Pods.
 const IN_CLUSTER: &str = "10.96.0.1";
 const BOOTSTRAP: (&str, &str) = ("abcdef", "0123456789abcdef");
 
-/// A running API.
+/// A running API server.
 pub(crate) struct Cluster {
     pub(crate) client: Client,
     pub(crate) token: String,
-    /// Who signs what it shows.
+    /// CA of the API server's certificate.
     #[cfg(feature = "slow")]
     pub(crate) servers: Authority,
     pub(crate) address: SocketAddr,
@@ -33,12 +33,13 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// With what is signed by `clients`, and kubelets known by `kubelets`.
+    /// Starts an API server that trusts client certificates of `clients`, and kubelet certificates
+    /// of `kubelets`.
     pub(crate) async fn start(dir: &Path, host: &str, clients: &Authority, kubelets: &Authority) -> Self {
         Self::start_with(dir, host, clients, kubelets, &[egress::serve(dir)]).await
     }
 
-    /// With these arguments as well, of which one says how it gets to kubelets.
+    /// Starts an API server with these arguments as well. They must configure how it reaches kubelets.
     pub(crate) async fn start_with(
         dir: &Path,
         host: &str,
@@ -85,7 +86,7 @@ impl Cluster {
         allow(&client).await;
         Self {
             client,
-            // Nobody has a DNS record of the name.
+            // No DNS record of the name exists.
             token: encode(&json!({
                 "server": format!("{NAME}:{}", address.port()),
                 "address": address.ip(),
@@ -107,7 +108,7 @@ impl Cluster {
         format!("https://{}", self.address)
     }
 
-    /// To kube-apiserver.
+    /// Sends a signal to kube-apiserver.
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.server.id()).ok().and_then(Pid::from_raw).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
@@ -127,7 +128,8 @@ fn start_etcd(dir: &Path) -> (Process, String) {
     (Process::spawn(dir, "etcd", &arguments), clients)
 }
 
-/// What the operator gives a tenant's cluster for workers: a bootstrap token, and what it has written down of who may what.
+/// Creates what the operator creates for workers in a tenant cluster: a bootstrap token, and its
+/// RBAC rules.
 async fn allow(client: &Client) {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
@@ -154,7 +156,7 @@ async fn allow(client: &Client) {
     }
 }
 
-/// Makes an object.
+/// Creates an object.
 pub(crate) async fn create(client: &Client, url: &str, body: &serde_json::Value) {
     let request = http::Request::post(url).header("content-type", "application/json");
     let request = request.body(body.to_string().into_bytes()).unwrap();

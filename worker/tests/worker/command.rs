@@ -1,4 +1,4 @@
-//! Commands that change nothing, or are refused.
+//! Commands that change nothing, or fail.
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -36,7 +36,7 @@ fn a_script_learns_what_is_missing() {
     }
 }
 
-/// It is sent to machines whose libraries nobody knows.
+/// The program runs on machines with unknown libraries.
 #[test]
 fn it_is_linked_to_no_library() {
     let linked = Command::new("ldd")
@@ -78,7 +78,7 @@ fn a_bad_token_is_refused_without_being_shown() {
             let (code, out, err) = call(&[command[0], command[1], token]);
             assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
             assert!(
-                err.starts_with(&format!("error: cannot use the join token: {why}\nhint: ")),
+                err.starts_with(&format!("error: invalid join token: {why}\nhint: ")),
                 "{err}"
             );
             assert!(!err.contains(&token[7..20]), "{err}");
@@ -123,7 +123,7 @@ fn a_token_is_read_from_a_file() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_arguments_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let root = path(dir.path());
     let token = token("demo.yoke.example:443", PEM, PEM, BOOTSTRAP);
@@ -141,7 +141,7 @@ fn what_cannot_be_is_refused() {
         (
             vec!["run", &token, "--root", root, "--no-preflight", "--name", "A B"],
             1,
-            "cannot be a Node's name",
+            "is not a valid Node name",
         ),
     ] {
         let (found, _, err) = call(&arguments);
@@ -151,12 +151,12 @@ fn what_cannot_be_is_refused() {
     std::fs::write(dir.path().join("letter"), "dear").unwrap();
     let (code, _, err) = call(&["run", &token, "--rm", "--root", root, "--no-preflight"]);
     assert_eq!(code, Some(1));
-    assert!(err.contains("is not empty, and no worker's"), "{err}");
+    assert!(err.contains("is not empty and has no worker"), "{err}");
     assert!(dir.path().join("letter").exists());
 }
 
 #[test]
-fn a_missing_bundle_is_said_before_anything_is_made() {
+fn a_missing_bundle_is_reported_before_any_change() {
     let dir = tempfile::tempdir().unwrap();
     let (root, nowhere, whole) = (
         dir.path().join("w"),
@@ -187,14 +187,14 @@ fn a_missing_bundle_is_said_before_anything_is_made() {
         nowhere.display()
     );
     assert!(
-        err.contains(&missing) && err.contains("hint: name its folder with --bundle"),
+        err.contains(&missing) && err.contains("hint: name the bundle's folder with --bundle"),
         "{err}"
     );
     assert!(!root.exists(), "{err}");
 }
 
 #[test]
-fn a_damaged_bundle_leaves_nothing_behind() {
+fn a_corrupt_bundle_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let (root, bundle) = (dir.path().join("w"), dir.path().join("bundle"));
     bundle::make_empty(&bundle);
@@ -213,13 +213,14 @@ fn a_damaged_bundle_leaves_nothing_behind() {
     let (code, _, err) = call(&arguments);
     assert_eq!(code, Some(1), "{err}");
     assert!(
-        err.contains("error: cannot use the bundle: the digest of runc is not the one in SHA256SUMS"),
+        err.contains("error: cannot use the bundle: the digest of runc differs from the one in SHA256SUMS"),
         "{err}"
     );
     assert!(!root.exists(), "{err}");
 }
 
-/// A worker that was killed, of which a folder of somebody else's is mounted in its own, and which is called by a link.
+/// A killed worker whose folder has a mount of an unrelated folder, and whose path has a symbolic
+/// link.
 #[test]
 fn nothing_is_removed_through_links_or_mounts() {
     let dir = tempfile::tempdir().unwrap();
@@ -244,7 +245,7 @@ fn nothing_is_removed_through_links_or_mounts() {
     assert!(!real.join("w").exists(), "{left:?}");
 }
 
-/// A worker that was killed, in a container, where the hosts are a mount.
+/// A killed worker in a container, where the hosts file is a mount.
 #[test]
 fn only_the_workers_own_line_of_the_hosts_is_removed() {
     let dir = tempfile::tempdir().unwrap();
@@ -268,7 +269,8 @@ fn only_the_workers_own_line_of_the_hosts_is_removed() {
     assert!(!root.exists(), "{left:?}");
 }
 
-/// A worker whose network is still there, from another network, and from where control groups are hidden.
+/// A worker whose network namespace still exists, called from another one, and from where control
+/// groups are hidden.
 #[test]
 fn a_worker_is_removed_where_it_was_made() {
     let dir = tempfile::tempdir().unwrap();
@@ -279,7 +281,7 @@ fn a_worker_is_removed_where_it_was_made() {
     let number = |file: &str| std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino())).unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     while number(&net) == number("/proc/self/ns/net") {
-        assert!(Instant::now() < deadline, "the network is not made");
+        assert!(Instant::now() < deadline, "the network namespace does not exist");
         std::thread::park_timeout(Duration::from_millis(20));
     }
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
@@ -290,9 +292,9 @@ fn a_worker_is_removed_where_it_was_made() {
     let leave = ["leave", "--root", path(&root)];
     let (code, _, err) = call(&leave);
     assert_eq!(code, Some(1), "{err}");
-    let how = format!("is in another network namespace: call this by `nsenter --net={net} yoke-worker");
+    let how = format!("runs in another network namespace: run `nsenter --net={net} yoke-worker");
     assert!(err.contains(&how), "{err}");
-    // As `ip netns exec` does.
+    // `ip netns exec` does this, too.
     let script = r#"umount --lazy /sys/fs/cgroup && exec "$@""#;
     let program = env!("CARGO_BIN_EXE_yoke-worker");
     let enter = format!("--net={net}");
@@ -321,5 +323,5 @@ fn a_folder_that_others_change_is_refused() {
     std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o777)).unwrap();
     let (code, _, err) = call(&["leave", "--root", path(&root)]);
     assert_eq!(code, Some(1));
-    assert!(err.contains("others may write to"), "{err}");
+    assert!(err.contains("other users can write to"), "{err}");
 }

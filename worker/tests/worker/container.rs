@@ -1,4 +1,4 @@
-//! A worker in a container, of the image that there is of it.
+//! A worker in a container of its published image.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use crate::node::{NAME, Story};
 use crate::program::path;
 
 const IMAGE: &str = "docker.io/yoke/worker:test";
-/// An image of some hundred megabytes is unpacked.
+/// Timeout for unpacking an image of some hundred megabytes.
 const ENGINE_LIMIT: Duration = Duration::from_secs(60);
 
-/// A containerd of a machine. Dropped, it ends, and what is left of its containers.
+/// A containerd on a machine. Dropping it stops it and removes its containers.
 struct Engine<'a> {
     machine: &'a Machine,
     daemon: Child,
@@ -70,8 +70,8 @@ impl<'a> Engine<'a> {
         self.ctr(&["images", "import", path(&file)]).unwrap();
     }
 
-    /// As `docker run --privileged --network host`, with the volume that the image asks for and the machine's control groups,
-    /// which Docker and Kubernetes give it without a word.
+    /// Runs the image like `docker run --privileged --network host`, with the image's volume and
+    /// the machine's control groups. Docker and Kubernetes mount both by default.
     fn run(&self) -> Worker {
         let machine = self.machine;
         let volume = machine.folder("volume");
@@ -144,11 +144,11 @@ async fn a_container_is_a_worker() {
     assert_eq!(story.ask_pod().trim(), NAME);
     assert_ne!(fs::read_dir(&worker.root).unwrap().count(), 0);
 
-    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
-    let said = worker.said();
-    assert!(said.contains("nothing of the worker is left on this machine"), "{said}");
-    story.assert_gone(&said).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
+    let output = worker.output();
+    assert!(output.contains("the worker was removed from this machine"), "{output}");
+    story.assert_gone(&output).await;
     let left: Vec<_> = fs::read_dir(&worker.root).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
-    assert_eq!(engine.groups(), Vec::<PathBuf>::new(), "{said}");
+    assert_eq!(engine.groups(), Vec::<PathBuf>::new(), "{output}");
 }

@@ -1,5 +1,5 @@
-//! How kube-apiserver gets to kubelets that are reached from nowhere but their own network: in a hosted cluster by konnectivity,
-//! here by a proxy that connects in that network.
+//! Connects kube-apiserver to kubelets that are reachable only in their own network namespace. In a
+//! tenant cluster konnectivity does that; here it is a proxy that connects from that namespace.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +16,8 @@ use crate::program::path;
 const LIMIT: Duration = Duration::from_secs(5);
 const HEAD_MAX: usize = 4096;
 
-/// Serves kube-apiserver of this folder until the test ends, and says by which argument it is told.
+/// Serves the kube-apiserver of this folder until the test ends. Returns the argument that
+/// configures it.
 pub(crate) fn serve(dir: &Path) -> String {
     let socket = dir.join("egress.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -40,7 +41,8 @@ pub(crate) fn serve(dir: &Path) -> String {
     format!("--egress-selector-config-file={}", path(&file))
 }
 
-/// What it asks for begins with `CONNECT address:port HTTP/1.1`, and ends with an empty line.
+/// Passes one connection. A request starts with `CONNECT address:port HTTP/1.1`, and ends with an
+/// empty line.
 fn pass(mut stream: UnixStream, dir: &Path) -> Option<()> {
     let mut head = Vec::new();
     let mut byte = [0; 1];
@@ -65,12 +67,12 @@ fn pass(mut stream: UnixStream, dir: &Path) -> Option<()> {
     Some(())
 }
 
-/// Connects in another network: this thread stays there.
+/// Connects from another network namespace, in a thread of its own.
 pub(crate) fn connect_in(net: &Path, to: SocketAddr) -> Option<TcpStream> {
     in_network(net, move || TcpStream::connect_timeout(&to, LIMIT).ok())
 }
 
-/// Does something in another network, in a thread that ends there.
+/// Runs a function in another network namespace, in a thread of its own.
 pub(crate) fn in_network<T: Send + 'static>(net: &Path, work: impl FnOnce() -> T + Send + 'static) -> T {
     let net = std::fs::File::open(net).unwrap();
     let there = std::thread::spawn(move || {
@@ -80,7 +82,7 @@ pub(crate) fn in_network<T: Send + 'static>(net: &Path, work: impl FnOnce() -> T
     there.join().unwrap()
 }
 
-/// That of the kubelet with this address, of a worker of this test.
+/// Finds the network namespace of the kubelet with this address, among the workers of this test.
 fn find_network(dir: &Path, to: SocketAddr) -> Option<PathBuf> {
     let address = format!("--node-ip={}\0", to.ip());
     let processes = std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());

@@ -1,5 +1,5 @@
-//! GPUs of a machine: a device that a CDI specification names as one, and a device plugin that offers it as those of vendors do.
-//! To a worker it is no other than a real one.
+//! Tests of GPUs: a device that a CDI specification declares as a GPU, and a device plugin that
+//! offers it like a vendor's. A worker cannot tell it from a real one.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -18,16 +18,17 @@ use crate::machine::{Init, POD_LIMIT, Worker, members, until};
 use crate::node::{NAME, Story};
 use crate::program::path;
 
-/// `/dev/fuse`, which whoever may opens at any time. No container may unless it is given it.
+/// Device number of `/dev/fuse`, which any process may open. A container may open it only if the
+/// device is assigned to it.
 const NUMBER: (u32, u32) = (10, 229);
-/// Where a Pod has it.
+/// Path of the device in a Pod.
 const DEVICE: &str = "/dev/gpu0";
 const RESOURCE: &str = "yoke.test/gpu";
-/// What is offered by whoever does not look whether it is there.
+/// Resource of a plugin that does not check whether its device exists.
 const BLIND: &str = "yoke.test/blind";
 const PLUGIN: &str = "docker.io/yoke/device-plugin:dev";
 
-/// A device of the machine, with a specification of it.
+/// Creates a device on the machine, with a CDI specification of it.
 fn add_gpu(story: &Story) -> PathBuf {
     let device = story.machine.folder("devices").join("gpu0");
     let (mode, number) = (Mode::from_raw_mode(0o600), makedev(NUMBER.0, NUMBER.1));
@@ -43,7 +44,7 @@ fn add_gpu(story: &Story) -> PathBuf {
     device
 }
 
-/// As the vendors' DaemonSets have it.
+/// Runs the device plugin like a vendor's DaemonSet.
 async fn run_plugin(story: &Story, device: &Path) {
     let container = |name: &str, arguments: &[&str]| {
         json!({
@@ -68,7 +69,7 @@ async fn run_plugin(story: &Story, device: &Path) {
     run_pod(story, "plugin", spec).await;
 }
 
-/// A Pod that asks for one of what is offered.
+/// Runs a Pod that requests one device.
 async fn run_asking(story: &Story, name: &str, resource: &str) {
     let container = json!({
         "name": "echo", "image": ECHO, "imagePullPolicy": "IfNotPresent",
@@ -85,7 +86,7 @@ async fn run_pod(story: &Story, name: &str, mut spec: Value) {
     create(&story.client, "/api/v1/namespaces/default/pods", &pod).await;
 }
 
-/// What the Node offers of a resource comes to be this.
+/// Waits until the Node offers this count of a resource.
 async fn until_offered(story: &Story, worker: &Worker, resource: &str, count: &str) {
     until(
         worker,
@@ -100,25 +101,28 @@ async fn until_offered(story: &Story, worker: &Worker, resource: &str, count: &s
     .await;
 }
 
-/// A Pod comes to be as is asked.
+/// Waits until a Pod meets a condition.
 async fn until_pod(story: &Story, worker: &Worker, name: &str, is_so: impl Fn(&Pod) -> bool) -> Pod {
     let pods = Api::<Pod>::default_namespaced(story.client.clone());
     let get = async || pods.get(name).await.unwrap();
-    until(worker, &format!("Pod {name} is so"), POD_LIMIT, async || {
-        is_so(&get().await)
-    })
+    until(
+        worker,
+        &format!("Pod {name} meets the condition"),
+        POD_LIMIT,
+        async || is_so(&get().await),
+    )
     .await;
     get().await
 }
 
-/// Whether a process has the device at a path.
+/// Reports whether a process sees the device at a path.
 fn has_device(process: Pid, device: &Path) -> bool {
     let root = format!("/proc/{}/root", process.as_raw_nonzero());
     let seen = fs::metadata(root + path(device));
     seen.is_ok_and(|seen| seen.file_type().is_char_device() && seen.rdev() == makedev(NUMBER.0, NUMBER.1))
 }
 
-/// The processes in groups of the worker.
+/// Returns the processes in the worker's control groups.
 fn processes(story: &Story, part: &str) -> Vec<Pid> {
     let groups = story.machine.groups("");
     let found = groups.iter().filter(|group| path(group).contains(part));
@@ -128,7 +132,7 @@ fn processes(story: &Story, part: &str) -> Vec<Pid> {
     found
 }
 
-/// Opens a file as one more process of the groups that a process is in.
+/// Opens a file in a new process of the control groups of another process.
 fn open_beside(story: &Story, process: Pid, file: &str) -> Result<(), String> {
     let groups = story.machine.groups("").into_iter();
     let groups = groups.filter(|group| members(group).any(|member| member == process));
@@ -151,7 +155,7 @@ async fn pods_have_the_gpus_that_a_worker_is_given() {
     let story = Story::begin_with(dir.path(), Init::None).await;
     let device = add_gpu(&story);
     let mut worker = story.machine.run(&["--rm", "--gpus", "all"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     run_plugin(&story, &device).await;
     until_offered(&story, &worker, RESOURCE, "1").await;
     run_asking(&story, "asks", RESOURCE).await;
@@ -176,8 +180,8 @@ async fn pods_have_the_gpus_that_a_worker_is_given() {
         let refused = open_beside(&story, other, &file).unwrap_err();
         assert!(refused.contains("Operation not permitted"), "{refused}");
     }
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
+    story.assert_gone(&worker.output()).await;
 }
 
 #[tokio::test]
@@ -187,15 +191,15 @@ async fn a_worker_has_no_gpu_unless_it_is_asked_for() {
     let real = ["/dev/nvidia0", "/dev/dri/renderD128", "/dev/kfd", "/dev/dxg"];
     if !real.iter().any(|device| Path::new(device).exists()) {
         let mut none = story.machine.run(&["--rm", "--gpus", "all"]);
-        assert_eq!(none.ended().await, Some(1), "{}", none.said());
-        assert!(none.said().contains("this machine has no GPU"), "{}", none.said());
+        assert_eq!(none.ended().await, Some(1), "{}", none.output());
+        assert!(none.output().contains("this machine has no GPU"), "{}", none.output());
         assert!(!story.machine.root().exists());
     }
     let device = add_gpu(&story);
     let mut worker = story.machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let own = processes(&story, "/node");
-    // The first of them is not in the box.
+    // The first process is not in the sandbox.
     let inside: Vec<_> = own.iter().filter(|process| !has_device(**process, &device)).collect();
     assert!(inside.len() > 1, "{inside:?} of {own:?}");
 
@@ -210,8 +214,8 @@ async fn a_worker_has_no_gpu_unless_it_is_asked_for() {
     let gets = until_pod(&story, &worker, "gets", |pod| why_waiting(pod).is_some()).await;
     let why = why_waiting(&gets).unwrap_or_default();
     assert!(why.contains("not a device node"), "{why}");
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
+    story.assert_gone(&worker.output()).await;
     assert!(fs::metadata(&device).unwrap().file_type().is_char_device());
 }
 
@@ -219,7 +223,7 @@ fn phase(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.phase.as_deref()
 }
 
-/// Why a Pod's container is not made.
+/// Returns the reason why a Pod's container is not created.
 fn why_waiting(pod: &Pod) -> Option<String> {
     let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
     let waiting = containers.first()?.state.as_ref()?.waiting.as_ref()?;

@@ -1,4 +1,4 @@
-//! A worker that may take a part of its machine alone.
+//! A worker with limits for CPU and memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::machine::Init;
 use crate::node::{NAME, Story};
 use crate::program::path;
 
-/// What a Pod would take, in bytes: more than it may.
+/// Bytes that a Pod tries to allocate: more than its limit.
 const MUCH: usize = 900 << 20;
 
 #[tokio::test]
@@ -15,20 +15,16 @@ async fn a_worker_takes_no_more_than_it_may() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin_with(dir.path(), Init::None).await;
     let mut greedy = story.machine.run(&["--rm", "--memory", "1000Ti"]);
-    assert_eq!(greedy.ended().await, Some(1), "{}", greedy.said());
-    assert!(
-        greedy.said().contains("MiB of memory are asked for"),
-        "{}",
-        greedy.said()
-    );
+    assert_eq!(greedy.ended().await, Some(1), "{}", greedy.output());
+    assert!(greedy.output().contains("MiB exceeds the"), "{}", greedy.output());
     assert!(!story.machine.root().exists());
 
     let mut worker = story.machine.run(&["--rm", "--cpus", "0.5", "--memory", "1Gi"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let status = story.nodes.get(NAME).await.unwrap().status.unwrap();
     let (has, gives) = (status.capacity.unwrap(), status.allocatable.unwrap());
     assert_eq!(gives["cpu"].0, "500m", "{has:?}");
-    // Without what its own programs take, and what the kubelet keeps free.
+    // Without the memory of the worker's own programs, and what the kubelet leaves free.
     assert_eq!(gives["memory"].0, format!("{}Mi", 1024 - 256 - 100), "{has:?}");
     assert_ne!(has["memory"].0, gives["memory"].0);
 
@@ -45,11 +41,11 @@ async fn a_worker_takes_no_more_than_it_may() {
     assert_eq!(take_memory(Path::new("/dev/null")), MUCH.to_string(), "control");
     assert_ne!(take_memory(&group.join("cgroup.procs")), MUCH.to_string());
     std::fs::remove_dir(&group).unwrap();
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
+    story.assert_gone(&worker.output()).await;
 }
 
-/// Holds much in a group, and says how much of it got through.
+/// Allocates much memory in a control group. Returns how much of it was possible.
 fn take_memory(group: &Path) -> String {
     let script = r#"echo $$ > "$0" && head -c "$1" /dev/zero | tail -n 1 | wc -c"#;
     let output = Command::new("sh")
@@ -59,7 +55,7 @@ fn take_memory(group: &Path) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// The first of some files that a group of the worker has.
+/// Returns the first of these files that a control group of the worker has.
 fn find_file(story: &Story, part: &str, names: &[&str]) -> PathBuf {
     let end = story.machine.cgroup().unwrap() + part;
     let groups = story

@@ -1,4 +1,4 @@
-//! What a worker takes for its machine, and the program there.
+//! A simulated machine for a worker, and the program on it.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -17,38 +17,39 @@ use crate::cluster::{Cluster, create};
 use crate::network::Network;
 use crate::program::path;
 
-/// Programs are copied, images loaded; a kubelet starts and joins.
+/// Timeout for a join: programs are copied, images imported, and a kubelet starts.
 pub(crate) const JOIN_LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const POD_LIMIT: Duration = Duration::from_secs(90);
 pub(crate) const END_LIMIT: Duration = Duration::from_secs(120);
-/// What it begins with is ready by then, a worker too.
+/// Timeout for a boot, including the start of a worker.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
-/// What is process 1 of a machine.
+/// Process 1 of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Init {
-    /// Nothing that knows of services.
+    /// A process that manages no services.
     None,
-    /// A real one, with no units but those that a worker's needs.
+    /// A real systemd, with only the units that a worker needs.
     Systemd,
 }
 
-/// What a worker takes for its machine: a network, and mounts, that go with the test.
+/// A simulated machine: a network namespace and mounts that disappear with the test.
 pub(crate) struct Machine {
-    /// Keeps the mounts there are.
+    /// Holds the mount namespace.
     holder: Child,
     init: Init,
     pub(crate) network: Arc<Network>,
     dir: PathBuf,
-    /// The Node's, and its Pod's.
+    /// Names of the Node and prefix of its Pods' addresses.
     pub(crate) name: &'static str,
     pub(crate) pods: &'static str,
-    /// What parts of the last worker are called by, once there is one.
+    /// Id of the last worker, once there is one.
     id: Mutex<Option<String>>,
 }
 
 impl Machine {
-    /// It has its own places for what parts of a worker write wherever they are.
+    /// Creates a machine with folders of its own for files that the worker's parts write at fixed
+    /// paths.
     pub(crate) fn make(
         dir: &Path,
         network: Network,
@@ -78,7 +79,7 @@ impl Machine {
         }
     }
 
-    /// Room for another worker on the same machine.
+    /// Creates a folder for another worker on the same machine.
     pub(crate) fn make_room(&self, (name, pods): (&'static str, &'static str)) -> Self {
         let dir = self.folder(name);
         for shared in ["bundle", "token"] {
@@ -96,7 +97,7 @@ impl Machine {
         }
     }
 
-    /// Where the worker's parts are, if that is a network of its own.
+    /// Returns the worker's network namespace, if it has one of its own.
     pub(crate) fn own_network(&self) -> Option<PathBuf> {
         let number = |file: &Path| std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino())).ok();
         let machine = number(&Path::new("/run/netns").join(&self.network.namespace));
@@ -108,7 +109,7 @@ impl Machine {
         files.find(|file| number(file).is_some_and(|found| Some(found) != machine))
     }
 
-    /// Where the machine finds the worker.
+    /// Returns the worker's address as the machine reaches it.
     pub(crate) fn worker_address(&self) -> String {
         let files = [self.root(), self.dir.join("volume")].map(|folder| folder.join("worker.json"));
         let text = files.into_iter().find_map(|file| std::fs::read(file).ok());
@@ -117,13 +118,13 @@ impl Machine {
         address.unwrap_or_else(|| self.network.worker.clone())
     }
 
-    /// As after a failure of its power.
+    /// Reboots the machine like after a power failure.
     pub(crate) fn boot_again(&mut self) {
         self.halt();
         self.holder = boot(&self.dir, &self.network, self.init);
     }
 
-    /// With its process 1 every other ends that it knows of.
+    /// Killing process 1 kills every process in its PID namespace.
     fn halt(&mut self) {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
@@ -138,18 +139,18 @@ impl Machine {
         }
     }
 
-    /// Where its units are.
+    /// Folder of the machine's units.
     pub(crate) fn units(&self) -> PathBuf {
         self.dir.join("units")
     }
 
-    /// What its units have said.
+    /// Returns the log of the machine's units.
     pub(crate) fn journal(&self) -> String {
         let logs = ["unit.log", "console.log"].map(|name| std::fs::read_to_string(self.dir.join(name)));
         logs.map(Result::unwrap_or_default).join("\n")
     }
 
-    /// What a program says in it, if it says that all is well.
+    /// Runs a program on the machine. Returns its output, or its error output if it fails.
     pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
         let output = self.enter().arg(program).args(arguments).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -160,14 +161,14 @@ impl Machine {
         }
     }
 
-    /// A folder of the machine, which is made if it is not there.
+    /// Returns a folder of the machine, and creates it if it is missing.
     pub(crate) fn folder(&self, name: &str) -> PathBuf {
         let folder = self.dir.join(name);
         std::fs::create_dir_all(&folder).unwrap();
         folder
     }
 
-    /// Where the token is.
+    /// Path of the join token.
     pub(crate) fn token(&self) -> PathBuf {
         self.dir.join("token")
     }
@@ -182,12 +183,12 @@ impl Machine {
         self.dir.join("w")
     }
 
-    /// Starts the program there, with the token on its standard input.
+    /// Starts yoke-worker on the machine, with the token on its standard input.
     pub(crate) fn start(&self, name: &str, arguments: &[&str]) -> Worker {
         let log = self.dir.join(format!("{name}.log"));
         let child = self
             .enter()
-            // Who runs the tests may have called them by `nohup`.
+            // The tests themselves may run under `nohup`.
             .args(["env", "--default-signal=HUP"])
             .arg(env!("CARGO_BIN_EXE_yoke-worker"))
             .args(arguments)
@@ -200,17 +201,17 @@ impl Machine {
         Worker::of(child, self.root(), log)
     }
 
-    /// Makes a worker of it.
+    /// Starts a worker with `run`.
     pub(crate) fn run(&self, more: &[&str]) -> Worker {
         self.make_worker("run", "40s", more)
     }
 
-    /// With this time to drain.
+    /// Starts a worker with `run` and this drain timeout.
     pub(crate) fn run_with(&self, drain: &str, more: &[&str]) -> Worker {
         self.make_worker("run", drain, more)
     }
 
-    /// Makes a worker of it for good.
+    /// Starts a permanent worker with `join`.
     pub(crate) fn join_for_good(&self) -> Worker {
         self.make_worker("join", "40s", &[])
     }
@@ -229,29 +230,29 @@ impl Machine {
         self.start(command, &[&[command], &own[..], &node[..], more].concat())
     }
 
-    /// A file of the worker's folder.
+    /// Reads a JSON file of the worker's folder.
     pub(crate) fn read(&self, name: &str) -> Option<Value> {
         let text = std::fs::read(self.root().join(name)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// Control groups are shared with the machines of other tests.
+    /// Returns the worker's control group. The machines of all tests share the hierarchy.
     pub(crate) fn cgroup(&self) -> Option<String> {
         let mut id = self.id.lock().unwrap();
-        // Another one in its place has another.
+        // A new worker in the same folder has another id.
         if let Some(found) = self.read("worker.json") {
             *id = found["id"].as_str().map(str::to_owned).or(id.take());
         }
         id.as_ref().map(|id| format!("yoke-worker-{id}"))
     }
 
-    /// Every control group of the worker beneath a path, deepest first.
+    /// Returns every control group of the worker below a path, deepest first.
     pub(crate) fn groups(&self, below: &str) -> Vec<PathBuf> {
         let Some(cgroup) = self.cgroup() else { return Vec::new() };
         find_groups(&format!("*/{cgroup}{below}*"))
     }
 
-    /// Its worker starts another.
+    /// Kills the kubelet, which the worker then restarts.
     pub(crate) fn kill_kubelet(&self) {
         let groups = self.groups("/node");
         let is_kubelet = |pid: &Pid| {
@@ -262,7 +263,7 @@ impl Machine {
         rustix::process::kill_process(pids.next().expect("it runs"), Signal::KILL).unwrap();
     }
 
-    /// Kills what a test that failed has left, for no other test looks after it.
+    /// Kills what a failed test left behind, because no other test does.
     fn empty_groups(&self) {
         let deadline = Instant::now() + END_LIMIT;
         loop {
@@ -280,21 +281,21 @@ impl Machine {
         }
     }
 
-    /// Whether a part of `leave` runs.
+    /// Reports whether the drain process of `leave` runs.
     pub(crate) fn drains(&self) -> bool {
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
         let mut lines = processes.filter_map(|process| std::fs::read_to_string(process.path().join("cmdline")).ok());
         lines.any(|line| line.contains("\0--leave\0") && line.contains(path(&self.root())))
     }
 
-    /// What there is of its `/etc/hosts` that is not so on every machine.
+    /// Returns the lines of the machine's `/etc/hosts` that this test has added.
     pub(crate) fn hosts(&self) -> String {
         let usual = std::fs::read_to_string("/etc/hosts").unwrap();
         let own = std::fs::read_to_string(self.dir.join("etc/hosts")).unwrap_or_else(|_| usual.clone());
         own.strip_prefix(&usual).expect("what was there stays").to_owned()
     }
 
-    /// Groups, mounts, rules, links, routes and hosts of a worker.
+    /// Returns what is left of a worker: control groups, mounts, rules, links, routes and hosts.
     pub(crate) fn left_over(&self) -> [(&'static str, Vec<String>); 6] {
         let groups = self.groups("").into_iter().map(|group| path(&group).to_owned());
         let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", self.holder.id())).unwrap();
@@ -302,7 +303,7 @@ impl Machine {
         let rules = self.network.ask("iptables", &["-t", "nat", "-S"]) + &self.network.ask("nft", &["list", "ruleset"]);
         let links = self.network.ask("ip", &["-brief", "link"]);
         let routes = self.network.ask("ip", &["route", "show", "table", "all"]);
-        // The plugins' own chains, which are empty by then, stay for whoever uses them next.
+        // The CNI plugins' own chains stay, empty, for the next use.
         let of_pods = |line: &&str| {
             ["10.232.", "yoke-worker", "yoke-uplink", "ykup", "KUBE-", "kube-proxy"]
                 .iter()
@@ -327,7 +328,7 @@ impl Machine {
         ]
     }
 
-    /// The worker is let in, and runs a Pod.
+    /// Waits until the worker is admitted and runs a Pod.
     pub(crate) async fn join(&self, worker: &Worker, client: &Client) {
         let nodes = Api::<Node>::all(client.clone());
         until(worker, "it joins", JOIN_LIMIT, async || {
@@ -370,7 +371,8 @@ impl Machine {
             status.phase.as_deref() == Some("Running") && address.starts_with(self.pods.trim_end_matches("0/24"))
         })
         .await;
-        // kube-apiserver knows the kubelet by its serving certificate, and the kubelet it by its own.
+        // This checks both directions: kube-apiserver verifies the kubelet's serving certificate,
+        // and the kubelet the client certificate of kube-apiserver.
         until(worker, "its log is read", POD_LIMIT, async || {
             pods.logs(self.name, &LogParams::default()).await.is_ok()
         })
@@ -392,7 +394,7 @@ pub(crate) fn find_groups(path: &str) -> Vec<PathBuf> {
     found.lines().map(PathBuf::from).collect()
 }
 
-/// What is there before the unit of a worker: what it is ordered by.
+/// Units that a worker's unit is ordered by.
 const UNITS: &[(&str, &str)] = &[
     ("sysinit.target", "[Unit]\nDefaultDependencies=no\n"),
     (
@@ -407,14 +409,15 @@ const UNITS: &[(&str, &str)] = &[
     ("shutdown.target", "[Unit]\nDefaultDependencies=no\n"),
 ];
 
-/// Changes of `/etc` are kept in a folder.
+/// Redirects changes of `/etc` to a folder.
 const BOOT: &str = r#"cd "$0"
     mount -t overlay overlay -o lowerdir=/etc,upperdir=etc,workdir=etc.work /etc
     for usual in /run /var/lib /var/log; do mount -t tmpfs tmpfs "$usual"; done
 "#;
 const WAIT: &str = "touch made && exec sleep 600";
-/// Its groups are beneath one of its own, as in a container. It would mount each controller of version 1 that the kernel has, and
-/// what then got groups would stay for every process of this machine.
+/// Starts systemd with its control groups below one of its own, as in a container. Otherwise it
+/// would mount each version 1 controller of the kernel, and groups created there would stay for
+/// every process of this machine.
 const SYSTEMD: &str = r#"mount --bind units /etc/systemd/system
     if [ ! -e /sys/fs/cgroup/cgroup.controllers ]; then
         while read -r name rest; do
@@ -428,7 +431,7 @@ const SYSTEMD: &str = r#"mount --bind units /etc/systemd/system
     exec env -i PATH="$PATH" container=other SYSTEMD_LOG_TARGET=console SYSTEMD_UNIT_PATH=/etc/systemd/system \
         SYSTEMD_GENERATOR_PATH="$0/none" /lib/systemd/systemd --system --unit=multi-user.target"#;
 
-/// Its control group, if its process 1 makes groups.
+/// Name of the machine's control group, if its process 1 creates one.
 fn group_of(dir: &Path) -> String {
     format!("yoke-boot-{}", dir.file_name().unwrap().display())
 }
@@ -461,14 +464,14 @@ fn boot(dir: &Path, network: &Network, init: Init) -> Child {
     };
     let deadline = Instant::now() + BOOT_LIMIT;
     while !is_made() {
-        let said = std::fs::read_to_string(dir.join("console.log")).unwrap();
-        assert!(Instant::now() < deadline, "the machine is not made: {said}");
+        let output = std::fs::read_to_string(dir.join("console.log")).unwrap();
+        assert!(Instant::now() < deadline, "the machine does not boot: {output}");
         std::thread::park_timeout(Duration::from_millis(20));
     }
     holder
 }
 
-/// Calls a program in a machine.
+/// Builds a command that runs in the machine's namespaces.
 fn enter(holder: &Child, init: Init) -> Command {
     let file = |name: &str| format!("/proc/{}/ns/{name}", holder.id());
     let mut command = Command::new("nsenter");
@@ -488,7 +491,7 @@ pub(crate) fn members(group: &Path) -> impl Iterator<Item = Pid> + use<> {
     pids.into_iter()
 }
 
-/// A running program. Dropped, it is told to end, waited for, and killed in the end.
+/// A running program. Dropping it sends SIGTERM, waits, and finally kills it.
 pub(crate) struct Worker {
     pub(crate) child: Child,
     pub(crate) root: PathBuf,
@@ -496,17 +499,17 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A process that is one, or looks after one.
+    /// Wraps a process that is a worker, or starts one.
     pub(crate) fn of(child: Child, root: PathBuf, log: PathBuf) -> Self {
         Self { child, root, log }
     }
 
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// What it, and its parts, said last.
-    pub(crate) fn last_words(&self) -> String {
+    /// Returns the last output of the worker and of its parts.
+    pub(crate) fn last_output(&self) -> String {
         let logs = ["kubelet", "containerd"].map(|name| self.root.join(format!("logs/{name}.log")));
         let tail = |path: &Path| {
             let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -536,7 +539,7 @@ impl Worker {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(Instant::now() < deadline, "it does not end: {}", self.last_words());
+            assert!(Instant::now() < deadline, "it does not end: {}", self.last_output());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -544,7 +547,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Twice: at once, should the first have begun the drain.
+        // Two signals stop it at once, even if the first one has started the drain.
         for _ in 0..2 {
             if matches!(self.child.try_wait(), Ok(None)) {
                 self.signal(Signal::TERM);
@@ -563,7 +566,7 @@ impl Drop for Worker {
 pub(crate) async fn until(worker: &Worker, what: &str, limit: Duration, holds: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + limit;
     while !holds().await {
-        assert!(Instant::now() < deadline, "{what}: {}", worker.last_words());
+        assert!(Instant::now() < deadline, "{what}: {}", worker.last_output());
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

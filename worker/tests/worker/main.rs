@@ -1,4 +1,5 @@
-//! The program itself: what it says of machines and tokens, and a real kubelet that joins a real API and leaves it.
+//! Tests of the program itself: its messages about machines and tokens, and a real kubelet that
+//! joins a real API server and leaves it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helper")]
 

@@ -1,4 +1,4 @@
-//! Networks of tests' own.
+//! Network namespaces of a test.
 //!
 //! ```text
 //!  one:  this machine: kube-apiserver at 10.231.N.1 ══ veth ══ 10.231.N.2: the worker's network namespace
@@ -10,24 +10,25 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A network namespace with one way out. Dropped, it goes, and its end of the way.
+/// A network namespace with one uplink. Dropping it deletes the namespace and the link.
 pub(crate) struct Network {
     pub(crate) namespace: String,
-    /// Where the API is.
+    /// Address of this machine on the link, where the API server listens.
     pub(crate) host: String,
-    /// The namespace's own address.
+    /// Address of the namespace.
     pub(crate) worker: String,
-    /// This machine's end of the way.
+    /// Name of this machine's end of the link.
     link: Option<String>,
 }
 
 impl Network {
-    /// One that leads to this machine.
+    /// Creates a namespace that is connected to this machine.
     pub(crate) fn make() -> Self {
         Self::link(&make_namespace()).1
     }
 
-    /// Two that lead to a third one, which leads to this machine.
+    /// Creates two namespaces that are connected to a third one, which is connected to this
+    /// machine.
     pub(crate) fn make_two() -> (Self, [Self; 2]) {
         let (number, router) = Self::link(&make_namespace());
         router.ask("sysctl", &["-w", "net.ipv4.ip_forward=1"]);
@@ -55,7 +56,8 @@ impl Network {
         (router, workers)
     }
 
-    /// Tests run side by side, and so do their programs: whoever makes the link has the number.
+    /// Chooses a number for a link. Tests run concurrently, so the creation of the link reserves
+    /// the number.
     fn link(namespace: &str) -> (u8, Self) {
         let number = (0..250)
             .find(|number| add_link(&format!("ywk{number}"), namespace))
@@ -81,12 +83,12 @@ impl Network {
         self.ask("ip", &["route", "add", "default", "via", gateway]);
     }
 
-    /// What a program says there.
+    /// Runs a program in the namespace and returns its output.
     pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> String {
         let net = format!("/run/netns/{}", self.namespace);
-        let (good, said) = run_in(&net, program, arguments);
-        assert!(good, "{program} {arguments:?}: {said}");
-        said
+        let (good, output) = run_in(&net, program, arguments);
+        assert!(good, "{program} {arguments:?}: {output}");
+        output
     }
 }
 
@@ -99,17 +101,17 @@ impl Drop for Network {
     }
 }
 
-/// Whether a program in a network namespace ended well, and what it said.
+/// Runs a program in a network namespace. Returns whether it succeeded, and its output.
 pub(crate) fn run_in(net: &str, program: &str, arguments: &[&str]) -> (bool, String) {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={net}")).arg(program).args(arguments);
     let output = command.output().unwrap();
-    let said = if output.status.success() {
+    let text = if output.status.success() {
         output.stdout
     } else {
         output.stderr
     };
-    (output.status.success(), String::from_utf8(said).unwrap())
+    (output.status.success(), String::from_utf8(text).unwrap())
 }
 
 fn make_namespace() -> String {
@@ -125,7 +127,7 @@ fn ip(arguments: &[&str]) {
     assert!(output.status.success(), "ip {arguments:?}: {output:?}");
 }
 
-/// Whether there was none of this name.
+/// Adds a link. Returns whether the name was free.
 fn add_link(link: &str, namespace: &str) -> bool {
     let arguments = [
         "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace,

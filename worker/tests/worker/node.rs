@@ -1,4 +1,4 @@
-//! A worker of a real API: it joins, runs a Pod, is asked for its log, and leaves nothing.
+//! A worker of a real API server joins, runs a Pod, serves its log, and leaves nothing behind.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,19 +21,19 @@ use crate::signer::{Authority, sign_all};
 
 pub(crate) const NAME: &str = "box-1";
 const PODS: &str = "10.232.7.0/24";
-/// Longer than a machine is silent that has missed nothing.
-const SILENCE: Duration = Duration::from_secs(50);
-/// A kubelet renews a certificate when three quarters of this have passed, more or less.
+/// Longer than the time without contact after which a removed Node counts as reaped.
+const NO_CONTACT: Duration = Duration::from_secs(50);
+/// Lifetime of certificates. A kubelet renews a certificate after about three quarters of it.
 const LIFETIME: Duration = Duration::from_secs(30);
 
-/// A machine, a cluster that it may join, and what signs for that.
+/// A machine, a cluster that it can join, and the CAs that sign for the cluster.
 pub(crate) struct Story {
     pub(crate) machine: Machine,
     pub(crate) client: Client,
     pub(crate) nodes: Api<Node>,
     authorities: (Authority, Authority),
     pub(crate) cluster: Cluster,
-    /// Whether a worker in the machine's own network has run a Pod, for which it forwards.
+    /// Whether a worker in the machine's own network has run a Pod, which enables forwarding.
     forwards: AtomicBool,
 }
 
@@ -58,12 +58,12 @@ impl Story {
         }
     }
 
-    /// The worker is let in, and runs a Pod.
+    /// Waits until the worker is admitted and runs a Pod.
     pub(crate) async fn join(&self, worker: &Worker) {
         self.sign_while(self.machine.join(worker, &self.client)).await;
     }
 
-    /// Does something while certificates are signed.
+    /// Runs a future while certificates are signed.
     pub(crate) async fn sign_while<T>(&self, work: impl Future<Output = T>) -> T {
         let (clients, kubelets) = &self.authorities;
         tokio::select! {
@@ -72,7 +72,7 @@ impl Story {
         }
     }
 
-    /// Does something while each certificate is signed for so long.
+    /// Runs a future while certificates with this lifetime are signed.
     async fn sign_for<T>(&self, lifetime: Duration, work: impl Future<Output = T>) -> T {
         let (clients, kubelets) = &self.authorities;
         tokio::select! {
@@ -81,35 +81,35 @@ impl Story {
         }
     }
 
-    /// So it is, and what is looked for later is there.
-    pub(crate) async fn let_in(&self, worker: &Worker) {
+    /// Waits for the join, and checks that everything exists whose removal is checked later.
+    pub(crate) async fn wait_joined(&self, worker: &Worker) {
         self.join(worker).await;
-        // What is left on the disk lets nobody else in.
+        // No other machine can join with the files that remain on the disk.
         assert!(!worker.root.join("config/bootstrap.kubeconfig").exists());
-        let boxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
-        // As kube-proxy does.
-        if !boxed {
+        let sandboxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
+        // kube-proxy does the same.
+        if !sandboxed {
             self.forwards.store(true, Ordering::Relaxed);
             for family in ["ip", "ip6"] {
                 self.machine.network.ask("nft", &["add", "table", family, "kube-proxy"]);
             }
         }
-        // What is looked for later is seen now, but for the mounts and hosts of a box.
+        // This machine cannot see the mounts and the hosts file of a sandbox.
         for (kind, found) in self.machine.left_over() {
-            let hidden = boxed && ["mounts", "hosts"].contains(&kind);
+            let hidden = sandboxed && ["mounts", "hosts"].contains(&kind);
             assert_eq!(found.is_empty(), hidden, "{kind}: {found:?}");
         }
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         assert_eq!(self.machine.read("sysctls.json").unwrap()["boot"], boot.trim());
     }
 
-    /// As the reaper does, and Kubernetes after it.
+    /// Deletes the Node like the node reaper, and its Pods like Kubernetes does afterwards.
     pub(crate) async fn remove_node(&self) {
         self.nodes.delete(NAME, &Default::default()).await.unwrap();
         self.remove_pod().await;
     }
 
-    /// At once, whatever its kubelet says.
+    /// Deletes the Pod at once, without waiting for its kubelet.
     pub(crate) async fn remove_pod(&self) {
         let pods = Api::<Pod>::default_namespaced(self.client.clone());
         pods.delete(NAME, &DeleteParams::default().grace_period(0))
@@ -117,7 +117,7 @@ impl Story {
             .unwrap();
     }
 
-    /// As if the machine had been off for too long.
+    /// Replaces the certificate by an expired one, as if the machine had been off for too long.
     pub(crate) fn end_certificate(&self) {
         let user = format!("system:node:{NAME}");
         let subject = [
@@ -140,27 +140,28 @@ impl Story {
             .is_some()
     }
 
-    pub(crate) async fn assert_gone(&self, said: &str) {
-        assert!(!self.has_pod().await, "it was evicted: {said}");
-        self.assert_left(said).await;
+    pub(crate) async fn assert_gone(&self, output: &str) {
+        assert!(!self.has_pod().await, "it was evicted: {output}");
+        self.assert_left(output).await;
     }
 
-    /// It may not have been drained.
-    pub(crate) async fn assert_left(&self, said: &str) {
-        assert!(!self.has_node().await, "{said}");
-        assert!(!self.machine.root().exists(), "{said}");
+    /// Checks that everything is removed, without requiring a drain.
+    pub(crate) async fn assert_left(&self, output: &str) {
+        assert!(!self.has_node().await, "{output}");
+        assert!(!self.machine.root().exists(), "{output}");
         for (kind, found) in self.machine.left_over() {
-            assert_eq!(found, [""; 0], "{kind}: {said}");
+            assert_eq!(found, [""; 0], "{kind}: {output}");
         }
-        // The first Pod has turned it on, and others may count on it by now: unless it was in another network.
+        // The first Pod has enabled forwarding, and it stays enabled, except in a network of the
+        // worker's own.
         let expected = u8::from(self.forwards.load(Ordering::Relaxed)).to_string();
         for setting in ["net.ipv4.ip_forward", "net.ipv4.conf.eth0.forwarding"] {
             let found = self.machine.network.ask("sysctl", &["-n", setting]);
-            assert_eq!(found.trim(), expected, "{setting}: {said}");
+            assert_eq!(found.trim(), expected, "{setting}: {output}");
         }
     }
 
-    /// What the Pod answers: it does as long as it runs, whoever looks after it.
+    /// Returns the Pod's response. A running Pod responds even without a worker.
     pub(crate) fn ask_pod(&self) -> String {
         self.try_pod().unwrap()
     }
@@ -176,25 +177,25 @@ async fn an_ephemeral_worker_leaves_nothing() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm"]);
-    story.let_in(&worker).await;
-    let words = worker.last_words();
-    // Its terminal is closed.
+    story.wait_joined(&worker).await;
+    let words = worker.last_output();
+    // The terminal of the worker is closed.
     worker.signal(Signal::HUP);
-    assert_eq!(worker.ended().await, Some(0), "{words}\n{}", worker.last_words());
-    let said = worker.said();
-    assert!(said.contains("nothing of the worker is left on this machine"), "{said}");
-    story.assert_gone(&said).await;
+    assert_eq!(worker.ended().await, Some(0), "{words}\n{}", worker.last_output());
+    let output = worker.output();
+    assert!(output.contains("the worker was removed from this machine"), "{output}");
+    story.assert_gone(&output).await;
 }
 
-/// Long enough to be let in before, wherever this runs.
+/// The time is long enough for admission on any machine.
 #[tokio::test]
 async fn an_ephemeral_worker_ends_with_its_time() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm", "--ttl", "100s"]);
-    story.let_in(&worker).await;
-    assert_eq!(worker.ended().await, Some(0), "{}", worker.last_words());
-    story.assert_gone(&worker.said()).await;
+    story.wait_joined(&worker).await;
+    assert_eq!(worker.ended().await, Some(0), "{}", worker.last_output());
+    story.assert_gone(&worker.output()).await;
 }
 
 #[tokio::test]
@@ -202,20 +203,20 @@ async fn a_killed_worker_leaves_the_cluster() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm", "--ttl", "1h"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     worker.signal(Signal::KILL);
     assert_eq!(worker.ended().await, None);
     let until_then = Instant::now() + END_LIMIT;
     loop {
         let mut leave = story.machine.start("leave", &["leave"]);
-        let (code, said) = (leave.ended().await, leave.said());
+        let (code, output) = (leave.ended().await, leave.output());
         if code == Some(0) {
-            return story.assert_gone(&said).await;
+            return story.assert_gone(&output).await;
         }
-        // It leaves by itself first.
+        // The first worker exits by itself.
         assert!(
-            said.contains("runs, or is being changed") && Instant::now() < until_then,
-            "{said}"
+            output.contains("is running, or another command changes it") && Instant::now() < until_then,
+            "{output}"
         );
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
@@ -228,10 +229,10 @@ async fn certificates_renew_by_themselves() {
     let mut worker = story.machine.run(&["--rm"]);
     let renewed = async {
         story.machine.join(&worker, &story.client).await;
-        // Those that it has by now have ended then.
+        // The certificates of this moment have expired by then.
         let ended = Timestamp::now() + LIFETIME;
         let leases = Api::<Lease>::namespaced(story.client.clone(), "kube-node-lease");
-        until(&worker, "it is heard of later", JOIN_LIMIT, async || {
+        until(&worker, "its Lease is newer", JOIN_LIMIT, async || {
             let lease = leases.get_opt(NAME).await.unwrap();
             let heard = lease.and_then(|lease| lease.spec?.renew_time);
             heard.is_some_and(|time| time.0 > ended)
@@ -246,94 +247,96 @@ async fn certificates_renew_by_themselves() {
                 request.spec.signer_name.ends_with(signer)
                     && request.spec.username.as_deref() == Some(&format!("system:node:{NAME}"))
             });
-            // The first of each: with the token it asks for one to ask with.
+            // Without the first request of each signer, which is made with the token.
             let renewals = of_node.count() - usize::from(signer == "kubelet-serving");
             assert!(renewals > 0, "{signer}: {renewals}");
         }
-        assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+        assert_eq!(worker.end().await, Some(0), "{}", worker.output());
     };
     story.sign_for(LIFETIME, renewed).await;
-    // It has met the API by the newest one.
-    assert!(!story.has_node().await, "{}", worker.said());
+    // The worker has used the newest certificate.
+    assert!(!story.has_node().await, "{}", worker.output());
 }
 
-/// Whoever deletes it, or finds it silent, counts on its Pods having ended.
+/// Controllers that see the Node deleted assume that its Pods have stopped.
 #[tokio::test]
 async fn a_worker_ends_when_its_node_is_removed() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     story.nodes.delete(NAME, &Default::default()).await.unwrap();
-    assert_eq!(worker.ended().await, Some(1), "{}", worker.last_words());
-    let said = worker.said();
+    assert_eq!(worker.ended().await, Some(1), "{}", worker.last_output());
+    let output = worker.output();
     assert!(
-        said.contains(&format!("Node {NAME} was removed from the cluster")),
-        "{said}"
+        output.contains(&format!("Node {NAME} was removed from the cluster")),
+        "{output}"
     );
-    // Nobody collects Pods here.
-    assert!(story.has_pod().await, "{said}");
-    story.assert_left(&said).await;
+    // No controller collects orphaned Pods in this test.
+    assert!(story.has_pod().await, "{output}");
+    story.assert_left(&output).await;
 }
 
-/// As of a laptop that was closed.
+/// The worker is stopped for a while, like a laptop that was closed.
 #[tokio::test]
-async fn a_worker_that_was_silent_registers_again() {
+async fn a_worker_without_contact_registers_again() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let mut story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let first = story.nodes.get(NAME).await.unwrap().metadata.uid;
     worker.signal(Signal::STOP);
     story.remove_node().await;
-    // Whoever hears of it within this time was not silent.
-    tokio::time::sleep(SILENCE).await;
+    // A worker that learns of the removal within this time had contact.
+    tokio::time::sleep(NO_CONTACT).await;
     worker.signal(Signal::CONT);
     story.machine.pods = "10.232.8.0/24";
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     assert!(
         worker
-            .said()
-            .contains("removed while this machine was silent; it registers again"),
+            .output()
+            .contains("removed while this machine did not reach the API server; registering a new Node"),
         "{}",
-        worker.said()
+        worker.output()
     );
     assert_serves_and_leaves(&story, &mut worker, first).await;
 }
 
-/// As after an upgrade of the kubelet, or its crash.
+/// The kubelet registers a new Node after an upgrade or a crash.
 #[tokio::test]
-async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
+async fn a_worker_with_a_new_node_starts_over() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let mut story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let first = story.nodes.get(NAME).await.unwrap().metadata.uid;
     story.remove_node().await;
     until(&worker, "it sees that", END_LIMIT, async || {
         worker
-            .said()
-            .contains("is gone: started again, this worker makes another")
+            .output()
+            .contains("was deleted; restart this worker to register a new Node")
     })
     .await;
     story.machine.kill_kubelet();
     story.machine.pods = "10.232.8.0/24";
-    until(&worker, "it begins anew", END_LIMIT, async || {
-        worker.said().contains("this machine has another; it registers again")
+    until(&worker, "it starts over", END_LIMIT, async || {
+        worker
+            .output()
+            .contains("the kubelet registered a new one; registering a new Node")
     })
     .await;
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     assert_serves_and_leaves(&story, &mut worker, first).await;
 }
 
-/// A worker has another Node than before, whose Pods are reached, and can be taken away.
+/// Checks that the worker has a new Node whose Pods are reachable, and that it can leave.
 async fn assert_serves_and_leaves(story: &Story, worker: &mut Worker, former: Option<String>) {
     assert_ne!(story.nodes.get(NAME).await.unwrap().metadata.uid, former);
     assert_eq!(story.ask_pod().trim(), NAME);
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
     let mut leave = story.machine.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    story.assert_gone(&leave.said()).await;
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
+    story.assert_gone(&leave.output()).await;
 }
 
 #[tokio::test]
@@ -341,24 +344,24 @@ async fn a_worker_that_is_ended_at_once_leaves_the_cluster() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     worker.signal(Signal::INT);
     until(&worker, "it ends", END_LIMIT, async || {
-        worker.said().contains("once more to end it at once")
+        worker.output().contains("press Ctrl-C again to kill it")
     })
     .await;
     worker.signal(Signal::INT);
-    assert_eq!(worker.ended().await, Some(1), "{}", worker.said());
-    story.assert_left(&worker.said()).await;
+    assert_eq!(worker.ended().await, Some(1), "{}", worker.output());
+    story.assert_left(&worker.output()).await;
 }
 
-/// Whoever sees that the Node is gone may start its Pods elsewhere.
+/// Controllers that see the Node deleted may start its Pods elsewhere.
 #[tokio::test]
-async fn a_pod_that_may_not_go_ends_before_its_node() {
+async fn a_protected_pod_stops_before_its_node_is_deleted() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run_with("2s", &["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let budget = json!({
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "echo"},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "echo"}}},
@@ -372,51 +375,55 @@ async fn a_pod_that_may_not_go_ends_before_its_node() {
     assert_ne!(running(), 0, "control");
     worker.signal(Signal::TERM);
     until(&worker, "it gives up", END_LIMIT, async || {
-        worker.said().contains("Pods are left on Node")
+        worker.output().contains("some Pods are still on Node")
     })
     .await;
-    // The Node is tried to be deleted for a while.
+    // The worker tries to delete the Node for a while.
     story.cluster.signal(Signal::STOP);
     until(&worker, "the Pod ends", END_LIMIT, async || running() == 0).await;
-    assert_eq!(worker.child.try_wait().unwrap(), None, "{}", worker.said());
-    assert!(!worker.said().contains("cannot delete Node"), "{}", worker.said());
+    assert_eq!(worker.child.try_wait().unwrap(), None, "{}", worker.output());
+    assert!(!worker.output().contains("cannot delete Node"), "{}", worker.output());
     story.cluster.signal(Signal::CONT);
-    assert_eq!(worker.ended().await, Some(0), "{}", worker.said());
+    assert_eq!(worker.ended().await, Some(0), "{}", worker.output());
     assert!(story.has_pod().await, "its budget has kept it");
-    story.assert_left(&worker.said()).await;
+    story.assert_left(&worker.output()).await;
 }
 
 #[tokio::test]
-async fn a_worker_goes_on_and_leaves() {
+async fn a_worker_continues_and_leaves() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let mut worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     assert_eq!(story.ask_pod().trim(), NAME);
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+    assert_eq!(worker.end().await, Some(0), "{}", worker.output());
     assert_eq!(story.ask_pod().trim(), NAME, "Pods do not end with their worker");
     assert!(story.has_node().await);
 
     let mut other = story.machine.run(&["--rm"]);
-    assert_eq!(other.ended().await, Some(1), "{}", other.said());
-    let taken = format!("belongs to Node {NAME}");
-    assert!(other.said().contains(&taken), "{}", other.said());
+    assert_eq!(other.ended().await, Some(1), "{}", other.output());
+    let taken = format!("belongs to the worker of Node {NAME}");
+    assert!(other.output().contains(&taken), "{}", other.output());
 
     let mut again = story.machine.start("again", &["run"]);
     let joined = format!("this machine is Node {NAME}");
-    until(&again, "it goes on", JOIN_LIMIT, async || {
-        again.said().contains(&joined)
+    until(&again, "it continues", JOIN_LIMIT, async || {
+        again.output().contains(&joined)
     })
     .await;
     let mut leave = story.machine.start("leave", &["leave"]);
     assert_eq!(leave.ended().await, Some(1));
-    assert!(leave.said().contains("runs, or is being changed"), "{}", leave.said());
+    assert!(
+        leave.output().contains("is running, or another command changes it"),
+        "{}",
+        leave.output()
+    );
     assert_eq!(story.machine.hosts().lines().count(), 1, "{}", story.machine.hosts());
-    assert_eq!(again.end().await, Some(0), "{}", again.said());
+    assert_eq!(again.end().await, Some(0), "{}", again.output());
 
     let mut killed = story.machine.start("killed", &["leave"]);
     until(&killed, "it drains", JOIN_LIMIT, async || {
-        killed.said().contains("Pods that have to go")
+        killed.output().contains("draining; Pods left")
     })
     .await;
     killed.signal(Signal::KILL);
@@ -426,10 +433,10 @@ async fn a_worker_goes_on_and_leaves() {
         lock.try_lock().is_ok()
     })
     .await;
-    assert!(!story.machine.drains(), "nobody else may come in before");
+    assert!(!story.machine.drains(), "the lock is held until then");
     drop(lock);
 
     let mut leave = story.machine.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    story.assert_gone(&leave.said()).await;
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
+    story.assert_gone(&leave.output()).await;
 }

@@ -1,4 +1,4 @@
-//! Pods of two workers, which have a router between them.
+//! Pods of two workers that are connected through a router.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ use crate::machine::{END_LIMIT, Init, JOIN_LIMIT, Machine, Worker, members, unti
 use crate::network::{Network, run_in};
 use crate::signer::{Authority, sign_all};
 
-/// A handshake is tried again after five seconds.
+/// Timeout for Pods to reach each other. WireGuard retries a handshake after five seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(60);
 
 impl Machine {
-    /// The network of its Pod.
+    /// Returns the network namespace of the worker's Pod.
     pub(crate) fn pod_network(&self) -> String {
         let pid = self.groups("/pods").iter().flat_map(|group| members(group)).next();
         format!("/proc/{}/ns/net", pid.expect("it has a Pod").as_raw_nonzero())
     }
 
-    /// Whether its Pod has an answer from there.
+    /// Reports whether the Pod gets a response from an address.
     pub(crate) fn pod_reaches(&self, address: &str) -> bool {
         ask(&self.pod_network(), address)
     }
 
-    /// Packets that it has sent through its tunnels.
+    /// Counts the packets that the worker has sent through its tunnels.
     fn sent(&self) -> u64 {
         let links = self.network.ask("ip", &["-json", "-statistics", "link"]);
         let links: Value = serde_json::from_str(&links).unwrap();
@@ -65,14 +65,14 @@ pub(crate) async fn until_reached(worker: &Worker, from: &Machine, address: &str
     .await;
 }
 
-/// Lets nobody but this address speak to a Pod: whoever has an answer has shown it.
-fn admit_only(net: &str, address: &str) {
+/// Lets only this address reach a Pod, so that a response proves the source address.
+fn allow_only(net: &str, address: &str) {
     let rule = format!(
         "add table inet t; add chain inet t c {{ type filter hook input priority filter; }}; \
          add rule inet t c tcp dport 8080 ip saddr != {address} drop"
     );
-    let (good, said) = run_in(net, "nft", &[&rule]);
-    assert!(good, "{said}");
+    let (good, output) = run_in(net, "nft", &[&rule]);
+    assert!(good, "{output}");
 }
 
 pub(crate) async fn join_both(
@@ -88,11 +88,11 @@ pub(crate) async fn join_both(
     }
 }
 
-async fn assert_left(machine: &Machine, client: &Client, said: &str) {
+async fn assert_left(machine: &Machine, client: &Client, output: &str) {
     let nodes = Api::<Node>::all(client.clone());
-    assert!(nodes.get_opt(machine.name).await.unwrap().is_none(), "{said}");
+    assert!(nodes.get_opt(machine.name).await.unwrap().is_none(), "{output}");
     for (kind, found) in machine.left_over() {
-        assert_eq!(found, [""; 0], "{kind}: {said}");
+        assert_eq!(found, [""; 0], "{kind}: {output}");
     }
 }
 
@@ -109,33 +109,33 @@ async fn pods_of_two_workers_reach_each_other() {
     };
     let [near, far] = networks;
     let (one, two) = (make(near, "one", "10.232.7.0/24"), make(far, "two", "10.232.8.0/24"));
-    // As Docker has it.
+    // Docker sets this policy.
     two.network.ask("iptables", &["-P", "FORWARD", "DROP"]);
     let (mut first, mut second) = (one.run(&[]), two.run(&["--rm"]));
     join_both(&client, &signers, (&one, &first), (&two, &second)).await;
 
     let (here, there) = (pod_address(&client, "one").await, pod_address(&client, "two").await);
     until_reached(&first, &one, &there).await;
-    assert!(two.pod_reaches(&here), "and back: {}", second.last_words());
-    // Once a minute all is put right.
+    assert!(two.pod_reaches(&here), "and back: {}", second.last_output());
+    // The worker reconciles its table once a minute.
     one.network.ask("nft", &["flush", "ruleset"]);
     until(&first, "the table is there again", MEET_LIMIT * 2, async || {
         one.network.ask("nft", &["list", "tables"]).contains("yoke-worker-")
     })
     .await;
-    admit_only(&two.pod_network(), &here);
+    allow_only(&two.pod_network(), &here);
     let before = one.sent();
     assert!(
         one.pod_reaches(&there),
         "it shows its own address: {}",
-        first.last_words()
+        first.last_output()
     );
-    // To open, the answer to that, and the question. What comes after that may be in one packet.
+    // The handshake, its response, and the query. Later packets may carry more than one message.
     assert!(one.sent() >= before + 3, "it went through the tunnel");
     let machine = format!("/run/netns/{}", one.network.namespace);
     assert!(!ask(&machine, &there), "the machine has another address");
 
-    // A Node that somebody makes to have what is for another one.
+    // A Node that a malicious user creates to receive another Node's traffic.
     let evil = json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": "evil", "annotations": {
@@ -146,35 +146,35 @@ async fn pods_of_two_workers_reach_each_other() {
     });
     create(&client, "/api/v1/nodes", &evil).await;
     until(&first, "it is left out", MEET_LIMIT, async || {
-        let said = first.said();
-        said.contains("Pods of Node evil are not reached: its Pods and those of Node two have the same addresses")
+        let output = first.output();
+        output.contains("cannot reach Pods of Node evil: its Pod range overlaps the one of Node two")
     })
     .await;
     assert!(
         one.pod_reaches(&there),
         "the older one is right: {}",
-        first.last_words()
+        first.last_output()
     );
     let nodes = Api::<Node>::all(client.clone());
     nodes.delete("evil", &DeleteParams::default()).await.unwrap();
 
-    // A worker that is killed: Pods run on, and nothing of theirs goes another way.
+    // A worker that is killed: its Pods keep running, and their traffic takes no other path.
     first.signal(Signal::KILL);
     assert_eq!(first.ended().await, None);
     until(&first, "its device goes", END_LIMIT, async || !one.has_device()).await;
     assert!(!one.pod_reaches(&there), "there is no tunnel");
     let mut again = one.start("again", &["run"]);
-    until(&again, "it goes on", JOIN_LIMIT, async || {
-        again.said().contains("this machine is Node one")
+    until(&again, "it continues", JOIN_LIMIT, async || {
+        again.output().contains("this machine is Node one")
     })
     .await;
     until_reached(&again, &one, &there).await;
-    assert!(two.pod_reaches(&here), "and back: {}", again.last_words());
+    assert!(two.pod_reaches(&here), "and back: {}", again.last_output());
 
-    // One that leaves, and comes back with another key.
-    assert_eq!(second.end().await, Some(0), "{}", second.last_words());
-    assert!(!two.root().exists(), "{}", second.said());
-    assert_left(&two, &client, &second.said()).await;
+    // A worker that leaves and joins again with another key.
+    assert_eq!(second.end().await, Some(0), "{}", second.last_output());
+    assert!(!two.root().exists(), "{}", second.output());
+    assert_left(&two, &client, &second.output()).await;
     until(&again, "its range is forgotten", MEET_LIMIT, async || {
         let routes = one.network.ask("ip", &["route"]);
         !routes.contains("10.232.8.")
@@ -188,12 +188,16 @@ async fn pods_of_two_workers_reach_each_other() {
     let there = pod_address(&client, "two").await;
     until_reached(&again, &one, &there).await;
 
-    assert_eq!(again.end().await, Some(0), "{}", again.said());
-    assert!(!one.has_device(), "{}", again.said());
+    assert_eq!(again.end().await, Some(0), "{}", again.output());
+    assert!(!one.has_device(), "{}", again.output());
     let mut leave = one.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    // Its Pod could have said goodbye to the other one.
-    assert!(leave.said().contains("this machine is Node one"), "{}", leave.said());
-    assert!(!one.root().exists(), "{}", leave.said());
-    assert_left(&one, &client, &leave.said()).await;
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
+    // The network was up during the drain, so its Pod could have contacted the other one.
+    assert!(
+        leave.output().contains("this machine is Node one"),
+        "{}",
+        leave.output()
+    );
+    assert!(!one.root().exists(), "{}", leave.output());
+    assert_left(&one, &client, &leave.output()).await;
 }

@@ -1,4 +1,5 @@
-//! Workers of a cluster whose network of Pods is a CNI plugin's: they connect no Pod, and leave the folders for one that does.
+//! Workers of a cluster with a CNI plugin: they connect no Pod, and leave the folders to the
+//! plugin.
 
 use std::path::Path;
 
@@ -15,16 +16,16 @@ use crate::network::run_in;
 use crate::node::{NAME, Story};
 use crate::program::path;
 
-/// What the plugin has for its bridge.
+/// Name of the plugin's bridge.
 const BRIDGE: &str = "theirs0";
-/// Where a cluster's workers have their folder, whatever it is.
+/// Folder of workers at the path that CNI plugins expect.
 const USUAL: &str = "/var/lib/yoke-worker";
-/// The Pod that brings a plugin.
+/// Name of the Pod that installs a plugin.
 const INSTALLER: &str = "installer";
 
 impl Story {
-    /// Its workers are told to leave the network of Pods to somebody else.
-    fn forgo_network(&self) {
+    /// Writes a token that disables the built-in Pod network.
+    fn disable_pod_network(&self) {
         let token = JoinLine {
             pod_network: false,
             ..JoinLine::parse(&self.cluster.token).unwrap()
@@ -32,30 +33,32 @@ impl Story {
         std::fs::write(self.machine.token(), token.encode().unwrap()).unwrap();
     }
 
-    /// Why its Node is not ready, if it is not.
-    async fn lack(&self) -> Option<String> {
+    /// Returns the reason why the Node is not Ready.
+    async fn not_ready_reason(&self) -> Option<String> {
         let node = self.nodes.get_opt(NAME).await.unwrap()?;
         let conditions = node.status?.conditions?;
         let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready")?;
         (ready.status == "False").then(|| ready.message.unwrap_or_default())
     }
 
-    /// The Node is all that it is without a plugin, and nothing is made for Pods.
+    /// Waits until only a CNI plugin is missing, and checks that the worker has created nothing for
+    /// Pods.
     async fn until_unconnected(&self, worker: &Worker) {
         until(worker, "its Node waits for a plugin", JOIN_LIMIT, async || {
-            let lack = self.lack().await.unwrap_or_default();
-            lack.starts_with("container runtime network not ready") && lack.contains("NetworkPluginNotReady")
+            let not_ready_reason = self.not_ready_reason().await.unwrap_or_default();
+            not_ready_reason.starts_with("container runtime network not ready")
+                && not_ready_reason.contains("NetworkPluginNotReady")
         })
         .await;
-        until(worker, "it is let in", JOIN_LIMIT, async || {
+        until(worker, "it is admitted", JOIN_LIMIT, async || {
             !self.machine.root().join("config/bootstrap.kubeconfig").exists()
         })
         .await;
         let configurations = std::fs::read_dir(self.machine.root().join("config/cni")).unwrap();
-        assert_eq!(configurations.count(), 0, "{}", worker.last_words());
+        assert_eq!(configurations.count(), 0, "{}", worker.last_output());
     }
 
-    /// Nothing of a network of Pods is in a network.
+    /// Checks that a network namespace has nothing of the built-in Pod network.
     fn assert_no_network(&self, net: &str) {
         let ask = |program: &str, arguments: &[&str]| run_in(net, program, arguments).1;
         let links = ask("ip", &["-brief", "link"]);
@@ -65,7 +68,7 @@ impl Story {
         assert!(!self.machine.root().join("pki/wireguard.key").exists());
     }
 
-    /// As a plugin's DaemonSet does last of all.
+    /// Writes the CNI configuration, the last step of a plugin's DaemonSet.
     fn connect(&self) {
         let config = json!({
             "cniVersion": "1.0.0", "name": "theirs", "plugins": [{
@@ -86,7 +89,8 @@ impl Story {
         self.machine.run_pod(worker, &self.client).await;
     }
 
-    /// As a plugin's DaemonSet begins: without a network of Pods, with the folders, and with what others mount meanwhile.
+    /// Runs a Pod like a plugin's DaemonSet: in the host's network, with the CNI folders, and with
+    /// propagated mounts.
     async fn run_installer(&self, worker: &Worker) {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": INSTALLER},
@@ -114,18 +118,18 @@ impl Story {
         })
         .await;
         until(worker, "its log is read", POD_LIMIT, async || {
-            let said = pods.logs(INSTALLER, &LogParams::default()).await.unwrap_or_default();
-            said.contains("supportedVersions")
+            let output = pods.logs(INSTALLER, &LogParams::default()).await.unwrap_or_default();
+            output.contains("supportedVersions")
         })
         .await;
     }
 }
 
 #[tokio::test]
-async fn a_plugin_connects_the_pods_of_a_box() {
+async fn a_plugin_connects_the_pods_of_a_sandbox() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
-    story.forgo_network();
+    story.disable_pod_network();
     let mut worker = story.machine.run(&["--rm"]);
     let connected = async {
         story.until_unconnected(&worker).await;
@@ -136,21 +140,32 @@ async fn a_plugin_connects_the_pods_of_a_box() {
         story.assert_no_network(path(&net));
     };
     story.sign_while(connected).await;
-    assert!(worker.said().contains("leaves Node"), "no reapAfter: {}", worker.said());
-    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
-    story.assert_gone(&worker.said()).await;
-    assert!(story.machine.ask("ls", &[USUAL]).is_err(), "it was made for the box");
+    assert!(
+        worker.output().contains("if this worker is killed, Node"),
+        "no reapAfter: {}",
+        worker.output()
+    );
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
+    story.assert_gone(&worker.output()).await;
+    assert!(
+        story.machine.ask("ls", &[USUAL]).is_err(),
+        "it was created for the sandbox"
+    );
 }
 
 #[tokio::test]
-async fn a_worker_for_good_waits_for_no_plugin() {
+async fn join_does_not_wait_for_a_cni_plugin() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin_with(dir.path(), Init::Systemd).await;
-    story.forgo_network();
+    story.disable_pod_network();
     let mut join = story.machine.join_for_good();
     let code = story.sign_while(join.ended()).await;
-    assert_eq!(code, Some(0), "{}\n{}", join.said(), story.machine.journal());
-    assert!(join.said().contains("as soon as a CNI plugin"), "{}", join.said());
+    assert_eq!(code, Some(0), "{}\n{}", join.output(), story.machine.journal());
+    assert!(
+        join.output().contains("becomes Ready when a CNI plugin"),
+        "{}",
+        join.output()
+    );
     let net = format!("/run/netns/{}", story.machine.network.namespace);
     story.sign_while(story.until_unconnected(&join)).await;
     story.assert_no_network(&net);
@@ -158,8 +173,8 @@ async fn a_worker_for_good_waits_for_no_plugin() {
     story.assert_no_network(&net);
 
     let mut leave = story.machine.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    assert!(!Path::new(&story.machine.root()).exists(), "{}", leave.said());
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
+    assert!(!Path::new(&story.machine.root()).exists(), "{}", leave.output());
     assert!(!story.has_pod().await && story.nodes.get_opt(NAME).await.unwrap().is_none());
     let links = story.machine.network.ask("ip", &["-brief", "link"]);
     assert!(links.contains(BRIDGE), "it is the plugin's: {links}");

@@ -1,4 +1,4 @@
-//! The program, called as a person does.
+//! Runs the program like a user does.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 pub(crate) const PEM: &str = "-----BEGIN CERTIFICATE-----\nMAAA\n-----END CERTIFICATE-----\n";
 
-/// A command of the program.
+/// Builds a command of the program.
 pub(crate) fn worker(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_yoke-worker"));
     command.args(arguments).stdin(Stdio::null());
@@ -20,7 +20,7 @@ pub(crate) fn call(arguments: &[&str]) -> (Option<i32>, String, String) {
     (status.code(), text(stdout), text(stderr))
 }
 
-/// The word to paste.
+/// Builds a join token.
 pub(crate) fn token(server: &str, ca: &str, client_ca: &str, bootstrap: &str) -> String {
     encode(&json!({"server": server, "ca": ca, "clientCa": client_ca, "token": bootstrap, "version": "v1.35.4"}))
 }
@@ -32,10 +32,10 @@ pub(crate) fn encode(fields: &Value) -> String {
     )
 }
 
-/// What `preflight --json` says.
+/// Returns the report of `preflight --json`.
 pub(crate) fn report(arguments: &[&str]) -> (Option<i32>, Value) {
     let (code, out, err) = call(&[&["preflight", "--json"], arguments].concat());
-    assert_eq!(err, "", "the table says it all");
+    assert_eq!(err, "", "the report is on standard output");
     (code, serde_json::from_str(&out).unwrap())
 }
 

@@ -1,4 +1,4 @@
-//! What a control plane does for kubelets, done by the test: their requests for certificates are approved and signed.
+//! Plays the control plane for kubelets: approves and signs their certificate requests.
 
 use std::time::{Duration, SystemTime};
 
@@ -31,7 +31,7 @@ impl Authority {
         }
     }
 
-    /// A certificate and its key.
+    /// Issues a certificate, and returns it with its key.
     pub(crate) fn issue(
         &self,
         names: &[&str],
@@ -50,7 +50,7 @@ impl Authority {
         )
     }
 
-    /// A client's certificate that has ended, and its key.
+    /// Issues an expired client certificate, and returns it with its key.
     pub(crate) fn issue_ended(&self, subject: &[(DnType, &str)]) -> String {
         let key = KeyPair::generate().unwrap();
         let mut parameters = CertificateParams::default();
@@ -74,7 +74,7 @@ impl Authority {
     }
 }
 
-/// Signs whatever is asked for, until it is dropped; for so long, if that is said.
+/// Signs every request until dropped, with this lifetime if there is one.
 pub(crate) async fn sign_all(client: Client, clients: &Authority, kubelets: &Authority, lifetime: Option<Duration>) {
     let api = Api::<CertificateSigningRequest>::all(client);
     loop {
@@ -89,7 +89,7 @@ pub(crate) async fn sign_all(client: Client, clients: &Authority, kubelets: &Aut
                     clients.sign(&text, ExtendedKeyUsagePurpose::ClientAuth, lifetime)
                 }
                 "kubernetes.io/kubelet-serving" => kubelets.sign(&text, ExtendedKeyUsagePurpose::ServerAuth, lifetime),
-                other => panic!("nobody signs {other}"),
+                other => panic!("no signer for {other}"),
             };
             let name = request.name_any();
             let approved = json!({"status": {"conditions": [

@@ -1,4 +1,4 @@
-//! A worker that a real systemd keeps: it joins, is started again and with the machine, and leaves nothing.
+//! A worker under a real systemd joins, is restarted, starts at boot, and leaves nothing behind.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,27 +10,27 @@ use crate::machine::{Init, Worker, members, until};
 use crate::node::{NAME, Story};
 use crate::program::{PEM, encode, path, token};
 
-/// A unit begins, and a Pod after it.
+/// Timeout for the start of a unit and of a Pod.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 impl Story {
-    /// The name of the worker's unit.
+    /// Name of the worker's unit.
     fn unit(&self) -> String {
         let worker = self.machine.read("worker.json").unwrap();
         format!("yoke-worker-{}.service", worker["id"].as_str().unwrap())
     }
 
     fn systemctl(&self, arguments: &[&str]) -> String {
-        let said = self.machine.ask("systemctl", arguments);
-        said.unwrap_or_else(|error| panic!("systemctl {arguments:?}: {error}\n{}", self.machine.journal()))
+        let output = self.machine.ask("systemctl", arguments);
+        output.unwrap_or_else(|error| panic!("systemctl {arguments:?}: {error}\n{}", self.machine.journal()))
     }
 
     fn show(&self, property: &str) -> String {
-        let said = self.systemctl(&["show", "--value", "--property", property, &self.unit()]);
-        said.trim().to_owned()
+        let output = self.systemctl(&["show", "--value", "--property", property, &self.unit()]);
+        output.trim().to_owned()
     }
 
-    /// Units of workers, and links to them.
+    /// Returns the unit files of workers, and links to them.
     fn unit_files(&self) -> Vec<PathBuf> {
         let mut find = Command::new("find");
         find.arg(self.machine.units()).args(["-name", "yoke-worker-*.service"]);
@@ -42,14 +42,14 @@ impl Story {
         fs::read_to_string(self.machine.token()).unwrap()
     }
 
-    /// Programs and images of the worker, by their digests.
+    /// Returns the worker's programs and images with their digests.
     fn sum_programs(&self) -> Vec<String> {
         let script = r#"cd "$0" && sha256sum bin/* images/* && ls -A bin images"#;
         let sums = self.machine.ask("sh", &["-c", script, path(&self.machine.root())]);
         sums.unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// The processes of Pods.
+    /// Returns the processes of Pods.
     fn pods(&self) -> Vec<i32> {
         let groups = self.machine.groups("/pods");
         let pids = groups.iter().flat_map(|group| members(group));
@@ -59,7 +59,7 @@ impl Story {
         pids
     }
 
-    /// Its main process is another one, and all is started.
+    /// Waits until the unit has another main process and is active.
     async fn until_restarted(&self, main: &str) {
         let deadline = Instant::now() + START_LIMIT;
         while self.show("ActiveState") != "active" || self.show("MainPID") == main {
@@ -72,21 +72,21 @@ impl Story {
         }
     }
 
-    /// A command of the program ends, and has done what it was asked.
+    /// Waits until a command succeeds.
     async fn assert_ends_well(&self, command: &mut Worker) {
         assert_eq!(
             command.ended().await,
             Some(0),
             "{}\n{}",
-            command.said(),
+            command.output(),
             self.machine.journal()
         );
     }
 
-    /// A Pod that answers has a network, which takes all of a worker to make.
+    /// Waits for a response of a Pod, which needs a network and so a complete worker.
     async fn until_pod_answers(&self) {
         let deadline = Instant::now() + START_LIMIT;
-        while self.try_pod().map(|said| said.trim().to_owned()).as_deref() != Ok(NAME) {
+        while self.try_pod().map(|output| output.trim().to_owned()).as_deref() != Ok(NAME) {
             assert!(Instant::now() < deadline, "no answer: {}", self.machine.journal());
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -98,24 +98,24 @@ async fn a_worker_joins_for_good() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
     let mut join = story.machine.join_for_good();
-    story.let_in(&join).await;
+    story.wait_joined(&join).await;
     story.assert_ends_well(&mut join).await;
-    assert!(join.said().contains("and ready"), "{}", join.said());
+    assert!(join.output().contains("and is Ready"), "{}", join.output());
     assert_eq!(story.show("Type"), "notify");
     assert_eq!(story.show("UnitFileState"), "enabled");
     assert!(story.show("StatusText").contains(NAME), "{}", story.show("StatusText"));
 
     let main = story.show("MainPID");
     let mut again = story.machine.join_for_good();
-    assert_eq!(again.ended().await, Some(0), "{}", again.said());
-    assert!(again.said().contains("nothing is changed"), "{}", again.said());
+    assert_eq!(again.ended().await, Some(0), "{}", again.output());
+    assert!(again.output().contains("nothing was changed"), "{}", again.output());
     assert_eq!(story.show("MainPID"), main);
     let other = token("other.worker.test:443", PEM, PEM, "abcdef.0123456789abcdef");
     let mut refused = story.machine.start("refused", &["join", &other]);
-    assert_eq!(refused.ended().await, Some(1), "{}", refused.said());
-    let taken = format!("belongs to Node {NAME}");
-    assert!(refused.said().contains(&taken), "{}", refused.said());
-    assert!(refused.said().contains("`yoke-worker leave`"), "{}", refused.said());
+    assert_eq!(refused.ended().await, Some(1), "{}", refused.output());
+    let taken = format!("belongs to the worker of Node {NAME}");
+    assert!(refused.output().contains(&taken), "{}", refused.output());
+    assert!(refused.output().contains("`yoke-worker leave`"), "{}", refused.output());
 
     let pods = story.pods();
     assert!(!pods.is_empty(), "control");
@@ -133,37 +133,37 @@ async fn a_worker_joins_for_good() {
 
     let mut leave = story.machine.start("leave", &["leave"]);
     story.assert_ends_well(&mut leave).await;
-    story.assert_gone(&leave.said()).await;
+    story.assert_gone(&leave.output()).await;
     assert_eq!(story.unit_files(), Vec::<PathBuf>::new());
     let known = story.systemctl(&["list-units", "--all", "--plain", "--no-legend", "yoke-worker-*"]);
     assert_eq!(known.trim(), "");
 }
 
 #[tokio::test]
-async fn a_worker_is_let_in_after_its_machine_was_started_again() {
+async fn a_worker_is_admitted_after_a_reboot() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
-    // Nobody signs anything yet.
+    // No certificate is signed yet.
     let join = story.machine.join_for_good();
     until(&join, "it waits", START_LIMIT, async || {
-        join.said().contains("waiting: ")
+        join.output().contains("waiting: ")
     })
     .await;
     story.machine.boot_again();
     let mut again = story.machine.start("again", &["join"]);
-    story.let_in(&again).await;
+    story.wait_joined(&again).await;
     story.assert_ends_well(&mut again).await;
-    assert!(again.said().contains("nothing is changed"), "{}", again.said());
+    assert!(again.output().contains("nothing was changed"), "{}", again.output());
     story.until_pod_answers().await;
 }
 
 #[tokio::test]
-async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
+async fn a_worker_with_an_expired_certificate_joins_with_another_token() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
     let mut join = story.machine.join_for_good();
-    story.let_in(&join).await;
-    assert_eq!(join.ended().await, Some(0), "{}", join.said());
+    story.wait_joined(&join).await;
+    assert_eq!(join.ended().await, Some(0), "{}", join.output());
     story.end_certificate();
     let (own, before) = (story.read_token(), story.machine.read("worker.json"));
     let programs = story.sum_programs();
@@ -175,11 +175,12 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
     fs::copy(bundle.join("images/echo.tar"), bundle.join("images/other.tar")).unwrap();
     bundle::seal(&bundle);
     let mut refused = story.machine.join_for_good();
-    assert_eq!(refused.ended().await, Some(1), "{}", refused.said());
+    assert_eq!(refused.ended().await, Some(1), "{}", refused.output());
     assert!(
-        refused.said().contains("does not know the token") && refused.said().contains("is put back"),
+        refused.output().contains("token is unknown or has expired")
+            && refused.output().contains("restored the previous worker"),
         "{}",
-        refused.said()
+        refused.output()
     );
     assert_eq!(story.machine.read("worker.json"), before);
     assert_eq!(story.sum_programs(), programs);
@@ -192,12 +193,12 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
     story.remove_node().await;
     story.machine.pods = "10.232.8.0/24";
     let mut again = story.machine.join_for_good();
-    story.let_in(&again).await;
+    story.wait_joined(&again).await;
     story.assert_ends_well(&mut again).await;
     story.until_pod_answers().await;
 }
 
-/// A token of the same cluster that was never given.
+/// Returns a token of the same cluster with a secret that does not exist.
 fn with_unknown_secret(token: &str) -> String {
     let fields = token.trim().strip_prefix("yoke1.").unwrap();
     let fields = data_encoding::BASE64URL_NOPAD.decode(fields.as_bytes()).unwrap();
@@ -207,7 +208,7 @@ fn with_unknown_secret(token: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_worker_that_cannot_begin_leaves_nothing() {
+async fn a_worker_that_cannot_start_leaves_nothing() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin_with(dir.path(), Init::Systemd).await;
     let bundle = dir.path().join("bundle");
@@ -215,15 +216,19 @@ async fn a_worker_that_cannot_begin_leaves_nothing() {
     std::os::unix::fs::symlink("/bin/false", bundle.join("ctr")).unwrap();
     bundle::seal(&bundle);
     let mut join = story.machine.join_for_good();
-    assert_eq!(join.ended().await, Some(1), "{}", join.said());
-    assert!(join.said().contains("nothing of the worker is left"), "{}", join.said());
+    assert_eq!(join.ended().await, Some(1), "{}", join.output());
     assert!(
-        join.said().contains("`systemctl enable --now yoke-worker-"),
+        join.output().contains("the worker was removed from this machine"),
         "{}",
-        join.said()
+        join.output()
     );
     assert!(
-        story.machine.journal().contains("cannot load"),
+        join.output().contains("`systemctl enable --now yoke-worker-"),
+        "{}",
+        join.output()
+    );
+    assert!(
+        story.machine.journal().contains("cannot import the image"),
         "{}",
         story.machine.journal()
     );

@@ -1,5 +1,5 @@
-//! What `kubectl top` says of two workers: the API server asks metrics-server by konnectivity, which asks the kubelets. Nobody
-//! believes a certificate that is not signed.
+//! Checks `kubectl top` for two workers: the API server calls metrics-server through konnectivity,
+//! and metrics-server calls the kubelets. Every certificate is verified.
 //!
 //! ```text
 //!  kubectl ─▶ kube-apiserver ═ unix socket ═ konnectivity-server ═ agents on both ─▶ kube-proxy ─▶ metrics-server ─▶ kubelets
@@ -28,7 +28,7 @@ const NAME: &str = "metrics-server";
 const NAMESPACE: &str = "kube-system";
 const FRONT: &str = "front-proxy-client";
 
-/// A process in a network; it ends when it is dropped.
+/// A process in a network namespace. Dropping it ends the process.
 struct Part(Child);
 
 impl Part {
@@ -49,14 +49,15 @@ impl Drop for Part {
     }
 }
 
-/// Certificates and files of a control plane that reaches its workers by agents, and asks other API servers.
-struct Doors {
+/// Certificates and files of a control plane that reaches its workers through agents, and calls
+/// other API servers.
+struct ControlPlaneFiles {
     dir: PathBuf,
     host: String,
     port: u16,
 }
 
-impl Doors {
+impl ControlPlaneFiles {
     fn make(dir: &Path, host: &str) -> Self {
         let front = Authority::new("front");
         let client = front.issue(&[], &[(DnType::CommonName, FRONT)], ExtendedKeyUsagePurpose::ClientAuth);
@@ -96,7 +97,7 @@ impl Doors {
         format!("--{flag}={}", path(&self.dir.join(name)))
     }
 
-    /// What kube-apiserver is told.
+    /// Arguments of kube-apiserver.
     fn to_arguments(&self) -> Vec<String> {
         vec![
             self.file("egress-selector-config-file", "egress.yaml"),
@@ -127,8 +128,8 @@ impl Doors {
         Process::spawn(&self.dir, "proxy-server", &arguments)
     }
 
-    /// What the add-ons run on a worker.
-    fn furnish(&self, machine: &Machine, net: &Path, address: &str) -> [Part; 2] {
+    /// Starts what the add-ons run on a worker.
+    fn start_addon_programs(&self, machine: &Machine, net: &Path, address: &str) -> [Part; 2] {
         let agent = [
             format!("--proxy-server-host={}", self.host),
             format!("--proxy-server-port={}", self.port),
@@ -164,7 +165,7 @@ impl Doors {
     }
 }
 
-/// The objects of the add-on, as the operator has written them down.
+/// Returns the objects of the add-on, as the operator builds them.
 fn objects() -> Vec<Value> {
     let text = include_str!("../../../operator/testdata/addons.yaml");
     let all = text
@@ -197,7 +198,7 @@ async fn make(client: &Client, object: &Value) {
     create(client, &url_of(object), object).await;
 }
 
-/// Controllers do this, elsewhere.
+/// Creates an EndpointSlice. Elsewhere a controller does that.
 async fn make_slice(client: &Client, (namespace, service): (&str, &str), address: &str, port: u64) {
     let slice = json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
@@ -208,7 +209,7 @@ async fn make_slice(client: &Client, (namespace, service): (&str, &str), address
     make(client, &slice).await;
 }
 
-/// The Pod of the Deployment, with what the admission of ServiceAccounts adds.
+/// Builds the Pod of the Deployment, with what the admission plugin for ServiceAccounts adds.
 fn build_pod(deployment: &Value, node: &str) -> Value {
     let template = &deployment["spec"]["template"];
     let mut pod =
@@ -228,7 +229,7 @@ fn build_pod(deployment: &Value, node: &str) -> Value {
     pod
 }
 
-/// Turns the add-on on, on this worker.
+/// Installs the add-on on this worker.
 async fn turn_on(cluster: &Cluster, kubelets: &Authority, worker: &Worker, node: &str) {
     let client = &cluster.client;
     let root = json!({
@@ -260,7 +261,7 @@ async fn turn_on(cluster: &Cluster, kubelets: &Authority, worker: &Worker, node:
     make_slice(client, (NAMESPACE, NAME), &address().await.unwrap(), 10250).await;
 }
 
-/// What `kubectl top` says.
+/// Returns the output of `kubectl top`.
 fn top(kubeconfig: &Path, what: &str) -> String {
     let mut kubectl = Command::new(bin().join("kubectl"));
     kubectl
@@ -273,9 +274,9 @@ fn top(kubeconfig: &Path, what: &str) -> String {
     String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
 }
 
-/// Whether a line of it begins with the name, and has numbers for processors and memory.
-fn has_usage(said: &str, name: &str) -> bool {
-    said.lines().any(|line| {
+/// Reports whether a line starts with the name, and has numbers for CPU and memory.
+fn has_usage(output: &str, name: &str) -> bool {
+    output.lines().any(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
         let number = |unit| {
             let mut numbers = words
@@ -292,7 +293,7 @@ async fn kubectl_top_knows_both_workers() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let (router, networks) = Network::make_two();
     let signers = (Authority::new("clients"), Authority::new("kubelets"));
-    let doors = Doors::make(dir.path(), &router.host);
+    let doors = ControlPlaneFiles::make(dir.path(), &router.host);
     let cluster = Cluster::start_with(dir.path(), &router.host, &signers.0, &signers.1, &doors.to_arguments()).await;
     let kubeconfig = doors.write_kubeconfig(&cluster);
     let _server = doors.serve();
@@ -309,33 +310,34 @@ async fn kubectl_top_knows_both_workers() {
         .as_str()
         .unwrap();
     bundle::add_image(&one.folder("bundle"), image, NAME);
-    // One in its machine's network, and one in its own: it has the Node's address of its Pods.
+    // One worker in its machine's network, and one in a sandbox, whose Node has the address of its
+    // Pod range's gateway.
     let (mut first, mut second) = (one.run(&[]), two.run(&["--rm"]));
     let machine = Path::new("/run/netns").join(&one.network.namespace);
-    let _near = doors.furnish(&one, &machine, &one.network.worker);
+    let _near = doors.start_addon_programs(&one, &machine, &one.network.worker);
     until(&second, "it has a network", JOIN_LIMIT, async || {
         two.own_network().is_some()
     })
     .await;
-    let _far = doors.furnish(&two, &two.own_network().unwrap(), "10.232.8.1");
+    let _far = doors.start_addon_programs(&two, &two.own_network().unwrap(), "10.232.8.1");
     join_both(&cluster.client, &signers, (&one, &first), (&two, &second)).await;
 
     turn_on(&cluster, &signers.1, &first, "one").await;
-    // Each Node has a Pod of its name.
+    // Each Node has a Pod of the same name.
     for what in ["nodes", "pods"] {
         let begun = Instant::now();
-        let mut said = top(&kubeconfig, what);
-        while !["one", "two"].iter().all(|name| has_usage(&said, name)) {
+        let mut output = top(&kubeconfig, what);
+        while !["one", "two"].iter().all(|name| has_usage(&output, name)) {
             assert!(
                 begun.elapsed() < JOIN_LIMIT,
-                "top {what:?}: {said}\n{}",
-                first.last_words()
+                "top {what:?}: {output}\n{}",
+                first.last_output()
             );
             tokio::time::sleep(Duration::from_millis(500)).await;
-            said = top(&kubeconfig, what);
+            output = top(&kubeconfig, what);
         }
     }
     for worker in [&mut first, &mut second] {
-        assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
+        assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
     }
 }

@@ -1,4 +1,5 @@
-//! A worker's kubelet follows the version that its Node is asked for, and goes back to the one that it had when that does not do.
+//! A worker's kubelet follows the version that its Node requests, and is replaced by the previous
+//! one if it does not work.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,9 +18,9 @@ use crate::node::{NAME, Story};
 const ASKED: &str = "yoke.drzzl.io/kubelet-version";
 const DRAIN: &str = "yoke.drzzl.io/drain-timeout";
 const SAID: &str = "yoke.drzzl.io/kubelet-upgrade";
-/// That of the programs of `YOKE_BIN`.
+/// Version of the programs in `YOKE_BIN`.
 const OWN: &str = "v1.35.4";
-/// It copies a program, ends one, and another one has the Node ready.
+/// Timeout for a step: a program is copied, a kubelet stops, and another one makes the Node Ready.
 const LIMIT: Duration = Duration::from_secs(240);
 
 impl Story {
@@ -27,7 +28,7 @@ impl Story {
         self.machine.root().parent().unwrap().join("bundle")
     }
 
-    /// As the operator does.
+    /// Requests a version like the operator does.
     async fn ask(&self, version: Option<&str>, drain: &str) {
         let notes = json!({ASKED: version, DRAIN: drain});
         self.change(&json!({"metadata": {"annotations": notes}})).await;
@@ -42,20 +43,20 @@ impl Story {
         self.nodes.get(NAME).await.unwrap()
     }
 
-    /// What the worker says, what its kubelet says it is, and whether the Node is cordoned.
+    /// Returns the upgrade status, the kubelet's version, and whether the Node is cordoned.
     async fn state(&self) -> (String, String, bool) {
         let node = self.seen().await;
-        let said = node.annotations().get(SAID).cloned().unwrap_or_default();
+        let output = node.annotations().get(SAID).cloned().unwrap_or_default();
         let version = node
             .status
             .and_then(|status| status.node_info)
             .map(|info| info.kubelet_version);
         let cordoned = node.spec.and_then(|spec| spec.unschedulable).unwrap_or_default();
-        (said, version.unwrap_or_default(), cordoned)
+        (output, version.unwrap_or_default(), cordoned)
     }
 
-    async fn until_said(&self, worker: &Worker, said: &str) {
-        until(worker, said, LIMIT, async || self.state().await.0.starts_with(said)).await;
+    async fn until_said(&self, worker: &Worker, output: &str) {
+        until(worker, output, LIMIT, async || self.state().await.0.starts_with(output)).await;
     }
 
     fn stage(&self) -> Option<String> {
@@ -63,7 +64,7 @@ impl Story {
         record["stage"].as_str().map(str::to_owned)
     }
 
-    /// It is killed as soon as it is this far, and started again.
+    /// Kills the worker at this stage, and starts it again.
     async fn kill_at(&self, mut worker: Worker, stage: &str, name: &str) -> Worker {
         until(&worker, stage, LIMIT, async || self.stage().as_deref() == Some(stage)).await;
         worker.signal(Signal::KILL);
@@ -71,19 +72,19 @@ impl Story {
         self.machine.start(name, &["run"])
     }
 
-    async fn assert_settled(&self, said: &str, version: &str, cordoned: bool, worker: &Worker) {
-        self.until_said(worker, said).await;
-        let (said, found, is_cordoned) = self.state().await;
+    async fn assert_settled(&self, output: &str, version: &str, cordoned: bool, worker: &Worker) {
+        self.until_said(worker, output).await;
+        let (output, found, is_cordoned) = self.state().await;
         assert_eq!(
             (found.as_str(), is_cordoned),
             (version, cordoned),
-            "{said}: {}",
-            worker.said()
+            "{output}: {}",
+            worker.output()
         );
-        assert!(self.machine.is_ready(&self.nodes).await, "{}", worker.last_words());
+        assert!(self.machine.is_ready(&self.nodes).await, "{}", worker.last_output());
     }
 
-    /// What was there only for the while is gone as soon as nothing is being done.
+    /// Waits until temporary files are removed, at the end of an upgrade.
     async fn assert_tidy(&self, worker: &Worker) {
         let bin = self.machine.root().join("bin");
         until(worker, "nothing is being done", LIMIT, async || {
@@ -94,7 +95,7 @@ impl Story {
     }
 }
 
-/// A budget that lets no Pod go: nobody says that it may.
+/// Creates a PodDisruptionBudget that permits no eviction.
 async fn keep_pods(story: &Story) {
     let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "keep"},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "echo"}}}});
@@ -113,7 +114,7 @@ async fn a_kubelet_is_replaced() {
     let other = "v1.35.3";
     add_kubelet(&story.bundle(), other, &relabel_kubelet(OWN, other));
     let worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     story.assert_settled("v1.35.4 Done", OWN, false, &worker).await;
 
     keep_pods(&story).await;
@@ -124,19 +125,20 @@ async fn a_kubelet_is_replaced() {
     })
     .await;
     story.assert_settled("v1.35.3 Done", other, false, &worker).await;
-    assert!(!story.has_pod().await, "{}", worker.said());
-    let said = worker.said();
-    let (kept, deleted) = ("has to stay for now", "Pods that are left are deleted");
-    assert!(said.contains(kept) && said.contains(deleted), "{said}");
+    assert!(!story.has_pod().await, "{}", worker.output());
+    let output = worker.output();
+    let (kept, deleted) = ("cannot evict Pod", "deleting the remaining Pods");
+    assert!(output.contains(kept) && output.contains(deleted), "{output}");
     assert!(!story.seen().await.annotations().contains_key(ASKED));
     story.assert_tidy(&worker).await;
 
-    // It is killed while a budget keeps its Pod, and again when the next kubelet is there.
+    // The worker is killed while a PodDisruptionBudget protects its Pod, and again after the next
+    // kubelet is installed.
     story.machine.run_pod(&worker, &story.client).await;
     story.ask(Some(OWN), "1h").await;
     let worker = story.kill_at(worker, "Draining", "second").await;
     until(&worker, "it drains again", LIMIT, async || {
-        worker.said().contains("has to stay for now")
+        worker.output().contains("cannot evict Pod")
     })
     .await;
     assert_eq!(story.state().await.1, other);
@@ -149,38 +151,42 @@ async fn a_kubelet_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_does_not_do_is_put_back() {
+async fn a_kubelet_that_does_not_work_is_reverted() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let bad = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo Kubernetes v1.35.2\necho no luck today\nexit 1\n";
     add_kubelet(&story.bundle(), "v1.35.2", bad.as_bytes());
     let worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
 
-    // Its owner has cordoned it, and not for this.
+    // The owner has cordoned the Node for another reason.
     story.change(&json!({"spec": {"unschedulable": true}})).await;
     story.ask(Some("v1.35.2"), "60s").await;
     let worker = story.kill_at(worker, "Replacing", "second").await;
     let worker = story.kill_at(worker, "Reverting", "third").await;
     story
-        .assert_settled("v1.35.2 Failed: it ended 5 times: no luck today", OWN, true, &worker)
+        .assert_settled(
+            "v1.35.2 Failed: the kubelet exited 5 times: no luck today",
+            OWN,
+            true,
+            &worker,
+        )
         .await;
     assert_eq!(story.stage().as_deref(), Some("Failed"));
-    assert_eq!(
-        story.seen().await.annotations()[ASKED],
-        "v1.35.2",
-        "it says what was tried"
-    );
+    assert_eq!(story.seen().await.annotations()[ASKED], "v1.35.2", "the request stays");
     story.change(&json!({"spec": {"unschedulable": false}})).await;
 
-    // Nothing is touched for what cannot be.
+    // Nothing changes for a version that is impossible.
     for (version, why) in [
         ("v1.35.1", "v1.35.1 Failed: the bundle "),
         (
             "v1.36.0",
-            "v1.36.0 Failed: the kubelet is v1.36.0, and the API v1.35.4: it must not be newer",
+            "v1.36.0 Failed: kubelet v1.36.0 does not support API server v1.35.4: the kubelet must not be newer",
         ),
-        ("v1.31.0", "v1.31.0 Failed: the kubelet is v1.31.0, and the API v1.35.4"),
+        (
+            "v1.31.0",
+            "v1.31.0 Failed: kubelet v1.31.0 does not support API server v1.35.4",
+        ),
     ] {
         story.ask(Some(version), "60s").await;
         story.assert_settled(why, OWN, false, &worker).await;
@@ -190,7 +196,8 @@ async fn a_kubelet_that_does_not_do_is_put_back() {
     story.assert_tidy(&worker).await;
 }
 
-/// Up to a second release and back, under a Pod that is let go. Needs `kubelet-1.35.5` beside the other programs.
+/// Upgrades to a second release and back, with an evictable Pod. Needs `kubelet-1.35.5` beside the
+/// other programs.
 #[cfg(feature = "slow")]
 #[tokio::test]
 async fn a_kubelet_of_a_second_release_replaces_it() {
@@ -200,14 +207,14 @@ async fn a_kubelet_of_a_second_release_replaces_it() {
     let program = std::fs::read(crate::bundle::bin().join("kubelet-1.35.5")).unwrap();
     add_kubelet(&story.bundle(), other, &program);
     let worker = story.machine.run(&[]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     for version in [other, OWN] {
         story.ask(Some(version), "60s").await;
         story
             .assert_settled(&format!("{version} Done"), version, false, &worker)
             .await;
         story.assert_tidy(&worker).await;
-        assert!(!story.has_pod().await, "{}", worker.said());
+        assert!(!story.has_pod().await, "{}", worker.output());
         story.machine.run_pod(&worker, &story.client).await;
     }
 }

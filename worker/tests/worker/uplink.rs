@@ -1,4 +1,4 @@
-//! Ephemeral workers have networks of their own, and leave that of their machine as it was.
+//! Ephemeral workers have networks of their own, and leave the machine's network unchanged.
 
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
@@ -17,12 +17,12 @@ use crate::node::{NAME, Story};
 use crate::pair::{pod_address, until_reached};
 use crate::program::path;
 
-/// A kubelet finds out by then that nothing comes on its connection (client-go's HTTP/2).
+/// Time after which a kubelet detects a dead connection (HTTP/2 of client-go).
 const SILENT: Duration = Duration::from_secs(50);
 const QUESTION: &[u8] = b"a question";
 
 impl Machine {
-    /// What of a network is to be as it was.
+    /// Returns everything of a network that must be unchanged at the end.
     fn snapshot(&self) -> Vec<String> {
         let ask = |program: &str, arguments: &[&str]| self.network.ask(program, arguments);
         let forwarding = [
@@ -40,7 +40,7 @@ impl Machine {
         ]
     }
 
-    /// As of a `join` worker's kube-proxy, and of Docker.
+    /// Creates rules like those of kube-proxy with a permanent worker, and of Docker.
     fn add_others(&self) {
         for table in [
             "add table ip kube-proxy",
@@ -52,7 +52,7 @@ impl Machine {
         self.network.ask("iptables", &["-P", "FORWARD", "DROP"]);
     }
 
-    /// Names of the tables of workers with networks of their own.
+    /// Returns the names of the tables of ephemeral workers.
     fn tables(&self) -> BTreeSet<String> {
         let tables = self.network.ask("nft", &["list", "tables"]);
         let words = tables
@@ -78,7 +78,7 @@ impl Machine {
     }
 }
 
-/// In whichever order the tables are, and how often they were asked.
+/// Sorts tables and removes counters, so that rules can be compared.
 fn sort_rules(rules: &str) -> String {
     let is_kept =
         |word: &&str| *word != "counter" && *word != "packets" && *word != "bytes" && word.parse::<u64>().is_err();
@@ -98,7 +98,7 @@ async fn node_address(client: &Client, name: &str) -> String {
     internal.unwrap().address
 }
 
-/// All of it at once, as if its machine had lost power.
+/// Kills all processes of a worker at once, like a power failure.
 fn kill_all(worker: &Worker) {
     let pid = worker.child.id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -109,7 +109,7 @@ fn kill_all(worker: &Worker) {
     worker.signal(Signal::KILL);
 }
 
-/// Answers with what it is asked.
+/// Runs a DNS server that returns each query as its response.
 fn answer_names(machine: &Machine) {
     let net = Path::new("/run/netns").join(&machine.network.namespace);
     let socket = in_network(&net, || UdpSocket::bind("127.0.0.53:53").unwrap());
@@ -121,7 +121,7 @@ fn answer_names(machine: &Machine) {
     });
 }
 
-/// What the resolver of a network says.
+/// Returns the response of a namespace's resolver.
 fn ask_name(net: &Path, server: String) -> Option<Vec<u8>> {
     in_network(net, move || {
         let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
@@ -145,7 +145,7 @@ async fn a_worker_has_a_network_of_its_own() {
     let before = machine.snapshot();
 
     let mut worker = machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let own = machine.own_network().expect("it has one");
     let number = std::fs::read_link(&own).unwrap();
     for program in ["kubelet", "containerd"] {
@@ -175,20 +175,20 @@ async fn a_worker_has_a_network_of_its_own() {
     assert_eq!(String::from_utf8(seen.unwrap().stdout).unwrap(), resolvers);
     assert_eq!(ask_name(&own, server).as_deref(), Some(QUESTION), "{resolvers}");
 
-    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
-    assert!(!machine.root().exists(), "{}", worker.said());
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
+    assert!(!machine.root().exists(), "{}", worker.output());
     assert_eq!(machine.snapshot(), before);
 }
 
-/// Somebody reloads a firewall, or takes a link for nobody's.
+/// Another program flushes the firewall, or deletes the link.
 #[tokio::test]
-async fn a_way_out_that_is_removed_is_made_again() {
+async fn a_deleted_link_is_created_again() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
     let machine = &story.machine;
     let before = machine.snapshot();
     let mut worker = machine.run(&["--rm"]);
-    story.let_in(&worker).await;
+    story.wait_joined(&worker).await;
     let own = machine.own_network().unwrap();
     let api = story.cluster.address;
     assert!(connect_in(&own, api).is_some(), "control");
@@ -207,8 +207,8 @@ async fn a_way_out_that_is_removed_is_made_again() {
         connect_in(&own, api).is_some()
     })
     .await;
-    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
-    story.assert_gone(&worker.said()).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_output());
+    story.assert_gone(&worker.output()).await;
     assert_eq!(machine.snapshot(), before);
 }
 
@@ -220,11 +220,11 @@ async fn a_folder_is_used_again_at_once() {
     machine.add_others();
     let before = machine.snapshot();
     let mut first = machine.run(&["--rm"]);
-    story.let_in(&first).await;
-    assert_eq!(first.end().await, Some(0), "{}", first.last_words());
+    story.wait_joined(&first).await;
+    assert_eq!(first.end().await, Some(0), "{}", first.last_output());
 
     let mut second = machine.run(&["--rm"]);
-    story.let_in(&second).await;
+    story.wait_joined(&second).await;
     let tables = machine.tables();
     assert_eq!(tables.len(), 1, "{tables:?}");
     kill_all(&second);
@@ -235,18 +235,18 @@ async fn a_folder_is_used_again_at_once() {
         machine.tables().is_disjoint(&tables) && machine.tables().len() == 1
     })
     .await;
-    story.let_in(&third).await;
+    story.wait_joined(&third).await;
     assert!(
         !machine.kubelet_log().contains("connection lost"),
         "{}",
-        third.last_words()
+        third.last_output()
     );
-    assert_eq!(third.end().await, Some(0), "{}", third.last_words());
-    assert!(!machine.root().exists(), "{}", third.said());
+    assert_eq!(third.end().await, Some(0), "{}", third.last_output());
+    assert!(!machine.root().exists(), "{}", third.output());
     assert_eq!(machine.snapshot(), before);
 }
 
-/// What one leaves that was killed is removed by the next one, in whichever folder.
+/// The next worker removes what a killed one left behind, even with another folder.
 #[tokio::test]
 async fn workers_are_side_by_side() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
@@ -254,7 +254,7 @@ async fn workers_are_side_by_side() {
     let kept = &story.machine;
     kept.network.ask("iptables", &["-P", "FORWARD", "DROP"]);
     let mut first = kept.run(&[]);
-    story.let_in(&first).await;
+    story.wait_joined(&first).await;
     let before = kept.snapshot();
     let (two, three) = (
         kept.make_room(("two", "10.232.8.0/24")),
@@ -272,21 +272,21 @@ async fn workers_are_side_by_side() {
     until_reached(&second, &two, &plain).await;
     until_reached(&first, kept, &other).await;
     until_reached(&third, &three, &address).await;
-    // A kubelet of another worker is reached by its Node's address.
+    // The kubelet of another worker is reachable at its Node's address.
     let kubelet = format!("https://{}:10250/healthz", node_address(client, "three").await);
-    let (asked, said) = run_in(
+    let (asked, output) = run_in(
         &two.pod_network(),
         "curl",
         &["--silent", "--insecure", "--max-time", "5", &kubelet],
     );
-    assert!(asked && said.contains("Unauthorized"), "{said}");
-    // Nobody but workers at their port gets in.
+    assert!(asked && output.contains("Unauthorized"), "{output}");
+    // Other hosts reach only the WireGuard port.
     let direct = format!("{}:10250", three.worker_address()).parse().unwrap();
     assert!(connect_in(&two.own_network().unwrap(), direct).is_none());
     let nodes = Api::<Node>::all(client.clone());
     while began.elapsed() < SILENT {
         for (machine, worker) in [(kept, &first), (&two, &second), (&three, &third)] {
-            assert!(machine.is_ready(&nodes).await, "{}", worker.last_words());
+            assert!(machine.is_ready(&nodes).await, "{}", worker.last_output());
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
@@ -299,26 +299,26 @@ async fn workers_are_side_by_side() {
     let mut second = second;
     kill_all(&second);
     assert_eq!(second.ended().await, None);
-    // That of the one that runs stays.
+    // The table of the running worker stays.
     assert!(
         three
             .own_network()
             .is_some_and(|own| connect_in(&own, story.cluster.address).is_some())
     );
-    assert_eq!(third.end().await, Some(0), "{}", third.last_words());
+    assert_eq!(third.end().await, Some(0), "{}", third.last_output());
     assert_eq!(kept.tables().len(), 1);
     let mut fourth = three.run(&["--rm"]);
     until(&fourth, "what was left is removed", JOIN_LIMIT, async || {
         kept.tables().is_disjoint(&tables) && kept.tables().len() == 1
     })
     .await;
-    assert_eq!(fourth.end().await, Some(0), "{}", fourth.last_words());
+    assert_eq!(fourth.end().await, Some(0), "{}", fourth.last_output());
     let mut leave = two.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    // The one that stays hears of it that they have gone.
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
+    // The permanent worker detects that the others have left.
     until(&first, "all is as before", END_LIMIT, async || {
         kept.snapshot() == before
     })
     .await;
-    assert_eq!(first.end().await, Some(0), "{}", first.last_words());
+    assert_eq!(first.end().await, Some(0), "{}", first.last_output());
 }

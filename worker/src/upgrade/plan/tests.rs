@@ -5,9 +5,9 @@ use super::*;
 const OLD: &str = "v1.35.4";
 const NEW: &str = "v1.35.5";
 
-fn node(kubelet: &str, asked: &str, said: &str) -> Value {
+fn node(kubelet: &str, requested: &str, status: &str) -> Value {
     let mut annotations = serde_json::Map::new();
-    for (key, text) in [(labels::KUBELET_VERSION, asked), (labels::KUBELET_UPGRADE, said)] {
+    for (key, text) in [(labels::KUBELET_VERSION, requested), (labels::KUBELET_UPGRADE, status)] {
         if !text.is_empty() {
             annotations.insert(key.into(), text.into());
         }
@@ -27,8 +27,8 @@ fn node(kubelet: &str, asked: &str, said: &str) -> Value {
     })
 }
 
-fn see(node: Value) -> Seen {
-    Seen::of(&serde_json::from_value(node).unwrap())
+fn see(node: Value) -> UpgradeNode {
+    UpgradeNode::from_node(&serde_json::from_value(node).unwrap())
 }
 
 fn version(text: &str) -> KubernetesVersion {
@@ -45,39 +45,44 @@ fn record(stage: Stage) -> Record {
     }
 }
 
-fn said(text: &str) -> Step {
-    Step::Say(text.parse().unwrap())
+fn status(text: &str) -> Step {
+    Step::WriteStatus(text.parse().unwrap())
 }
 
 #[test]
 fn each_step_follows_from_the_record_and_the_node() {
     for (rule, node, stage, expected) in [
-        ("a new worker", node(OLD, "", ""), None, said("v1.35.4 Done")),
-        ("nothing is asked", node(OLD, "", "v1.35.4 Done"), None, Step::Nothing),
+        ("a new worker", node(OLD, "", ""), None, status("v1.35.4 Done")),
         (
-            "it says something else",
+            "nothing is requested",
+            node(OLD, "", "v1.35.4 Done"),
+            None,
+            Step::Nothing,
+        ),
+        (
+            "another status on the Node",
             node(OLD, "", "hm"),
             None,
-            said("v1.35.4 Done"),
+            status("v1.35.4 Done"),
         ),
-        ("no kubelet has said anything", node("", NEW, ""), None, Step::Nothing),
+        ("no kubelet has registered", node("", NEW, ""), None, Step::Nothing),
         (
-            "what it has is asked",
+            "the installed version is requested",
             node(NEW, NEW, "v1.35.5 Done"),
             None,
-            Step::Clear("v1.35.5 Done".parse().unwrap()),
+            Step::ClearRequest("v1.35.5 Done".parse().unwrap()),
         ),
         (
-            "nonsense is asked",
+            "an invalid version is requested",
             node(OLD, "$(reboot)", "v1.35.4 Done"),
             None,
             Step::Nothing,
         ),
         (
-            "another is asked",
+            "another version is requested",
             node(OLD, NEW, "v1.35.4 Done"),
             None,
-            Step::Begin(version(NEW)),
+            Step::Prepare(version(NEW)),
         ),
         (
             "it is to drain",
@@ -86,19 +91,19 @@ fn each_step_follows_from_the_record_and_the_node() {
             Step::Drain(record(Stage::Draining)),
         ),
         (
-            "nobody asks any more",
+            "the request is withdrawn",
             node(OLD, "", "v1.35.5 Draining"),
             Some(Stage::Draining),
-            Step::Abandon(record(Stage::Draining)),
+            Step::Cancel(record(Stage::Draining)),
         ),
         (
-            "another is asked meanwhile",
+            "another version is requested meanwhile",
             node(OLD, "v1.35.6", "v1.35.5 Draining"),
             Some(Stage::Draining),
-            Step::Abandon(record(Stage::Draining)),
+            Step::Cancel(record(Stage::Draining)),
         ),
         (
-            "it is replaced, whoever asks",
+            "it is replaced, with or without a request",
             node(OLD, "", "v1.35.5 Replacing"),
             Some(Stage::Replacing),
             Step::Verify(record(Stage::Replacing)),
@@ -107,13 +112,13 @@ fn each_step_follows_from_the_record_and_the_node() {
             "it goes back",
             node(NEW, NEW, "v1.35.5 Replacing"),
             Some(Stage::Reverting),
-            Step::Return(record(Stage::Reverting)),
+            Step::VerifyPrevious(record(Stage::Reverting)),
         ),
         (
-            "it has failed, and nobody was told",
+            "it has failed, without a status on the Node",
             node(OLD, NEW, "v1.35.4 Done"),
             Some(Stage::Failed),
-            said("v1.35.5 Failed: no room"),
+            status("v1.35.5 Failed: no room"),
         ),
         (
             "it has failed",
@@ -125,13 +130,13 @@ fn each_step_follows_from_the_record_and_the_node() {
             "it has failed, and may try again",
             node(OLD, "", "v1.35.5 Failed: no room"),
             Some(Stage::Failed),
-            Step::Forget,
+            Step::RemoveRecord,
         ),
         (
-            "it has failed, and another is asked",
+            "it has failed, and another version is requested",
             node(OLD, "v1.35.6", "v1.35.5 Failed: no room"),
             Some(Stage::Failed),
-            Step::Forget,
+            Step::RemoveRecord,
         ),
     ] {
         let record = stage.map(record);
@@ -151,18 +156,24 @@ fn a_node_is_ready_when_the_new_kubelet_says_so() {
     for (rule, seen, wanted, since, ready) in [
         ("it is", see(node(NEW, NEW, "")), NEW, at("09"), true),
         ("within the same second", see(node(NEW, NEW, "")), NEW, at("10.9"), true),
-        ("said by the one before", see(node(NEW, NEW, "")), NEW, at("11"), false),
+        (
+            "reported by the previous kubelet",
+            see(node(NEW, NEW, "")),
+            NEW,
+            at("11"),
+            false,
+        ),
         ("another version", see(node(OLD, NEW, "")), NEW, at("09"), false),
         ("not ready", unready, NEW, at("09"), false),
         (
-            "it does not say since when",
+            "without a heartbeat time",
             with(json!({"type": "Ready", "status": "True"})),
             NEW,
             at("09"),
             false,
         ),
         (
-            "it says nothing of it",
+            "without a Ready condition",
             with(json!({"type": "Other", "status": "True"})),
             NEW,
             at("09"),
@@ -174,31 +185,31 @@ fn a_node_is_ready_when_the_new_kubelet_says_so() {
 }
 
 #[test]
-fn a_kubelet_is_not_waited_for_without_end() {
+fn the_wait_for_a_kubelet_is_bounded() {
     let seen = see(node(OLD, NEW, ""));
-    let mut progress = Progress::default();
-    for answer in 1..ANSWERS {
-        assert_eq!(progress.note(&seen, ENDS - 1), None, "{answer}");
+    let mut progress = KubeletWait::default();
+    for answer in 1..RESPONSES_MAX {
+        assert_eq!(progress.count_response(&seen, EXITS_MAX - 1), None, "{answer}");
     }
-    let why = progress.note(&seen, 0).unwrap();
-    assert!(why.contains("does not say"), "{why}");
+    let why = progress.count_response(&seen, 0).unwrap();
+    assert!(why.contains("does not update"), "{why}");
     assert_eq!(
-        Progress::default().note(&seen, ENDS).as_deref(),
-        Some("it ended 5 times")
+        KubeletWait::default().count_response(&seen, EXITS_MAX).as_deref(),
+        Some("the kubelet exited 5 times")
     );
     let mut node = node(NEW, NEW, "");
     node["status"]["conditions"][0]["status"] = "False".into();
     node["status"]["conditions"][0]["message"] = format!("\u{1b}{}", "a".repeat(10_000)).into();
-    progress.answers = ANSWERS;
-    let why = progress.note(&see(node), 0).unwrap();
+    progress.responses = RESPONSES_MAX;
+    let why = progress.count_response(&see(node), 0).unwrap();
     assert!(
-        why.starts_with("the Node is not ready (aaa") && why.len() < 300,
+        why.starts_with("the Node is not Ready (aaa") && why.len() < 300,
         "{why}"
     );
 }
 
 #[test]
-fn the_time_to_drain_is_what_the_node_says() {
+fn the_node_sets_the_drain_timeout() {
     for (text, seconds) in [("90s", 90), ("", 300), ("for ever", 300), ("9999h", 300)] {
         let mut node = node(OLD, NEW, "");
         node["metadata"]["annotations"][labels::DRAIN_TIMEOUT] = text.into();

@@ -1,13 +1,14 @@
-//! Where the API's name leads on a machine that has no DNS record of it: to the address in the join token.
+//! Resolves the API server's name on a machine without a DNS record of it, to the address in the
+//! join token.
 //!
 //! ```text
-//!  this program    asks that address, and knows who answers by the name
-//!  a box           has a hosts file of its own, mounted over the machine's
-//!  else            a line of the machine's hosts file: `ADDRESS NAME # yoke-worker ID`
+//!  this program      connects to that address, and verifies the certificate of the name
+//!  a sandbox         has a hosts file of its own, mounted over the machine's
+//!  other workers     add a line to the machine's hosts file: `ADDRESS NAME # yoke-worker ID`
 //! ```
 //!
-//! The kubelet has to find the name itself: of what its bootstrap kubeconfig says, `tls-server-name` does not get into the
-//! kubeconfig that it writes.
+//! The kubelet has to resolve the name itself: it does not copy `tls-server-name` from its
+//! bootstrap kubeconfig into the kubeconfig that it writes.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
@@ -18,22 +19,22 @@ use std::time::Duration;
 
 use kube::Config;
 
-use crate::files::{self, FileError};
+use crate::host::files::{self, FileError};
 use crate::id::Id;
 use crate::state::Worker;
 
 pub(crate) const HOSTS: &str = "/etc/hosts";
-/// Held by who writes it.
+/// Lock for writing the hosts file.
 const LOCK: &str = "/run/yoke-worker-hosts.lock";
 
-/// Some block whatever they do not like by it.
+/// Upper bound in bytes. The file may be large, because some users block unwanted hosts in it.
 const HOSTS_MAX: u64 = 64 << 20;
-/// How often it is tried to be the only one who writes.
+/// Attempts to take the lock.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Has a client ask the address, if there is one, and expect the certificate of the name.
-pub(crate) fn dial(config: &mut Config, server: &str, address: Option<IpAddr>) {
+/// Makes a client connect to the address, if there is one, and verify the certificate of the name.
+pub(crate) fn set_server_address(config: &mut Config, server: &str, address: Option<IpAddr>) {
     let Some((name, port)) = server.rsplit_once(':') else {
         return;
     };
@@ -46,19 +47,19 @@ pub(crate) fn dial(config: &mut Config, server: &str, address: Option<IpAddr>) {
     }
 }
 
-/// The machine's hosts, with the worker's among them.
+/// Returns the machine's hosts file plus the worker's line.
 pub(crate) fn read_with(worker: &Worker) -> Result<Vec<u8>, FileError> {
     let hosts = read(Path::new(HOSTS))?;
     Ok(build(&hosts, &worker.id, entry(worker).as_deref()))
 }
 
-/// Makes the worker's line what it should be.
-pub(crate) fn settle(worker: &Worker) -> Result<(), FileError> {
+/// Adds or updates the worker's line.
+pub(crate) fn write_entry(worker: &Worker) -> Result<(), FileError> {
     change(Path::new(HOSTS), &worker.id, entry(worker).as_deref())
 }
 
 /// Removes the worker's line.
-pub(crate) fn remove(id: &Id) -> Result<(), FileError> {
+pub(crate) fn remove_entry(id: &Id) -> Result<(), FileError> {
     change(Path::new(HOSTS), id, None)
 }
 
@@ -67,7 +68,7 @@ fn entry(worker: &Worker) -> Option<String> {
     worker.address.map(|address| format!("{address} {name}"))
 }
 
-/// The hosts with this entry as the only one of the worker. Pure.
+/// Builds a hosts file with this entry as the only one of the worker. Pure.
 fn build(hosts: &[u8], id: &Id, entry: Option<&str>) -> Vec<u8> {
     let mark = format!("# yoke-worker {id}");
     let lines = hosts.split_inclusive(|byte| *byte == b'\n');
@@ -87,13 +88,13 @@ fn change(path: &Path, id: &Id, entry: Option<&str>) -> Result<(), FileError> {
     if build(&found, id, entry) == found {
         return Ok(());
     }
-    // What a link leads to is changed, and the link stays.
+    // A symbolic link stays: the change goes into its target.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let _held = hold()?;
+    let _held = take_lock()?;
     let text = build(&read(&path)?, id, entry);
     let mode = fs::metadata(&path).map_or(files::PUBLIC, |found| found.permissions().mode() & 0o7777);
     match files::write(&path, &text, mode) {
-        // It is mounted there, as in a container, and nothing can take its place.
+        // The file is a mount point, as in a container, so it cannot be replaced by a rename.
         Err(error) if error.kind() == ErrorKind::ResourceBusy => {
             fs::write(&path, &text).map_err(|error| FileError::new("write", &path, error))
         }
@@ -101,8 +102,9 @@ fn change(path: &Path, id: &Id, entry: Option<&str>) -> Result<(), FileError> {
     }
 }
 
-/// Other workers of the machine read it, and write it, as well. Nobody else can hold what only root opens.
-fn hold() -> Result<File, FileError> {
+/// Takes the lock against other workers of the machine. Only root can open the file, so no other
+/// user can hold the lock.
+fn take_lock() -> Result<File, FileError> {
     let failed = |error| FileError::new("lock", Path::new(LOCK), error);
     let mut options = File::options();
     let file = options.write(true).create(true).truncate(false).mode(files::SECRET);
@@ -117,7 +119,7 @@ fn hold() -> Result<File, FileError> {
     Err(failed(ErrorKind::WouldBlock.into()))
 }
 
-/// Bytes: comments need not be UTF-8.
+/// Reads bytes, because comments need not be UTF-8.
 fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     let failed = |error| FileError::new("read", path, error);
     let file = match File::open(path) {
@@ -126,7 +128,7 @@ fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     };
     let mut text = Vec::new();
     file.take(HOSTS_MAX + 1).read_to_end(&mut text).map_err(failed)?;
-    // What is left out would be lost when it is written.
+    // Writing back a truncated file would lose the rest.
     if text.len() as u64 > HOSTS_MAX {
         return Err(failed(ErrorKind::FileTooLarge.into()));
     }
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_is_asked_in_the_name() {
+    fn the_address_is_dialed_for_the_name() {
         for (address, expected) in [
             (None, "https://a.yoke.test:6443/"),
             (Some("203.0.113.7"), "https://203.0.113.7:6443/"),
@@ -207,7 +209,7 @@ mod tests {
         ] {
             let mut config = Config::new("https://a.yoke.test:6443".parse().unwrap());
             let address = address.map(|address| address.parse().unwrap());
-            dial(&mut config, "a.yoke.test:6443", address);
+            set_server_address(&mut config, "a.yoke.test:6443", address);
             assert_eq!(config.cluster_url.to_string(), expected);
             let name = address.map(|_| "a.yoke.test");
             assert_eq!(config.tls_server_name.as_deref(), name);

@@ -1,53 +1,52 @@
-//! Rules of others' in the packet filter that a worker has to change, and tables that it removes: its own, and those that
-//! kube-proxy leaves when it ends.
+//! Changes iptables rules of other programs, and removes nftables tables: the worker's own, and
+//! those that kube-proxy leaves behind on exit.
 
 use std::fmt::Write as _;
 
-use crate::feed::call;
+use crate::host::nftables;
 use crate::id::Id;
-use crate::machine::find_program;
-use crate::output::say;
+use crate::output::progress;
+use crate::process::programs::find_program;
+use crate::process::stdin_program::call;
 
 const LIST: [&str; 4] = ["-w", "5", "-S", "FORWARD"];
 const RESTORE: [&str; 3] = ["-w", "5", "--noflush"];
 
-/// Has what is forwarded from and to a device accepted, with a comment of one word, where nothing is that is not named, as Docker has it: no table of one's own
-/// takes that back.
+/// Accepts forwarded packets from and to a device where the FORWARD chain drops by default, as
+/// Docker configures it: a rule in a table of our own cannot override that. `comment` marks the
+/// rules and must be one word.
 pub(crate) async fn accept_forwarding(device: &str, comment: &str) -> Result<(), String> {
-    // Without the program, or its part of the kernel, there is no such policy.
+    // Without the program, or its kernel module, no such policy exists.
     let rules = call("iptables", &LIST, "").await.unwrap_or_default();
-    match build_acceptance(&rules, device, comment) {
+    match build_accept_rules(&rules, device, comment) {
         none if none.is_empty() => Ok(()),
         script => call("iptables-restore", &RESTORE, &script).await.map(drop),
     }
 }
 
-/// Removes the table of a network of Pods, what is accepted for it, and kube-proxy's tables.
-pub(crate) async fn remove_all(id: &Id) {
-    remove_acceptance(&id.network()).await;
+/// Removes the table of a Pod network, the accept rules for it, and kube-proxy's tables.
+pub(crate) async fn remove_worker_rules(id: &Id) {
+    remove_accept_rules(&id.network()).await;
     if find_program("nft").is_none() {
         return;
     }
     let network = id.network();
     for (family, table) in [("inet", network.as_str()), ("ip", "kube-proxy"), ("ip6", "kube-proxy")] {
-        match call("nft", &["delete", "table", family, table], "").await {
-            Err(why) if !why.contains("No such file or directory") => {
-                say(&format!("cannot remove the table {family} {table}: {why}"));
-            }
-            _ => {}
+        if let Err(why) = nftables::delete_table(family, table).await {
+            progress(&format!("cannot remove the table {family} {table}: {why}"));
         }
     }
 }
 
-/// Removes what has been accepted with this comment.
-pub(crate) async fn remove_acceptance(comment: &str) {
-    // Without the program, or its part of the kernel, nobody has made any.
+/// Removes the accept rules with this comment.
+pub(crate) async fn remove_accept_rules(comment: &str) {
+    // Without the program, or its kernel module, no such rules exist.
     let rules = call("iptables", &LIST, "").await.unwrap_or_default();
     let script = build_removal(&rules, comment);
     if !script.is_empty()
         && let Err(why) = call("iptables-restore", &RESTORE, &script).await
     {
-        say(&format!("cannot remove the rules of {comment}: {why}"));
+        progress(&format!("cannot remove the rules of {comment}: {why}"));
     }
 }
 
@@ -55,8 +54,9 @@ fn to_comment(comment: &str) -> String {
     format!("-m comment --comment {comment}")
 }
 
-/// What `iptables-restore` adds what is missing by; nothing if all is well. Pure.
-fn build_acceptance(rules: &str, device: &str, comment: &str) -> String {
+/// Builds the `iptables-restore` script that adds the missing rules; empty if none are missing.
+/// Pure.
+fn build_accept_rules(rules: &str, device: &str, comment: &str) -> String {
     if !rules.lines().any(|rule| rule == "-P FORWARD DROP") {
         return String::new();
     }
@@ -71,7 +71,7 @@ fn build_acceptance(rules: &str, device: &str, comment: &str) -> String {
     to_script(missing.map(|rule| format!("-I {rule}")))
 }
 
-/// What `iptables-restore` removes it by. Pure.
+/// Builds the `iptables-restore` script that removes the rules with this comment. Pure.
 fn build_removal(rules: &str, comment: &str) -> String {
     let comment = format!(" {} ", to_comment(comment));
     let own = rules.lines().filter(|rule| rule.contains(&comment));
@@ -99,7 +99,7 @@ mod tests {
     const COMMENT: &str = "yoke-worker-00c0ffee";
 
     #[test]
-    fn what_is_dropped_is_accepted_once() {
+    fn missing_accept_rules_are_added_once() {
         let both = format!("*filter\n-I {IN}\n-I {OUT}\nCOMMIT\n");
         let one = format!("*filter\n-I {OUT}\nCOMMIT\n");
         for (rule, rules, expected) in [
@@ -116,7 +116,7 @@ mod tests {
             ("one was removed", format!("-P FORWARD DROP\n-A {IN}\n"), &one),
             ("all is well", format!("-P FORWARD DROP\n-A {OUT}\n-A {IN}\n"), ""),
         ] {
-            assert_eq!(build_acceptance(&rules, "yoke00c0ffee", COMMENT), expected, "{rule}");
+            assert_eq!(build_accept_rules(&rules, "yoke00c0ffee", COMMENT), expected, "{rule}");
         }
     }
 

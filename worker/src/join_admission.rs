@@ -1,7 +1,8 @@
-//! Whether a worker that waits to be let in ever will be: the API must know its token, and must not have said no.
+//! Finds out whether the cluster rejects a worker that waits for admission: an unknown token, or a
+//! rejected certificate request.
 //!
 //! ```text
-//!  kubelet ─▶ CertificateSigningRequest ─▶ the cluster ─▶ Failed, Denied ─▶ here ─▶ the worker ends, and says why
+//!  kubelet ─▶ CertificateSigningRequest ─▶ the cluster ─▶ Failed, Denied ─▶ here ─▶ the worker exits with the reason
 //! ```
 
 use std::future::pending;
@@ -15,86 +16,92 @@ use rustls_pki_types::CertificateSigningRequestDer;
 use rustls_pki_types::pem::PemObject as _;
 use tokio::time::{Instant, sleep};
 
+use crate::certificate;
+use crate::error::Error;
 use crate::layout::Layout;
-use crate::node::{connect_by, limited};
+use crate::node::{connect_by, with_limit};
 use crate::state::Worker;
-use crate::{Error, certificate};
 
-const PAUSE: Duration = Duration::from_secs(2);
-/// An API server may not have heard of a token that was made just now, and the newest request may be an earlier worker's.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Those that are asked for by kubelets. They are removed after an hour; a worker does not see itself refused among more.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// A rejection counts only after it lasts this long. An API server may not know a new token yet,
+/// and the newest request may come from an earlier worker.
+const REJECTION_MIN: Duration = Duration::from_secs(10);
+/// Selects requests for kubelet client certificates. The cluster removes them after an hour. With
+/// more than `PAGE` requests the worker may miss its own rejection.
 const REQUESTS: &str = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
 const PAGE: u32 = 250;
-/// Of what a cluster says.
-const SAID_MAX: usize = 300;
+/// Upper bound for the reason that the cluster returns, in characters.
+const REASON_MAX: usize = 300;
 
-/// Comes when the worker is refused, and never if it is not.
-pub(crate) async fn wait(layout: &Layout, worker: &Worker) -> Error {
+/// Resolves when the worker is rejected; never resolves otherwise.
+pub(crate) async fn wait_rejected(layout: &Layout, worker: &Worker) -> Error {
     let mut since = None;
-    // Who has a certificate was let in, whatever becomes of the token. The kubelet writes its kubeconfig before it has one.
-    while !certificate::is_there(layout) {
-        // With the bootstrap token.
+    // A worker with a certificate was admitted, whatever happens to the token. The kubelet writes
+    // its kubeconfig before it has a certificate, so the kubeconfig does not count.
+    while !certificate::has_valid_certificate(layout) {
+        // The client uses the bootstrap token.
         if let Some(client) = connect_by(&layout.bootstrap_kubeconfig(), worker).await
-            && let Some(why) = look(&client, &worker.name, &mut since).await
+            && let Some(why) = read_lasting_rejection(&client, &worker.name, &mut since).await
         {
-            return Error::Refused(why);
+            return Error::Rejected(why);
         }
-        sleep(PAUSE).await;
+        sleep(POLL_INTERVAL).await;
     }
     pending().await
 }
 
-/// Why the worker is refused, if it is and has been for a while. `since` is when that was first heard.
-async fn look(client: &Client, name: &str, since: &mut Option<Instant>) -> Option<String> {
-    let Some(why) = ask(client, name).await else {
+/// Returns the reason once the rejection has lasted for `REJECTION_MIN`. `since` is the time when it was
+/// first seen.
+async fn read_lasting_rejection(client: &Client, name: &str, since: &mut Option<Instant>) -> Option<String> {
+    let Some(why) = read_rejection(client, name).await else {
         *since = None;
         return None;
     };
-    (since.get_or_insert_with(Instant::now).elapsed() > PATIENCE).then_some(why)
+    (since.get_or_insert_with(Instant::now).elapsed() > REJECTION_MIN).then_some(why)
 }
 
-/// Why the API refuses the worker right now, if it does.
-async fn ask(client: &Client, name: &str) -> Option<String> {
+/// Returns the reason why the API rejects the worker right now, or `None`.
+async fn read_rejection(client: &Client, name: &str) -> Option<String> {
     let review = Api::<SelfSubjectReview>::all(client.clone());
-    let user = match limited(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
+    let user = match with_limit(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
         Ok(review) => review.status?.user_info?.username?,
         Err(kube::Error::Api(status)) if status.code == 401 => {
-            return Some("it does not know the token, or not any more".to_owned());
+            return Some("the join token is unknown or has expired".to_owned());
         }
         Err(_) => return None,
     };
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
     let page = ListParams::default().fields(REQUESTS).limit(PAGE);
-    let found = limited(requests.list(&page)).await.ok()?.items;
+    let found = with_limit(requests.list(&page)).await.ok()?.items;
     let own = found.iter().filter(|request| is_own(request, &user, name));
     let newest = own.max_by_key(|request| request.metadata.creation_timestamp.as_ref().map(|made| made.0));
-    newest.and_then(find_refusal)
+    newest.and_then(find_rejection)
 }
 
-/// Whether a request is one of this user for the Node of this name. Pure.
+/// Reports whether a request comes from this user and is for the Node of this name. Pure.
 fn is_own(request: &CertificateSigningRequest, user: &str, name: &str) -> bool {
     request.spec.username.as_deref() == Some(user) && is_for(&request.spec.request.0, name)
 }
 
-/// Why a request is refused, if it is. Pure.
-fn find_refusal(request: &CertificateSigningRequest) -> Option<String> {
+/// Returns the reason why a request was rejected, or `None`. Pure.
+fn find_rejection(request: &CertificateSigningRequest) -> Option<String> {
     let conditions = request.status.as_ref()?.conditions.as_ref()?;
-    let refused = conditions
+    let rejected = conditions
         .iter()
         .find(|condition| matches!(condition.type_.as_str(), "Failed" | "Denied") && condition.status == "True")?;
-    let why = [&refused.reason, &refused.message].map(|text| text.as_deref().unwrap_or_default());
+    let why = [&rejected.reason, &rejected.message].map(|text| text.as_deref().unwrap_or_default());
     let why = why.join(": ");
-    Some(why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect())
+    Some(why.chars().filter(|c| !c.is_control()).take(REASON_MAX).collect())
 }
 
-/// Whether a request in PEM has the Node's user as a text of its own.
+/// Reports whether a PEM request contains the user name of this Node as a complete string.
 fn is_for(request: &[u8], name: &str) -> bool {
     let Ok(request) = CertificateSigningRequestDer::from_pem_slice(request) else {
         return false;
     };
     let user = format!("system:node:{name}");
-    // In DER the last byte of a text's length is right before it, so that no longer name is taken for it.
+    // In DER the length byte precedes the string, so a longer name that starts with this one does
+    // not match.
     let text = [&[user.len().to_le_bytes()[0]], user.as_bytes()].concat();
     request.windows(text.len()).any(|part| part == text)
 }
@@ -139,7 +146,7 @@ mod tests {
 
     #[test]
     fn only_the_own_request_is_an_answer() {
-        for (rule, user, node, condition, refused) in [
+        for (rule, user, node, condition, rejected) in [
             ("it failed", USER, "box-1", "Failed", true),
             ("it was denied", USER, "box-1", "Denied", true),
             ("it may get a certificate", USER, "box-1", "Approved", false),
@@ -148,9 +155,9 @@ mod tests {
             ("another name", USER, "box-2", "Failed", false),
         ] {
             let request = serde_json::from_value(request(user, node, condition)).unwrap();
-            let expected = refused.then(|| "UsedUp: onetoo many".to_owned());
+            let expected = rejected.then(|| "UsedUp: onetoo many".to_owned());
             let own = Some(&request).filter(|request| is_own(request, USER, "box-1"));
-            assert_eq!(own.and_then(find_refusal), expected, "{rule}");
+            assert_eq!(own.and_then(find_rejection), expected, "{rule}");
         }
         let name = "a".repeat(253);
         let long = serde_json::from_value(request(USER, &name, "Failed")).unwrap();
@@ -184,10 +191,10 @@ mod tests {
     async fn learn(client: &Client) -> String {
         let mut since = None;
         loop {
-            if let Some(why) = look(client, "box-1", &mut since).await {
+            if let Some(why) = read_lasting_rejection(client, "box-1", &mut since).await {
                 return why;
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -203,14 +210,14 @@ mod tests {
         let known = Arc::new(Mutex::new(false));
         let client = serve(&known, json!([]));
         let later = async {
-            sleep(PATIENCE / 2).await;
+            sleep(REJECTION_MIN / 2).await;
             *known.lock().unwrap() = true;
-            sleep(PATIENCE * 10).await;
+            sleep(REJECTION_MIN * 10).await;
             *known.lock().unwrap() = false;
             Instant::now()
         };
         let (why, gone) = tokio::join!(learn(&client), later);
-        assert!(why.contains("does not know the token"), "{why}");
-        assert!(gone.elapsed() > PATIENCE, "{:?}", gone.elapsed());
+        assert!(why.contains("token is unknown"), "{why}");
+        assert!(gone.elapsed() > REJECTION_MIN, "{:?}", gone.elapsed());
     }
 }

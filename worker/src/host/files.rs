@@ -1,17 +1,17 @@
-//! Writes files: whole or not at all, and only if they are not so already.
+//! Writes files atomically, and only if their content or mode differs.
 
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Whoever may read it may act as the worker.
+/// Mode of a file that contains credentials of the worker.
 pub(crate) const SECRET: u32 = 0o600;
 pub(crate) const PUBLIC: u32 = 0o644;
-/// The worker's folders hold secrets.
+/// Mode of the worker's folders, which contain secrets.
 const FOLDER: u32 = 0o700;
 
-/// A file cannot be read or written.
+/// An operation on a file failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing} {}", path.display())]
 pub struct FileError {
@@ -35,17 +35,17 @@ impl FileError {
     }
 }
 
-/// Makes a folder that others do not see into, and those above it.
+/// Creates a folder that only its owner can read, and missing folders above it.
 pub(crate) fn make_folder(path: &Path) -> Result<(), FileError> {
     use std::os::unix::fs::DirBuilderExt as _;
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(FOLDER);
     builder
         .create(path)
-        .map_err(|error| FileError::new("make", path, error))
+        .map_err(|error| FileError::new("create", path, error))
 }
 
-/// Makes the file what it should be, and says whether it was something else.
+/// Writes a file, and reports whether its content or mode has changed.
 pub(crate) fn write(path: &Path, content: impl AsRef<[u8]>, mode: u32) -> Result<bool, FileError> {
     let content = content.as_ref();
     let same_mode = fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o777 == mode);
@@ -67,17 +67,17 @@ fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         .create_new(true)
         .mode(mode)
         .open(&partial)?;
-    // The mode at creation is less what the umask takes away.
+    // The umask may have reduced the mode at creation.
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(content)?;
     file.sync_all()?;
     fs::rename(&partial, path).inspect_err(|_| {
-        // Nobody reads it.
+        // No program reads a partial file.
         let _ = fs::remove_file(&partial);
     })
 }
 
-/// Removes a file that may not be there.
+/// Removes a file. A missing file is no error.
 pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
@@ -85,7 +85,8 @@ pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Removes what is in a folder, which need not be there, and leaves the folder: somebody may look at it.
+/// Removes the content of a folder, but not the folder, because a program may watch it. A missing
+/// folder is no error.
 pub(crate) fn clear(folder: &Path) -> Result<(), FileError> {
     let failed = |path: &Path, error| FileError::new("remove", path, error);
     let entries = match fs::read_dir(folder) {
@@ -94,7 +95,7 @@ pub(crate) fn clear(folder: &Path) -> Result<(), FileError> {
     };
     for entry in entries {
         let entry = entry.map_err(|error| FileError::new("read", folder, error))?;
-        // Of the entry itself: a link is removed, and not what it leads to.
+        // The type of the entry itself: a symbolic link is removed, not its target.
         let removed = match entry.file_type() {
             Ok(kind) if kind.is_dir() => fs::remove_dir_all(entry.path()),
             Ok(_) => fs::remove_file(entry.path()),
@@ -116,7 +117,7 @@ mod tests {
         assert!(write(&path, "one", SECRET).unwrap());
         assert!(!write(&path, "one", SECRET).unwrap());
         assert!(write(&path, "one", PUBLIC).unwrap(), "another mode is another file");
-        // Of one that was killed.
+        // Leftover of a killed process.
         fs::write(dir.path().join(".file.partial"), "half").unwrap();
         assert!(write(&path, "two", SECRET).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), "two");

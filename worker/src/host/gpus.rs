@@ -1,15 +1,18 @@
-//! The GPUs of a machine: a worker in a box has none of them, unless it is asked for.
+//! Finds the GPUs of a machine. An ephemeral worker hides them from its Pods unless the user passes
+//! `--gpus all`.
 //!
 //! ```text
-//!  /dev, CDI specifications ──▶ find ─┬─ --gpus all:  device plugins find it, and Pods have what they ask for; none is an error
-//!                                     └─ --gpus none: the box sees empty files in the place of it (boxed.rs)
+//!  /dev, CDI specifications ──▶ find ─┬─ --gpus all:  device plugins find them; having none is an error
+//!                                     └─ --gpus none: the sandbox mounts empty files over them (sandbox.rs)
 //! ```
 //!
-//! Which Pod has which of them is up to the vendor's device plugin, whose Pod finds the kubelet's socket where it is everywhere.
+//! The vendor's device plugin decides which Pod gets which GPU. Its Pod finds the kubelet's socket
+//! at the standard path.
 //!
-//! This keeps Pods from GPUs that nobody meant to give away. It is no fence: who is root on the machine, as a privileged Pod is,
-//! can make a device's file again. A device that is denied to the control group of all Pods would be one, but with version 1 no
-//! privileged container starts beneath such a group.
+//! This keeps Pods from using GPUs by accident. It is no security boundary: root on the machine,
+//! such as a privileged Pod, can create a device file again. Denying the devices to the control
+//! group of all Pods would be one. With version 1, however, no privileged container starts below
+//! such a group.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -19,34 +22,35 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde::Deserialize;
 
-/// Where CDI specifications are, unless a runtime is told otherwise.
+/// Default folders of CDI specifications.
 const SPECIFICATIONS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
-/// The class of CDI devices that every vendor of GPUs has.
+/// End of the kind of every vendor's CDI devices for GPUs.
 const CLASS: &str = "/gpu";
-/// Bytes of a specification, and how many are read.
+/// Upper bounds: bytes of a specification, and number of specifications.
 const SPECIFICATION_MAX: u64 = 1 << 20;
 const SPECIFICATIONS_MAX: usize = 64;
 
-/// Which GPUs of the machine Pods may have.
+/// GPUs of the machine that Pods may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Gpus {
-    /// All of them: a device plugin says which Pod has which
+    /// All of them; a device plugin assigns them to Pods
     All,
-    /// None of those that are there when the worker begins
+    /// None of those that exist when the worker starts
     #[default]
     None,
 }
 
-/// What there is of GPUs on a machine.
+/// The GPUs of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Files and folders by which they are reached.
+    /// Files and folders that give access to them.
     pub(crate) paths: BTreeSet<PathBuf>,
-    /// Whether one can compute or draw: a screen alone is none.
+    /// Whether one of them can compute or render. A display output alone does not count.
     pub(crate) any: bool,
 }
 
-/// A CDI specification, as far as it matters: <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
+/// The fields of a CDI specification that matter:
+/// <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Specification {
@@ -74,7 +78,7 @@ struct DeviceNode {
     host_path: Option<PathBuf>,
 }
 
-/// Those of this machine.
+/// Finds the GPUs of this machine.
 pub(crate) fn find() -> Found {
     find_in(Path::new("/dev"), &SPECIFICATIONS.map(Path::new))
 }
@@ -82,9 +86,9 @@ pub(crate) fn find() -> Found {
 fn find_in(devices: &Path, specifications: &[&Path]) -> Found {
     let mut found = Found::default();
     for name in list(devices) {
-        // NVIDIA's, those of the kernel's own drivers, AMD's for computing, and that of WSL.
+        // Devices of NVIDIA, of the kernel's DRM drivers, of AMD for computing, and of WSL.
         if name.starts_with("nvidia") || ["dri", "kfd", "dxg"].contains(&name.as_str()) {
-            found.any |= name != "dri" && !is_of_all(&name);
+            found.any |= name != "dri" && !is_control_device(&name);
             found.paths.insert(devices.join(name));
         }
     }
@@ -97,7 +101,7 @@ fn find_in(devices: &Path, specifications: &[&Path]) -> Found {
             let nodes = read(&folder.join(name)).map(to_nodes).unwrap_or_default();
             for node in nodes.into_iter().filter(|path| path.exists() && !path.is_dir()) {
                 found.any = true;
-                // What is in a folder goes with it.
+                // A listed folder covers the files in it.
                 if !node.ancestors().any(|path| found.paths.contains(path)) {
                     found.paths.insert(node);
                 }
@@ -107,8 +111,8 @@ fn find_in(devices: &Path, specifications: &[&Path]) -> Found {
     found
 }
 
-/// A file of a driver, which is there without any device, too.
-fn is_of_all(name: &str) -> bool {
+/// Reports whether this is a control file of a driver, which exists without any device, too.
+fn is_control_device(name: &str) -> bool {
     let number = name.strip_prefix("nvidia");
     number.is_some_and(|number| !number.starts_with(|c: char| c.is_ascii_digit()))
 }
@@ -118,7 +122,7 @@ fn is_specification(name: &str) -> bool {
     extension.is_some_and(|extension| ["json", "yaml"].contains(&extension))
 }
 
-/// Sorted, so that the same folder gives the same.
+/// Lists a folder, sorted, so that the result is deterministic.
 fn list(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
@@ -126,7 +130,7 @@ fn list(folder: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// One that cannot be read is nothing to a runtime either.
+/// Reads a specification. A file that cannot be parsed is ignored, as a container runtime does.
 fn read(file: &Path) -> Option<Specification> {
     let mut text = String::new();
     File::open(file)
@@ -134,11 +138,11 @@ fn read(file: &Path) -> Option<Specification> {
         .take(SPECIFICATION_MAX)
         .read_to_string(&mut text)
         .ok()?;
-    // JSON is YAML.
+    // JSON is a subset of YAML.
     serde_saphyr::from_str(&text).ok()
 }
 
-/// The machine's files of the GPUs in a specification.
+/// Returns the device files of the GPUs in a specification, as paths on the machine.
 fn to_nodes(specification: Specification) -> Vec<PathBuf> {
     if !specification.kind.ends_with(CLASS) {
         return Vec::new();

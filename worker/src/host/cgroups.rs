@@ -1,7 +1,8 @@
-//! The worker's control groups: `<name>/node` holds the worker and what it starts, `<name>/pods` is the kubelet's root.
+//! The worker's control groups: `<name>/node` has the worker and the programs that it starts,
+//! `<name>/pods` is the kubelet's root.
 //!
-//! Whatever is in them was started by this worker, whoever its parent is now: so they are what is ended when the worker
-//! leaves, and no process is looked for by its name.
+//! This worker started every process in them, whatever the parent of that process is now. Leaving
+//! kills the members of these groups and never searches processes by name.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -10,26 +11,26 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::Error;
-use crate::files::FileError;
+use crate::error::Error;
+use crate::host::files::FileError;
 use crate::id::GROUPS;
 use crate::limits::Limits;
 
 const NODE: &str = "node";
 const PODS: &str = "pods";
-/// Of what is in a container beside the worker.
+/// Group for the other processes of a container in which the worker runs.
 const INIT: &str = "init";
 
-/// Of processor time, in microseconds: what the kernel begins with.
+/// Period of CPU quotas in microseconds: the kernel's default.
 const PERIOD: u64 = 100_000;
-/// Files with bounds, of version 2 and of version 1.
+/// Files with limits, in version 2 and in version 1.
 const QUOTA: (&str, &str) = ("cpu.max", "cpu.cfs_quota_us");
 const MEMORY: (&str, &str) = ("memory.max", "memory.limit_in_bytes");
-/// What is killed, or emptied, takes a moment to be gone.
+/// Rounds of waiting for killed processes to disappear, or for groups to become empty.
 const ROUNDS: u32 = 100;
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long it is waited for.
-pub(crate) const KILL_LIMIT: Duration = PAUSE.saturating_mul(ROUNDS);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Upper bound of that wait.
+pub(crate) const KILL_LIMIT: Duration = POLL_INTERVAL.saturating_mul(ROUNDS);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hierarchy {
@@ -37,7 +38,7 @@ struct Hierarchy {
     v2: bool,
 }
 
-/// The groups of one worker.
+/// The control groups of one worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Cgroups {
     hierarchies: Vec<Hierarchy>,
@@ -45,12 +46,12 @@ pub(crate) struct Cgroups {
 }
 
 impl Cgroups {
-    /// The groups called `name` in the hierarchies that are mounted.
+    /// Returns the groups called `name` in all mounted hierarchies.
     pub(crate) fn discover(name: &str) -> Result<Self, Error> {
         let file = Path::new("/proc/self/mountinfo");
         let mounts = fs::read_to_string(file).map_err(|error| FileError::new("read", file, error))?;
         let hierarchies = parse_hierarchies(&mounts);
-        // None are seen where they are hidden: what is in them runs all the same.
+        // A mount namespace may hide the hierarchies while the processes in them still run.
         if hierarchies.is_empty() {
             return Err(Error::NoCgroups);
         }
@@ -60,53 +61,55 @@ impl Cgroups {
         })
     }
 
-    /// Whether there are hierarchies of version 1.
+    /// Reports whether any hierarchy is version 1.
     pub(crate) fn is_v1(&self) -> bool {
         self.hierarchies.iter().any(|hierarchy| !hierarchy.v2)
     }
 
-    /// The kubelet's `cgroupRoot`.
+    /// Returns the kubelet's `cgroupRoot`.
     pub(crate) fn pods_root(&self) -> String {
         format!("/{}/{PODS}", self.name)
     }
 
-    /// Makes the groups where they are missing, and moves this process into that of the node.
+    /// Creates missing groups, and moves this process into the node's group.
     pub(crate) fn enter(&self) -> Result<(), FileError> {
         for hierarchy in self.writable() {
             let base = hierarchy.mount.join(&self.name);
             for group in [base.clone(), base.join(NODE), base.join(PODS)] {
-                fs::create_dir_all(&group).map_err(|error| FileError::new("make", &group, error))?;
+                fs::create_dir_all(&group).map_err(|error| FileError::new("create", &group, error))?;
                 if !hierarchy.v2 {
                     inherit_cpuset(&group).map_err(|error| FileError::new("prepare", &group, error))?;
                 }
             }
             let procs = base.join(NODE).join("cgroup.procs");
-            // 0 is who writes it.
+            // The kernel reads 0 as the process that writes it.
             fs::write(&procs, "0").map_err(|error| FileError::new("join", &procs, error))?;
             if hierarchy.v2 {
-                // Only now: a group that has processes of its own hands nothing down.
+                // Only now: a group with processes of its own cannot enable controllers for its
+                // children.
                 let above: Vec<_> = base
                     .ancestors()
                     .take_while(|group| group.starts_with(&hierarchy.mount))
                     .collect();
-                above.into_iter().rev().for_each(delegate);
-                delegate(&base.join(PODS));
+                above.into_iter().rev().for_each(enable_controllers);
+                enable_controllers(&base.join(PODS));
             }
         }
         Ok(())
     }
 
-    /// Bounds what the worker and its Pods take together, and the latter a little lower, so that these end before the worker. What
-    /// was bounded before, and is not to be any more, goes.
-    pub(crate) fn bound(&self, limits: &Limits) -> Result<(), FileError> {
+    /// Limits the worker and its Pods together, and the memory of Pods a little lower, so that the
+    /// kernel kills Pods before the worker. Removes limits of an earlier start that are no longer
+    /// configured.
+    pub(crate) fn set_limits(&self, limits: &Limits) -> Result<(), FileError> {
         let quota = limits.cpus.map(|cpus| u64::from(cpus) * PERIOD / 1000);
-        self.bound_group("", QUOTA, quota)?;
-        self.bound_group("", MEMORY, limits.memory)?;
-        self.bound_group(PODS, MEMORY, limits.of_pods())
+        self.set_limit("", QUOTA, quota)?;
+        self.set_limit("", MEMORY, limits.memory)?;
+        self.set_limit(PODS, MEMORY, limits.pods_memory())
     }
 
-    /// Writes a bound of a group where its controller is: into the file of version 2, or 1.
-    fn bound_group(&self, part: &str, files: (&str, &str), bound: Option<u64>) -> Result<(), FileError> {
+    /// Writes a limit in the hierarchy that has its controller, into the file of that version.
+    fn set_limit(&self, part: &str, files: (&str, &str), limit: Option<u64>) -> Result<(), FileError> {
         let mut missing = None;
         for hierarchy in self.writable() {
             let (name, none) = if hierarchy.v2 {
@@ -114,21 +117,21 @@ impl Cgroups {
             } else {
                 (files.1, "-1")
             };
-            let value = bound.map_or_else(|| none.to_owned(), |bound| bound.to_string());
+            let value = limit.map_or_else(|| none.to_owned(), |limit| limit.to_string());
             let file = hierarchy.mount.join(&self.name).join(part).join(name);
             match write_existing(&file, &value) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => missing = Some((file, error)),
-                Err(error) if bound.is_some() => return Err(FileError::new("bound", &file, error)),
+                Err(error) if limit.is_some() => return Err(FileError::new("set the limit in", &file, error)),
                 _ => return Ok(()),
             }
         }
         match missing {
-            Some((file, error)) if bound.is_some() => Err(FileError::new("bound", &file, error)),
+            Some((file, error)) if limit.is_some() => Err(FileError::new("set the limit in", &file, error)),
             _ => Ok(()),
         }
     }
 
-    /// Kills every process in the groups but this one.
+    /// Kills every process in the groups except this one.
     pub(crate) async fn kill_all(&self) {
         self.kill("").await;
     }
@@ -147,7 +150,8 @@ impl Cgroups {
                 let members = list_members(&base);
                 populated |= members.iter().any(|(_, pid)| *pid != own);
                 let without_own = members.iter().all(|(_, pid)| *pid != own);
-                // The kernel's own way misses nobody that is forked meanwhile: as of Linux 5.14.
+                // Since Linux 5.14 the kernel kills a group atomically, including processes that
+                // fork meanwhile.
                 if hierarchy.v2 && without_own && write_existing(&base.join("cgroup.kill"), "1").is_ok() {
                     continue;
                 }
@@ -158,18 +162,18 @@ impl Cgroups {
             if !populated {
                 return;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Whether there is a group of another worker.
+    /// Reports whether the machine has a group of another worker.
     pub(crate) fn has_others(&self) -> bool {
         let entries = self.hierarchies.iter().map(|hierarchy| fs::read_dir(&hierarchy.mount));
         let mut names = entries.flatten().flatten().flatten().map(|entry| entry.file_name());
         names.any(|name| name.to_string_lossy().starts_with(GROUPS) && name != *self.name)
     }
 
-    /// Removes the groups, which must be empty; says which could not be.
+    /// Removes the groups, which must be empty. Returns those that remain.
     pub(crate) async fn remove(&self) -> Vec<PathBuf> {
         let mut left = Vec::new();
         for _ in 0..ROUNDS {
@@ -178,27 +182,28 @@ impl Cgroups {
             if left.is_empty() {
                 break;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         left
     }
 
-    /// The first of the groups that has processes, if one has.
+    /// Returns the first group that has processes.
     pub(crate) fn find_populated(&self) -> Option<PathBuf> {
         let populated = |group: &PathBuf| !read_members(group).is_empty();
         self.groups().into_iter().find(populated)
     }
 
-    /// Every group of the worker in every hierarchy, deepest first.
+    /// Returns every group of the worker in every hierarchy, deepest first.
     fn groups(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         for hierarchy in &self.hierarchies {
-            collect(&hierarchy.mount.join(&self.name), &mut found);
+            collect_groups(&hierarchy.mount.join(&self.name), &mut found);
         }
         found
     }
 
-    /// With version 1 present, version 2 is only its companion for systemd and is left alone.
+    /// Returns the hierarchies to use. Beside version 1, version 2 serves only systemd and stays
+    /// unchanged.
     fn writable(&self) -> impl Iterator<Item = &Hierarchy> {
         let v1 = self.is_v1();
         self.hierarchies.iter().filter(move |hierarchy| hierarchy.v2 != v1)
@@ -224,9 +229,10 @@ fn parse_hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Moves the processes of a container out of its top group, which otherwise hands no controllers down: only the machine's own
-/// may have both, and has no type.
-pub(crate) fn vacate_top() {
+/// Moves the processes of a container out of its top group: with processes in it, the group cannot
+/// enable controllers for its children. Only the real root group may do both, and that one has no
+/// `cgroup.type`.
+pub(crate) fn vacate_root_group() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let hierarchies = parse_hierarchies(&mounts).into_iter();
     hierarchies
@@ -234,7 +240,7 @@ pub(crate) fn vacate_top() {
         .for_each(|hierarchy| vacate(&hierarchy.mount));
 }
 
-/// The kubelet reports the controllers that it lacks.
+/// Ignores failures, because the kubelet reports the controllers that it lacks.
 fn vacate(top: &Path) {
     let controllers = fs::read_to_string(top.join("cgroup.controllers")).unwrap_or_default();
     if !top.join("cgroup.type").exists() || controllers.trim().is_empty() {
@@ -247,16 +253,16 @@ fn vacate(top: &Path) {
     }
 }
 
-/// 0 stands for a process that is not seen from here.
+/// Returns the PIDs of a group. 0 stands for a process of another PID namespace.
 fn read_members(group: &Path) -> Vec<i32> {
     let list = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     list.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Those of a group and of all below it, each with its group.
+/// Returns the processes of a group and of all groups below it, each with its group.
 fn list_members(base: &Path) -> Vec<(PathBuf, Pid)> {
     let mut groups = Vec::new();
-    collect(base, &mut groups);
+    collect_groups(base, &mut groups);
     let members = |group: PathBuf| {
         let pids = read_members(&group).into_iter().filter_map(Pid::from_raw);
         pids.map(|pid| (group.clone(), pid)).collect::<Vec<_>>()
@@ -264,9 +270,10 @@ fn list_members(base: &Path) -> Vec<(PathBuf, Pid)> {
     groups.into_iter().flat_map(members).collect()
 }
 
-/// The number may be another process's since it was read. What was opened stays the same, and is looked for once more.
+/// Kills a process that is still in the group. The PID may have been reused since it was read, so
+/// the process is opened first and looked up again.
 fn kill_member(group: &Path, pid: Pid) {
-    // One that has ended is what is wanted.
+    // A process that has exited needs no signal.
     let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
         return;
     };
@@ -283,17 +290,18 @@ fn write_existing(file: &Path, text: &str) -> io::Result<()> {
         .write_all(text.as_bytes())
 }
 
-fn collect(group: &Path, found: &mut Vec<PathBuf>) {
+fn collect_groups(group: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(group) else { return };
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            collect(&entry.path(), found);
+            collect_groups(&entry.path(), found);
         }
     }
     found.push(group.to_owned());
 }
 
-/// A cpuset group of version 1 starts empty, and takes no process until it has been told its processors and memory.
+/// Copies CPUs and memory nodes from the parent. A version 1 cpuset group starts empty, and accepts
+/// no process until both are set.
 fn inherit_cpuset(group: &Path) -> io::Result<()> {
     let Some(parent) = group.parent() else { return Ok(()) };
     for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -305,8 +313,9 @@ fn inherit_cpuset(group: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Hands a group's controllers of version 2 down. The kubelet reports one that cannot be: it knows which ones it needs.
-fn delegate(group: &Path) {
+/// Enables all version 2 controllers for the children of a group. Ignores failures: the kubelet
+/// knows which controllers it needs, and reports a missing one.
+fn enable_controllers(group: &Path) {
     let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
     for controller in controllers.split_whitespace() {
         let _ = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
@@ -334,7 +343,7 @@ mod tests {
         fs::create_dir_all(&pod).unwrap();
         fs::write(pod.join("cgroup.procs"), "").unwrap();
         assert_eq!(cgroups.find_populated(), None);
-        // It is in a namespace of process ids that this process does not see into.
+        // A process in a PID namespace that this process cannot see.
         fs::write(pod.join("cgroup.procs"), "0\n").unwrap();
         assert_eq!(cgroups.find_populated(), Some(pod));
     }
@@ -373,7 +382,7 @@ mod tests {
         let sleep = || std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let (mut member, mut other) = (sleep(), sleep());
         fs::write(base.join("pods/a/cgroup.procs"), format!("{}\n", member.id())).unwrap();
-        // Whose group it is no more.
+        // The process has left the group.
         kill_member(&base.join("node"), Pid::from_child(&other));
         fs::write(base.join("node/cgroup.procs"), format!("{}\n", other.id())).unwrap();
         let kill = cgroups(false);
@@ -385,7 +394,7 @@ mod tests {
         };
         assert_eq!(ended.await.signal(), Some(9));
         assert_eq!(other.try_wait().unwrap(), None);
-        // On version 2 the kernel is told.
+        // On version 2 the test checks `cgroup.kill`.
         fs::write(base.join("pods/a/cgroup.procs"), "").unwrap();
         fs::write(base.join("cgroup.kill"), "").unwrap();
         fs::write(base.join("node/cgroup.procs"), "").unwrap();
@@ -430,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_is_written_where_its_controller_is() {
+    fn a_limit_is_written_in_the_hierarchy_of_its_controller() {
         let limits = Limits {
             cpus: Some(1500),
             memory: Some(1 << 30),
@@ -463,18 +472,18 @@ mod tests {
                 hierarchies: mounts.map(|mount| Hierarchy { mount, v2 }).collect(),
                 name: "w".into(),
             };
-            assert!(cgroups.bound(&limits).is_err(), "without a controller");
-            cgroups.bound(&Limits::default()).unwrap();
+            assert!(cgroups.set_limits(&limits).is_err(), "without a controller");
+            cgroups.set_limits(&Limits::default()).unwrap();
             for (file, _) in expected {
                 let file = dir.path().join(file);
                 fs::create_dir_all(file.parent().unwrap()).unwrap();
                 fs::write(file, "").unwrap();
             }
             for (limits, bounded) in [(limits, true), (Limits::default(), false)] {
-                cgroups.bound(&limits).unwrap();
-                for (file, bound) in expected {
+                cgroups.set_limits(&limits).unwrap();
+                for (file, limit) in expected {
                     let value = fs::read_to_string(dir.path().join(file)).unwrap();
-                    assert_eq!(value, if bounded { bound } else { none }, "{file}");
+                    assert_eq!(value, if bounded { limit } else { none }, "{file}");
                 }
             }
         }

@@ -1,11 +1,12 @@
-//! An ephemeral worker in a box: mounts, processes and a network of its own, so that nothing of it outlives it.
+//! Runs an ephemeral worker in a sandbox: mount, PID and network namespaces of its own, so that
+//! nothing of it outlives it.
 //!
 //! ```text
-//!  run --rm ── unshare ── init (process 1: buries orphans) ── node: a worker's life
+//!  run --rm ── unshare ── init (process 1: reaps orphans) ── node: the worker's main process
 //!     │                    ▲                                    ▲
 //!     ├── uplink.rs        │                                    │
-//!     └── a pipe: a byte when the network leads out ── closed to say that it is to end, and closed, too, if `run` is killed
-//!  then: clean
+//!     └── a pipe: one byte when the network is up ── closed to stop the worker, also by the kernel if `run` is killed
+//!  then: cleanup.rs
 //! ```
 
 use std::collections::BTreeSet;
@@ -22,70 +23,38 @@ use rustix::process::WaitOptions;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::arguments::ROOT;
-use crate::files::{self, FileError};
-use crate::hosts::{self, HOSTS};
+use crate::error::Error;
+use crate::host::etc_hosts::{self, HOSTS};
+use crate::host::files::{self, FileError};
+use crate::host::gpus;
+use crate::host::resolv_conf::RESOLV_CONF;
 use crate::layout::Layout;
-use crate::machine::{RESOLV_CONF, ignores_hangup};
-use crate::output::say;
-use crate::place::Place;
+use crate::netns::Netns;
+use crate::node_lifecycle;
+use crate::output::progress;
+use crate::process::signals::Signals;
 use crate::state::{Lock, Worker, is_at};
-use crate::uplink::Upkeep;
-use crate::{Error, gpus, live};
+use crate::uplink::UplinkReconciler;
 
-/// Folders of the machine that parts of a worker write to whatever they are told.
-const USUAL: &[&str] = &[
+/// Folders of the machine that containerd, the kubelet or CNI write to regardless of configuration.
+const SHARED_FOLDERS: &[&str] = &[
     "/run/containerd",
     "/var/lib/kubelet",
     "/var/lib/cni",
     "/var/log/containers",
 ];
-/// How long a worker may take to end beside the drain.
-const END_LIMIT: Duration = live::FINISH_LIMIT.saturating_add(Duration::from_secs(30));
-/// A network is made at once, or not at all.
+/// Timeout for a worker to exit, in addition to the drain timeout.
+const END_LIMIT: Duration = node_lifecycle::FINISH_LIMIT.saturating_add(Duration::from_secs(30));
+/// Timeout for `unshare` to create the network namespace, which it does at once or never.
 const NETWORK_LIMIT: Duration = Duration::from_secs(10);
 const NETWORK_PAUSE: Duration = Duration::from_millis(5);
-/// How often a usual folder may go while it is taken.
+/// Attempts to lock a shared folder that other sandboxes may remove meanwhile.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// SIGTERM, SIGINT, and SIGHUP unless whoever called wants none of it (`nohup`).
-#[derive(Debug)]
-pub(crate) struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Option<Signal>,
-}
-
-impl Signals {
-    pub(crate) fn listen() -> Result<Self, Error> {
-        let listen = |kind| signal(kind).map_err(Error::Signals);
-        Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hangup: (!ignores_hangup()).then(|| listen(SignalKind::hangup())).transpose()?,
-        })
-    }
-
-    pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-            () = hear(self.hangup.as_mut()) => {}
-        }
-    }
-}
-
-async fn hear(signal: Option<&mut Signal>) {
-    match signal {
-        Some(signal) => drop(signal.recv().await),
-        None => pending().await,
-    }
-}
-
-/// Runs the worker in a box until a signal, the end of its time, or its own end.
+/// Runs the worker in a sandbox until a signal, the end of `ttl`, or the worker's own exit.
 pub(crate) async fn run(
     layout: &Layout,
     worker: &mut Worker,
@@ -108,23 +77,24 @@ pub(crate) async fn run(
         .args(["init", "--root"])
         .arg(layout.root())
         .stdin(Stdio::piped())
-        // Nothing is said there. The box holds the lock by it, should this process be killed.
+        // The worker writes nothing to standard output. The descriptor keeps the lock for the
+        // sandbox if this process is killed.
         .stdout(lock.share().map_err(Error::Start)?)
-        // A terminal's Ctrl-C is for this process, which says that it is to end.
+        // Ctrl-C of a terminal reaches this process only, which then stops the worker.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(Error::Start)?;
     let mut pipe = inner.stdin.take();
-    let led_out = async {
+    let network_ready = async {
         let net = find_network(&mut inner).await?;
-        let upkeep = Upkeep::raise(layout, worker, net).await?;
+        let reconciler = UplinkReconciler::create(layout, worker, net).await?;
         let go = pipe.as_mut().expect("it is piped").write_all(b"\n").await;
         go.map_err(Error::Start)?;
-        Ok(upkeep)
+        Ok(reconciler)
     };
-    let mut upkeep = match led_out.await {
-        Ok(upkeep) => upkeep,
+    let mut reconciler = match network_ready.await {
+        Ok(reconciler) => reconciler,
         Err(error) => {
             let _ = inner.kill().await;
             return Err(error);
@@ -133,16 +103,16 @@ pub(crate) async fn run(
     let drain = worker.drain;
     tokio::select! {
         ended = wait(inner, pipe, ttl, drain, signals) => ended,
-        never = upkeep.keep() => match never {},
+        never = reconciler.run() => match never {},
     }
 }
 
-/// What leads to the network of a process, as soon as that has one of its own.
+/// Returns the network namespace file of a process, once that process has a namespace of its own.
 async fn find_network(inner: &mut Child) -> Result<PathBuf, Error> {
-    let here = Place::here()?;
+    let here = Netns::current()?;
     let file = PathBuf::from(format!("/proc/{}/ns/net", inner.id().unwrap_or_default()));
-    let made = async {
-        while !here.is_left_by(&file) {
+    let created = async {
+        while !here.differs_from(&file) {
             if let Some(ended) = inner.try_wait().map_err(Error::Start)? {
                 return Err(Error::Ended(ended));
             }
@@ -150,8 +120,8 @@ async fn find_network(inner: &mut Child) -> Result<PathBuf, Error> {
         }
         Ok(file)
     };
-    let late = |_| Error::Uplink(format!("there is none after {NETWORK_LIMIT:?}"));
-    tokio::time::timeout(NETWORK_LIMIT, made).await.map_err(late)?
+    let late = |_| Error::Uplink(format!("no network namespace after {NETWORK_LIMIT:?}"));
+    tokio::time::timeout(NETWORK_LIMIT, created).await.map_err(late)?
 }
 
 async fn wait(
@@ -164,12 +134,12 @@ async fn wait(
     let early = tokio::select! {
         ended = inner.wait() => Some(ended),
         () = signals.next() => None,
-        () = over(ttl) => None,
+        () = wait_ttl(ttl) => None,
     };
     let ended = match early {
         Some(ended) => ended,
         None => {
-            say("the worker ends; once more to end it at once");
+            progress("stopping the worker; press Ctrl-C again to kill it");
             drop(pipe);
             tokio::select! {
                 ended = inner.wait() => ended,
@@ -186,19 +156,20 @@ async fn wait(
     }
 }
 
-async fn over(ttl: Option<Duration>) {
+async fn wait_ttl(ttl: Option<Duration>) {
     match ttl {
         Some(ttl) => tokio::time::sleep(ttl).await,
         None => pending().await,
     }
 }
 
-/// Waits for the network of the box to lead out; an error if it never will.
+/// Waits until the network of the sandbox is up. Fails if the parent gave up.
 pub(crate) fn wait_network() -> Result<(), Error> {
     std::io::stdin().read_exact(&mut [0; 1]).map_err(Error::Start)
 }
 
-/// Process 1 of the box: starts the worker, and waits for whatever ends, as nobody else can for those without parents.
+/// Runs as process 1 of the sandbox: starts the worker and reaps every child, since orphans have no
+/// other parent.
 pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
     let own = std::env::current_exe().map_err(Error::Start)?;
     let worker = std::process::Command::new(own)
@@ -207,7 +178,8 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
         .spawn()
         .map_err(Error::Start)?;
     loop {
-        // The worker is a child of this process: there is one to wait for until it has ended.
+        // The worker is a child of this process, so `wait` has a child to wait for until the worker
+        // exits.
         let (pid, status) = match rustix::process::wait(WaitOptions::empty()) {
             Ok(Some(ended)) => ended,
             Ok(None) | Err(rustix::io::Errno::INTR) => continue,
@@ -220,41 +192,47 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
     }
 }
 
-/// Puts folders of the worker's own in the place of the usual ones, for this box, and files in that of the machine's hosts, with
-/// the API's address, and of its resolver configuration. GPUs that it is not to have are hidden. The folders are to be held as long as it is there.
-pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
+/// Mounts replacements over files and folders of the machine, in this sandbox only:
+/// - folders of the worker over those in `SHARED_FOLDERS`;
+/// - a hosts file with the API server's address, and a resolver configuration;
+/// - empty files over GPUs that the worker must not use.
+///
+/// The caller must hold the returned files while the sandbox exists.
+pub(crate) fn mount_replacements(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
     let mut held = Vec::new();
-    for usual in USUAL {
-        let own = stand_in(layout, usual);
+    for usual in SHARED_FOLDERS {
+        let own = layout.replacement(usual);
         files::make_folder(&own)?;
-        held.push(hold(Path::new(usual), &made(layout, usual))?);
+        held.push(lock_folder(Path::new(usual), &marker(layout, usual))?);
         mount(&own, usual)?;
     }
     if worker.address.is_some() {
-        let own = stand_in(layout, HOSTS);
+        let own = layout.replacement(HOSTS);
         files::make_folder(own.parent().unwrap_or(&own))?;
-        files::write(&own, hosts::read_with(worker)?, files::PUBLIC)?;
+        files::write(&own, etc_hosts::read_with(worker)?, files::PUBLIC)?;
         mount(&own, HOSTS)?;
     }
-    // Where there is none, nobody but the kubelet is told of it.
+    // Without this file on the machine, only the kubelet reads the replacement, through its
+    // configuration.
     if worker.uplink.is_some() && Path::new(RESOLV_CONF).exists() {
-        mount(&stand_in(layout, RESOLV_CONF), RESOLV_CONF)?;
+        mount(&layout.replacement(RESOLV_CONF), RESOLV_CONF)?;
     }
     if !worker.has_gpus() {
         hide(layout, &gpus::find().paths)?;
     }
     if !worker.pod_network {
-        held.extend(admit_plugin(layout)?);
+        held.extend(allow_cni_plugin(layout)?);
     }
     Ok(held)
 }
 
-/// Lets a CNI plugin be brought by a Pod, as on a machine: the worker's folder is where all of the cluster have theirs, whatever its
-/// `--root` is, and what the Pod mounts is seen by others in the box.
-fn admit_plugin(layout: &Layout) -> Result<Option<File>, Error> {
+/// Lets a Pod install a CNI plugin as on any other node. The worker's folder is mounted at the
+/// default path, which the Pod expects, and the mounts that the Pod creates propagate to the whole
+/// sandbox.
+fn allow_cni_plugin(layout: &Layout) -> Result<Option<File>, Error> {
     let mut held = None;
     if !layout.root().starts_with(ROOT) {
-        held = Some(hold(Path::new(ROOT), &made(layout, ROOT))?);
+        held = Some(lock_folder(Path::new(ROOT), &marker(layout, ROOT))?);
         mount(layout.root(), ROOT)?;
     }
     let shared = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
@@ -263,9 +241,12 @@ fn admit_plugin(layout: &Layout) -> Result<Option<File>, Error> {
     Ok(held)
 }
 
-/// Puts an empty file, or an empty folder, in the place of each.
+/// Mounts an empty file, or an empty folder, over each path.
 fn hide(layout: &Layout, paths: &BTreeSet<PathBuf>) -> Result<(), FileError> {
-    let (file, folder) = (layout.usual().join("no-gpu"), layout.usual().join("no-gpus"));
+    let (file, folder) = (
+        layout.replacements().join("no-gpu"),
+        layout.replacements().join("no-gpus"),
+    );
     files::make_folder(&folder)?;
     files::write(&file, "", files::PUBLIC)?;
     for path in paths {
@@ -279,12 +260,12 @@ fn mount(own: &Path, usual: impl AsRef<Path>) -> Result<(), FileError> {
     rustix::mount::mount_bind(own, usual).map_err(|error| FileError::new("mount over", usual, error.into()))
 }
 
-/// Keeps a folder, which is made and noted if it is not there, from being removed by another box: the kernel would take away
-/// what is mounted over it in this one.
-fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
+/// Locks a folder, so that another sandbox does not remove it: the kernel would remove this
+/// sandbox's mount with it. Creates the folder if it is missing, and a marker that records that.
+fn lock_folder(folder: &Path, marker: &Path) -> Result<File, Error> {
     for _ in 0..TRIES {
         if !folder.exists() {
-            files::write(made, "", files::PUBLIC)?;
+            files::write(marker, "", files::PUBLIC)?;
             files::make_folder(folder)?;
         }
         let locked = File::open(folder).and_then(|held| {
@@ -293,31 +274,27 @@ fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
         });
         match locked {
             Ok(held) if is_at(&held, folder) => return Ok(held),
-            // It was removed right then, or is about to be.
+            // Another sandbox has just removed the folder, or is about to.
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {}
-            Err(error) => return Err(FileError::new("hold", folder, error).into()),
+            Err(error) => return Err(FileError::new("lock", folder, error).into()),
         }
         std::thread::park_timeout(PAUSE);
     }
-    Err(FileError::new("hold", folder, ErrorKind::WouldBlock.into()).into())
+    Err(FileError::new("lock", folder, ErrorKind::WouldBlock.into()).into())
 }
 
-/// What is in the box in the place of a path.
-pub(crate) fn stand_in(layout: &Layout, usual: &str) -> PathBuf {
-    layout.usual().join(usual.trim_start_matches('/'))
-}
-
-/// Removes the usual folders that were made for the box.
-pub(crate) fn remove_usual(layout: &Layout) {
-    for usual in USUAL.iter().chain([&ROOT]) {
-        remove_made(Path::new(usual), &made(layout, usual));
+/// Removes the shared folders that were created for the sandbox.
+pub(crate) fn remove_shared_folders(layout: &Layout) {
+    for usual in SHARED_FOLDERS.iter().chain([&ROOT]) {
+        remove_created(Path::new(usual), &marker(layout, usual));
     }
 }
 
-/// One that another box holds stays, and so does what somebody has put into one since.
-fn remove_made(folder: &Path, made: &Path) {
-    if made.exists()
+/// Removes a folder that has a marker. A folder that another sandbox holds stays, and so does a
+/// folder that has files by now.
+fn remove_created(folder: &Path, marker: &Path) {
+    if marker.exists()
         && let Ok(held) = File::open(folder)
         && held.try_lock().is_ok()
     {
@@ -325,13 +302,13 @@ fn remove_made(folder: &Path, made: &Path) {
     }
 }
 
-/// A file that says that a usual folder was not there.
-fn made(layout: &Layout, usual: &str) -> PathBuf {
-    layout.usual().join(format!("made{}", usual.replace('/', "-")))
+/// Returns the marker file that records that the folder did not exist.
+fn marker(layout: &Layout, usual: &str) -> PathBuf {
+    layout.replacements().join(format!("made{}", usual.replace('/', "-")))
 }
 
-/// Comes when the pipe that is this process's standard input is closed.
-pub(crate) async fn end_of_input() -> std::io::Result<()> {
+/// Resolves when the pipe on this process's standard input is closed.
+pub(crate) async fn wait_stdin_closed() -> std::io::Result<()> {
     let input = std::io::stdin().as_fd().try_clone_to_owned()?;
     let input = pipe::Receiver::from_owned_fd(input)?;
     let mut byte = [0; 1];
@@ -350,18 +327,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_goes_with_the_last_box_that_uses_it() {
+    fn the_last_sandbox_removes_a_shared_folder() {
         let dir = tempfile::tempdir().unwrap();
-        let (folder, made) = (dir.path().join("usual"), ["a", "b"].map(|name| dir.path().join(name)));
-        let first = hold(&folder, &made[0]).unwrap();
-        let second = hold(&folder, &made[1]).unwrap();
+        let (folder, marker) = (dir.path().join("usual"), ["a", "b"].map(|name| dir.path().join(name)));
+        let first = lock_folder(&folder, &marker[0]).unwrap();
+        let second = lock_folder(&folder, &marker[1]).unwrap();
         drop(first);
-        remove_made(&folder, &made[0]);
-        assert!(folder.exists(), "the other box has mounted over it");
+        remove_created(&folder, &marker[0]);
+        assert!(folder.exists(), "the other sandbox has it mounted");
         drop(second);
-        remove_made(&folder, &made[1]);
-        assert!(folder.exists(), "it was there before that box");
-        remove_made(&folder, &made[0]);
+        remove_created(&folder, &marker[1]);
+        assert!(folder.exists(), "it existed before that sandbox");
+        remove_created(&folder, &marker[0]);
         assert!(!folder.exists());
     }
 }

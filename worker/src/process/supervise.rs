@@ -1,5 +1,5 @@
-//! Keeps programs running: started anew after a pause that grows while they keep ending early. What they say goes to a file
-//! that does not grow without end.
+//! Keeps programs running: restarts a program that exits, with a backoff while it exits early. Its
+//! output goes to a log file of bounded size.
 
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -16,114 +16,116 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::machine::PATH;
-use crate::output::say;
+use crate::output::progress;
+use crate::process::programs::PATH;
 
-const PAUSE_MIN: Duration = Duration::from_millis(200);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// A program that ran this long is not in a crash loop.
-const STEADY: Duration = Duration::from_secs(30);
-/// How long a program may take to end of itself.
+const BACKOFF_MIN: Duration = Duration::from_millis(200);
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// A program that ran at least this long is not in a crash loop.
+const STABLE_AFTER: Duration = Duration::from_secs(30);
+/// How long a program may take to exit after SIGTERM.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(15);
-/// A log longer than this is put aside, and replaces the one that was before.
+/// Size in bytes at which a log is rotated. Only one rotated log is preserved.
 const LOG_MAX: u64 = 16 << 20;
-/// What is shown of a log when its program ends.
+/// How many log lines are shown when the program exits.
 const LAST_LINES: usize = 6;
 const LAST_BYTES: u64 = 4 << 10;
 const LINE_MAX: usize = 400;
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FINAL_OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 const PIECE: usize = 16 << 10;
 
-/// A program that is to run.
+/// A program to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) name: &'static str,
     pub(crate) program: PathBuf,
     pub(crate) arguments: Vec<String>,
-    /// Where programs that it calls by name are looked for first.
+    /// Folder that comes first in the program's `PATH`.
     pub(crate) bin: PathBuf,
     pub(crate) log: PathBuf,
 }
 
-/// A program that is kept running. Dropped, it is asked to end, and nobody waits for it.
+/// Handle of a supervised program. Dropping it stops the program without waiting for it.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct Supervisor {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
-    ends: Arc<AtomicU32>,
+    exits: Arc<AtomicU32>,
 }
 
 impl Service {
-    /// What it said last of all, if it said anything.
+    /// Returns the last line of the program's log, if there is one.
     pub(crate) fn last_line(&self) -> Option<String> {
         read_last(&self.log, 0).unwrap_or_default().pop()
     }
 }
 
-impl Keeper {
+impl Supervisor {
     pub(crate) fn start(service: Service) -> Self {
-        let (stop, asked) = oneshot::channel();
-        let ends = Arc::default();
+        let (stop, stop_requested) = oneshot::channel();
+        let exits = Arc::default();
         Self {
             stop,
-            task: tokio::spawn(keep(service, asked, Arc::clone(&ends))),
-            ends,
+            task: tokio::spawn(supervise(service, stop_requested, Arc::clone(&exits))),
+            exits,
         }
     }
 
-    /// How often the program has ended, or could not be started, without being asked to end.
-    pub(crate) fn ends(&self) -> u32 {
-        self.ends.load(Ordering::Relaxed)
+    /// Counts how often the program has exited, or could not be started, without being stopped.
+    pub(crate) fn exits(&self) -> u32 {
+        self.exits.load(Ordering::Relaxed)
     }
 
-    /// Ends the program, by force if it takes too long.
+    /// Stops the program, with SIGKILL if it takes too long.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
     }
 }
 
-async fn keep(service: Service, mut asked: oneshot::Receiver<()>, ends: Arc<AtomicU32>) {
-    let mut pause = PAUSE_MIN;
+async fn supervise(service: Service, mut stop_requested: oneshot::Receiver<()>, exits: Arc<AtomicU32>) {
+    let mut backoff = BACKOFF_MIN;
     loop {
         let started = Instant::now();
-        let said_before = fs::metadata(&service.log).map_or(0, |log| log.len());
+        let log_start = fs::metadata(&service.log).map_or(0, |log| log.len());
         let end = match start(&service) {
             Err(error) => error.to_string(),
             Ok(mut child) => {
-                let mut log = tokio::spawn(record(child.stdout.take(), child.stderr.take(), service.log.clone()));
+                let mut log = tokio::spawn(write_log(child.stdout.take(), child.stderr.take(), service.log.clone()));
                 let end = tokio::select! {
                     end = child.wait() => Some(end),
-                    _ = &mut asked => None,
+                    _ = &mut stop_requested => None,
                 };
                 let Some(end) = end else {
-                    end_child(&mut child).await;
+                    stop_child(&mut child).await;
                     log.abort();
                     return;
                 };
-                // Why it ended may be on its way. What its own children still say is nobody's concern.
-                let _ = tokio::time::timeout(LAST_WORDS, &mut log).await;
+                // The reason for the exit may still be in the pipe. Output of the program's own
+                // children is not waited for.
+                let _ = tokio::time::timeout(FINAL_OUTPUT_LIMIT, &mut log).await;
                 log.abort();
                 end.map_or_else(|error| error.to_string(), |status| status.to_string())
             }
         };
-        say(&report(&service, &end, said_before));
-        ends.fetch_add(1, Ordering::Relaxed);
-        if started.elapsed() > STEADY {
-            pause = PAUSE_MIN;
+        progress(&report(&service, &end, log_start));
+        exits.fetch_add(1, Ordering::Relaxed);
+        if started.elapsed() > STABLE_AFTER {
+            backoff = BACKOFF_MIN;
         }
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            _ = &mut asked => return,
+            () = tokio::time::sleep(backoff) => {}
+            _ = &mut stop_requested => return,
         }
-        pause = (pause * 2).min(PAUSE_MAX);
+        backoff = (backoff * 2).min(BACKOFF_MAX);
     }
 }
 
-/// That the program ended, and what it said last since its log had this length.
-fn report(service: &Service, end: &str, said_before: u64) -> String {
-    let mut text = format!("{} ended ({end}); see {}", service.name, service.log.display());
-    for line in read_last(&service.log, said_before).unwrap_or_default() {
+/// Reports that the program exited, with its last log lines. `log_start` is the length of the log
+/// at the start.
+fn report(service: &Service, end: &str, log_start: u64) -> String {
+    let mut text = format!("{} exited ({end}); see {}", service.name, service.log.display());
+    for line in read_last(&service.log, log_start).unwrap_or_default() {
         text += &format!("\n  {}: {line}", service.name);
     }
     text
@@ -132,7 +134,7 @@ fn report(service: &Service, end: &str, said_before: u64) -> String {
 fn read_last(log: &Path, from: u64) -> std::io::Result<Vec<String>> {
     let mut file = fs::File::open(log)?;
     let length = file.metadata()?.len();
-    // A log that is shorter than it was is a new one.
+    // A log that is shorter than at the start has been rotated.
     let from = if from > length { 0 } else { from };
     file.seek(SeekFrom::Start(from.max(length.saturating_sub(LAST_BYTES))))?;
     let mut text = Vec::new();
@@ -140,12 +142,13 @@ fn read_last(log: &Path, from: u64) -> std::io::Result<Vec<String>> {
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.iter().skip(lines.len().saturating_sub(LAST_LINES));
-    // It goes to a terminal.
+    // Control characters are removed, because the text goes to a terminal.
     let plain = |line: &&str| line.chars().filter(|c| !c.is_control()).take(LINE_MAX).collect();
     Ok(last.map(plain).collect())
 }
 
-/// With `setpriv`, so that it does not outlive this process: a second one could not take its sockets.
+/// Starts the program through `setpriv`, so that it dies with this process: a second instance could
+/// not take its sockets.
 fn start(service: &Service) -> std::io::Result<Child> {
     Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "--"])
@@ -157,19 +160,19 @@ fn start(service: &Service) -> std::io::Result<Child> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A terminal's Ctrl-C is for the worker, which ends its parts in order.
+        // Ctrl-C of a terminal reaches the worker only, which then stops its programs in order.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
 }
 
-async fn end_child(child: &mut Child) {
+async fn stop_child(child: &mut Child) {
     if let Some(pid) = child
         .id()
         .and_then(|pid| i32::try_from(pid).ok())
         .and_then(Pid::from_raw)
     {
-        // A process that has ended since is what is wanted.
+        // A process that has exited needs no signal.
         let _ = rustix::process::kill_process(pid, Signal::TERM);
     }
     if tokio::time::timeout(STOP_LIMIT, child.wait()).await.is_err() {
@@ -177,7 +180,7 @@ async fn end_child(child: &mut Child) {
     }
 }
 
-async fn record(out: Option<impl AsyncRead + Unpin>, err: Option<impl AsyncRead + Unpin>, path: PathBuf) {
+async fn write_log(out: Option<impl AsyncRead + Unpin>, err: Option<impl AsyncRead + Unpin>, path: PathBuf) {
     let (Some(mut out), Some(mut err)) = (out, err) else {
         return;
     };
@@ -191,7 +194,8 @@ async fn record(out: Option<impl AsyncRead + Unpin>, err: Option<impl AsyncRead 
     }
 }
 
-/// Says whether there was nothing more. A log that cannot be written keeps nobody from working.
+/// Appends to the log, and reports whether the stream has ended. A failed write is ignored: it must
+/// not stop the program.
 fn append(path: &Path, piece: &[u8], count: usize) -> bool {
     if fs::metadata(path).is_ok_and(|found| found.len() > LOG_MAX) {
         let _ = fs::rename(path, path.with_extension("log.1"));
@@ -234,27 +238,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_ends_is_started_again() {
+    async fn a_program_that_exits_is_restarted() {
         let dir = tempfile::tempdir().unwrap();
-        let keeper = Keeper::start(service(dir.path(), "echo out; echo err >&2"));
-        until(|| lines(dir.path()) >= 6 && keeper.ends() >= 3).await;
-        keeper.stop().await;
+        let supervisor = Supervisor::start(service(dir.path(), "echo out; echo err >&2"));
+        until(|| lines(dir.path()) >= 6 && supervisor.exits() >= 3).await;
+        supervisor.stop().await;
     }
 
     #[tokio::test]
-    async fn a_program_is_asked_to_end() {
+    async fn a_program_gets_sigterm() {
         let dir = tempfile::tempdir().unwrap();
         let script = "trap 'echo asked >> $0; exit' TERM; echo up; while :; do sleep 0.1; done";
         let mut service = service(dir.path(), script);
         service.arguments.push(dir.path().join("asked").display().to_string());
-        let keeper = Keeper::start(service);
+        let supervisor = Supervisor::start(service);
         until(|| lines(dir.path()) == 1).await;
-        keeper.stop().await;
+        supervisor.stop().await;
         assert!(dir.path().join("asked").exists());
     }
 
     #[test]
-    fn why_a_program_ended_is_shown() {
+    fn the_last_output_of_a_program_is_shown() {
         let dir = tempfile::tempdir().unwrap();
         let service = service(dir.path(), "");
         assert!(!report(&service, "x", 0).contains('\n'), "there is no log yet");
@@ -264,15 +268,15 @@ mod tests {
         append(&service.log, lines.concat().as_bytes(), lines.concat().len());
         let log = service.log.display();
         let expected: Vec<_> = (4..=9).map(|number| format!("\n  x: [31mline {number}")).collect();
-        let expected = format!("x ended (exit status: 3); see {log}{}", expected.concat());
+        let expected = format!("x exited (exit status: 3); see {log}{}", expected.concat());
         assert_eq!(report(&service, "exit status: 3", before), expected);
-        // Of a new log, which was begun meanwhile.
+        // The log was rotated meanwhile.
         fs::write(&service.log, "new\n").unwrap();
         assert!(report(&service, "x", before).ends_with("\n  x: new"));
     }
 
     #[test]
-    fn a_long_log_is_put_aside() {
+    fn a_long_log_is_rotated() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.log");
         fs::File::create(&path).unwrap().set_len(LOG_MAX + 1).unwrap();

@@ -1,9 +1,9 @@
-//! Reads what `ip -json` prints. Pure.
+//! Parses the output of `ip -json`. Pure.
 
 use serde::de::DeserializeOwned;
 use yoke_api::Cidr;
 
-/// `ip` says nothing at all of nothing.
+/// Parses a list. `ip` prints nothing for an empty one.
 pub(crate) fn parse<T: DeserializeOwned>(json: &str) -> Result<Vec<T>, serde_json::Error> {
     match json.trim() {
         "" => Ok(Vec::new()),
@@ -11,7 +11,7 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &str) -> Result<Vec<T>, serde_jso
     }
 }
 
-/// A range, or an address.
+/// Parses a CIDR range or a single address.
 pub(crate) fn parse_destination(text: &str) -> Option<Cidr> {
     let address = || text.parse().ok().map(Cidr::of);
     text.parse().ok().or_else(address)

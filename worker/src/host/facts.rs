@@ -1,60 +1,38 @@
-//! Reads what [`preflight`](crate::preflight) looks at from this machine.
+//! Reads the facts that [`preflight`](mod@crate::preflight) checks from this machine.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::process::Command;
 
 use crate::arguments::{MachineOptions, WIREGUARD_PORT};
-use crate::clock::to_line;
-use crate::feed::call;
-use crate::files::FileError;
+use crate::error_chain::format_chain;
+use crate::host::files::FileError;
+use crate::host::sysctls::BRIDGE_FILTER;
 use crate::limits::{Capacity, Limits};
-use crate::output::say;
-use crate::preflight::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
+use crate::preflight::facts::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
+use crate::process::own_status::read_capabilities;
+use crate::process::programs::{PATH, find_program};
 use crate::{bundle, systemd};
 
-/// Where programs are looked for: a service's `PATH` may lack what an administrator's has.
-pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Bits of `CapEff`, as in `linux/capability.h`.
+/// Required capabilities and their bits in `CapEff`, as in `linux/capability.h`.
 const CAPABILITIES: &[(&str, u32)] = &[("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21), ("CAP_SYS_RESOURCE", 24)];
-/// What makes devices of a process's own; the kernel loads what it takes when it is opened.
+/// Device file for creating TUN devices. Opening it makes the kernel load the module.
 const TUN: &str = "/dev/net/tun";
-/// What systemd-resolved writes for those who cannot ask the stub that `/etc/resolv.conf` names.
-const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
-pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// A packet filter lists its rules at once, or hangs.
+/// Timeout for listing packet filter rules. Tools answer at once or hang.
 const FILTER_LIMIT: Duration = Duration::from_secs(10);
-/// Of what a program says that failed.
-const SAID_MAX: usize = 200;
+/// Upper bound for the error output of a program, in characters.
+const OUTPUT_MAX: usize = 200;
 
-/// Whether a packet from one port of a bridge to another passes the packet filter.
-const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
-
-/// Has the kernel load what a Pod needs to reach a Service whose Pod is on the same bridge, cluster DNS among them.
-pub(crate) async fn load_bridge_filter() {
-    if Path::new(BRIDGE_FILTER).exists() {
-        return;
-    }
-    let loaded = call("modprobe", &["br_netfilter"], "").await;
-    if !Path::new(BRIDGE_FILTER).exists() {
-        let why = loaded.err().unwrap_or_default();
-        say(&format!(
-            "Pods do not reach Services whose Pods are on this machine, cluster DNS among them: br_netfilter is not loaded {why}"
-        ));
-    }
-}
-
-/// Reads everything but the clock of the API. The folder of the worker need not be there.
+/// Reads all facts except the clock skew. The worker's folder need not exist.
 pub(crate) async fn observe(options: &MachineOptions) -> Facts {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let effective = parse_capabilities(&read("/proc/self/status"));
+    let effective = read_capabilities();
     let release = read("/proc/sys/kernel/osrelease");
     let nft = observe_filter("nft", &["list", "tables"]).await;
     Facts {
@@ -91,7 +69,7 @@ pub(crate) async fn observe(options: &MachineOptions) -> Facts {
     }
 }
 
-/// This machine's name.
+/// Returns the host name.
 pub(crate) fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname")
         .unwrap_or_default()
@@ -99,45 +77,7 @@ pub(crate) fn host_name() -> String {
         .to_owned()
 }
 
-/// The machine's own resolver configuration, of which none leads to a stub on loopback.
-pub(crate) fn resolv_conf() -> &'static str {
-    if Path::new(RESOLVED).exists() {
-        RESOLVED
-    } else {
-        RESOLV_CONF
-    }
-}
-
-/// The path of an installed program.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
-    PATH.split(':')
-        .map(|dir| Path::new(dir).join(name))
-        .find(|path| path.is_file())
-}
-
-/// Whether this process may set what the kernel kills first.
-pub(crate) fn has_sys_resource() -> bool {
-    let effective = parse_capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default());
-    effective >> 24 & 1 == 1
-}
-
-/// Whether this process was started to go on when its terminal is closed.
-pub(crate) fn ignores_hangup() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    parse_bits(&status, "SigIgn:") & 1 == 1
-}
-
-fn parse_capabilities(status: &str) -> u64 {
-    parse_bits(status, "CapEff:")
-}
-
-fn parse_bits(status: &str, field: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix(field));
-    line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
-        .unwrap_or_default()
-}
-
-/// Version 2 counts only if it is alone: beside version 1 it has no controllers.
+/// Returns version 2 only if it is mounted alone: beside version 1 it has no controllers.
 fn observe_cgroups(mountinfo: &str, known: &str) -> Cgroups {
     let kinds: Vec<(&str, &str)> = mountinfo
         .lines()
@@ -159,7 +99,8 @@ fn observe_cgroups(mountinfo: &str, known: &str) -> Cgroups {
     }
 }
 
-/// `/proc/cgroups`: name, hierarchy, number of groups, whether it is enabled. One without a hierarchy is not mounted.
+/// Parses `/proc/cgroups`: name, hierarchy, number of groups, enabled flag. Hierarchy 0 means that
+/// the controller is not mounted.
 fn parse_controllers(known: &str) -> BTreeSet<String> {
     let fields = known.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     fields
@@ -168,19 +109,19 @@ fn parse_controllers(known: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Loaded, or built in.
+/// Reports whether overlayfs is loaded or built in.
 fn has_overlay(file_systems: &str) -> bool {
     file_systems.split_whitespace().any(|name| name == "overlay")
 }
 
-/// Built in, or to be loaded when it is first used.
+/// Reports whether a module is built in, or can be loaded on first use.
 fn has_module(release: &str, name: &str) -> bool {
     let folder = Path::new("/lib/modules").join(release);
     let names = |list| fs::read_to_string(folder.join(list)).is_ok_and(|text| text.contains(&format!("/{name}.ko")));
     names("modules.dep") || names("modules.builtin")
 }
 
-/// `6.1.0-18-amd64`
+/// Parses `6.1.0-18-amd64`.
 fn parse_release(release: &str) -> Option<(u32, u32)> {
     let (major, rest) = release.split_once('.')?;
     let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -202,8 +143,8 @@ fn parse_memory(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What there is for everybody, as the kubelet finds it in this folder: `/`. Only whoever has limits needs to know: a container
-/// may hide it.
+/// Returns the capacity of the machine, read like the kubelet does from `root` (`/`). A worker
+/// without limits does not need it: a container may hide these files.
 pub(crate) fn read_capacity(root: &Path, limits: &Limits) -> Result<Option<Capacity>, FileError> {
     if limits.are_none() {
         return Ok(None);
@@ -222,7 +163,7 @@ pub(crate) fn read_capacity(root: &Path, limits: &Limits) -> Result<Option<Capac
     }))
 }
 
-/// How many a list such as `0-3,8` names.
+/// Counts the CPUs in a list such as `0-3,8`.
 fn count_processors(list: &str) -> u32 {
     let count = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -244,7 +185,7 @@ async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
         .env("PATH", PATH)
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    let said = match tokio::time::timeout(FILTER_LIMIT, command.output()).await {
+    let output_text = match tokio::time::timeout(FILTER_LIMIT, command.output()).await {
         Ok(Ok(output)) if output.status.success() => return Filter::Works,
         Ok(Ok(output)) => String::from_utf8_lossy(&output.stderr)
             .trim()
@@ -253,22 +194,22 @@ async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
             .unwrap_or_default()
             .to_owned(),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {FILTER_LIMIT:?}"),
+        Err(_) => format!("no response within {FILTER_LIMIT:?}"),
     };
     Filter::Refused(format!(
         "{program}: {}",
-        said.chars().take(SAID_MAX).collect::<String>()
+        output_text.chars().take(OUTPUT_MAX).collect::<String>()
     ))
 }
 
-/// With the number, whether it was asked for, and whether somebody has it.
+/// Returns the port, whether the user chose it, and whether another process uses it.
 fn observe_wireguard(wanted: Option<u16>) -> (u16, bool, bool) {
     let port = wanted.unwrap_or(WIREGUARD_PORT);
     (port, wanted.is_some(), is_taken_by_udp(port))
 }
 
 fn is_taken(port: u16) -> bool {
-    // On all addresses: that fails whichever one somebody has.
+    // Binding to all addresses fails if the port is in use on any of them.
     let bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
     bound.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
 }
@@ -279,14 +220,14 @@ fn is_taken_by_udp(port: u16) -> bool {
 }
 
 fn observe_bundle(folder: &Path) -> Result<String, Fault> {
-    let whole = |count| format!("{count} files in {}", folder.display());
-    bundle::look(folder).map(whole).map_err(|error| Fault {
+    let describe = |count| format!("{count} files in {}", folder.display());
+    bundle::check_files(folder).map(describe).map_err(|error| Fault {
         to_do: error.hint(),
-        found: to_line(&error),
+        found: format_chain(&error),
     })
 }
 
-/// The space of the volume where the folder is, or will be.
+/// Returns the free space of the volume that has, or will have, the folder.
 fn observe_space(folder: &Path) -> Option<Space> {
     let path = folder.ancestors().find(|path| path.is_dir())?;
     let found = rustix::fs::statvfs(path).ok()?;
@@ -299,16 +240,6 @@ fn observe_space(folder: &Path) -> Option<Space> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn capabilities_are_bits() {
-        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001fffeffffff\n";
-        let effective = parse_capabilities(status);
-        let found = CAPABILITIES.iter().map(|(name, bit)| (*name, effective >> bit & 1));
-        let expected = [("CAP_NET_ADMIN", 1), ("CAP_SYS_ADMIN", 1), ("CAP_SYS_RESOURCE", 0)];
-        assert_eq!(found.collect::<Vec<_>>(), expected);
-        assert_eq!(parse_capabilities("nonsense"), 0);
-    }
 
     #[test]
     fn version_1_counts_where_it_is_mounted() {
@@ -377,7 +308,7 @@ hugetlb\t4\t1\t0
     }
 
     #[test]
-    fn a_port_where_somebody_listens_is_taken() {
+    fn a_port_with_a_listener_is_taken() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(is_taken(port));
