@@ -1,6 +1,7 @@
-//! Keys, certificates and claims of the development host, made once per clone and kept in `.dev/pki` and `.dev/nats`.
+//! Keys, certificates and NATS claims of the development host, created once per clone in `.dev/pki`
+//! and `.dev/nats`.
 //!
-//! They are made anew when what they name (the node's address) has changed.
+//! A changed value in them, such as the node's address, creates all of them again.
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +17,7 @@ pub mod host_pki;
 pub mod jwt;
 pub mod nats;
 
-/// Makes what is missing. True when something was made.
+/// Creates the credentials unless they exist for this network. Returns true if it created them.
 pub fn apply(layout: &Layout, network: &Network) -> Result<bool> {
     let subject = layout.pki().join("subject");
     let wanted = format!(
@@ -33,14 +34,14 @@ pub fn apply(layout: &Layout, network: &Network) -> Result<bool> {
     fs::create_dir_all(layout.config()).context("making .dev/config")?;
     host_pki::write(layout, network).context("making the host cluster's certificates")?;
     nats::write(layout, network).context("making the credentials of NATS")?;
-    // Last: a run that is cut off before here starts over.
+    // Written last: an interrupted run starts over.
     fs::write(&subject, wanted).context("recording what the certificates were made for")?;
     Ok(true)
 }
 
 /// Writes a file that only its owner can read.
 pub(crate) fn write_secret(path: &Path, content: &str) -> Result<()> {
-    // A file that exists keeps its mode when it is opened, so it goes first.
+    // Opening an existing file does not change its mode, so the old file is removed first.
     let _ = fs::remove_file(path);
     let mut file = fs::OpenOptions::new()
         .write(true)

@@ -1,7 +1,7 @@
-//! `make down`: removes everything of this clone's stack but the build cache, in whatever state it was left.
+//! `make down`: removes the whole stack of this clone, in any state, except the build cache.
 //!
-//! Processes are found in two ways, each of which says that they are this stack's: the supervisor's own children and the
-//! clone's control groups. Nothing is ever looked for by name.
+//! Processes are found through the supervisors (their own children) and through the clone's control
+//! groups. Nothing is found by process name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use crate::steps::say;
 use crate::supervisor::{Request, client};
 use crate::workers;
 
-/// Mounts lie over one another; each round takes the uppermost ones.
+/// Mounts can be stacked. Each round removes the uppermost ones.
 const UNMOUNT_ROUNDS: usize = 10;
 
 /// Stops and removes everything.
 pub async fn down(layout: &Layout) -> Result<()> {
     let begun = std::time::Instant::now();
-    // The supervisor first, or it would start again what is killed below.
+    // The supervisors stop first: they would restart the processes that are killed below.
     let network = Network::read(layout)?;
     let nodes = network.map(|network| Node::added(layout, &network)).unwrap_or_default();
     for node in nodes {
@@ -32,7 +32,7 @@ pub async fn down(layout: &Layout) -> Result<()> {
     }
     report("processes", shut_down(layout).await);
     let cgroups = Cgroups::discover(&layout.stack_name())?;
-    // The shims and what runs in the pods outlive containerd.
+    // The containerd shims and the pods' processes outlive containerd.
     let killed = cgroups.kill_all().await;
     report("pods", &format!("{killed} processes ended"));
     let killed = workers::kill_all(layout).await?;
@@ -61,7 +61,7 @@ pub async fn down(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Has a supervisor stop all that it keeps.
+/// Makes a supervisor stop all its services. Returns the text to report.
 async fn shut_down(layout: &Layout) -> &'static str {
     match client::ask(layout, &Request::Shutdown).await {
         Ok(_) => "stopped by the supervisor",
@@ -73,7 +73,7 @@ fn report(what: &str, how: &str) {
     say(&format!("  {what}: {how}"));
 }
 
-/// Detaches every mount at or below a folder. Only what is below it: nothing else can have been mounted by this stack.
+/// Unmounts every mount at or below a folder. This stack mounts nothing elsewhere.
 pub(crate) fn unmount_below(dir: &Path) -> Result<usize> {
     let mut removed = 0;
     for _ in 0..UNMOUNT_ROUNDS {
@@ -115,8 +115,8 @@ fn unescape(text: &str) -> String {
         .fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
-/// Where components were seen to put something whatever they are told. Emptied folders go too; no distribution's package has a file
-/// in them.
+/// Paths outside `.dev` where components write files in spite of their configuration. The folders
+/// are removed too once they are empty. No Debian package owns a file in them.
 const FIXED_PLACES: &[&str] = &[
     "/run/containerd/runc/k8s.io",
     "/run/containerd/runc",
@@ -129,8 +129,9 @@ const FIXED_PLACES: &[&str] = &[
     "/var/log/containers",
 ];
 
-/// Removes what the components put at fixed places: links to pods' logs, the CNI library's cached results, the sockets of
-/// shims and of the kubelet. Each is recognised by leading into this clone, or by being a socket of nobody.
+/// Removes the files that components wrote at fixed paths: links to pod logs, cached CNI results,
+/// and sockets of shims and of the kubelet. A file belongs to this stack if it points into this
+/// clone, or if it is a socket without a listener.
 fn remove_strays(layout: &Layout) -> usize {
     let dev = layout.dev();
     let dev_text = dev.display().to_string();
@@ -139,11 +140,11 @@ fn remove_strays(layout: &Layout) -> usize {
         for path in entries(Path::new(place)) {
             let ours = fs::read_link(&path).is_ok_and(|target| target.starts_with(&dev))
                 || is_dead_socket(&path)
-                // A cached result names the network namespace of its pod, which is below .dev.
+                // A cached CNI result names the pod's network namespace, which is below .dev.
                 || (path.is_file() && fs::read_to_string(&path).is_ok_and(|text| text.contains(&dev_text)));
             removed += usize::from(ours && fs::remove_file(&path).is_ok());
         }
-        // Fails where something of others is left, as it should.
+        // Fails if files of other owners remain, which is intended.
         let _ = fs::remove_dir(place);
     }
     removed

@@ -1,5 +1,5 @@
-//! The host cluster: what its processes are called with, their configuration files, and the objects that every cluster
-//! needs before it is of use.
+//! The host cluster: command lines of its processes, their configuration files, and the objects
+//! that every cluster needs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,24 +18,24 @@ pub mod manifests;
 pub mod node;
 pub mod services;
 
-/// The name of the first node, with which those of the others begin.
+/// Name of the first node, and prefix of the other nodes' names.
 pub const NODE_NAME: &str = "yoke-host";
-/// The port of the host's kube-apiserver.
+/// Port of the host's kube-apiserver.
 pub const API_PORT: u16 = 6443;
-/// The release that the host runs, and the one that tenants get unless they ask for another.
+/// Kubernetes version of the host, and the default version of tenant clusters.
 pub const KUBERNETES_VERSION: &str = "1.35.4";
 
-/// What keeps the state of the host API.
+/// Datastore of the host API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostStore {
-    /// Our own.
+    /// kine-nats, Yoke's own store.
     KineNats,
-    /// etcd, to tell a fault of kine-nats from one of Kubernetes.
+    /// etcd, to tell a fault of kine-nats from a fault of Kubernetes.
     Etcd,
 }
 
 impl HostStore {
-    /// The name of the service and of the value of `HOST_STORE`.
+    /// Name of the service, and value of `HOST_STORE`.
     pub fn name(self) -> &'static str {
         match self {
             Self::KineNats => "kine-nats",
@@ -43,7 +43,8 @@ impl HostStore {
         }
     }
 
-    /// Remembers the store of this clone; another one would begin with an empty host API under running pods.
+    /// Records the store of this clone and refuses another one, which would start with an empty
+    /// host API under running pods.
     pub fn settle(self, layout: &Layout) -> Result<()> {
         let file = layout.dev().join("host-store");
         match fs::read_to_string(&file) {
@@ -103,7 +104,7 @@ pub fn write_config(node: &Node, network: &Network, cgroups: &Cgroups) -> Result
     Ok(())
 }
 
-/// The path of an installed program.
+/// Finds the path of an installed program.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     [
         "/usr/local/sbin",

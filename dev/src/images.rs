@@ -1,5 +1,6 @@
-//! Container images, made without an engine or a registry: one binary, the shared libraries that it names, nothing else.
-//! They are loaded straight into containerd under the names that a registry would serve them by.
+//! Builds container images without an engine or a registry. An image holds one binary, the shared
+//! libraries that it needs, and nothing else. Images are imported into containerd under the names
+//! that a registry would serve.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,23 +30,23 @@ pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.15.0";
 pub const CERT_MANAGER: &str = "quay.io/jetstack/cert-manager-controller:v1.21.2";
 /// Envoy.
 pub const ENVOY: &str = "docker.io/envoyproxy/envoy:v1.40.0";
-/// What konnectivity agents connect to, in a control plane.
+/// konnectivity server, a container of a tenant's control plane.
 pub const KONNECTIVITY_SERVER: &str = "registry.k8s.io/kas-network-proxy/proxy-server:v0.34.0";
-/// konnectivity's agent, for workers of tenants.
+/// konnectivity agent, for workers of tenants.
 pub const KONNECTIVITY_AGENT: &str = "registry.k8s.io/kas-network-proxy/proxy-agent:v0.34.0";
-/// What answers `kubectl top`, for workers of tenants.
+/// metrics-server, for workers of tenants.
 pub const METRICS_SERVER: &str = "registry.k8s.io/metrics-server/metrics-server:v0.9.0";
 /// kube-proxy, for workers of tenants.
 pub const KUBE_PROXY: &str = "kube-proxy";
-/// A server for tests.
+/// HTTP echo server for tests.
 pub const ECHO: &str = "docker.io/yoke/echo:dev";
-/// The folder of the binary in every image, but for that of [`AT_ROOT`].
+/// Folder of the binary in every image except [`AT_ROOT`].
 const BIN: &str = "usr/local/bin";
-/// A binary that people call by its path.
+/// Binary at the root of its image, because people call it by its path.
 const AT_ROOT: &str = "echo";
 const TAG_DIGITS: usize = 12;
 
-/// Images of binaries that others release, but for control planes: name, binary.
+/// Images of third-party binaries, except control planes: image name, binary.
 const RELEASED: &[(&str, &str)] = &[
     (crate::host_cluster::PAUSE_IMAGE, "pause"),
     (COREDNS, "coredns"),
@@ -56,19 +57,20 @@ const RELEASED: &[(&str, &str)] = &[
     (ENVOY, "envoy"),
 ];
 
-/// An image of workers, if its binary was made: name, binary.
+/// Image for workers that exists only if its binary was built: image name, binary.
 const IF_MADE: (&str, &str) = (METRICS_SERVER, "metrics-server");
 
 /// Binaries of the images that workers of tenants run.
 const OF_WORKERS: &[&str] = &["pause", "coredns", "proxy-agent", "echo", KUBE_PROXY];
 
-/// What gives `yoke-worker` out, and the folder of its image that the chart names for that.
+/// The binary whose image also contains `yoke-worker`, and the folder that the chart configures for
+/// it.
 const GIVES: &str = "yoke-ssh-ui";
 const WORKERS: &str = "usr/share/yoke/workers";
-/// What it gives out.
+/// The binary that workers download from the SSH server.
 pub const GIVEN: &str = worker::PROGRAM;
 
-/// What a program runs, which is of this machine.
+/// Programs of this computer that a binary calls: binary, program.
 const RUNS: &[(&str, &str)] = &[
     (KUBE_PROXY, "nft"),
     (worker::PROGRAM, "ip"),
@@ -80,11 +82,11 @@ const RUNS: &[(&str, &str)] = &[
     (worker::PROGRAM, "unshare"),
 ];
 
-/// What is in the image of another of this workspace's binaries.
+/// Further binaries of this workspace in an image: image's binary, further binary.
 const WITH: &[(&str, &str)] = &[("kine-nats", "yoke-launch")];
 
-/// Images of this workspace's binaries: repository, binary. Each gets the tag `dev` and one that names its content, so
-/// that a Deployment rolls exactly when its image has changed.
+/// Images of this workspace's binaries: repository, binary. Each image gets the tag `dev` and a tag
+/// with its content hash. So a Deployment rolls out exactly when its image has changed.
 const OWN: &[(&str, &str)] = &[
     ("docker.io/yoke/operator", "yoke-operator"),
     ("docker.io/yoke/ingress-xds", "yoke-ingress-xds"),
@@ -92,11 +94,11 @@ const OWN: &[(&str, &str)] = &[
     ("docker.io/yoke/kine-nats", "kine-nats"),
 ];
 
-/// What is known of a binary's image without reading the binary again.
+/// Cached facts about a binary's image, so that the binary need not be read again.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Known {
     stamp: String,
-    /// The SHA-256 of the layer, which is the image's content.
+    /// SHA-256 of the layer. It identifies the image's content.
     layer: String,
 }
 
@@ -108,7 +110,7 @@ pub struct Images<'a> {
 }
 
 impl<'a> Images<'a> {
-    /// Reads what is known of the images.
+    /// Reads the cached facts about images.
     pub fn open(layout: &'a Layout) -> Self {
         let known = fs::read(Self::file(layout))
             .ok()
@@ -123,7 +125,7 @@ impl<'a> Images<'a> {
         layout.dev().join("images.json")
     }
 
-    /// Loads the images of released binaries. Returns how many were loaded.
+    /// Imports the images of third-party binaries. Returns how many were imported.
     pub async fn load_released(&mut self, releases: &Releases) -> Result<usize> {
         let mut loaded = 0;
         for (name, binary) in RELEASED {
@@ -141,13 +143,13 @@ impl<'a> Images<'a> {
         Ok(loaded)
     }
 
-    /// Loads the images of this workspace's binaries. Returns each one's full name by its binary, and how many were
-    /// loaded.
+    /// Imports the images of this workspace's binaries. Returns each image's full name by its
+    /// binary, and how many were imported.
     pub async fn load_own(&mut self) -> Result<(BTreeMap<&'static str, String>, usize)> {
         let (mut names, mut loaded) = (BTreeMap::new(), 0);
         for (repository, binary) in OWN {
             let tagged = |layer: &str| format!("{repository}:dev-{}", &layer[..TAG_DIGITS]);
-            // The name that says the content comes last: once it is there, both are.
+            // The tag with the content hash comes last: if it exists, both tags do.
             loaded += usize::from(
                 self.load(binary, binary, |layer| vec![format!("{repository}:dev"), tagged(layer)])
                     .await?,
@@ -161,8 +163,8 @@ impl<'a> Images<'a> {
         Ok((names, loaded))
     }
 
-    /// Loads the image of one binary, which is called `program` in it, under the names that `names` gives for its
-    /// layer's digest. True when it was not there.
+    /// Imports the image of one binary, called `program` in the image, unless it exists. `names`
+    /// maps the layer's digest to the image names. Returns true if it imported the image.
     async fn load(&mut self, binary: &str, program: &str, names: impl Fn(&str) -> Vec<String>) -> Result<bool> {
         let contents = Contents::find(program, self.layout.binary(binary)).await?;
         let stamp = stamp(contents.paths())?;
@@ -193,8 +195,8 @@ impl<'a> Images<'a> {
     }
 }
 
-/// Writes the images of this workspace's binaries to `.dev/images`, each as an OCI archive that a registry's tools read. Returns
-/// the files, and the digests of `yoke-worker` that the chart wants to know.
+/// Writes the images of this workspace's binaries to `.dev/images` as OCI archives that registry
+/// tools can read. Returns the files, and the digests of `yoke-worker` for the chart.
 pub async fn export(layout: &Layout, profile: Profile) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let built = rust::build(layout, profile).await?;
     let folder = layout.dev().join("images");
@@ -218,14 +220,14 @@ pub async fn export(layout: &Layout, profile: Profile) -> Result<(Vec<PathBuf>, 
     Ok((files, digests(&built.join(GIVEN))?))
 }
 
-/// The SHA-256 of `yoke-worker`, by architecture, as the chart has it.
+/// SHA-256 of `yoke-worker` by architecture, as a value of the chart.
 pub fn digests(worker: &Path) -> Result<BTreeMap<String, String>> {
     let content = fs::read(worker).with_context(|| format!("reading {}", worker.display()))?;
     let digest = HEXLOWER.encode(&Sha256::digest(content));
     Ok(BTreeMap::from([(architecture().to_owned(), digest)]))
 }
 
-/// This machine's, as Debian calls it.
+/// Architecture of this computer, in Debian's spelling.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -236,19 +238,19 @@ pub fn architecture() -> &'static str {
 
 /// An image that is not built yet.
 pub struct Plan {
-    /// The binary that it is of.
+    /// The image's binary.
     pub binary: &'static str,
     name: String,
     contents: Contents,
 }
 
 impl Plan {
-    /// What it is built of.
+    /// The files that the image is built from.
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> {
         self.contents.paths()
     }
 
-    /// Writes it to a file, for `ctr images import`.
+    /// Writes the image to a file, for `ctr images import`.
     pub async fn write(&self, file: &Path) -> Result<()> {
         let image = build(self.binary, &self.contents).await?;
         let archive = image
@@ -258,7 +260,7 @@ impl Plan {
     }
 }
 
-/// The images for workers of tenants, which reach no registry.
+/// Plans the images for workers of tenants, which cannot reach a registry.
 pub async fn plan_for_workers(layout: &Layout) -> Result<Vec<Plan>> {
     let mut plans = Vec::new();
     let more = layout.binary(IF_MADE.1).exists().then_some(&IF_MADE.1);
@@ -276,14 +278,14 @@ pub async fn plan_for_workers(layout: &Layout) -> Result<Vec<Plan>> {
     Ok(plans)
 }
 
-/// What is in an image: programs by their names there, the first one its own, the shared libraries of them all, and other files
-/// by their paths there, some of which nobody has.
+/// Contents of an image: programs by name (the entry point first), the shared libraries of all
+/// programs, other files by path, and texts by path.
 struct Contents {
     programs: Vec<(String, PathBuf)>,
     libraries: BTreeSet<PathBuf>,
     others: Vec<(String, PathBuf)>,
     texts: &'static [(&'static str, &'static str)],
-    /// Where what it writes is kept.
+    /// Path of the image's volume.
     volume: Option<&'static str>,
 }
 
@@ -344,7 +346,7 @@ impl Contents {
     }
 }
 
-/// Builds the image of a binary, which is called `program` in it.
+/// Builds the image of a binary, called `program` in it.
 async fn build(program: &str, contents: &Contents) -> Result<oci::Image> {
     let files = contents.read()?;
     let (entrypoint, volume) = (program.to_owned(), contents.volume);
@@ -354,7 +356,7 @@ async fn build(program: &str, contents: &Contents) -> Result<oci::Image> {
         .with_context(|| format!("building the image of {program}"))
 }
 
-/// `ctr` on the kubelet's images and containers.
+/// `ctr` for the kubelet's images and containers.
 pub fn ctr(layout: &Layout) -> Result<Command> {
     let program = find_program("ctr").context("ctr is not installed")?;
     Ok(Command::new(program)
@@ -363,7 +365,8 @@ pub fn ctr(layout: &Layout) -> Result<Command> {
         .args(["--namespace", "k8s.io"]))
 }
 
-/// Gives another node the images that the first one has, and takes those away that it has no more. Returns how many it got.
+/// Copies to another node the images that the first node has, and removes its other images. Returns
+/// how many were copied.
 pub async fn mirror(first: &Layout, other: &Layout) -> Result<usize> {
     let (wanted, found) = (list(first).await?, list(other).await?);
     let missing: Vec<_> = wanted.difference(&found).map(|(name, _)| name).collect();
@@ -395,7 +398,8 @@ pub async fn mirror(first: &Layout, other: &Layout) -> Result<usize> {
     Ok(missing.len())
 }
 
-/// The names of a node's images, each with its digest; without those that the kubelet's side of containerd adds by itself.
+/// Names of a node's images, each with its digest. Skips the `sha256:` names that containerd's CRI
+/// plugin adds.
 async fn list(layout: &Layout) -> Result<BTreeSet<(String, String)>> {
     let listing = ctr(layout)?.args(["images", "ls"]).output().await?;
     let to_pair = |line: &str| {
@@ -406,10 +410,10 @@ async fn list(layout: &Layout) -> Result<BTreeSet<(String, String)>> {
     Ok(listing.lines().skip(1).filter_map(to_pair).filter(named).collect())
 }
 
-/// Removes the images of this workspace's binaries that were built earlier and that nothing in the host cluster names any
-/// more. Returns how many.
+/// Removes old images of this workspace's binaries that no object in the host cluster uses. Returns
+/// how many.
 pub async fn prune(layout: &Layout) -> Result<usize> {
-    // What will be made into a pod counts as much as a pod: an image cannot be pulled again.
+    // A pod template counts as much as a pod: the image cannot be pulled again.
     let kinds = "pods,deployments,statefulsets";
     let args = ["get", kinds, "--all-namespaces", "--output=jsonpath={..image}"];
     let used = Kubectl::new(layout).command(&args).output().await?;
@@ -422,8 +426,9 @@ pub async fn prune(layout: &Layout) -> Result<usize> {
     Ok(tags)
 }
 
-/// The names to remove out of what `ctr images ls` prints: all the names of an image, and only if all are either tags by
-/// content that nothing uses, or the plain digests under which the kubelet's side of containerd keeps every image.
+/// Chooses the names to remove from the output of `ctr images ls`. All names of an image are
+/// removed, or none. Each name must be an unused content tag, or the plain digest under which
+/// containerd's CRI plugin lists every image.
 fn plan_prune<'a>(listing: &'a str, used: &BTreeSet<&str>) -> Vec<&'a str> {
     let mut images = BTreeMap::<&str, Vec<&str>>::new();
     for line in listing.lines().skip(1) {
@@ -443,7 +448,7 @@ fn plan_prune<'a>(listing: &'a str, used: &BTreeSet<&str>) -> Vec<&'a str> {
         .collect()
 }
 
-/// Whether a name is a tag that names the content of one of this workspace's binaries.
+/// Whether a name is a content tag of one of this workspace's binaries.
 fn is_own_tag(name: &str) -> bool {
     OWN.iter().any(|(repository, _)| {
         name.strip_prefix(repository)
@@ -451,7 +456,7 @@ fn is_own_tag(name: &str) -> bool {
     })
 }
 
-/// The shared libraries that a binary names, by the paths it looks for them at; none for a static one.
+/// Shared libraries of a binary, by the paths at which it looks for them. A static binary has none.
 async fn shared_libraries(binary: &Path) -> Result<Vec<PathBuf>> {
     let script = r#"LC_ALL=C ldd "$0" 2>&1 || true"#;
     let text = Command::new("sh").args(["-c", script]).arg(binary).output().await?;
@@ -468,7 +473,7 @@ fn parse_ldd(text: &str) -> Result<Vec<PathBuf>> {
         if target.starts_with("not found") {
             anyhow::bail!("{line}");
         }
-        // The kernel's own, such as linux-vdso.so.1, has no path.
+        // Kernel-provided libraries, such as linux-vdso.so.1, have no path.
         if target.starts_with('/') {
             let path = target.split_once(" (").map_or(target, |(path, _)| path);
             libraries.push(PathBuf::from(path));
@@ -478,7 +483,7 @@ fn parse_ldd(text: &str) -> Result<Vec<PathBuf>> {
     Ok(libraries)
 }
 
-/// Changes with the files.
+/// Hash that changes when one of the files changes.
 pub(crate) fn stamp<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     let mut hash = Sha256::new();
     for file in files {

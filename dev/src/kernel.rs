@@ -1,16 +1,17 @@
-//! What the kernel has to give more of than it begins with.
+//! Raises kernel limits that are too low for the stack.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Things that one user may have watch files. Each kubelet, containerd and Envoy of the stack has some, and so has each control
-/// plane: thirty that are awake want more than the 128 that kernels begin with, and what starts then fails.
+/// Number of inotify instances per user. Each kubelet, containerd, Envoy and control plane needs
+/// some. Thirty running control planes need more than the kernel's default of 128, and processes
+/// that start then fail.
 const WATCHERS: &str = "/proc/sys/fs/inotify/max_user_instances";
 const WATCHERS_NEEDED: u64 = 1024;
 
-/// Gives the stack what it needs where it may. What it did is given back, or a warning.
+/// Raises the limits where permitted. Returns a note about the change, a warning, or an empty text.
 pub fn prepare() -> Result<String> {
     raise(Path::new(WATCHERS), WATCHERS_NEEDED)
 }

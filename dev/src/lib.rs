@@ -6,7 +6,8 @@
 //!   make worker ─▶ workers ─▶ a tenant's cluster has one more
 //! ```
 //!
-//! Everything that it makes is below `.dev/` (see [`layout`]) and is found again, or removed, after it was killed.
+//! Everything that the stack creates is below `.dev/` (see [`layout`]). So it can be found again,
+//! or removed, after any process was killed.
 
 use std::process::ExitCode;
 
@@ -53,87 +54,87 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Build what is missing and start what does not run.
+    /// Build missing binaries, and start everything that does not run.
     Up {
-        /// What keeps the host API's state: kine-nats or etcd.
+        /// Datastore of the host API: kine-nats or etcd.
         #[arg(long, env = "HOST_STORE", default_value = "kine-nats")]
         host_store: HostStore,
-        /// Stop after this step.
+        /// Last step to run.
         #[arg(long, default_value = "demo")]
         until: Step,
-        /// Leave out a step; what it makes must be there already.
+        /// Step to leave out; its result must exist already. Can be repeated.
         #[arg(long)]
         skip: Vec<Step>,
-        /// How this workspace's binaries are built.
+        /// Cargo profile for this workspace's binaries.
         #[arg(long, env = "YOKE_PROFILE", default_value = "dev")]
         profile: Profile,
-        /// Releases of Kubernetes that tenants can have beside the host's own, with blanks between them.
+        /// Kubernetes versions for tenants, in addition to the host's own; separated by spaces.
         #[arg(long, env = "YOKE_VERSIONS", default_value = "")]
         versions: Releases,
-        /// Build metrics-server for workers, which takes minutes.
+        /// Build metrics-server for workers. This takes minutes.
         #[arg(long, env = "YOKE_METRICS_SERVER")]
         metrics_server: bool,
     },
-    /// Stop and remove everything but the build cache.
+    /// Stop and remove everything except the build cache.
     Down,
     /// Write the images of this workspace's binaries to `.dev/images`.
     Images {
-        /// How they are built.
+        /// Cargo profile for the binaries.
         #[arg(long, env = "YOKE_PROFILE", default_value = "release")]
         profile: Profile,
     },
     /// Add a worker to the demo cluster.
     Worker(workers::Options),
-    /// Drain a worker, and remove all of it.
+    /// Drain a worker and remove it with all its files.
     RemoveWorker {
-        /// The name of its Node.
+        /// Name of the worker's Node.
         name: String,
     },
     /// Add a node to the host cluster.
     HostNode(nodes::Options),
-    /// Kill all that runs on a node that was added, its pods too.
+    /// Kill all processes of an added node, including its pods.
     KillHostNode {
-        /// Its number, from 2 on.
+        /// Number of the node, at least 2.
         number: u8,
     },
-    /// Cut a node that was added off from all others.
+    /// Disconnect an added node from all other nodes.
     CutHostNode {
-        /// Its number, from 2 on.
+        /// Number of the node, at least 2.
         number: u8,
-        /// End that.
+        /// Reconnect the node instead.
         #[arg(long)]
         mend: bool,
     },
-    /// Remove a node that was added.
+    /// Remove an added node.
     RemoveHostNode {
-        /// Its number, from 2 on.
+        /// Number of the node, at least 2.
         number: u8,
     },
-    /// Show how every component is; exit 1 when one does not work.
+    /// Show the state of every component; exit 1 if one is down.
     Status,
     /// Print the pid of a supervised process.
     Pid {
-        /// Its name, as `status` shows it.
+        /// Name of the process, as shown by `status`.
         name: String,
     },
     /// Stop and start a supervised process.
     Restart {
-        /// Its name, as `status` shows it.
+        /// Name of the process, as shown by `status`.
         name: String,
     },
-    /// Keep processes running (started by `up`).
+    /// Supervise processes (started by `up`).
     #[command(hide = true)]
     Supervise {
-        /// Do not start another daemon when this one is killed.
+        /// Do not start another daemon if this one is killed.
         #[arg(long)]
         unguarded: bool,
-        /// The number of the node whose processes they are.
+        /// Number of the node whose processes to supervise.
         #[arg(long, default_value_t = FIRST_NODE)]
         node: u8,
     },
 }
 
-/// Parses the command line and does what it asks.
+/// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
     let args = Args::parse();
     let done = tokio::runtime::Builder::new_multi_thread()
@@ -170,7 +171,7 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
                 metrics_server,
                 plan: steps::plan(until, &skip),
             };
-            // The failed step has been shown already.
+            // The reporter has shown the failed step already.
             let done = up::up(&layout, options).await.is_ok();
             Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

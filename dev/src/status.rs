@@ -1,4 +1,4 @@
-//! `make status`: every component, asked now.
+//! `make status`: shows the current state of every component.
 
 use anyhow::Result;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use crate::steps::say;
 use crate::supervisor::{ServiceStatus, client};
 use crate::workers;
 
-/// What is said of a Cluster that is asleep.
+/// Text for a Cluster that is asleep.
 const ASLEEP: &str = "asleep";
 
 /// One line of the table.
@@ -55,7 +55,7 @@ struct Condition {
     message: String,
 }
 
-/// Prints how every component is; true when all work.
+/// Prints the state of every component. Returns true if all are healthy.
 pub async fn status(layout: &Layout) -> Result<bool> {
     let Some(services) = client::status(layout).await else {
         say("the stack is down (its supervisor does not answer): `make up` starts it");
@@ -104,7 +104,7 @@ fn to_line(service: ServiceStatus) -> Line {
     }
 }
 
-/// The processes of nodes that were added.
+/// Processes of added nodes.
 async fn added_nodes(layout: &Layout) -> Result<Vec<Line>> {
     let network = Network::read(layout)?;
     let nodes = network.map(|network| Node::added(layout, &network)).unwrap_or_default();
@@ -126,7 +126,7 @@ async fn added_nodes(layout: &Layout) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// The objects of one kind, each with its condition.
+/// Objects of one kind, each judged by one condition.
 async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
     let kubectl = Kubectl::new(layout);
     let args = [
@@ -140,7 +140,7 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
     let list = match kubectl.command(&args).output().await {
         Ok(output) if output.trim().is_empty() => return Vec::new(),
         Ok(output) => serde_json::from_str::<List>(&output).map_err(|error| error.to_string()),
-        // Before the chart is installed there are no Clusters.
+        // The kind does not exist before the chart is installed.
         Err(error) if error.to_string().contains("the server doesn't have a resource type") => return Vec::new(),
         Err(error) => Err(error.to_line()),
     };
@@ -160,7 +160,7 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
     }
 }
 
-/// A Cluster that is asleep is as it should be.
+/// Judges one object by a condition. A Cluster that is asleep counts as healthy.
 fn judge(kind: &str, item: Item, condition: &str) -> Line {
     let singular = kind.split('.').next().unwrap_or(kind).trim_end_matches('s');
     let name = [item.metadata.namespace.as_str(), &item.metadata.name]

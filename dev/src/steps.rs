@@ -1,4 +1,4 @@
-//! The steps of `make up`, and showing steps.
+//! Steps of `make up`, and the display of steps.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// What a step does, as it is shown, and what to try when it fails.
+/// Texts that are shown for a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Label {
-    /// What it does.
+    /// Title: the action, in the imperative.
     pub title: &'static str,
-    /// What to try.
+    /// Advice for the user if the step fails.
     pub advice: &'static str,
 }
 
-/// A step of `make up`. Each does nothing when it was done already.
+/// A step of `make up`. A step that is done already does nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 #[value(rename_all = "kebab-case")]
 pub enum Step {
-    /// What must be there before.
+    /// Checks of the computer.
     Prerequisites,
     /// Debian packages.
     Packages,
@@ -27,21 +27,21 @@ pub enum Step {
     Binaries,
     /// This workspace's binaries.
     Workspace,
-    /// The node's network namespace.
+    /// Network namespaces of the nodes.
     Network,
-    /// Keys, certificates and claims.
+    /// Keys, certificates and NATS claims.
     Credentials,
-    /// The supervisor.
+    /// Supervisors.
     Supervisor,
     /// nats-server.
     Nats,
-    /// The host API's datastore.
+    /// Datastore of the host API.
     HostStore,
-    /// The host's control plane.
+    /// Control plane of the host.
     HostApi,
     /// containerd.
     Containerd,
-    /// Images.
+    /// Images of third-party binaries.
     Images,
     /// kubelet, kube-proxy and the NetworkPolicy firewall.
     Node,
@@ -51,11 +51,11 @@ pub enum Step {
     CertManager,
     /// Yoke's chart.
     Yoke,
-    /// The demo tenant and cluster.
+    /// Demo tenant and cluster.
     Demo,
 }
 
-/// In the order in which each needs the ones before it.
+/// All steps. Each one needs the steps before it.
 pub const ORDER: [Step; 17] = [
     Step::Prerequisites,
     Step::Packages,
@@ -77,7 +77,7 @@ pub const ORDER: [Step; 17] = [
 ];
 
 impl Step {
-    /// How it is shown.
+    /// The texts that are shown for the step.
     pub fn label(self) -> Label {
         Label {
             title: self.title(),
@@ -126,7 +126,7 @@ impl Step {
     }
 }
 
-/// The steps up to and including `last`, without those in `skip`.
+/// Steps up to and including `last`, without the steps in `skip`.
 pub fn plan(last: Step, skip: &[Step]) -> Vec<Step> {
     ORDER
         .into_iter()
@@ -143,7 +143,7 @@ pub struct Reporter {
     done: usize,
 }
 
-/// Shows what a running step is at.
+/// Shows the part that a running step works on.
 #[derive(Debug, Clone)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -161,7 +161,7 @@ impl Progress {
 }
 
 impl Reporter {
-    /// For `total` steps that begin now.
+    /// Reporter for `total` steps that start now.
     pub fn new(total: usize) -> Self {
         Self {
             begun: Instant::now(),
@@ -171,7 +171,7 @@ impl Reporter {
         }
     }
 
-    /// Shows that a step begins.
+    /// Shows that a step starts.
     pub fn begin(&mut self, step: Label) -> Progress {
         self.done += 1;
         if !self.terminal {
@@ -198,7 +198,7 @@ impl Reporter {
         }
     }
 
-    /// Shows that a step ended well, and what it did.
+    /// Shows that a step succeeded, and what it did.
     pub fn end(&self, step: Label, progress: Progress, took: Duration, note: &str) {
         let took = to_seconds(took);
         match progress.bar {
@@ -216,7 +216,7 @@ impl Reporter {
         }
     }
 
-    /// Shows that a step failed: which, why, and what to try.
+    /// Shows that a step failed: which one, why, and what to try.
     pub fn fail(&self, step: Label, progress: Progress, error: &Error) {
         if let Some(bar) = progress.bar {
             bar.finish_and_clear();
@@ -229,23 +229,23 @@ impl Reporter {
         ));
     }
 
-    /// Time since the first step began.
+    /// Time since the first step started.
     pub fn elapsed(&self) -> String {
         to_seconds(self.begun.elapsed())
     }
 }
 
-/// Prints a line. A reader that went away (`make up | head`) is no reason to stop.
+/// Prints a line. A closed pipe (`make up | head`) is ignored.
 pub fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-/// Prints what went wrong, apart from what was asked for.
+/// Prints an error to standard error.
 pub fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Runs one step with its output shown.
+/// Runs one step and shows its progress.
 pub async fn show<F>(reporter: &mut Reporter, step: Label, work: impl FnOnce(Progress) -> F) -> Result<()>
 where
     F: Future<Output = Result<String>>,
@@ -264,7 +264,7 @@ where
     }
 }
 
-/// Which step failed, why, and what to try.
+/// Text of a failure: which step, why, and what to try.
 fn describe_failure(step: Label, place: &str, elapsed: &str, error: &Error) -> String {
     format!(
         "✗ step {place} failed after {elapsed}: {}\n{}\n  try: {}",
@@ -274,7 +274,7 @@ fn describe_failure(step: Label, place: &str, elapsed: &str, error: &Error) -> S
     )
 }
 
-/// The chain of an error, one a line.
+/// The error and its causes, one per line.
 fn describe(error: &Error) -> String {
     error
         .chain()

@@ -1,4 +1,4 @@
-//! `make up`: from whatever is there to a running stack, one step after the other.
+//! `make up`: brings the stack from any state to running, one step at a time.
 
 use std::fs;
 use std::time::Duration;
@@ -27,22 +27,22 @@ use crate::yoke;
 const PROCESS_LIMIT: Duration = Duration::from_secs(90);
 const ROLLOUT_LIMIT: Duration = Duration::from_secs(180);
 
-/// What is asked of `make up`.
+/// Options of `make up`.
 #[derive(Debug)]
 pub struct Options {
-    /// What keeps the host API's state.
+    /// Datastore of the host API.
     pub store: HostStore,
-    /// How this workspace is built.
+    /// Cargo profile of this workspace's binaries.
     pub profile: Profile,
-    /// The releases of Kubernetes that tenants can have.
+    /// Kubernetes versions that tenants can choose.
     pub releases: Releases,
     /// Whether workers have metrics-server.
     pub metrics_server: bool,
-    /// The steps.
+    /// The steps to run.
     pub plan: Vec<Step>,
 }
 
-/// Brings the stack up.
+/// Runs the planned steps.
 pub async fn up(layout: &Layout, options: Options) -> Result<()> {
     let mut reporter = Reporter::new(options.plan.len());
     let Options {
@@ -72,7 +72,7 @@ pub async fn up(layout: &Layout, options: Options) -> Result<()> {
     Ok(())
 }
 
-/// What steps hand on to later ones.
+/// Results that steps pass to later steps.
 struct Stack<'a> {
     layout: &'a Layout,
     store: HostStore,
@@ -80,14 +80,14 @@ struct Stack<'a> {
     releases: Releases,
     metrics_server: bool,
     network: Option<Network>,
-    /// The first node, and those that were added.
+    /// The first node, followed by the added nodes.
     nodes: Vec<Node>,
-    /// What the demo cluster answered.
+    /// Namespaces of the demo cluster, as kubectl printed them.
     namespaces: Option<String>,
 }
 
 impl Stack<'_> {
-    /// Performs one step and says what it did.
+    /// Runs one step and returns a note on what it did.
     async fn perform(&mut self, step: Step, progress: Progress) -> Result<String> {
         match step {
             Step::Prerequisites => {
@@ -214,7 +214,7 @@ impl Stack<'_> {
         Ok(String::new())
     }
 
-    /// Keeps a service of the first node and waits until it works.
+    /// Starts a service of the first node, and waits until it is healthy.
     async fn run(&self, service: Service) -> Result<String> {
         nodes::run(self.first()?, service).await
     }
@@ -249,7 +249,7 @@ impl Stack<'_> {
         Ok(notes.join(", "))
     }
 
-    /// Other nodes have the images that the first one has.
+    /// Copies the first node's images to the other nodes.
     async fn mirror_images(&self) -> Result<()> {
         for node in self.added() {
             images::mirror(self.layout, &node.layout).await?;
@@ -309,7 +309,7 @@ impl Stack<'_> {
     }
 }
 
-/// The three things to paste.
+/// Final message with three things to paste.
 fn build_farewell(layout: &Layout, namespaces: &str) -> String {
     let kubeconfig = layout.demo_kubeconfig();
     let bin = layout.bin();

@@ -1,12 +1,16 @@
-//! `make worker`: adds a worker to a tenant's cluster, as anybody with the Tenant's SSH key would.
+//! `make worker`: adds a worker to a tenant's cluster, in the same way as any holder of the
+//! Tenant's SSH key.
 //!
 //! ```text
 //!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo ─▶ its line, in the worker's namespace: worker-binary, run --rm ─▶ its Node is Ready
 //! ```
 //!
-//! A worker is a process of the stack's control group, and what it starts is in a group of its own. Its folder
-//! `.dev/workers/<number>` holds its pid, its line, its kubeconfig, what its machine has of its own in `/usr/local/bin` as `bin`, and
-//! all that is the worker's own in `root`.
+//! The worker's process belongs to the stack's control group. Its child processes have a group of
+//! their own. Its folder `.dev/workers/<number>` holds these files:
+//!
+//! - its pid, join command and kubeconfig
+//! - `bin`, mounted at `/usr/local/bin` in its mount namespace
+//! - `root`, all state of the worker.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -52,30 +56,31 @@ const START: Label = Label {
     advice: "look at .dev/log and .dev/workers/*/root/logs, then run `make worker` again",
 };
 
-/// Its program is fetched, others are copied, images loaded; a kubelet starts and joins.
+/// Timeout of joining: download the program, copy others, load images, start a kubelet and
+/// register.
 const READY_LIMIT: Duration = Duration::from_secs(180);
-/// Pods are drained, then everything is removed.
+/// Timeout of leaving: drain the Pods, then remove everything.
 const LEAVE_LIMIT: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(300);
-/// A worker's name is this and its number.
+/// Prefix of a worker's name, before its number.
 const PREFIX: &str = "worker-";
-/// Where a join line puts the program, and where people have programs of their own.
+/// Folder where a join command installs the program, and where administrators install programs.
 const PLACE: &str = "/usr/local/bin";
-/// That of a machine that somebody logs in to.
+/// `PATH` of a login shell.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
-/// How a join line ends, but for the token.
+/// End of a join command, before the token.
 const JOINS: &str = "exec $p join $0";
 
-/// What is asked of `make worker`.
+/// Options of `make worker`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The Cluster to join.
+    /// Cluster to join.
     #[arg(long, default_value = DEMO)]
     cluster: String,
-    /// The SSH key of its Tenant, if it is not the demo tenant's.
+    /// SSH key of the Cluster's Tenant; by default, the demo tenant's.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// File with a join line, if none is to be asked for.
+    /// File with a join command; by default, a new one is requested.
     #[arg(long, value_name = "FILE")]
     line_file: Option<PathBuf>,
     /// End the worker after this time, such as 2h or 90m.
@@ -83,7 +88,7 @@ pub struct Options {
     ttl: Option<String>,
 }
 
-/// Adds a worker. False when a step failed, which was shown.
+/// Adds a worker. Returns false if a step failed; the failure has been shown.
 pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     let network = Network::read(layout)?;
     let (Some(network), true) = (network, client::processes(layout).await.is_some()) else {
@@ -116,7 +121,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
         .await
     };
     if added.await.is_err() {
-        // One that runs may still be looked at, and goes with `make down`.
+        // A running worker stays for inspection. `make down` removes it.
         if worker.find_process().is_none() {
             worker.forget().await?;
         }
@@ -136,7 +141,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Drains a worker, and removes all of it.
+/// Drains a worker and removes it with all its files.
 pub async fn remove(layout: &Layout, name: &str) -> Result<()> {
     let number = name.strip_prefix(PREFIX).and_then(|number| number.parse().ok());
     let worker = number.map(|number| Worker::new(layout, number));
@@ -151,7 +156,7 @@ pub async fn status(layout: &Layout) -> Vec<(String, Option<String>)> {
     let mut found = Vec::new();
     for worker in Worker::list(layout) {
         let problem = match worker.find_process() {
-            // It has left by itself.
+            // The worker has left by itself.
             None if !worker.root().exists() => continue,
             None => Some("it was killed".to_owned()),
             Some(_) => worker.ask_ready().await.err().map(|error| format!("{error:#}")),
@@ -161,7 +166,8 @@ pub async fn status(layout: &Layout) -> Vec<(String, Option<String>)> {
     found
 }
 
-/// Kills what runs of all workers, and returns how many there were. Their folders and namespaces go with those of the stack.
+/// Kills the processes of all workers and returns the number of workers. `down` removes their
+/// folders and namespaces with the stack.
 pub async fn kill_all(layout: &Layout) -> Result<usize> {
     let workers = Worker::list(layout);
     for group in workers.iter().filter_map(Worker::find_group) {
@@ -172,7 +178,7 @@ pub async fn kill_all(layout: &Layout) -> Result<usize> {
     Ok(workers.len())
 }
 
-/// Packs the programs of workers, and says where they are.
+/// Packs the programs of workers and returns their folder.
 pub(crate) async fn pack(layout: &Layout) -> Result<PathBuf> {
     fs::create_dir_all(layout.workers()).context("making .dev/workers")?;
     let _lock = lock(layout)?;
@@ -180,7 +186,7 @@ pub(crate) async fn pack(layout: &Layout) -> Result<PathBuf> {
     Ok(layout.bundle())
 }
 
-/// Taken by one at a time who makes what workers share.
+/// Locks the files that all workers share.
 fn lock(layout: &Layout) -> Result<File> {
     let path = layout.workers().join("lock");
     let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
@@ -188,10 +194,10 @@ fn lock(layout: &Layout) -> Result<File> {
     Ok(file)
 }
 
-/// A worker on this machine.
+/// A worker on this computer.
 struct Worker<'a> {
     layout: &'a Layout,
-    /// Of its Node.
+    /// Name of its Node.
     name: String,
     folder: PathBuf,
     port: Port,
@@ -207,7 +213,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// The first one that there is not. Its folder says that it is taken.
+    /// Claims the first free number by creating its folder.
     fn claim(layout: &'a Layout) -> Result<Self> {
         fs::create_dir_all(layout.workers()).context("making .dev/workers")?;
         for number in 1..=WORKERS_MAX {
@@ -221,7 +227,7 @@ impl<'a> Worker<'a> {
         bail!("there are {WORKERS_MAX} workers, as many as have an address: `make down` removes them all")
     }
 
-    /// Those of a clone.
+    /// All workers of this clone.
     fn list(layout: &'a Layout) -> Vec<Self> {
         let folders = entries(&layout.workers());
         let mut numbers: Vec<u8> = folders
@@ -256,7 +262,7 @@ impl<'a> Worker<'a> {
         self.layout.log().join(format!("{}.log", self.name))
     }
 
-    /// The line that it joins by, and the cluster's kubeconfig, from the SSH server.
+    /// Requests a join command and the cluster's kubeconfig from the SSH server.
     async fn ask(&self, ssh: impl Fn(&[&str]) -> Command, options: &Options) -> Result<String> {
         let line = match &options.line_file {
             Some(file) => fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
@@ -268,7 +274,8 @@ impl<'a> Worker<'a> {
         Ok(String::new())
     }
 
-    /// The machine's `ssh` has the Tenant's key, and knows the server.
+    /// Installs an `ssh` script for the worker, which uses the Tenant's key and knows the server's
+    /// key.
     fn give_key(&self, key: &Path) -> Result<()> {
         let program = find_program("ssh").context("ssh is not installed")?;
         let script = format!(
@@ -284,16 +291,16 @@ impl<'a> Worker<'a> {
         make_executable(&ssh)
     }
 
-    /// Starts it, in the background.
+    /// Starts the worker in the background.
     async fn start(&self, network: &Network, ttl: Option<&str>) -> Result<()> {
         // No DNS server knows the API's name.
         let name = "--output=jsonpath={.clusters[0].cluster.tls-server-name}";
         let name = self.kubectl(&["config", "view", "--minify", name]).output().await?;
         let hosts = format!("127.0.0.1 localhost\n{} {name}\n", network.node_ip());
         fs::write(self.file("hosts"), hosts).context("writing the worker's hosts")?;
-        // What this process starts is found in the group when the stack goes.
+        // Joins the group so that `down` finds the child processes.
         Cgroups::discover(&self.layout.stack_name())?.join_host(std::process::id())?;
-        // Not a child: whoever ran `make worker` waits for none.
+        // Detached, so that the caller of `make worker` does not wait for it.
         let script = r#"exec setsid --fork sh -c 'echo $$ > "$0/pid" && exec "$@"' "$@" >>"$0" 2>&1 </dev/null"#;
         let line = fs::read_to_string(self.line()).context("reading the worker's line")?;
         let line = to_ephemeral(&line)?;
@@ -316,7 +323,8 @@ impl<'a> Worker<'a> {
         command.run().await.context("starting yoke-worker")
     }
 
-    /// How programs get to where the worker is: its network, its own hosts and its own programs.
+    /// Command prefix that enters the worker's environment: its network namespace, /etc/hosts and
+    /// programs.
     fn to_entry(&self) -> Vec<String> {
         let namespace = format!("--net=/run/netns/{}", self.port.namespace);
         let script = format!(r#"mount --bind "$0/hosts" /etc/hosts && mount --bind "$0/bin" {PLACE} && exec "$@""#);
@@ -362,11 +370,11 @@ impl<'a> Worker<'a> {
         Kubectl::new(self.layout).with(&self.kubeconfig(), args)
     }
 
-    /// The process that was started, if it still runs.
+    /// The worker's process, if it still runs.
     fn find_process(&self) -> Option<Pid> {
         let text = fs::read_to_string(self.file("pid")).ok()?;
         let pid: i32 = text.trim().parse().ok()?;
-        // Another one may have got its pid since.
+        // Another process may have the same pid by now.
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let root = self.root();
         let own = arguments
@@ -375,7 +383,7 @@ impl<'a> Worker<'a> {
         own.then(|| Pid::from_raw(pid))?
     }
 
-    /// The control group of what it has started.
+    /// Control group of the worker's child processes.
     fn find_group(&self) -> Option<String> {
         let text = fs::read(self.root().join("worker.json")).ok()?;
         let worker: serde_json::Value = serde_json::from_slice(&text).ok()?;
@@ -396,7 +404,7 @@ impl<'a> Worker<'a> {
             }
             tokio::time::sleep(POLL).await;
         }
-        // It was killed.
+        // The worker was killed and left its files.
         if self.root().exists() {
             let mut entry = self.to_entry().into_iter();
             Command::new(entry.next().unwrap_or_default())
@@ -411,15 +419,15 @@ impl<'a> Worker<'a> {
         self.forget().await
     }
 
-    /// Removes what is left of one that does not run.
+    /// Removes what is left of a worker that does not run.
     async fn forget(&self) -> Result<()> {
         self.port.remove().await.context("removing the worker's network")?;
         fs::remove_dir_all(&self.folder).with_context(|| format!("removing {}", self.folder.display()))
     }
 }
 
-/// A join line that takes more words, and makes of a machine without systemd a worker that stays until it is ended: all else is as
-/// it was printed.
+/// Changes a join command so that it accepts further arguments and runs the worker in the
+/// foreground, without systemd. All else stays as printed.
 fn to_ephemeral(line: &str) -> Result<String> {
     let line = line.trim_end();
     let (before, token) = line

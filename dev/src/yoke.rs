@@ -1,4 +1,4 @@
-//! Yoke on the host cluster: its chart and the values for it, and the demo tenant.
+//! Installs Yoke on the host cluster: its chart, the chart's values, and the demo tenant.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,20 +21,21 @@ use crate::network::Network;
 use crate::releases::{self, Releases};
 use crate::ssh;
 
-/// The namespace of Yoke's own processes.
+/// Namespace of Yoke's own processes.
 pub const NAMESPACE: &str = "yoke-system";
-/// The domain of every tenant cluster's public name.
+/// Domain of every tenant cluster's public name.
 pub const BASE_DOMAIN: &str = "yoke.test";
-/// The port of the ingress.
+/// Port of the ingress.
 pub const INGRESS_PORT: u16 = 443;
-/// The name of the tenant, and of its cluster, that `make up` makes.
+/// Name of the demo tenant and of its cluster.
 pub const DEMO: &str = "demo";
 const PKI_NAMESPACE: &str = "yoke-pki";
 const RELEASE: &str = "yoke";
 const READY_LIMIT: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(300);
 
-/// Installs the chart with these images (by binary), or upgrades it. The values stay in `.dev/yoke-values.yaml`.
+/// Installs or upgrades the chart with these images (by binary). The values stay in
+/// `.dev/yoke-values.yaml`.
 pub async fn install(
     layout: &Layout,
     network: &Network,
@@ -67,7 +68,8 @@ pub async fn install(
         .until("Yoke's CRDs being served", &established, READY_LIMIT)
         .await?;
 
-    // A release that a killed helm left pending would keep every later one waiting. What it had made so far is adopted.
+    // A release that a killed helm left pending would block every later one. helm adopts the
+    // objects that it created.
     kubectl
         .command(&[
             "--namespace",
@@ -116,18 +118,19 @@ pub async fn install(
     ssh::write_known(layout, network).await
 }
 
-/// The demo cluster, as it came to be.
+/// Result of creating the demo cluster.
 #[derive(Debug)]
 pub struct Demo {
-    /// How long it took until it was Ready.
+    /// Time until it was Ready.
     pub took: Duration,
     /// Whether it was asleep before.
     pub woken: bool,
-    /// What `kubectl get namespaces` printed.
+    /// Output of `kubectl get namespaces`.
     pub namespaces: String,
 }
 
-/// Makes the demo tenant and cluster, wakes it if it sleeps, and waits until the API answers through the ingress.
+/// Creates the demo tenant and cluster, wakes the cluster if it sleeps, and waits until its API
+/// answers through the ingress.
 pub async fn make_demo(layout: &Layout) -> Result<Demo> {
     let kubectl = Kubectl::new(layout);
     let spec = json!({"sshKeys": [{"name": "make-up", "publicKey": ssh::make_demo_key(layout).await?}]});
@@ -135,7 +138,7 @@ pub async fn make_demo(layout: &Layout) -> Result<Demo> {
     let tenant =
         json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}, "spec": spec});
     kubectl.apply(tenant.to_string()).await?;
-    // The tenant's namespace is the operator's to make; until then nothing can be put into it.
+    // The operator creates the tenant's namespace.
     kubectl
         .until(
             "the tenant's namespace appearing",
@@ -147,7 +150,7 @@ pub async fn make_demo(layout: &Layout) -> Result<Demo> {
         "apiVersion": "yoke.drzzl.io/v1alpha1",
         "kind": "Cluster",
         "metadata": {"name": DEMO, "namespace": DEMO},
-        // Workers may join it (`make worker`), and are behind NAT.
+        // Workers can join with `make worker`. They are behind NAT.
         "spec": {"konnectivity": "Enabled", "state": "Running"},
     });
     kubectl
@@ -196,7 +199,7 @@ pub async fn make_demo(layout: &Layout) -> Result<Demo> {
     })
 }
 
-/// Ends a cluster's sleep; whether it slept.
+/// Wakes a sleeping cluster. Returns whether it was asleep.
 async fn wake(kubectl: &Kubectl<'_>, cluster: &str) -> Result<bool> {
     let state = "--output=jsonpath={.status.conditions[?(@.type=='Asleep')].status}";
     let asleep = kubectl
@@ -212,7 +215,7 @@ async fn wake(kubectl: &Kubectl<'_>, cluster: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// `kubectl get namespaces` as the tenant, through the ingress.
+/// Runs `kubectl get namespaces` as the tenant, through the ingress.
 async fn demo_namespaces(layout: &Layout) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -231,7 +234,7 @@ async fn demo_namespaces(layout: &Layout) -> Result<String> {
     }
 }
 
-/// The values that were given to the chart, an example for other hosts too.
+/// The values of the chart. They are also an example for other hosts.
 pub fn values_file(layout: &Layout) -> PathBuf {
     layout.dev().join("yoke-values.yaml")
 }
@@ -244,7 +247,8 @@ fn build_values(
 ) -> Value {
     let image = |binary: &str| names.get(binary).cloned().unwrap_or_default();
     let host = format!("{node}/32");
-    // The ingress's address is the first node's, and what is lost with another one are control planes.
+    // The ingress address belongs to the first node. Loss of another node must affect only control
+    // planes.
     let first = json!({"kubernetes.io/hostname": NODE_NAME});
     json!({
         "namespaces": {"create": false},
@@ -272,7 +276,7 @@ fn build_values(
         "ingress": {
             "address": node,
             "port": INGRESS_PORT,
-            // Local keeps the clients' addresses, by which the gate limits.
+            // Local preserves client addresses, which the ingress rate-limits.
             "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
             "replicas": 1,
             "nodeSelector": first,
@@ -299,7 +303,7 @@ fn build_values(
     })
 }
 
-/// An entry of the catalogue.
+/// An entry of the version catalogue.
 fn build_version(release: &str) -> Value {
     let [api_server, controller_manager, scheduler] =
         releases::PROGRAMS.map(|program| releases::to_image(program, release));
@@ -317,8 +321,8 @@ fn build_version(release: &str) -> Value {
     })
 }
 
-/// The namespaces, what Yoke is given of NATS (a key that signs accounts, and a user that pushes them), and who signs the
-/// certificate of its HTTPS API.
+/// Builds the namespaces, the Secret with Yoke's access to NATS (a key that signs accounts, and a
+/// user that pushes them), and the issuer for its HTTPS API.
 fn build_prerequisites(layout: &Layout) -> Result<String> {
     let read = |name: &str| {
         let path = nats::file(layout, name);
@@ -343,8 +347,8 @@ fn build_prerequisites(layout: &Layout) -> Result<String> {
     Ok(objects.join("\n---\n"))
 }
 
-/// Who signs the certificate of the HTTPS API: a CA of its own. One that is signed by itself alone has no issuer's name, which
-/// OpenSSL takes for none.
+/// Builds the CA that issues the certificate of the HTTPS API. A self-signed server certificate
+/// would have no issuer name, and OpenSSL treats that as missing.
 fn build_api_issuer() -> [Value; 3] {
     let root = format!("{}-root", ssh::API_SECRET);
     let object = |kind: &str, name: &str, spec: Value| {

@@ -1,4 +1,4 @@
-//! Pure: the objects that every cluster needs before it is of use.
+//! Pure: builds the manifests of the objects that every cluster needs.
 
 use crate::images;
 use crate::network::Network;
@@ -14,7 +14,7 @@ pub fn build_coredns(network: &Network) -> String {
     )
 }
 
-/// What the NetworkPolicy firewall may read.
+/// RBAC of kube-router, the NetworkPolicy firewall.
 pub fn build_kube_router() -> String {
     fill(include_str!("../../manifests/kube-router.yaml"), &[])
 }

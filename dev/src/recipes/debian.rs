@@ -1,11 +1,11 @@
-//! Debian packages, and what must be on the machine before anything else.
+//! Installs Debian packages, and checks what the computer must provide.
 
 use anyhow::{Result, bail};
 
 use crate::command::Command;
 use crate::host_cluster::find_program;
 
-/// Program that shows that a package is there, and the package.
+/// Program that indicates an installed package, and the package.
 const PACKAGES: &[(&str, &str)] = &[
     ("containerd", "containerd"),
     ("runc", "runc"),
@@ -17,18 +17,18 @@ const PACKAGES: &[(&str, &str)] = &[
     ("nsenter", "util-linux"),
     ("mount", "mount"),
     ("python3", "python3"),
-    // For the tests: a TLS client that shows what it was given, a client of HTTP, and kill(1).
+    // For tests: a TLS client that shows the server's certificate, an HTTP client, and kill(1).
     ("openssl", "openssl"),
     ("curl", "curl"),
     ("kill", "procps"),
-    // The clients of the SSH server: in its tests, and of people. In its tests, a terminal for them.
+    // SSH clients, for tests and for people; and a terminal for tests.
     ("ssh", "openssh-client"),
     ("tmux", "tmux"),
-    // What keeps workers on most machines. In tests it runs beside this machine's own.
+    // The usual supervisor of workers. Tests run it beside this computer's own instance.
     ("systemd-analyze", "systemd"),
 ];
 
-/// Installs the packages that are missing and returns their names.
+/// Installs the missing packages and returns their names.
 pub async fn install() -> Result<Vec<&'static str>> {
     let mut missing: Vec<&str> = PACKAGES
         .iter()

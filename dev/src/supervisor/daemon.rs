@@ -1,4 +1,4 @@
-//! The daemon: owns the keepers, answers the control socket.
+//! The daemon: owns the keepers and serves the control socket.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,12 +16,12 @@ use crate::cgroups::Cgroups;
 use crate::layout::Layout;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
-/// What is shut down is removed next: nothing is lost by not waiting for kube-apiserver's watches.
+/// Stopped services are deleted next, so there is no need to wait for kube-apiserver's watches.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
-/// Ended daemons are replaced after this; a daemon that cannot start at all does not take the machine with it.
+/// Delay before an exited daemon is replaced. It limits the load if the daemon cannot start at all.
 const GUARD_PAUSE: Duration = Duration::from_millis(300);
 
-/// The services in the order in which they were first kept, which is the order in which they depend on each other.
+/// The keepers are ordered by first start, which is the order of their dependencies.
 struct Daemon {
     layout: Layout,
     keepers: Vec<Keeper>,
@@ -32,7 +32,7 @@ enum After {
     End,
 }
 
-/// Runs a daemon, and another one when that is killed, until one ends of itself.
+/// Runs a daemon, and replaces it when it is killed, until a daemon exits with success.
 pub async fn guard(layout: &Layout) -> Result<()> {
     let program = std::env::current_exe().context("finding the supervisor's own binary")?;
     Cgroups::discover(&layout.group())?.join_host(std::process::id())?;
@@ -51,7 +51,7 @@ pub async fn guard(layout: &Layout) -> Result<()> {
     }
 }
 
-/// Runs a daemon until it is told to end.
+/// Runs a daemon until a request ends it.
 pub async fn run(layout: Layout) -> Result<()> {
     Cgroups::discover(&layout.group())?.join_host(std::process::id())?;
     for dir in [services_dir(&layout), pids_dir(&layout), layout.log()] {
@@ -86,14 +86,14 @@ pub async fn run(layout: Layout) -> Result<()> {
 }
 
 impl Daemon {
-    /// Keeps what the former daemon was told to keep.
+    /// Starts the services that the previous daemon persisted.
     fn take_over(&mut self) -> Result<()> {
         let mut found = BTreeMap::new();
         for entry in fs::read_dir(services_dir(&self.layout))
             .context("reading the services to keep")?
             .flatten()
         {
-            // A file that was being written when the machine stopped is made again by the next `up`.
+            // A file that was incomplete at a crash is written again by the next `up`.
             let complete = entry.path().extension().is_some_and(|extension| extension == "json");
             let service = fs::read(entry.path())
                 .ok()
@@ -202,7 +202,8 @@ impl Daemon {
     }
 }
 
-/// A probe can be answered by a stranger; without a process of its own a service does not work.
+/// Judges a service. Without a running process it is down, even if another process answers the
+/// probe.
 fn judge(state: &State, probe: Option<String>) -> Option<String> {
     match (&state.pid, &state.last_end) {
         (None, Some(end)) => Some(format!("not running: {end}")),
@@ -221,7 +222,7 @@ async fn read(stream: UnixStream) -> Result<(Request, UnixStream)> {
 async fn answer(mut stream: UnixStream, reply: &Reply) {
     if let Ok(mut line) = serde_json::to_vec(reply) {
         line.push(b'\n');
-        // Whoever asked may be gone.
+        // The client may have gone.
         let _ = stream.write_all(&line).await;
     }
 }

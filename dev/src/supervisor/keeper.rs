@@ -1,4 +1,5 @@
-//! Keeps one service's process running. Started anew after a pause that grows while it keeps ending early.
+//! Keeps the process of one service running. It restarts the process after a delay, which grows
+//! while the process keeps exiting early.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,32 +13,32 @@ use super::process::Process;
 
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(3);
-/// How long a process may take to end of itself.
+/// Time for a process to exit after SIGTERM.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// A process that ran this long is not in a crash loop.
 const STEADY: Duration = Duration::from_secs(10);
-/// Orders are few, and each is answered before the next is sent.
+/// Capacity of the channel. Orders are few, and each is answered before the next is sent.
 const ORDERS: usize = 4;
 
-/// What a keeper reports.
+/// State of a service's process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct State {
     pub(super) pid: Option<u32>,
     pub(super) restarts: u32,
-    /// How the last process ended, or why none could be started.
+    /// How the last process exited, or why none could be started.
     pub(super) last_end: Option<String>,
 }
 
 #[derive(Debug)]
 enum Order {
-    /// Stop the process, within this time, and end.
+    /// Stop the process within this time, and end the keeper.
     Stop(Duration, oneshot::Sender<()>),
     Restart(oneshot::Sender<()>),
-    /// End without touching the process.
+    /// End the keeper without touching the process.
     Leave,
 }
 
-/// A running keeper.
+/// Handle of a running keeper.
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) service: Service,
@@ -52,7 +53,8 @@ struct Files {
 }
 
 impl Keeper {
-    /// Keeps `service` running, beginning with the process that `record` names if that runs the same service.
+    /// Keeps `service` running. Starts with the process in `record`, if that process runs the same
+    /// service.
     pub(super) fn spawn(service: Service, log: PathBuf, record: PathBuf) -> Self {
         let (state_sender, state) = watch::channel(State::default());
         let (orders, receiver) = mpsc::channel(ORDERS);
@@ -72,20 +74,20 @@ impl Keeper {
     /// Stops the process, by force after `limit`, and ends the keeper.
     pub(super) async fn stop(self, limit: Duration) {
         let (done, wait) = oneshot::channel();
-        // An error is a keeper that has ended already.
+        // An error means that the keeper has ended already.
         let _ = self.orders.send(Order::Stop(limit, done)).await;
         let _ = wait.await;
         let _ = self.task.await;
     }
 
-    /// Stops the process; the keeper starts it again.
+    /// Stops the process. The keeper starts it again.
     pub(super) async fn restart(&self) {
         let (done, wait) = oneshot::channel();
         let _ = self.orders.send(Order::Restart(done)).await;
         let _ = wait.await;
     }
 
-    /// Ends the keeper, not the process.
+    /// Ends the keeper and leaves the process running.
     pub(super) async fn leave(self) {
         let _ = self.orders.send(Order::Leave).await;
         let _ = self.task.await;
@@ -209,7 +211,7 @@ mod tests {
         let mut next = Keeper::spawn(service(&["sleep", "60"]), files().0, files().1);
         assert_eq!(until(&mut next, |state| state.pid.is_some()).await.pid, pid);
         next.leave().await;
-        // Another command under the same name replaces it.
+        // A different command under the same name replaces the process.
         let mut other = Keeper::spawn(service(&["sleep", "61"]), files().0, files().1);
         assert_ne!(until(&mut other, |state| state.pid.is_some()).await.pid, pid);
         other.stop(STOP_LIMIT).await;

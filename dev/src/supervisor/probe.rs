@@ -1,4 +1,4 @@
-//! Asking a service whether it works.
+//! Runs the health check of a service.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(4);
 const ANSWER_LIMIT: u64 = 4096;
 
 impl Probe {
-    /// Nothing when the service works, else what is wrong.
+    /// Returns `None` if the service is healthy, else the reason.
     pub(super) async fn ask(&self) -> Option<String> {
         match self {
             Self::Http { address, path } => match tokio::time::timeout(LIMIT, get(address, path)).await {

@@ -1,4 +1,5 @@
-//! What a worker is made of, as `yoke-worker` reads it: the stack's own programs, images made of them, and their digests.
+//! Packs the bundle of a worker, in the form that `yoke-worker` reads: the stack's programs, images
+//! of them, and their digests.
 //!
 //! ```text
 //!   .dev/bin, Debian's containerd and runc ──links──▶ .dev/bundle/…        ─┐
@@ -17,16 +18,17 @@ use crate::layout::Layout;
 use crate::recipes::{Made, go, link};
 use crate::releases;
 
-/// Those of other releases too, of a stack that has such: a worker that is asked to follow takes the one of its name.
+/// Kubelets of other versions are added if the stack has them. A worker that follows an upgrade
+/// takes the one with its version.
 const KUBELET: &str = "kubelet";
-/// In `.dev/bin`.
+/// Programs in `.dev/bin`.
 const BUILT: &[&str] = &[KUBELET, "ctr", "bridge", "host-local", "loopback", "portmap"];
-/// Debian's.
+/// Programs of Debian packages.
 const INSTALLED: &[&str] = &["containerd", "containerd-shim-runc-v2", "runc"];
-/// Where it is kept what the bundle was made of.
+/// File that records what the bundle was made of.
 const STAMP: &str = ".stamp";
 
-/// Makes the bundle, unless there is one of the programs as they are.
+/// Makes the bundle, unless the existing one was made of the same programs.
 pub(super) async fn make(layout: &Layout) -> Result<Made> {
     let mut programs = Vec::new();
     for name in BUILT {
@@ -54,7 +56,7 @@ pub(super) async fn make(layout: &Layout) -> Result<Made> {
     fs::create_dir_all(partial.join("images")).with_context(|| format!("making {}", partial.display()))?;
     let mut names = Vec::new();
     for (name, path) in &programs {
-        // What is found may be a link itself.
+        // The program may be a symbolic link.
         let path = path.canonicalize().with_context(|| format!("finding {name}"))?;
         link(&path, &partial.join(name))?;
         names.push(PathBuf::from(name));
