@@ -1,5 +1,6 @@
-//! A client that holds a watch, as controllers do: when it ends, the client begins it again from where it was, and lists anew
-//! where the API server says that it cannot. One that has just started knows no older changes than its own first list.
+//! A client that holds a watch, like a controller. When the watch ends, the client resumes it from
+//! the last resourceVersion. If the API server answers that the version is too old, the client
+//! lists again. A newly started API server knows no changes older than its own first list.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -15,27 +16,28 @@ use tokio::task::JoinHandle;
 
 use crate::acknowledged::{APPENDED, Record, name_of, prefix_of};
 
-/// How soon the client asks again.
+/// Delay before the client sends the next request.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A watch that says nothing for so long is taken for dead: what is watched is written all the time.
+/// A watch without events for this long counts as broken, because the watched objects change
+/// continuously.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The status of a version that is too old.
+/// HTTP status for a resourceVersion that is too old.
 const EXPIRED: u16 = 410;
-/// How long one request may take.
+/// Timeout of one watch request.
 const WATCH_SECONDS: u32 = 280;
 
-/// What was seen so far.
+/// Events seen so far.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// Names, in the order in which they were made.
+    /// Names in the order of creation.
     made: Vec<String>,
-    /// How often the watch was asked for.
+    /// Number of watch requests.
     asks: usize,
-    /// How often all was listed anew.
+    /// Number of lists after the first one.
     lists: usize,
-    /// The longest time between two events.
+    /// Longest time between two events.
     gap: Duration,
-    /// Why it cannot be gone on with.
+    /// Reason why the watch cannot continue.
     failure: Option<String>,
 }
 
@@ -47,7 +49,7 @@ pub struct HeldWatch {
 }
 
 impl HeldWatch {
-    /// Begins it: what is made from now on is seen.
+    /// Starts the watch. Objects that are created from now on are seen.
     pub async fn begin(client: Client) -> Result<Self> {
         let api: Api<ConfigMap> = Api::namespaced(client, "default");
         let list = api.list(&ListParams::default().limit(1)).await.context("listing")?;
@@ -60,13 +62,13 @@ impl HeldWatch {
         Ok(Self { seen, task })
     }
 
-    /// Waits until the making of an object was seen.
+    /// Waits until the creation of an object was seen.
     pub async fn wait_for(&self, name: &str, limit: Duration) -> Result<()> {
         self.wait_until(name, limit, |made| made.iter().rev().any(|made| made == name))
             .await
     }
 
-    /// Waits until the making of so many more objects was seen than by now.
+    /// Waits until the creation of `count` further objects was seen.
     pub async fn wait_for_more(&self, count: usize, limit: Duration) -> Result<()> {
         let count = self.seen.borrow().made.len() + count;
         self.wait_until(&format!("{count} objects"), limit, |made| made.len() >= count)
@@ -91,18 +93,18 @@ impl HeldWatch {
         failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot go on: {failure}")))
     }
 
-    /// How often the watch was asked for so far.
+    /// Number of watch requests so far.
     pub fn asks(&self) -> usize {
         self.seen.borrow().asks
     }
 
-    /// The longest time between two events, and how often all was listed anew.
+    /// Longest time between two events, and number of lists after the first one.
     pub fn interruptions(&self) -> (Duration, usize) {
         let seen = self.seen.borrow();
         (seen.gap, seen.lists)
     }
 
-    /// Ends it. An error unless it told of all objects of a record once, in order.
+    /// Ends the watch. Fails unless it delivered all objects of a record once and in order.
     pub fn check(self, record: &Record) -> Result<()> {
         let made = self.end()?;
         for (appender, appended) in record.appended.iter().enumerate() {
@@ -119,7 +121,7 @@ impl HeldWatch {
         Ok(())
     }
 
-    /// Ends it. Names of what was made, each as often as it was told.
+    /// Ends the watch. Returns the names of created objects, once for each event.
     pub fn end(self) -> Result<Vec<String>> {
         self.task.abort();
         let seen = self.seen.borrow();
@@ -140,15 +142,15 @@ async fn hold(api: Api<ConfigMap>, mut version: String, seen: &watch::Sender<See
     }
 }
 
-/// Why a watch has ended.
+/// Why a watch ended.
 enum End {
-    /// It may go on.
+    /// The watch can be resumed.
     Interrupted,
-    /// The API server knows nothing so old.
+    /// The API server no longer knows the version.
     Expired,
 }
 
-/// Watches until that ends.
+/// Watches until the watch ends.
 async fn follow(
     api: &Api<ConfigMap>,
     version: &mut String,
@@ -160,7 +162,7 @@ async fn follow(
     let mut events = match tokio::time::timeout(SILENCE, api.watch(&parameters, version)).await {
         Ok(Ok(events)) => events.boxed(),
         Ok(Err(kube::Error::Api(status))) if status.code == EXPIRED => return Ok(End::Expired),
-        // It sleeps, or is not there.
+        // The cluster is asleep or unreachable.
         Ok(Err(_)) | Err(_) => return Ok(End::Interrupted),
     };
     while let Ok(Some(Ok(event))) = tokio::time::timeout(SILENCE, events.next()).await {
@@ -186,7 +188,7 @@ async fn follow(
     Ok(End::Interrupted)
 }
 
-/// What was made meanwhile, in its order.
+/// Adds the objects that were created since the watch ended, in order.
 async fn list_anew(api: &Api<ConfigMap>, version: &mut String, seen: &watch::Sender<Seen>) -> Result<()> {
     let listed = tokio::time::timeout(SILENCE, api.list(&ListParams::default())).await;
     let Ok(Ok(list)) = listed else {

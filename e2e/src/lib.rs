@@ -6,9 +6,10 @@
 //!                     └─▶ network namespaces      to look from a pod, from the node, from outside
 //! ```
 //!
-//! Warnings and errors that Yoke's processes log meanwhile fail a test, unless they are listed ([`logs`]).
+//! A test fails if Yoke's processes log warnings or errors that are not listed ([`logs`]).
 //!
-//! A test waits for a state and never for a time; every wait has a limit and says what it last saw.
+//! A test waits for a state and never for a time. Every wait has a timeout, and its failure reports
+//! the last observation.
 
 pub mod acknowledged;
 pub mod command;

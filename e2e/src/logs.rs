@@ -1,4 +1,4 @@
-//! What Yoke's own processes log while a test runs: a warning or an error that is not listed fails the test.
+//! Logs of Yoke's processes during a test. A warning or an error that is not listed fails the test.
 //!
 //! ```text
 //!  pods of yoke-system ────────────┐
@@ -6,7 +6,7 @@
 //!  the host's own store, .dev/log ─┘
 //! ```
 //!
-//! What a pod said that the test itself replaced is gone with the pod.
+//! The log of a pod that the test itself replaced is lost with the pod.
 
 use std::path::PathBuf;
 
@@ -21,13 +21,13 @@ use crate::stack::Stack;
 /// A warning or an error that may appear.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
-    /// Text that the line holds.
+    /// Part of the line.
     pub says: &'static str,
-    /// Why it may be there.
+    /// Why the line may appear.
     pub because: &'static str,
 }
 
-/// What may appear in any test.
+/// Lines that may appear in any test.
 const ALWAYS: &[Expected] = &[
     Expected {
         says: "connection closed before message completed",
@@ -39,8 +39,8 @@ const ALWAYS: &[Expected] = &[
     },
 ];
 
-/// What tells of a request that was not answered in time and is sent again. On a busy machine each may appear in any log, but
-/// not more often than [`SELDOM`].
+/// Lines about requests that timed out and are retried. On a busy computer each may appear in any
+/// log, but not more often than [`SELDOM`].
 const LATE: &[&str] = &[
     "The log does not answer",
     "a Cluster cannot be woken",
@@ -52,21 +52,21 @@ const LATE: &[&str] = &[
 ];
 const SELDOM: usize = 3;
 
-/// The processes whose lines are in the form that `yoke-runtime` writes.
+/// Selector of the pods that log in the format of `yoke-runtime`.
 const SYSTEM: &str = "app.kubernetes.io/part-of=yoke,app.kubernetes.io/name!=envoy";
 const STORE: &str = "kine-nats";
 
-/// The logs from a moment on.
+/// The logs from a point in time on.
 #[derive(Debug)]
 pub struct Journal {
     since: Timestamp,
     host_store: PathBuf,
-    /// Length of the file at the beginning.
+    /// Length of the file at the start.
     skipped: usize,
 }
 
 impl Journal {
-    /// Begins now.
+    /// Starts now.
     pub fn begin(stack: &Stack) -> Self {
         let host_store = stack.dir.join("log/kine-nats.log");
         Self {
@@ -76,7 +76,7 @@ impl Journal {
         }
     }
 
-    /// Unlisted lines of the stores of control planes in a hosted namespace.
+    /// Unlisted lines of the stores in a control-plane namespace.
     pub async fn unlisted_in_control_plane(
         &self,
         stack: &Stack,
@@ -87,7 +87,7 @@ impl Journal {
         self.unlisted_in_pods(stack, hosted, &select, Some(STORE), listed).await
     }
 
-    /// Unlisted lines of Yoke's own pods and of the store of the host's API.
+    /// Unlisted lines of Yoke's own pods and of the host API's store.
     pub async fn unlisted_in_system(&self, stack: &Stack, listed: &[Expected]) -> Result<Vec<String>> {
         let select = ListParams::default().labels(SYSTEM);
         let mut found = self
@@ -137,7 +137,7 @@ impl Journal {
         };
         match pods.logs(pod, &parameters).await {
             Ok(log) => Ok(log),
-            // It has not started yet, or is gone.
+            // The container has not started yet, or has gone.
             Err(kube::Error::Api(status)) if status.code == 400 || status.code == 404 => Ok(String::new()),
             Err(error) => Err(error).with_context(|| format!("reading the log of {} in {pod}", ran.name)),
         }
@@ -154,7 +154,7 @@ impl Journal {
     }
 }
 
-/// Leaves out what tells of something late, if it does so seldom.
+/// Removes lines about slow requests if they are rare.
 fn drop_late(complaints: &mut Vec<&str>) {
     for says in LATE {
         let is_late = |line: &str| line.contains(says);
@@ -164,8 +164,8 @@ fn drop_late(complaints: &mut Vec<&str>) {
     }
 }
 
-/// Whether a line that is not older than `since` tells of something wrong. What is not in the processes' own form is
-/// written by a panic, or by something worse.
+/// Whether a line that is not older than `since` reports a problem. A line in another format comes
+/// from a panic, or from something worse.
 fn is_complaint(line: &str, since: Timestamp) -> bool {
     let fields: Value = serde_json::from_str(line).unwrap_or_default();
     let mut words = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! Looking at the network from a pod, from the node, or from a namespace made for the test.
+//! Tries network connections from a pod, from the node, or from the test's own namespace.
 
 use std::time::Duration;
 
@@ -11,30 +11,31 @@ use crate::command::run;
 use crate::stack::Stack;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
-/// How timeout(1) ends when it ended the command.
+/// Exit status of timeout(1) after it ended the command.
 const TIMED_OUT: i32 = 124;
 
-/// What a TCP connection attempt met. That it could not be made at all (no process to look from, no route) is an error.
+/// Result of a TCP connection attempt. If no attempt was possible (no process, no route), that is
+/// an error instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     /// The connection was accepted.
     Open,
-    /// The answer was a refusal.
+    /// The connection was refused.
     Refused,
-    /// Nothing answered.
+    /// There was no answer.
     Silent,
 }
 
-/// A place to look from.
+/// Where to connect from.
 #[derive(Clone, Debug)]
 pub enum From {
     /// The network namespace of a process.
     Process(u32),
-    /// The namespace that the test itself runs in.
+    /// The network namespace of the test.
     Here,
 }
 
-/// Tries a TCP connection to `address` (`IP`, port) from a place.
+/// Tries a TCP connection to `address` (an IP address) and `port`.
 pub async fn knock(from: &From, address: &str, port: u16) -> Result<Door> {
     let script = format!("exec 3<>/dev/tcp/{address}/{port}");
     let limit = CONNECT_LIMIT.as_secs().to_string();
@@ -55,7 +56,7 @@ pub async fn knock(from: &From, address: &str, port: u16) -> Result<Door> {
     }
 }
 
-/// The first running pod that a label selector finds.
+/// The first running pod that matches a label selector.
 pub async fn pod(stack: &Stack, namespace: &str, selector: &str) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(stack.host.clone(), namespace);
     let found = pods
@@ -69,7 +70,7 @@ pub async fn pod(stack: &Stack, namespace: &str, selector: &str) -> Result<Pod> 
         .with_context(|| format!("no running pod {selector} in {namespace}"))
 }
 
-/// A pod's address.
+/// IP address of a pod.
 pub fn pod_ip(pod: &Pod) -> Result<String> {
     pod.status
         .as_ref()
@@ -77,7 +78,7 @@ pub fn pod_ip(pod: &Pod) -> Result<String> {
         .context("the pod has no address yet")
 }
 
-/// The process on this machine that is the given container of a pod.
+/// Pid on this computer of a pod's container.
 pub async fn container_pid(stack: &Stack, pod: &Pod, container: &str) -> Result<u32> {
     let status = pod.status.as_ref().context("the pod has no status")?;
     let all = status.container_statuses.iter().flatten();

@@ -1,4 +1,4 @@
-//! The operators of the host, of which one acts.
+//! The operators of the host, of which one is the leader.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -7,12 +7,12 @@ use kube::Api;
 
 use crate::stack::Stack;
 
-/// Where they are.
+/// Namespace of the operators.
 pub const NAMESPACE: &str = "yoke-system";
-/// Their Deployment, and the Lease that says which one acts.
+/// Name of their Deployment, and of the Lease for leader election.
 pub const NAME: &str = "yoke-operator";
 
-/// Changes their Deployment by a merge patch, and waits until its pods are as it says.
+/// Applies a merge patch to the Deployment, and waits until it has rolled out.
 pub async fn change(stack: &Stack, patch: &serde_json::Value) -> Result<()> {
     let (patch, deployment) = (patch.to_string(), format!("deployment/{NAME}"));
     let change = ["patch", "-n", NAMESPACE, &deployment, "--type=merge", "-p", &patch];
@@ -21,7 +21,7 @@ pub async fn change(stack: &Stack, patch: &serde_json::Value) -> Result<()> {
     stack.host_kubectl(&rollout).await?.ok().map(drop)
 }
 
-/// The pod of the one that acts.
+/// Pod of the leader.
 pub async fn acting(stack: &Stack) -> Result<Pod> {
     let leases: Api<Lease> = Api::namespaced(stack.host.clone(), NAMESPACE);
     let spec = leases.get(NAME).await?.spec.context("a Lease that says nothing")?;

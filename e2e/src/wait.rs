@@ -1,4 +1,4 @@
-//! Waiting for a state, with a limit.
+//! Waits for a state, with a timeout.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -13,7 +13,8 @@ use serde::de::DeserializeOwned;
 
 const POLL: Duration = Duration::from_millis(200);
 
-/// Calls `observe` until it gives `Ok(Some(_))` or `limit` is over; the error then names `what` and the last observation.
+/// Calls `observe` until it returns `Ok(Some(_))` or `limit` has passed. The error names `what` and
+/// the last observation.
 pub async fn wait_for<T, F, Fut>(what: &str, limit: Duration, mut observe: F) -> Result<T>
 where
     F: FnMut() -> Fut,
@@ -33,7 +34,7 @@ where
     }
 }
 
-/// Like [`wait_for`] for a condition without a value; `Err` counts as "not yet".
+/// Like [`wait_for`], for a condition without a value. `Err` counts as "not yet".
 pub async fn wait_until<F, Fut>(what: &str, limit: Duration, mut holds: F) -> Result<()>
 where
     F: FnMut() -> Fut,
@@ -46,8 +47,9 @@ where
     .await
 }
 
-/// Watches an object of the host's API until `observe` gives `Ok(Some(_))` or `limit` is over; the error then names `what`
-/// and the last observation. `None` is an object that is not there.
+/// Watches an object of the host's API until `observe` returns `Ok(Some(_))` or `limit` has passed.
+/// The error names `what` and the last observation. `observe` gets `None` if the object does not
+/// exist.
 pub async fn watch_for<K, T>(
     what: &str,
     limit: Duration,
@@ -62,7 +64,7 @@ where
     let look = async {
         let mut states = std::pin::pin!(watch_object(api, name).default_backoff());
         loop {
-            // The watch begins anew after an error, and a pause.
+            // After an error, the watch restarts with backoff.
             let state = match states.try_next().await {
                 Ok(state) => state.context("the watch ended")?,
                 Err(error) => {

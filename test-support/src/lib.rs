@@ -1,6 +1,6 @@
-//! What tests of several crates need to run real programs beside each other on one machine.
+//! Helpers for tests of several crates that run real programs side by side.
 
-// What goes wrong here is the test's failure.
+// A failure here is a failure of the test.
 #![allow(clippy::panic)]
 
 #[cfg(feature = "dashboard")]
