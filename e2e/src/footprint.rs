@@ -195,9 +195,8 @@ fn name_of(pid: u32) -> Option<String> {
     Some(name.trim_end_matches(" (deleted)").to_owned())
 }
 
-/// Describes which group a process is in. Processes of pods are counted apart from other processes
-/// of
-/// the host or of a worker.
+/// Describes which group a process is in. Processes of pods count separately from other processes
+/// of the host or of a worker.
 fn place_of(pid: u32, groups: &[String]) -> Option<String> {
     let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let parts = || own.lines().flat_map(|line| line.split('/'));

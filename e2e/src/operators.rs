@@ -1,4 +1,4 @@
-//! The operators of the host, of which one is the leader.
+//! The operators of the host. Leader election selects the active one.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::coordination::v1::Lease;

@@ -1,14 +1,15 @@
-//! Random losses under clients that write down what was acknowledged: `make chaos`.
+//! Random faults under clients that record what was acknowledged: `make chaos`.
 //!
 //! ```text
 //!  faults ─▶ control plane, Envoy, ingress-xds, operator, NATS     one every few seconds
-//!  faults ─▶ the second node of the host, with a control plane     all of it killed, or cut off
-//!  watch ──▶ what was made (`held_watch.rs`)                       it told of all of it, once
-//!  clients ▶ what was acknowledged (`acknowledged.rs`)             afterwards all of it is there
-//!                                                                  the outages of each kind of fault are printed
+//!  faults ─▶ the second node of the host, with a control plane     all of it killed, or disconnected
+//!  watch ──▶ created objects (`held_watch.rs`)                      every one was delivered, once
+//!  clients ▶ acknowledged writes (`acknowledged.rs`)                every one is present at the end
+//!                                                                   the outages of each kind of fault are printed
 //! ```
 //!
-//! All kinds come once in random order, then all of them again. What cannot be done yet comes again later.
+//! All kinds of faults happen once in random order, then again. A fault that is not possible yet is
+//! tried again later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -26,14 +27,15 @@ use yoke_e2e::victim::{PodNetwork, signal};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, Victim, network, wait_for};
 
 const SECONDS: u64 = 600;
-/// One fault is asked for in each such time at least: most take less than half of it, with the pause before, and the longest, a
-/// node that is waited for, killed and started again, takes three times as much.
+/// At least one fault is required per interval of this length. Most take less than half of it,
+/// including the pause before. The longest takes three times as much: wait for a node, kill it and
+/// start it again.
 const SECONDS_EACH: u64 = 20;
-/// How long a process is stopped.
+/// Time for which a process is stopped.
 const STOP: Duration = Duration::from_secs(30);
-/// How long a control plane may take to be ready where it can be lost with its node.
+/// Timeout until a control plane is ready on the node that will be lost.
 const BACK_LIMIT: Duration = Duration::from_secs(60);
-/// Clients that append at once.
+/// Number of clients that append concurrently.
 const APPENDERS: usize = 4;
 const CONTROL_PLANE: &str = "yoke.drzzl.io/component=control-plane";
 
@@ -42,7 +44,7 @@ const ALL: [Expected; 1] = [Expected {
     because: "everything is killed, stopped and cut off",
 }];
 
-/// What happens to whom.
+/// A fault and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Kill(&'static str),
@@ -71,7 +73,7 @@ const FAULTS: [Fault; 13] = [
     Fault::CutNode,
 ];
 
-/// What ends a fault that does not end by itself.
+/// Ends a fault that does not end by itself.
 enum Undo {
     Nothing,
     Continue(u32),
@@ -92,7 +94,7 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// The cluster that suffers.
+/// The cluster under test.
 struct Target {
     stack: Stack,
     hosted: String,
@@ -104,7 +106,8 @@ impl Target {
         Victim::Container(self.hosted.clone(), CONTROL_PLANE, name)
     }
 
-    /// One fault after the other, until the end. Those that were done, and what kept others from being done.
+    /// Injects one fault after the other until `end`. Returns the injected faults, and why others
+    /// failed.
     async fn suffer_all(&self, random: &mut StdRng, end: Instant) -> Result<(Vec<(Instant, Fault)>, Vec<String>)> {
         let (mut due, mut faults, mut failures) = (Vec::new(), Vec::new(), Vec::new());
         while Instant::now() < end {
@@ -117,7 +120,7 @@ impl Target {
             let Some(fault) = due.pop() else { continue };
             let mut now = vec![fault];
             if matches!(fault, Fault::KillNode | Fault::CutNode) {
-                // Back to where it can be lost again.
+                // Moves the control plane back to the node that will be lost.
                 now.push(Fault::DeletePod);
             }
             for fault in now {
@@ -128,7 +131,7 @@ impl Target {
                             .await
                             .with_context(|| format!("ending: {fault}"))?;
                     }
-                    // Who was hit just before is not there yet.
+                    // The target of an earlier fault may not have recovered yet.
                     Err(error) => {
                         failures.push(format!("{fault}: {error:#}"));
                         due.insert(0, fault);
@@ -140,7 +143,7 @@ impl Target {
         Ok((faults, failures))
     }
 
-    /// Does it. Gives what ends it later.
+    /// Injects a fault. Returns how to end it.
     async fn begin(&self, fault: Fault) -> Result<Undo> {
         match fault {
             Fault::Kill(name) => signal(self.container(name).pid(&self.stack).await?, "KILL").await?,
@@ -176,13 +179,14 @@ impl Target {
         Ok(Undo::Nothing)
     }
 
-    /// Undoes it after `pause` where it does not end by itself. What cannot be undone would spoil all that comes after.
+    /// Ends a fault after `pause`, unless it ends by itself. A failure here would spoil all later
+    /// faults.
     async fn end(&self, undo: Undo, pause: Duration) -> Result<()> {
         match undo {
             Undo::Nothing => {}
             Undo::Continue(pid) => {
                 tokio::time::sleep(STOP).await;
-                // Its liveness probe may have ended it.
+                // The liveness probe may have killed the process.
                 let _ = signal(pid, "CONT").await;
             }
             Undo::Mend(network) => {
@@ -198,7 +202,7 @@ impl Target {
         Ok(())
     }
 
-    /// Waits until the control plane is where it is lost with the node.
+    /// Waits until the control plane is ready on the second node.
     async fn wait_on_second(&self) -> Result<()> {
         wait_for(
             "the control plane to be ready on the second node",
@@ -231,7 +235,8 @@ impl Target {
     }
 }
 
-/// An error unless there were as many faults as the time has room for, and each kind of them where that is enough for all.
+/// Fails unless there were enough faults for the time, and each kind of fault if the time allows
+/// all kinds.
 fn require(faults: &[Fault], length: Duration) -> Result<()> {
     let least = usize::try_from(length.as_secs() / SECONDS_EACH)?;
     ensure!(
@@ -249,7 +254,7 @@ fn require(faults: &[Fault], length: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A time without what clients want, and the fault before the one that it came of.
+/// A time without service, and the fault before the one that caused it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outage {
     length: Duration,
@@ -266,8 +271,9 @@ impl std::fmt::Display for Outage {
     }
 }
 
-/// The longest times without an answer, and without an acknowledged change, after each kind of fault: the last that came before
-/// their end. And what had come before that, for what it left may have been in the way.
+/// Table of the longest times without an answer and without an acknowledged change, for each kind
+/// of fault. An outage belongs to the last fault before its end. The table also shows the fault
+/// before that, whose effects may still have lasted.
 fn show_outages(faults: &[(Instant, Fault)], record: &Record) -> String {
     let (answers, changes) = (
         find_longest(faults, &record.answers),
@@ -339,7 +345,7 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     };
     second.take_all(true).await?;
     let suffered = target.suffer_all(&mut random, Instant::now() + length).await;
-    // Whatever came of it: others use the nodes, too.
+    // Restore the node whatever the result, because other tests use it too.
     second.mend().await?;
     second.start().await?;
     second.take_all(false).await?;

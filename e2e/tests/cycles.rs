@@ -1,12 +1,12 @@
-//! A Cluster sleeps and wakes again and again, with a worker and with a client that holds a watch and does not count as use:
-//! nothing is lost, and nothing is left behind.
+//! A Cluster sleeps and wakes repeatedly, with a worker and with a watch client that does not count
+//! as activity. Nothing is lost, and nothing leaks.
 //!
 //! ```text
-//!  nobody but the client that holds the watch is there ─▶ it sleeps by itself
+//!  only the client with the watch is connected ─▶ it falls asleep by itself
 //!
-//!  an object is made ─▶ the watch tells of it ─▶ sleep=now ─▶ it is asleep, and stays so though the watch is asked for again
+//!  an object is created ─▶ the watch delivers it ─▶ sleep=now ─▶ it is asleep, and stays so when the watch is requested again
 //!         ▲                                                                                                  │
-//!         └──────────────────────────── CYCLES times ──────────────────── kubectl asks, and it is Ready ◀────┘
+//!         └──────────────────────────── CYCLES times ───────── kubectl sends a request, and it is Ready ◀────┘
 //! ```
 
 use std::cell::RefCell;
@@ -30,27 +30,29 @@ use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_for};
 
 const CYCLES: usize = 200;
-/// Cycles before the first count: what is made once, or read ahead, is there then.
+/// Cycles before the first count, so that one-time allocations and caches are included in it.
 const WARM_UP: usize = 3;
 const AGENT: &str = "held-watch/1";
-/// The shortest time that there is, and one that never comes here.
+/// Shortest allowed time of inactivity, and one that never passes in this test.
 const SHORTEST: &str = "1m";
 const NEVER: &str = "8h";
-/// How long it is looked whether it stays asleep: once when it went to sleep by itself, in the first cycles, and in the others.
+/// Time to check that it stays asleep: after it fell asleep by itself, in the first cycles, and in
+/// the others.
 const STAYS_BY_ITSELF: Duration = Duration::from_secs(60);
 const STAYS_FIRST: Duration = Duration::from_secs(15);
 const STAYS: Duration = Duration::from_secs(2);
-/// An operator that starts again meanwhile begins to count anew.
+/// A restarted operator starts to count inactivity again.
 const SLEEP_LIMIT: Duration = Duration::from_secs(300);
-/// Who asks for a watch a second time was answered the first time, ten seconds before, as it is told to wait.
+/// Number of watch requests that show that the first one was answered. The answer tells the client
+/// to wait ten seconds before its second request.
 const ASKS: usize = 2;
-/// In which of the cycles after the first that time is waited for, as it is when it went to sleep by itself.
+/// Every n-th later cycle also waits for that number of requests.
 const LOOKED_AT: usize = 20;
 const LOOK: Duration = Duration::from_millis(200);
-/// When nothing began or ended for so long, all has begun.
+/// If no process started or stopped for this long, all have started.
 const STILL: Duration = Duration::from_secs(10);
-/// What ended is gone by then, and so are connections that nobody uses, and memory of one piece of work: Go gives it back after
-/// some minutes.
+/// Timeout until exited processes, idle connections and temporary memory are gone. Go releases
+/// memory after some minutes.
 const SETTLE_LIMIT: Duration = Duration::from_secs(600);
 
 fn name_of(cycle: usize) -> String {
@@ -71,7 +73,7 @@ fn spec() -> ClusterSpec {
     }
 }
 
-/// What suffers the cycles.
+/// The cluster under test.
 struct Cycled<'a> {
     stack: &'a Stack,
     tenant: &'a TenantFixture,
@@ -83,7 +85,8 @@ struct Cycled<'a> {
 }
 
 impl Cycled<'_> {
-    /// One sleep and one wake. How long it took until nothing of the control plane ran, and until the API answered again.
+    /// One sleep and one wake. Returns the time until no control-plane pod ran, and the time until
+    /// the API answered again.
     async fn turn(&self, cycle: usize) -> Result<(Duration, Duration)> {
         self.make(cycle).await?;
         self.watch.wait_for(&name_of(cycle), READY_LIMIT).await?;
@@ -95,14 +98,15 @@ impl Cycled<'_> {
         let (time, asks) = match cycle {
             0..WARM_UP => (STAYS_FIRST, self.watch.asks() + ASKS),
             _ if cycle.is_multiple_of(LOOKED_AT) => (STAYS, self.watch.asks() + ASKS),
-            // Once, when its watch was ended.
+            // One request: after the sleep ended the watch.
             _ => (STAYS, asked + 1),
         };
         self.stay_asleep(time, asks).await?;
         Ok((slept, self.wake().await?))
     }
 
-    /// Nobody uses it but the client that holds the watch: it goes to sleep by itself. How long that took.
+    /// Falls asleep by itself, because only the client with the watch is connected. Returns how
+    /// long that took.
     async fn sleep_by_itself(&self) -> Result<Duration> {
         let after = |time: &str| json!({"spec": {"sleep": {"afterInactivity": time}}});
         let begun = Instant::now();
@@ -132,7 +136,8 @@ impl Cycled<'_> {
         self.tenant.wait_condition("a", of, "True", limit).await
     }
 
-    /// Looks whether it sleeps on for so long, and until the client that holds the watch has asked for it so often in all.
+    /// Checks that it stays asleep for `time`, and until the client has sent `asks` watch requests
+    /// in total.
     async fn stay_asleep(&self, time: Duration, asks: usize) -> Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < time || self.watch.asks() < asks {
@@ -146,7 +151,7 @@ impl Cycled<'_> {
         Ok(())
     }
 
-    /// Has somebody ask it who counts. How long it took to answer.
+    /// Sends a request that counts as activity. Returns the time until the answer.
     async fn wake(&self) -> Result<Duration> {
         let asked = Instant::now();
         let get = ["get", "namespaces", "-o", "name"];
@@ -174,7 +179,8 @@ impl Cycled<'_> {
         Ok(pods.get_opt("control-plane-0").await?)
     }
 
-    /// What the stack has when nothing changes any more: the worker's Node is Ready and has its add-ons, and one pod runs.
+    /// Footprint of the stack once nothing changes: the worker's Node is Ready and has its add-ons,
+    /// and one control-plane pod runs.
     async fn rest(&self) -> Result<Footprint> {
         wait_for("the worker to be Ready", READY_LIMIT, async || {
             let find = ["get", "pods", "-n", &self.hosted, "-o", "name"];
@@ -192,7 +198,7 @@ impl Cycled<'_> {
         for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {
             inside.wait_addon(addon, 1).await?;
         }
-        // Controllers begin after their API.
+        // Controllers start after their API server.
         let before = RefCell::new(Footprint::default());
         wait_for("all to have begun", READY_LIMIT, async || {
             tokio::time::sleep(STILL).await;
@@ -275,7 +281,7 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let Cycled { watch, worker, .. } = cycled;
     let (_, lists) = watch.interruptions();
     println!("the client that holds the watch listed anew {lists} times");
-    // It woke once before, too.
+    // One more than cycles, because it woke once before them.
     ensure!(lists <= cycles + 1, "more than once for each wake");
     let mut told = watch.end()?;
     told.retain(|name| name.starts_with("cycle-"));

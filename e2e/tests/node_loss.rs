@@ -1,5 +1,5 @@
-//! A machine of the host is lost with a control plane on it: the cluster goes on elsewhere, with all that was acknowledged. One that
-//! comes back from the dead does no harm.
+//! A node of the host is lost with a control plane on it. The cluster continues on another node
+//! with every acknowledged write. A node that returns does no harm.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,25 +21,26 @@ use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::signal;
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, network, operators, wait_for, wait_until, watch_for};
 
-/// How soon the loss is to be called one.
+/// Time within which the operator must declare the loss.
 const CALLED_SOON: Duration = Duration::from_secs(10);
-/// How soon the API is to answer from elsewhere, on a machine that does nothing else. Without the operator, Kubernetes takes more
-/// than five minutes.
+/// Time within which the API must answer from another node, on an otherwise idle computer. Without
+/// the operator, Kubernetes takes more than five minutes.
 const BACK_SOON: Duration = Duration::from_secs(15);
-/// The same where the operator that acts is lost with it: another one acts after 10 s, and has that to find out then.
+/// Like [`BACK_SOON`], if the leading operator is lost too. The standby becomes the leader after 10
+/// s, and then has to detect the loss.
 const BACK_BY_ANOTHER: Duration = Duration::from_secs(35);
-/// How long is waited for that.
+/// Timeout of that wait.
 const BACK_LIMIT: Duration = Duration::from_secs(90);
-/// How long one attempt may take: what is not answered is asked again, on a connection of its own.
+/// Timeout of one attempt. The next attempt uses a new connection.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// A store that was cut off connects again, and hears of its successor.
+/// Timeout until a reconnected store knows its successor.
 const FENCE_LIMIT: Duration = Duration::from_secs(60);
 const FENCED: &str = "fenced by the writer of epoch";
-/// Objects made before, and after, that show that all goes on.
+/// Number of objects that are created before and after the loss, to show that writes work.
 const WRITES: usize = 20;
-/// Clusters that are lost with another one.
+/// Clusters that are lost together with another one.
 const OTHERS: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
-/// One test after the other: each loses the same node.
+/// Serializes the tests, because each loses the same node.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 const EXPECTED: [Expected; 1] = [Expected {
@@ -47,7 +48,7 @@ const EXPECTED: [Expected; 1] = [Expected {
     because: "a node of the host is lost",
 }];
 
-/// A cluster, and where it runs.
+/// A cluster under test, and its node.
 struct Moved {
     stack: Stack,
     node: HostNode,
@@ -62,16 +63,16 @@ struct Placed {
     pod: Pod,
 }
 
-/// How long it took since a loss.
+/// Times since the loss.
 struct Elsewhere {
-    /// Until the operator called it one.
+    /// Until the operator declared the loss.
     called: Duration,
-    /// Until another control plane answered.
+    /// Until the new control plane answered.
     answered: Duration,
 }
 
 impl Moved {
-    /// A Cluster whose control plane is on the second node.
+    /// Creates a Cluster whose control plane runs on the second node.
     async fn place(test: &str) -> Result<Self> {
         let stack = Stack::connect().await?;
         let node = HostNode::second(&stack).await?;
@@ -90,7 +91,7 @@ impl Moved {
         Ok(pods.list(&ListParams::default()).await?.items)
     }
 
-    /// Clients of it, once they have written.
+    /// Clients of the cluster that have written already.
     async fn use_it(&self) -> Result<(HeldWatch, Clients)> {
         let watch = HeldWatch::begin(client(&self.placed.kubeconfig).await?).await?;
         let clients = Clients::begin(&self.placed.kubeconfig, 1).await?;
@@ -98,7 +99,8 @@ impl Moved {
         Ok((watch, clients))
     }
 
-    /// Waits until the loss is called, and until another pod answers, on another node. How long both took since then.
+    /// Waits until the operator declares the loss, and until another pod on another node answers.
+    /// Returns both times since now.
     async fn wait_elsewhere(&self) -> Result<Elsewhere> {
         let lost = Instant::now();
         let called = async { self.wait_called().await.map(|()| lost.elapsed()) };
@@ -107,7 +109,7 @@ impl Moved {
         Ok(Elsewhere { called, answered })
     }
 
-    /// Waits until the operator has called for another start.
+    /// Waits until the operator starts a new incarnation.
     async fn wait_called(&self) -> Result<()> {
         let sets: Api<StatefulSet> = Api::namespaced(self.stack.host.clone(), &self.placed.hosted);
         let former = self.placed.pod.metadata.annotations.as_ref();
@@ -131,7 +133,7 @@ impl Moved {
         .await
     }
 
-    /// Waits until another pod answers, on another node.
+    /// Waits until another pod on another node answers.
     async fn wait_answer(&self, placed: &Placed) -> Result<()> {
         wait_until("the API to answer from elsewhere", BACK_LIMIT, async || {
             let pods = self.pods(placed).await?;
@@ -147,7 +149,7 @@ impl Moved {
         .await
     }
 
-    /// What the former store has said, as long as this is held: the kubelet removes the file.
+    /// Opens the log of the previous store. The open file outlives its removal by the kubelet.
     fn open_log(&self) -> Result<std::fs::File> {
         let Placed { hosted, pod, .. } = &self.placed;
         let uid = pod.metadata.uid.as_deref().context("a pod without a uid")?;
@@ -156,7 +158,7 @@ impl Moved {
         std::fs::File::open(&path).with_context(|| format!("opening {}", path.display()))
     }
 
-    /// Waits until nothing of the former pod runs any more.
+    /// Waits until the process of the previous pod has exited.
     async fn wait_gone(&self, former: u32) -> Result<()> {
         wait_until("the former control plane to end", READY_LIMIT, async || {
             Ok(!PathBuf::from(format!("/proc/{former}")).exists())
@@ -187,7 +189,8 @@ fn read_all(file: &mut std::fs::File) -> Result<String> {
     Ok(text)
 }
 
-/// Ends the clients when what they make from here on was told of. What they noticed.
+/// Ends the clients after the watch has delivered further objects, and checks the times. Returns a
+/// report.
 async fn conclude(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Result<String> {
     let noticed = check(watch, clients, elsewhere).await?;
     let Elsewhere { called, answered } = elsewhere;
@@ -201,7 +204,7 @@ async fn check(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Res
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
-    // What kube-apiserver's cache had not told before its end it cannot tell afterwards.
+    // An event that kube-apiserver's watch cache had not delivered before its end is lost.
     ensure!(lists <= 1, "the watch listed anew {lists} times");
     let Elsewhere { called, answered } = elsewhere;
     Ok(format!(
@@ -219,7 +222,7 @@ async fn a_node_that_comes_back_from_the_dead_does_no_harm() -> Result<()> {
     let _alone = ALONE.lock().await;
     let moved = Moved::place("node-loss").await?;
     let done = cut_and_find(&moved).await;
-    // Whatever came of it: others use the node, too.
+    // Restore the node whatever the result, because other tests use it too.
     moved.node.mend().await?;
     println!("{}", done?);
     moved.tenant.remove().await
@@ -230,13 +233,14 @@ async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
     let _alone = ALONE.lock().await;
     let moved = Moved::place("node-kill").await?;
     let done = kill_and_find(&moved).await;
-    // Whatever came of it: others use the node, too.
+    // Restore the node whatever the result, because other tests use it too.
     moved.node.start().await?;
     println!("{}", done?);
     moved.tenant.remove().await
 }
 
-/// They start in turns, and as one Tenant's do: half as many at once as there are cores and one more.
+/// The operator limits concurrent starts. One Tenant's control planes start half as many at a time
+/// as there are cores, plus one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_who_are_lost_together_all_go_on() -> Result<()> {
     let _alone = ALONE.lock().await;
@@ -250,7 +254,7 @@ async fn those_who_are_lost_together_all_go_on() -> Result<()> {
     let waiting = all.iter().chain([&moved.placed]);
     let waiting = waiting.map(async |placed| moved.wait_answer(placed).await.map(|()| lost.elapsed()));
     let answered = try_join_all(waiting).await;
-    // Whatever came of it: others use the node, too.
+    // Restore the node whatever the result, because other tests use it too.
     moved.node.start().await?;
     let mut answered = answered?;
     answered.sort();
@@ -268,7 +272,7 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(moved.stack.host.clone(), operators::NAMESPACE);
     let before = deployments.get(operators::NAME).await?.spec.context("no spec")?;
     let (replicas, before) = (before.replicas, before.template.spec.context("no pods")?);
-    // On each node one, and not as the scheduler likes.
+    // One replica on each node, regardless of the scheduler's preference.
     let mut apart = before.topology_spread_constraints.clone().unwrap_or_default();
     for constraint in &mut apart {
         constraint.when_unsatisfiable = "DoNotSchedule".to_owned();
@@ -282,7 +286,7 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
         let first = operators::change(&moved.stack, &change(Some(1), Value::Null, json!(apart))).await;
         moved.node.take_all(false).await?;
         first?;
-        // Whoever comes first acts.
+        // The first operator to start is the leader.
         wait_until("the operator on the second node to act", BACK_LIMIT, async || {
             let acting = operators::acting(&moved.stack).await?;
             Ok(place_of(&acting) == Some(&moved.node.name))
@@ -292,7 +296,8 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
         kill_with_operator(&moved).await
     };
     let done = done.await;
-    // Whatever came of it: others use the node, too, and take for granted where the operator is.
+    // Restore the node whatever the result, because other tests use it and rely on where the
+    // operator runs.
     moved.node.start().await?;
     let back = (json!(before.node_selector), json!(before.topology_spread_constraints));
     operators::change(&moved.stack, &change(replicas, back.0, back.1)).await?;
@@ -300,7 +305,7 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
     moved.tenant.remove().await
 }
 
-/// What came of a loss of power of the node where the operator is that acts.
+/// Kills the node of the leading operator, and reports the result.
 async fn kill_with_operator(moved: &Moved) -> Result<String> {
     let (watch, clients) = moved.use_it().await?;
     moved.node.kill().await?;
@@ -310,7 +315,7 @@ async fn kill_with_operator(moved: &Moved) -> Result<String> {
     Ok(format!("With the operator that acts: {noticed}"))
 }
 
-/// What came of a loss of power.
+/// Kills the node, and reports the result.
 async fn kill_and_find(moved: &Moved) -> Result<String> {
     let (watch, clients) = moved.use_it().await?;
     moved.node.kill().await?;
@@ -318,7 +323,7 @@ async fn kill_and_find(moved: &Moved) -> Result<String> {
     conclude(watch, clients, &elsewhere).await
 }
 
-/// What came of a cut that ends.
+/// Disconnects and reconnects the node, and reports the result.
 async fn cut_and_find(moved: &Moved) -> Result<String> {
     let store = network::container_pid(&moved.stack, &moved.placed.pod, "kine-nats").await?;
     let api_server = network::container_pid(&moved.stack, &moved.placed.pod, "kube-apiserver").await?;
@@ -327,7 +332,7 @@ async fn cut_and_find(moved: &Moved) -> Result<String> {
     moved.node.cut().await?;
     let elsewhere = moved.wait_elsewhere().await?;
 
-    // The former store is to be fenced by its log, and not by a kubelet that was quicker.
+    // The log must fence the previous store, not the kubelet, which could be faster.
     let kubelet = moved.node.kubelet()?;
     signal(kubelet, "STOP").await?;
     moved.node.mend().await?;

@@ -1,4 +1,5 @@
-//! A worker that is lost without a word is forgotten after the time that its JoinToken says, and one that was silent for less stays.
+//! A worker that disappears is removed after the time in its JoinToken. A worker that was silent
+//! for a shorter time stays.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,10 @@ use yoke_e2e::ssh::{Key, ssh};
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_until};
 
-/// Half of what the JoinToken says.
+/// Half of the JoinToken's time.
 const HALF: Duration = Duration::from_secs(30);
-/// It is looked for silent Nodes every 25 s, three times, and they go after another minute.
+/// The operator looks for silent Nodes every 25 s, three times, and deletes them after another
+/// minute.
 const GONE_LIMIT: Duration = Duration::from_secs(360);
 
 #[tokio::test]

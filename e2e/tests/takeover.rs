@@ -1,5 +1,5 @@
-//! A machine of the host is drained with a control plane on it, or its pod is deleted: another pod takes over, with all that was
-//! acknowledged, and those who use the cluster notice a pause.
+//! A node of the host is drained with a control plane on it, or the control plane's pod is deleted.
+//! Another pod takes over with every acknowledged write, and clients notice only a pause.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,13 @@ use yoke_e2e::stack::client;
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, wait_for};
 
-/// How long nobody may be answered.
+/// Maximum time without an answer.
 const LONGEST: Duration = Duration::from_secs(2);
-/// Objects made before, and after, that show that all goes on.
+/// Number of objects that are created before and after the takeover, to show that writes work.
 const WRITES: usize = 20;
-/// Those that leave a node together.
+/// Clusters that leave a node together.
 const MANY: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
-/// One test after the other: each measures a pause.
+/// Serializes the tests, because each measures a pause.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 const EXPECTED: [Expected; 1] = [Expected {
@@ -41,7 +41,8 @@ struct Drained {
 }
 
 impl Drained {
-    /// Waits until evictions wait: while the cluster was made, there was no other node for it.
+    /// Waits until the PodDisruptionBudget blocks evictions. While the cluster was created, it had
+    /// no other node.
     async fn is_held(&self) -> Result<()> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.stack.host.clone(), &self.hosted);
         wait_for("a budget that Kubernetes has seen", READY_LIMIT, async || {
@@ -55,7 +56,7 @@ impl Drained {
         .await
     }
 
-    /// Drains the node of control planes, as people do.
+    /// Drains the control planes from the node, like an administrator.
     async fn drain(&self) -> Result<()> {
         let selector = "--pod-selector=yoke.drzzl.io/component=control-plane";
         let drain = [
@@ -74,7 +75,7 @@ async fn list_pods(stack: &Stack, hosted: &str) -> Result<Vec<Pod>> {
     Ok(pods.list(&ListParams::default()).await?.items)
 }
 
-/// The pod that serves when the former is gone; it is not on this node.
+/// Waits until exactly one other pod serves. It must not run on the node `left`.
 async fn successor(stack: &Stack, hosted: &str, former: &Pod, left: Option<&str>) -> Result<Pod> {
     wait_for("one pod, another one", READY_LIMIT, async || {
         let mut pods = list_pods(stack, hosted).await?;
@@ -117,7 +118,7 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
     let took = begun.elapsed();
     let (hosted, pod) = (&drained.hosted, &drained.pod);
     let successor = successor(&stack, hosted, pod, Some(&node.name)).await;
-    // Whatever came of it: others use the node, too.
+    // Restore the node whatever the result, because other tests use it too.
     stack.host_kubectl(&["uncordon", &node.name]).await?.ok()?;
     result?;
     let noticed = conclude(pod, &successor?, clients, watch).await?;
@@ -125,7 +126,7 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
     tenant.remove().await
 }
 
-/// All of them are given notice at once, and each is left to others before it goes.
+/// All control planes get notice at once. Each moves to another node before its pod ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
     let _alone = ALONE.lock().await;
@@ -153,7 +154,7 @@ async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
         let successor = successor(&stack, &drained.hosted, &drained.pod, Some(&node.name)).await;
         ended.push((drained.pod, successor, probe.end().await));
     }
-    // Whatever came of it: others use the node, too.
+    // Restore the node whatever the result, because other tests use it too.
     stack.host_kubectl(&["uncordon", &node.name]).await?.ok()?;
     result?;
     let mut longest = Vec::new();
@@ -177,7 +178,7 @@ async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
     tenant.remove().await
 }
 
-/// Nobody gives notice: the pod is deleted, as an eviction that is let through does.
+/// There is no notice: the pod is deleted, like after an admitted eviction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
     let _alone = ALONE.lock().await;
@@ -203,7 +204,8 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
     tenant.remove().await
 }
 
-/// Ends the clients when what they make from here on was told of. What they noticed, which must be little.
+/// Ends the clients after the watch has delivered further objects. Returns a report, and fails if
+/// the pause was too long.
 async fn conclude(former: &Pod, successor: &Pod, clients: Clients, watch: HeldWatch) -> Result<String> {
     let since = Instant::now();
     watch.wait_for_more(WRITES, READY_LIMIT).await?;

@@ -1,5 +1,6 @@
-//! A change of `spec.version` restarts the control plane on the new version, and back, and its workers follow. Needs a stack whose
-//! catalogue has both versions: `make test-slow` brings it up.
+//! A change of `spec.version` restarts the control plane on the new version, and back, and its
+//! workers follow. This needs a stack whose catalogue has both versions; `make test-slow` starts
+//! one.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_until};
 const FROM: &str = "v1.35.4";
 const TO: &str = "v1.35.5";
 
-/// Two workers are drained, start another kubelet and are Ready, one after the other.
+/// Timeout until two workers were drained, restarted their kubelet and became Ready, one after the
+/// other.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(300);
 
 #[tokio::test]
@@ -97,7 +99,7 @@ async fn workers_follow_one_after_another() -> Result<()> {
 
     tenant.patch_cluster("a", json!({"spec": {"version": TO}})).await?;
     wait_until("both workers to have the version", FOLLOW_LIMIT, async || {
-        // Its API server starts again first.
+        // The cluster's API server restarts first.
         let Ok(found) = nodes().await else { return Ok(false) };
         let away = found.iter().filter(|node| node.ends_with("true")).count();
         ensure!(away <= 1, "more than one is drained at a time: {found:?}");

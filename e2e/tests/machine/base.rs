@@ -1,7 +1,8 @@
-//! What the host's owner adds to the ingress's Envoy by a ConfigMap, on the whole stack: it is watched, served, refused with an
-//! event, and taken away.
+//! Configuration that the host's owner adds to the ingress's Envoy with a ConfigMap, on the whole
+//! stack. It is watched, served, rejected with an event, and removed.
 //!
-//! Not beside other tests: what is refused is a warning in a log that they read.
+//! This test cannot run beside others: a rejected configuration causes a warning in a log that they
+//! check.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ const NAME: &str = "yoke-ingress-base";
 const PORT: u16 = 8085;
 const ADMIN_PORT: u16 = 9901;
 
-/// A listener that answers with a text.
+/// A ConfigMap with a listener that answers with `text`.
 fn config_map(listener: &str, port: u16, text: &str) -> String {
     let route = json!({"match": {"prefix": "/"}, "directResponse": {"status": 200, "body": {"inlineString": text}}});
     let extensions = "type.googleapis.com/envoy.extensions.filters";
@@ -44,7 +45,7 @@ fn config_map(listener: &str, port: u16, text: &str) -> String {
     .to_string()
 }
 
-/// What the listener answers, asked in Envoy's network.
+/// The listener's answer to a request in Envoy's network namespace.
 async fn get(envoy: u32) -> Result<String> {
     let script = format!(
         "exec 3<>/dev/tcp/127.0.0.1/{PORT} && printf 'GET / HTTP/1.1\\r\\nHost: a\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3"
@@ -90,7 +91,7 @@ async fn owners_page_is_served_changed_and_taken_away() -> Result<()> {
     let stack = Stack::connect().await?;
     let pod = network::pod(&stack, NAMESPACE, "app.kubernetes.io/name=envoy").await?;
     let envoy = network::container_pid(&stack, &pod, "envoy").await?;
-    // Events of earlier runs have other names.
+    // A unique name, because events of earlier runs remain.
     let listener = format!("page-{}", Timestamp::now().as_second());
 
     stack.apply(&config_map(&listener, PORT, "first")).await?.ok()?;

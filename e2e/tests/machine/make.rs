@@ -1,5 +1,6 @@
-//! The README's `make` commands: a second `make up` beside the running stack, and `make status`. `make test` is what runs
-//! this, `make worker` is run by the tests of tenants, `make host-node` by the slow test of a lost node, and `make down` ends it.
+//! The README's `make` commands: a second `make up` beside the running stack, and `make status`.
+//! Other commands have other tests: `make test` runs this one, tests of tenants run `make worker`,
+//! and the slow test of a lost node runs `make host-node`. `make down` ends the test run.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +9,14 @@ use tokio::process::Command;
 use yoke_e2e::readme::{commands, root};
 use yoke_e2e::{Output, Stack, run};
 
-/// Runs `make TARGET` as a person would.
+/// Runs `make TARGET` as a user would.
 pub(crate) async fn make(target: &str, limit: Duration) -> Result<Output> {
     run(in_clone(target), limit).await
 }
 
 fn in_clone(target: &str) -> Command {
     let mut make = Command::new("make");
-    // As from a shell, not as from the `cargo` and the `make` that run this test.
+    // Removes variables of the `cargo` and the `make` that run this test.
     for variable in ["CARGO", "MAKEFLAGS", "MAKELEVEL"] {
         make.env_remove(variable);
     }
@@ -23,7 +24,8 @@ fn in_clone(target: &str) -> Command {
     make
 }
 
-/// What `make up` says at its end, as the README shows it: without this clone's folder, and without ages.
+/// Final message of `make up`, as the README shows it: without this clone's folder and without
+/// ages.
 fn to_farewell(said: &str) -> String {
     let begin = said.find("1. The kubeconfig").unwrap_or_default();
     let clone = root().canonicalize().unwrap_or_default().display().to_string();
@@ -43,7 +45,7 @@ fn to_farewell(said: &str) -> String {
 async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Result<()> {
     let stack = Stack::connect().await?;
     let before = stack.supervised_pid("kubelet").await?;
-    // As somebody leaves it who sends the cluster to sleep, and tests that are broken off.
+    // States that a user who sends the cluster to sleep, and interrupted tests, leave behind.
     for left in [
         &["cordon", "yoke-host"][..],
         &["taint", "node", "yoke-host", "yoke-e2e/full=:NoSchedule"],
@@ -115,7 +117,7 @@ async fn status_shows_every_component() -> Result<()> {
     Ok(())
 }
 
-/// The README's way to images, with what is built already in place of a build for speed.
+/// The README's commands for images, but with the binaries of the dev profile, for speed.
 #[tokio::test]
 async fn images_are_written_for_a_registry() -> Result<()> {
     let commands = commands("console images")?;
@@ -141,7 +143,7 @@ async fn images_are_written_for_a_registry() -> Result<()> {
     Ok(())
 }
 
-/// The first step, by the stack's own binary, with nothing else to do.
+/// Runs only the first step of `up`, with the stack's own binary.
 fn up_one_step(stack: &Stack) -> Command {
     let mut up = stack.program("yoke-dev");
     up.args(["up", "--until", "prerequisites"]).current_dir(root());

@@ -1,4 +1,4 @@
-//! Two operators, of which one acts: the other takes over from one that fell silent.
+//! Two operators with one leader: the standby takes over from a leader that does not answer.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ async fn another_operator_takes_over_from_one_that_fell_silent() -> Result<()> {
     let tenant = TenantFixture::create(&stack, "operators").await?.expecting(&STOPPED);
     operators::change(&stack, &json!({"spec": {"replicas": 2}})).await?;
     let taken = take_over(&stack, &tenant).await;
-    // Whatever came of it: other tests take for granted that there is one.
+    // Restore one replica whatever the result, because other tests rely on it.
     operators::change(&stack, &json!({"spec": {"replicas": 1}})).await?;
     println!("the other operator acts after {:?}", taken?);
     wait_for("the operator that is left to act", LIMIT, || async {
@@ -35,7 +35,7 @@ async fn another_operator_takes_over_from_one_that_fell_silent() -> Result<()> {
     tenant.remove().await
 }
 
-/// How long it takes until the other one acts.
+/// Returns the time until the standby is the leader.
 async fn take_over(stack: &Stack, tenant: &TenantFixture) -> Result<Duration> {
     let pods: Api<Pod> = Api::namespaced(stack.host.clone(), operators::NAMESPACE);
     let first = operators::acting(stack).await?;
@@ -50,7 +50,7 @@ async fn take_over(stack: &Stack, tenant: &TenantFixture) -> Result<Duration> {
     let after = stopped.elapsed();
     signal(pid, "CONT").await?;
     let next = next?;
-    // The first one would go on with what it was at: it ends as soon as it hears of the other.
+    // The stopped process would continue its work. It exits as soon as it sees the new leader.
     wait_for("the first operator's process to end", LIMIT, || async {
         let first = pods.get(&first.name_any()).await?;
         let now = network::container_pid(stack, &first, "operator").await;

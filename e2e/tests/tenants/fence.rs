@@ -1,6 +1,7 @@
-//! What the network lets through to a control plane, and out of one.
+//! Connections that the network permits to and from a control plane.
 //!
-//! A closed door shows something only where a door to elsewhere is open to the same place: each place is looked from twice.
+//! A blocked connection proves something only if the same peer can connect elsewhere. So each check
+//! has a control connection.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::{Stack, TenantFixture, wait_for};
 
 const API: u16 = 6443;
-/// What its store counts.
+/// Metrics port of the store.
 const STORE: u16 = 2381;
 const ENVOY: u16 = 8443;
 const ECHO: u16 = 8080;
@@ -19,7 +20,7 @@ const KUBELET: u16 = 10250;
 const STRANGERS: &str = "e2e-fence-strangers";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A pod that listens, in a namespace that is nobody's.
+/// Creates a pod that listens, in a namespace unrelated to Yoke.
 async fn make_stranger(stack: &Stack) -> Result<Pod> {
     remove_strangers(stack, "true").await?;
     stack.host_kubectl(&["create", "namespace", STRANGERS]).await?.ok()?;
@@ -31,7 +32,7 @@ async fn make_stranger(stack: &Stack) -> Result<Pod> {
         "--image=docker.io/yoke/echo:dev",
         "--image-pull-policy=IfNotPresent",
     ];
-    // A new namespace has no service account yet.
+    // A new namespace has no service account at first.
     wait_for("the stranger to be made", LIMIT, || async {
         stack.host_kubectl(&run).await?.ok().map(Some)
     })
@@ -64,7 +65,7 @@ async fn control_plane(tenant: &TenantFixture, name: &str) -> Result<(Pod, From)
     Ok((pod, inside))
 }
 
-/// The host's own API, as its administrator dials it.
+/// Port of the host's API, as in the administrator's kubeconfig.
 async fn host_api_port(stack: &Stack) -> Result<u16> {
     let server = [
         "config",
@@ -101,7 +102,7 @@ async fn control_plane_is_open_to_envoy_and_reaches_nats_only() -> Result<()> {
         .context("NATS_URL")?;
     let nats_port = nats_port.parse()?;
 
-    // In.
+    // Ingress.
     ensure!(knock(&envoy, &address, API).await? == Door::Open, "closed to Envoy");
     ensure!(
         knock(&inside, &address, STORE).await? == Door::Open,
@@ -132,7 +133,7 @@ async fn control_plane_is_open_to_envoy_and_reaches_nats_only() -> Result<()> {
         }
     }
 
-    // Out.
+    // Egress.
     ensure!(
         knock(&inside, nats_host, nats_port).await? == Door::Open,
         "a control plane cannot reach NATS"

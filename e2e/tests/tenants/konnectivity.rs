@@ -1,4 +1,5 @@
-//! konnectivity: the control plane reaches a worker behind NAT through the agents there, and nobody else is let in as one.
+//! konnectivity: the control plane reaches a worker behind NAT through agents, and no other client
+//! is admitted as an agent.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -18,7 +19,7 @@ use yoke_e2e::workload::POD_LIMIT;
 use yoke_e2e::{Stack, TenantFixture, Worker, Workload, network, process, run, wait_for, wait_until};
 use yoke_test_support::free_port;
 
-/// An agent that is let in is so at once; one that is not tries again each second.
+/// An accepted agent is ready at once. A rejected agent tries again every second.
 const AGENT_LIMIT: Duration = Duration::from_secs(20);
 const AGENT: [&str; 2] = ["--namespace=kube-system", "konnectivity-agent"];
 const AUDIENCE: &str = "--audience=system:konnectivity-server";
@@ -38,7 +39,8 @@ async fn ready(tenant: &TenantFixture, name: &str) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// A Pod finds another one by the name of its Service, which is where cluster DNS and kube-proxy say.
+/// A Pod connects to another one through its Service's name, which needs cluster DNS and
+/// kube-proxy.
 async fn use_service(inside: Workload<'_>) -> Result<()> {
     for name in ["coredns", "kube-proxy"] {
         inside.wait_addon(name, 1).await?;
@@ -57,8 +59,8 @@ async fn use_service(inside: Workload<'_>) -> Result<()> {
     .await
 }
 
-/// A Pod on the worker, behind a Service, says no to every ConfigMap. (kube-apiserver sends nothing through agents that is for
-/// the `url` of a webhook.)
+/// A webhook in a Pod on the worker, behind a Service, rejects every ConfigMap. (kube-apiserver
+/// does not use agents for webhooks with a `url`.)
 async fn refuse_by_webhook(inside: Workload<'_>) -> Result<()> {
     let key = KeyPair::generate()?;
     let mut parameters = CertificateParams::default();
@@ -98,7 +100,7 @@ async fn refuse_by_webhook(inside: Workload<'_>) -> Result<()> {
     inside.apply(&objects).await?;
     inside.wait_phase("far", "Running").await?;
     let create = ["create", "configmap", "refused"];
-    // The API server learns of a webhook a moment later, and the Pod may not listen yet.
+    // The API server learns of a webhook with a delay, and the Pod may not listen yet.
     wait_until("the webhook to be asked", POD_LIMIT, async || {
         let answer = inside.stack.kubectl(inside.kubeconfig, &create).await?;
         if answer.success() {
@@ -118,7 +120,7 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     let stack = Stack::connect().await?;
     let key = Key::draw().await?;
     let tenant = TenantFixture::create_with(&stack, "agents", key.to_spec()).await?;
-    // Its first JoinToken brings the agents.
+    // The first JoinToken deploys the agents.
     tenant.create_cluster("a", ClusterSpec::default()).await?;
     let cluster = ready(&tenant, "a").await?;
     let kubeconfig = tenant.kubeconfig("a").await?;
@@ -165,7 +167,7 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     use_service(inside).await?;
     refuse_by_webhook(inside).await?;
 
-    // What it costs while somebody uses it.
+    // Cost while it is used.
     let server = network::container_pid(&stack, &pod, "konnectivity-server").await?;
     let memory = process::anonymous_memory(server)? >> 20;
     println!("konnectivity-server has {memory} MiB of anonymous memory");
@@ -173,7 +175,7 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     tenant.remove().await
 }
 
-/// An agent as it would run anywhere, with some token.
+/// An agent outside of any cluster, with some token.
 struct Agent {
     process: Child,
     health: u16,
@@ -203,7 +205,8 @@ impl Agent {
             std::fs::write(path(file), text)?;
         }
         let [health, admin] = [free_port(), free_port()];
-        // It finds its server by the name that it verifies and sends: only this process sees these hosts.
+        // The agent finds the server by the name that it verifies and sends. Only this process sees
+        // this hosts file.
         let script = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
         let process = Command::new("unshare")
             .args(["--mount", "sh", "-c", script, &path("hosts")])
@@ -225,7 +228,7 @@ impl Agent {
         Ok(Self { process, health, files })
     }
 
-    /// Whether it is let in.
+    /// Whether the server has accepted the agent.
     async fn is_ready(&self) -> Result<bool> {
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--fail", "--max-time", "2"]);
@@ -291,7 +294,7 @@ async fn nobody_else_is_let_in_as_an_agent() -> Result<()> {
         good.log()
     );
 
-    // The token of an agent is nothing to the API itself.
+    // An agent's token does not authenticate at the API itself.
     let endpoint = a.status.as_ref().and_then(|status| status.endpoint.as_ref());
     let name = format!("--tls-server-name={}", endpoint.context("no endpoint")?.server_name);
     let (own, url) = (

@@ -1,4 +1,4 @@
-//! From creation to the last trace of a Cluster.
+//! A Cluster from its creation to the removal of its last trace.
 
 use std::time::Duration;
 
@@ -165,7 +165,7 @@ async fn what_was_deleted_by_hand_comes_back() -> Result<()> {
             .success())
     })
     .await?;
-    // The former pod may have answered: it ends a moment later.
+    // The previous pod may have answered. It ends a moment later.
     for kind in ["networkpolicy", "statefulset"] {
         wait_until(&format!("a {kind} to come back"), READY_LIMIT, || async {
             let get = ["get", kind, "-n", &hosted, "-o", "name"];

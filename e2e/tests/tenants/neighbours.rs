@@ -1,4 +1,4 @@
-//! A tenant's connections are not disturbed by what its neighbours do.
+//! A tenant's connections are not disturbed by changes of its neighbors.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use yoke_api::{Cluster, ClusterSpec, ConditionType, TenantSpec};
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, network, watch_for};
 
-/// How many Clusters come and go beside an open watch, and how many of them at a time.
+/// Number of Clusters that are created and deleted beside an open watch, and how many at a time.
 const NEIGHBOURS: usize = 50;
 const AT_ONCE: usize = 10;
 const DOMAIN: &str = "watch.example";
@@ -35,7 +35,7 @@ async fn xds_counter(stack: &Stack, name: &str) -> Result<u64> {
     Ok(values.sum())
 }
 
-/// Waits until the operator has told the ingress of a name of a Cluster.
+/// Waits until the operator has published a name of a Cluster to the ingress.
 async fn told(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<()> {
     let hosted = hosted_namespace(cluster)?;
     let configs: Api<ConfigMap> = Api::namespaced(tenant.stack.host.clone(), &hosted);
@@ -53,7 +53,8 @@ async fn told(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<(
     .await
 }
 
-/// A Cluster is made, changed and deleted, and the ingress hears of each. It sleeps: a control plane would only take time.
+/// Creates, changes and deletes a Cluster. Each change reaches the ingress. The Cluster sleeps,
+/// because a control plane would only take time.
 async fn come_and_go(tenant: &TenantFixture, name: &str) -> Result<()> {
     let spec = ClusterSpec {
         state: DesiredState::Asleep,
@@ -105,7 +106,7 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     let mut lines = BufReader::new(watch.stdout.take().context("no stdout")?).lines();
     let responses = xds_counter(&stack, "yoke_ingress_xds_responses_total").await?;
 
-    // One runs, as many as it takes come and go beside it.
+    // One neighbor runs. All others are created and deleted beside it.
     let running = async {
         let (_, neighbour) = other.ready_cluster("b").await?;
         stack.kubectl(&neighbour, &["get", "namespaces"]).await?.ok()?;

@@ -1,4 +1,4 @@
-//! A wrong spec gets a clear answer, and the operator goes on serving others.
+//! A wrong spec gets a clear answer, and the operator continues to serve others.
 
 use std::time::Duration;
 
@@ -146,7 +146,7 @@ async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result
         Reason::HostnameConflict,
     )
     .await?;
-    // Of those made in one second the first by name is the older.
+    // Among Clusters of the same second, the first by name counts as older.
     expect_refusal(&tenant, "surplus", default(), Reason::QuotaExceeded).await?;
     tenant
         .wait_condition("first", ConditionType::Ready, "True", yoke_e2e::tenant::READY_LIMIT)

@@ -1,4 +1,4 @@
-//! A tenant uses a cluster of their own through the one ingress address, with a stock kubectl.
+//! A tenant uses its own cluster through the ingress address, with a stock kubectl.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn stock_kubectl_works_through_the_ingress() -> Result<()> {
         "the kubeconfig does not dial the ingress"
     );
 
-    // A cluster that is Ready has what its first pod needs: nothing is waited for here.
+    // A Ready cluster has everything that its first pod needs, so these checks do not wait.
     let objects = stack
         .kubectl(&kubeconfig, &["get", "ns,sa", "-A", "-o", "name"])
         .await?
@@ -120,7 +120,7 @@ async fn controllers_of_the_control_plane_work() -> Result<()> {
         Ok(pods.lines().count() == 2)
     })
     .await?;
-    // No node: the scheduler must have looked at them and said so.
+    // There is no node, so the scheduler must report the pods as unschedulable.
     wait_until("the scheduler to speak", Duration::from_secs(60), || async {
         let reasons = [
             "get",

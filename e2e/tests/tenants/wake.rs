@@ -1,4 +1,5 @@
-//! A Cluster that sleeps until somebody needs it: who may wakes it by asking, and sees only a slower answer.
+//! A Cluster sleeps until it is needed. A permitted client wakes it with a request, and notices
+//! only a slower answer.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use yoke_api::{Cluster, ConditionType, TenantSpec};
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, wait_for, wait_until};
 
-/// A name of the cluster beside its public one.
+/// Additional name of the cluster.
 const FURTHER: &str = "api.wake.example";
 
 async fn send_to_sleep(stack: &Stack, tenant: &TenantFixture) -> Result<()> {
@@ -31,8 +32,9 @@ async fn send_to_sleep(stack: &Stack, tenant: &TenantFixture) -> Result<()> {
     Ok(())
 }
 
-/// What kubectl is answered by a cluster that it wakes. It asks again only after a word that the wake takes longer, as where others
-/// have their turn before it, or after none in kubectl's own time.
+/// Runs kubectl against a cluster that its request wakes. Tries again only if the answer says that
+/// the wake takes longer (for example because other starts come first), or after kubectl's own
+/// timeout.
 async fn wake_by(stack: &Stack, kubeconfig: &Path, args: &[&str]) -> Result<String> {
     const LATE: [&str; 3] = [
         "Ask the cluster's owner",
@@ -58,7 +60,7 @@ fn reason_of(cluster: &Cluster, kind: ConditionType) -> Option<&str> {
     Some(&condition.reason)
 }
 
-/// The kubeconfig of an administrator, changed, in a file with this ending.
+/// Writes a changed copy of an administrator's kubeconfig to a file with this extension.
 fn changed(kubeconfig: &Path, ending: &str, change: impl FnOnce(&mut serde_json::Value)) -> Result<PathBuf> {
     let text = std::fs::read_to_string(kubeconfig).context("reading the kubeconfig")?;
     let mut config: serde_json::Value = serde_saphyr::from_str(&text).context("parsing the kubeconfig")?;
@@ -115,7 +117,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     let awake = tenant.clusters().get("a").await?;
     ensure!(activity(&awake).asleep_since().is_none(), "{:?}", activity(&awake));
 
-    // By a further name, once the certificate for it is there.
+    // Wake by an additional name, once its certificate exists.
     send_to_sleep(&stack, &tenant).await?;
     let further = changed(&kubeconfig, "further", |config| {
         config["clusters"][0]["cluster"]["tls-server-name"] = json!(FURTHER);
@@ -129,7 +131,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
         .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
         .await?;
 
-    // Once more, and in another way.
+    // Wake with the annotation.
     send_to_sleep(&stack, &tenant).await?;
     let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_END}}});
     tenant.patch_cluster("a", annotation).await?;
@@ -153,7 +155,7 @@ async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
         Ok(answer.refused().is_ok_and(|text| text.contains("spec.state")))
     })
     .await?;
-    // Who asks for the first time asks what the API serves, before anything else.
+    // Without a cache, kubectl's first request is for API discovery.
     let caches = tempfile::tempdir()?;
     let cache = format!("--cache-dir={}", caches.path().display());
     let refusal = stack
@@ -176,7 +178,8 @@ async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
     tenant.remove().await
 }
 
-/// It goes to sleep by itself, whatever its own controllers ask, and again after it was woken.
+/// An idle cluster falls asleep despite the requests of its own controllers, and again after a
+/// wake.
 #[tokio::test]
 async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
     let stack = Stack::connect().await?;
@@ -204,13 +207,14 @@ async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
     tenant.remove().await
 }
 
-/// With an argument that no API server takes it never answers; and wakes when that is mended.
+/// The API server never answers with an invalid argument. The Cluster wakes once the argument is
+/// fixed.
 #[tokio::test]
 async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "stuck").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
-    // After that kubectl knows what the API serves.
+    // After this request, kubectl has cached API discovery.
     stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?.ok()?;
     send_to_sleep(&stack, &tenant).await?;
     let arguments = |given: serde_json::Value| json!({"spec": {"extraArgs": {"apiServer": given}}});
@@ -220,7 +224,7 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
     let cache = format!("--cache-dir={}", caches.path().display());
     for options in [&[][..], &[cache.as_str()]] {
         let asked = [&["get", "namespaces"], options].concat();
-        // Others may have their turn before it: what stands against it is known once it was started.
+        // Other starts may come first. The reason is known only after its start was tried.
         wait_until("callers are told why", READY_LIMIT, || async {
             let refusal = stack.kubectl(&kubeconfig, &asked).await?.refused()?;
             let says_why = refusal.contains("kube-apiserver") && refusal.contains("Ask the cluster's owner");
@@ -248,7 +252,7 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
     tenant.remove().await
 }
 
-/// Who answers for sleeping clusters says that one is needed, and nothing else of it.
+/// The ingress, which answers for sleeping clusters, may write only the wake request.
 #[tokio::test]
 async fn the_ingress_writes_one_field_of_a_cluster() -> Result<()> {
     let stack = Stack::connect().await?;

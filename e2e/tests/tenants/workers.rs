@@ -1,4 +1,5 @@
-//! Workers of a tenant's cluster: they join by a line from the SSH server, run what the tenant runs, and may be lost.
+//! Workers of a tenant's cluster: they join with a command from the SSH server, run the tenant's
+//! Pods, and may be lost.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,15 +15,15 @@ use yoke_e2e::worker::{ECHO, try_to_join};
 use yoke_e2e::workload::POD_LIMIT;
 use yoke_e2e::{Stack, TenantFixture, Worker, Workload, run, wait_for, wait_until};
 
-/// A worker's programs are packed, it joins, and it is Ready.
+/// Timeout of `make worker`: packs the programs, joins, and waits until the Node is Ready.
 const MAKE_LIMIT: Duration = Duration::from_secs(300);
-/// Of each name of a Service's Pods, which are chosen by chance.
+/// Maximum number of requests until each Pod of a Service, chosen at random, has answered.
 const ROUNDS: usize = 40;
-/// kube-controller-manager waits 50 s until it holds a worker for lost.
+/// kube-controller-manager declares a worker as lost after 50 s.
 const LOST_LIMIT: Duration = Duration::from_secs(180);
 const API: &str = "https://10.96.0.1/api/v1/namespaces";
 
-/// `make worker`, as a person runs it.
+/// Runs `make worker` as a user would.
 async fn make_worker(stack: &Stack) -> Result<Worker> {
     let mut make = Command::new("make");
     for variable in ["CARGO", "MAKEFLAGS", "MAKELEVEL"] {
@@ -32,8 +33,8 @@ async fn make_worker(stack: &Stack) -> Result<Worker> {
     Worker::find(stack, &run(make, MAKE_LIMIT).await?.ok()?)
 }
 
-/// A Deployment with a Pod on each of two workers, while both are well, and its Service: as in Kubernetes' tutorial, with what a
-/// rolling update needs to fail no request.
+/// A Deployment with one Pod on each of two healthy workers, and its Service. It follows
+/// Kubernetes' tutorial, plus what a rolling update needs to fail no request.
 fn build_web(workers: [&Worker; 2]) -> [Value; 2] {
     let labels = json!({"app": "web"});
     let on_these = json!([{"matchExpressions": [{
@@ -77,7 +78,7 @@ fn build_web(workers: [&Worker; 2]) -> [Value; 2] {
     [deployment, service]
 }
 
-/// The Deployment's Pods and their workers.
+/// Names of the Deployment's Pods, and their workers.
 async fn list_web(inside: Workload<'_>) -> Result<BTreeSet<(String, String)>> {
     let find = "jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName}{\"\\n\"}{end}";
     let running = "--field-selector=status.phase=Running";
@@ -88,7 +89,7 @@ async fn list_web(inside: Workload<'_>) -> Result<BTreeSet<(String, String)>> {
     Ok(pairs.map(|(pod, node)| (pod.to_owned(), node.to_owned())).collect())
 }
 
-/// Every Pod of a Service answers to a Pod, wherever both are.
+/// Sends requests from a Pod until every Pod of a Service has answered.
 async fn reach_all(inside: Workload<'_>, from: &str, url: &str, expected: &BTreeSet<String>) -> Result<()> {
     let mut heard = BTreeSet::new();
     for _ in 0..ROUNDS {
@@ -110,7 +111,7 @@ async fn two_workers_are_one_cluster() -> Result<()> {
         stack: &stack,
         kubeconfig: &kubeconfig,
     };
-    // Whoever uses the stack may have made others.
+    // Users of the stack may have added workers.
     let list_nodes = ["get", "nodes", "-o", "name"];
     let before = inside.kubectl(&list_nodes).await?;
     let one = make_worker(&stack).await?;
@@ -137,11 +138,12 @@ async fn two_workers_are_one_cluster() -> Result<()> {
         inside.wait_phase(asks, "Running").await?;
     }
 
-    // Each kubelet is called, through whichever agent.
+    // Calls each kubelet, through any agent.
     for (pod, _) in &web {
         let heard = inside.ask_forwarded(pod).await?;
         ensure!(heard.trim() == pod, "port-forward: {heard}");
-        // The terminal there shows what is typed, takes enter for a line's end, and shows one as two characters.
+        // The terminal echoes the typed keys, turns enter into a line feed, and shows a line feed
+        // as two characters.
         let exec = ["exec", "-it", pod, "--", "/echo", "type"];
         let shown = inside.on_terminal(&exec, "type: ", "a b").await?;
         ensure!(shown == "type: a b\r\ntyped \"a b\\n\"\r\n", "exec -it: {shown:?}");
@@ -172,7 +174,8 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     Ok(())
 }
 
-/// The SSH server asks the cluster's API, by the ingress, with the Tenant's kubeconfig.
+/// Lists nodes over SSH. The SSH server calls the cluster's API through the ingress with the
+/// Tenant's kubeconfig.
 async fn list_over_ssh(stack: &Stack, workers: [&Worker; 2]) -> Result<()> {
     let said = ssh(stack, &stack.dir.join("ssh/demo"), "nodes demo --json")
         .await?
@@ -190,7 +193,8 @@ async fn list_over_ssh(stack: &Stack, workers: [&Worker; 2]) -> Result<()> {
     Ok(())
 }
 
-/// A Pod's default service account sees what its roles say, at the address that every Pod has for its API.
+/// A Pod's default service account has the permissions of its roles, at the API address that every
+/// Pod has.
 async fn read_own_namespace(inside: Workload<'_>) -> Result<()> {
     let view = [
         "create",
@@ -215,7 +219,7 @@ async fn read_own_namespace(inside: Workload<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Somebody asks the Service all the time while its Pods are replaced.
+/// Replaces the Pods of the Service while a client sends requests continuously.
 async fn update_without_a_failure(
     inside: Workload<'_>,
     on: &Worker,
@@ -234,7 +238,7 @@ async fn update_without_a_failure(
     inside
         .kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
         .await?;
-    // Those that are to go still answer for a while.
+    // Terminating Pods still answer for a while.
     wait_until("the former Pods to be gone", POD_LIMIT, async || {
         Ok(list_web(inside).await?.is_disjoint(before))
     })
@@ -251,7 +255,7 @@ async fn update_without_a_failure(
     inside.kubectl(&["delete", "pod", "polls", "--now"]).await.map(drop)
 }
 
-/// A machine that loses power takes its Pods along; what a Deployment wants is elsewhere soon.
+/// Kills a worker. The Deployment's Pods soon run on the other worker.
 async fn lose(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> {
     let before = list_web(inside).await?;
     ensure!(before.iter().any(|(_, node)| *node == lost.name), "{before:?}");
@@ -303,7 +307,7 @@ async fn a_token_lets_nobody_in_elsewhere_or_later() -> Result<()> {
         Ok([text("name")?, text("token")?, text("line")?])
     };
     let [name, token, line] = join(&key.path, "a").await?;
-    // Of another Tenant.
+    // A token of another Tenant.
     let [foreign_name, foreign, _] = join(&demo, "demo").await?;
     let forged = JoinLine {
         token: JoinLine::parse(&foreign)?.token,
@@ -318,7 +322,7 @@ async fn a_token_lets_nobody_in_elsewhere_or_later() -> Result<()> {
     tenant.remove().await
 }
 
-/// The API does not know the token, and so says nothing to the worker.
+/// Expects that the API refuses the join command's token, which tells the worker nothing more.
 async fn refuse(stack: &Stack, key: &Path, cluster: &str, rule: &str, line: &str) -> Result<()> {
     let refusal = try_to_join(stack, key, cluster, Some(line)).await?;
     ensure!(refusal.code == Some(1), "{rule}: {refusal:?}");
