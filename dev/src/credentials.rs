@@ -4,9 +4,6 @@
 //! A changed value in them, such as the node's address, creates all of them again.
 
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -37,18 +34,4 @@ pub fn apply(layout: &Layout, network: &Network) -> Result<bool> {
     // Written last: an interrupted run starts over.
     fs::write(&subject, wanted).context("recording what the certificates were made for")?;
     Ok(true)
-}
-
-/// Writes a file that only its owner can read.
-pub(crate) fn write_secret(path: &Path, content: &str) -> Result<()> {
-    // Opening an existing file does not change its mode, so the old file is removed first.
-    let _ = fs::remove_file(path);
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .with_context(|| format!("making {}", path.display()))?;
-    file.write_all(content.as_bytes())
-        .with_context(|| format!("writing {}", path.display()))
 }

@@ -10,9 +10,10 @@ use anyhow::{Context, Result, bail};
 use rustix::mount::UnmountFlags;
 
 use crate::cgroups::Cgroups;
+use crate::files::{is_dead_socket, list_entries};
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
-use crate::leftovers::{self, entries, is_dead_socket};
+use crate::leftovers;
 use crate::network::Network;
 use crate::steps::say;
 use crate::supervisor::{Request, client};
@@ -26,7 +27,9 @@ pub async fn down(layout: &Layout) -> Result<()> {
     let begun = std::time::Instant::now();
     // The supervisors stop first: they would restart the processes that are killed below.
     let network = Network::read(layout)?;
-    let nodes = network.map(|network| Node::added(layout, &network)).unwrap_or_default();
+    let nodes = network
+        .map(|network| Node::added(layout, &network.plan))
+        .unwrap_or_default();
     for node in nodes {
         report(&node.name, shut_down(&node.layout).await);
     }
@@ -137,7 +140,7 @@ fn remove_strays(layout: &Layout) -> usize {
     let dev_text = dev.display().to_string();
     let mut removed = 0;
     for place in FIXED_PLACES {
-        for path in entries(Path::new(place)) {
+        for path in list_entries(Path::new(place)) {
             let ours = fs::read_link(&path).is_ok_and(|target| target.starts_with(&dev))
                 || is_dead_socket(&path)
                 // A cached CNI result names the pod's network namespace, which is below .dev.

@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use crate::credentials::nats;
 use crate::kubectl;
 use crate::layout::Layout;
+use crate::names::{BASE_DOMAIN, INGRESS_PORT};
 use crate::network::Network;
 use crate::ssh;
-use crate::yoke::{BASE_DOMAIN, INGRESS_PORT};
 
 /// Writes the file.
 pub fn write(layout: &Layout, network: &Network) -> Result<()> {

@@ -2,28 +2,20 @@
 //! that every cluster needs.
 
 use std::fs;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 
 use crate::cgroups::Cgroups;
+use crate::command::find_program;
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
 use crate::network::Network;
 
 mod config;
-pub(crate) use config::PAUSE_IMAGE;
 pub mod manifests;
 pub mod node;
 pub mod services;
-
-/// Name of the first node, and prefix of the other nodes' names.
-pub const NODE_NAME: &str = "yoke-host";
-/// Port of the host's kube-apiserver.
-pub const API_PORT: u16 = 6443;
-/// Kubernetes version of the host, and the default version of tenant clusters.
-pub const KUBERNETES_VERSION: &str = "1.35.4";
 
 /// Datastore of the host API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,19 +94,4 @@ pub fn write_config(node: &Node, network: &Network, cgroups: &Cgroups) -> Result
         fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
-}
-
-/// Finds the path of an installed program.
-pub fn find_program(name: &str) -> Option<PathBuf> {
-    [
-        "/usr/local/sbin",
-        "/usr/local/bin",
-        "/usr/sbin",
-        "/usr/bin",
-        "/sbin",
-        "/bin",
-    ]
-    .iter()
-    .map(|dir| PathBuf::from(dir).join(name))
-    .find(|path| path.is_file())
 }

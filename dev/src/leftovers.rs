@@ -2,9 +2,9 @@
 //! So it reveals what `down` misses, and components that start to write elsewhere.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use crate::files::{is_dead_socket, list_entries};
 use crate::layout::Layout;
 
 /// Paths where components write, or would write by default. Small text files there are read too.
@@ -29,7 +29,7 @@ const READ_LIMIT: u64 = 1 << 20;
 pub fn find(layout: &Layout) -> Vec<String> {
     let (dev, name) = (format!("{}/", layout.dev().display()), layout.stack_name());
     let mut left = Vec::new();
-    for process in entries(Path::new("/proc")) {
+    for process in list_entries(Path::new("/proc")) {
         let command = fs::read(process.join("cmdline")).unwrap_or_default();
         let program = command.split(|byte| *byte == 0).next().unwrap_or_default();
         // This command itself runs from `.dev/bin`.
@@ -50,8 +50,8 @@ pub fn find(layout: &Layout) -> Vec<String> {
             path.file_name()
                 .is_some_and(|file| file.to_string_lossy().contains(layout.id()))
         };
-        let groups = entries(Path::new(place));
-        let below = groups.iter().flat_map(|group| entries(group));
+        let groups = list_entries(Path::new(place));
+        let below = groups.iter().flat_map(|group| list_entries(group));
         left.extend(
             groups
                 .iter()
@@ -67,16 +67,8 @@ pub fn find(layout: &Layout) -> Vec<String> {
     left
 }
 
-/// Whether a socket file exists without a listener. Its owner has exited, and no process can use it
-/// again.
-pub fn is_dead_socket(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
-        && UnixStream::connect(path).is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
-}
-
 fn find_files(dir: &Path, names: &[&str], left: &mut Vec<String>) {
-    for path in entries(dir) {
+    for path in list_entries(dir) {
         let Ok(meta) = fs::symlink_metadata(&path) else {
             continue;
         };
@@ -93,13 +85,6 @@ fn find_files(dir: &Path, names: &[&str], left: &mut Vec<String>) {
             find_files(&path, names, left);
         }
     }
-}
-
-/// Entries of a folder; empty if it does not exist.
-pub(crate) fn entries(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir)
-        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -26,12 +26,14 @@ pub mod command;
 pub mod credentials;
 pub mod down;
 pub mod environment;
+mod files;
 pub mod host_cluster;
 pub mod images;
 pub mod kernel;
 pub mod kubectl;
 pub mod layout;
 pub mod leftovers;
+pub mod names;
 pub mod network;
 pub mod nodes;
 pub mod recipes;
@@ -41,6 +43,7 @@ pub mod status;
 pub mod steps;
 pub mod supervisor;
 pub mod up;
+pub mod versions;
 pub mod workers;
 pub mod yoke;
 
@@ -181,7 +184,7 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         }
         Verb::Images { profile } => {
             let _lock = layout.lock()?;
-            let (files, digests) = images::export(&layout, profile).await?;
+            let (files, digests) = images::export::export(&layout, profile).await?;
             for file in files {
                 steps::say(&file.display().to_string());
             }

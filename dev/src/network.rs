@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -23,15 +23,15 @@ use serde::{Deserialize, Serialize};
 use crate::command::Command;
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
+use crate::network::netns::{enter, ip, list_namespaces};
 use crate::network::plan::{NetworkPlan, Subnet};
 
 pub mod lan;
+pub(crate) mod netns;
 pub mod plan;
 
 /// Number of subnets to try before giving up.
 const ATTEMPTS: u32 = 64;
-/// Folder where `ip netns` keeps the names of namespaces.
-const NAMESPACES: &str = "/run/netns";
 /// Metric of a fallback route.
 const LAST: u32 = 9_999;
 /// MTU if the root namespace has no default route to copy the MTU from.
@@ -162,7 +162,7 @@ impl Network {
         let own = layout.stack_name();
         let _ = ip(&["link", "delete", &plan::host_link(layout.id())]).await;
         // Names of workers' namespaces begin with the name of the node's.
-        for namespace in namespaces().iter().filter(|name| name.starts_with(&own)) {
+        for namespace in list_namespaces().iter().filter(|name| name.starts_with(&own)) {
             ip(&["netns", "delete", namespace])
                 .await
                 .context("removing a network namespace")?;
@@ -200,7 +200,7 @@ pub async fn mend(node: &Node) -> Result<()> {
 /// Removes the namespace of a node, and its link.
 pub async fn remove(node: &Node) -> Result<()> {
     mend(node).await?;
-    if namespaces().contains(&node.namespace) {
+    if list_namespaces().contains(&node.namespace) {
         ip(&["netns", "delete", &node.namespace]).await?;
     }
     Ok(())
@@ -210,25 +210,4 @@ pub async fn remove(node: &Node) -> Result<()> {
 async fn outside(node: &Node, words: &str) -> Result<()> {
     let place = node.outside.iter().flat_map(|namespace| ["-n", namespace]);
     ip(&place.chain(words.split(' ')).collect::<Vec<_>>()).await
-}
-
-/// A command for `program` inside a namespace. It does not use `ip netns exec`, which remounts /sys
-/// and hides the cgroup v1 hierarchy.
-pub(crate) fn enter(namespace: &str, program: &str) -> Command {
-    Command::new("nsenter")
-        .arg(format!("--net={}", Path::new(NAMESPACES).join(namespace).display()))
-        .arg("--")
-        .arg(program)
-}
-
-/// Names of all named network namespaces.
-fn namespaces() -> Vec<String> {
-    let entries = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect()
-}
-
-async fn ip(args: &[&str]) -> Result<()> {
-    Command::new("ip").args(args).run().await.map_err(Into::into)
 }

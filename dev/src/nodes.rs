@@ -60,7 +60,7 @@ pub struct Options {
 /// Adds a node, or starts a lost one. Returns false if a step failed; the failure has been shown.
 pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     let network = running(layout).await?;
-    let there = Node::added(layout, &network);
+    let there = Node::added(layout, &network.plan);
     let is_there = |number: &u8| there.iter().any(|node| node.number == *number);
     let number = match options.number {
         Some(number) => number,
@@ -217,7 +217,7 @@ fn find(layout: &Layout, network: &Network, number: u8) -> Result<Node> {
             FIRST_NODE + 1
         );
     }
-    Ok(Node::new(layout, network, number))
+    Ok(Node::new(layout, &network.plan, number))
 }
 
 fn services<'a>(layout: &'a Layout, network: &'a Network, node: &'a Node) -> Services<'a> {

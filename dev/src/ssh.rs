@@ -11,8 +11,8 @@ use data_encoding::BASE64;
 use crate::command::Command;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
+use crate::names::NAMESPACE;
 use crate::network::Network;
-use crate::yoke::NAMESPACE;
 
 /// Port of the SSH server, at the node's address.
 pub const PORT: u16 = 22;

@@ -107,7 +107,9 @@ fn to_line(service: ServiceStatus) -> Line {
 /// Processes of added nodes.
 async fn added_nodes(layout: &Layout) -> Result<Vec<Line>> {
     let network = Network::read(layout)?;
-    let nodes = network.map(|network| Node::added(layout, &network)).unwrap_or_default();
+    let nodes = network
+        .map(|network| Node::added(layout, &network.plan))
+        .unwrap_or_default();
     let mut lines = Vec::new();
     for node in nodes {
         let Some(services) = client::status(&node.layout).await else {

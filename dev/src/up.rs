@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::command::find_program;
 use crate::credentials::{self, host_pki};
 use crate::environment;
+use crate::files::link;
 use crate::host_cluster::node::Node;
 use crate::host_cluster::services::Services;
-use crate::host_cluster::{self, HostStore, manifests};
+use crate::host_cluster::{HostStore, manifests};
 use crate::images::{self, Images};
 use crate::kernel;
 use crate::kubectl::Kubectl;
@@ -106,8 +108,8 @@ impl Stack<'_> {
             }
             Step::Network => {
                 let network = Network::choose(self.layout).await?;
-                let mut nodes = vec![Node::new(self.layout, &network, FIRST_NODE)];
-                nodes.extend(Node::added(self.layout, &network));
+                let mut nodes = vec![Node::new(self.layout, &network.plan, FIRST_NODE)];
+                nodes.extend(Node::added(self.layout, &network.plan));
                 for node in &nodes {
                     network.apply(node).await?;
                 }
@@ -197,8 +199,8 @@ impl Stack<'_> {
         if recipes::envoy(self.layout).await.context("fetching Envoy")? == Made::Built {
             built.push("envoy");
         }
-        let ctr = host_cluster::find_program("ctr").context("ctr is not installed")?;
-        recipes::link(&ctr, &self.layout.binary("ctr"))?;
+        let ctr = find_program("ctr").context("ctr is not installed")?;
+        link(&ctr, &self.layout.binary("ctr"))?;
         Ok(if built.is_empty() {
             "all from the cache".to_owned()
         } else {
@@ -234,7 +236,7 @@ impl Stack<'_> {
     }
 
     async fn load_images(&self) -> Result<String> {
-        let loaded = Images::open(self.layout).load_released(&self.releases).await?;
+        let loaded = Images::open(self.layout).load_third_party(&self.releases).await?;
         self.mirror_images().await?;
         Ok(format!("{loaded} loaded"))
     }

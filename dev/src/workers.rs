@@ -22,20 +22,18 @@ use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 
 use crate::cgroups::Cgroups;
-use crate::command::Command;
-use crate::credentials::write_secret;
-use crate::host_cluster::find_program;
-use crate::images;
+use crate::command::{Command, find_program};
+use crate::files::{list_entries, make_executable, write_secret};
+use crate::images::contents::WORKER_BINARY;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
-use crate::leftovers::entries;
+use crate::names::DEMO;
 use crate::network::Network;
 use crate::network::lan::{Port, WORKERS_MAX};
-use crate::recipes::{Made, make_executable};
+use crate::recipes::Made;
 use crate::ssh;
 use crate::steps::{self, Label, Reporter};
 use crate::supervisor::client;
-use crate::yoke::DEMO;
 
 mod bundle;
 
@@ -229,7 +227,7 @@ impl<'a> Worker<'a> {
 
     /// All workers of this clone.
     fn list(layout: &'a Layout) -> Vec<Self> {
-        let folders = entries(&layout.workers());
+        let folders = list_entries(&layout.workers());
         let mut numbers: Vec<u8> = folders
             .iter()
             .filter_map(|folder| folder.file_name()?.to_str()?.parse().ok())
@@ -409,7 +407,7 @@ impl<'a> Worker<'a> {
             let mut entry = self.to_entry().into_iter();
             Command::new(entry.next().unwrap_or_default())
                 .args(entry)
-                .arg(Path::new(PLACE).join(images::GIVEN))
+                .arg(Path::new(PLACE).join(WORKER_BINARY))
                 .args(["leave", "--root"])
                 .arg(self.root())
                 .limit(LEAVE_LIMIT)

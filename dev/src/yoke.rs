@@ -13,22 +13,17 @@ use tokio::time::Instant;
 
 use crate::command::Command;
 use crate::credentials::nats;
-use crate::host_cluster::{API_PORT, KUBERNETES_VERSION, NODE_NAME};
+use crate::files::write_secret;
 use crate::images;
+use crate::images::contents::{KUBE_PROXY, WORKER_BINARY};
 use crate::kubectl::{CACHE_VARIABLE, Kubectl};
 use crate::layout::Layout;
+use crate::names::{BASE_DOMAIN, DEMO, HOST_API_PORT, INGRESS_PORT, NAMESPACE, NODE_NAME};
 use crate::network::Network;
 use crate::releases::{self, Releases};
 use crate::ssh;
+use crate::versions::{self, KUBERNETES_VERSION};
 
-/// Namespace of Yoke's own processes.
-pub const NAMESPACE: &str = "yoke-system";
-/// Domain of every tenant cluster's public name.
-pub const BASE_DOMAIN: &str = "yoke.test";
-/// Port of the ingress.
-pub const INGRESS_PORT: u16 = 443;
-/// Name of the demo tenant and of its cluster.
-pub const DEMO: &str = "demo";
 const PKI_NAMESPACE: &str = "yoke-pki";
 const RELEASE: &str = "yoke";
 const READY_LIMIT: Duration = Duration::from_secs(180);
@@ -85,7 +80,7 @@ pub async fn install(
         .context("removing the record of a chart's installation that was broken off")?;
 
     let values = values_file(layout);
-    let digests = images::digests(&layout.binary(images::GIVEN))?;
+    let digests = images::digests(&layout.binary(WORKER_BINARY))?;
     let content = build_values(network.node_ip(), names, &digests, releases);
     fs::write(&values, format!("{content:#}\n")).context("writing the chart's values")?;
     Command::new(layout.binary("helm"))
@@ -191,7 +186,7 @@ pub async fn make_demo(layout: &Layout) -> Result<Demo> {
         .decode(encoded.trim().as_bytes())
         .context("decoding the demo cluster's kubeconfig")?;
     let kubeconfig = String::from_utf8(kubeconfig).context("decoding the demo cluster's kubeconfig")?;
-    crate::credentials::write_secret(&layout.demo_kubeconfig(), &kubeconfig)?;
+    write_secret(&layout.demo_kubeconfig(), &kubeconfig)?;
     Ok(Demo {
         took,
         woken,
@@ -259,9 +254,9 @@ fn build_values(
             "ingressXds": image("yoke-ingress-xds"),
             "sshUi": image("yoke-ssh-ui"),
             "kineNats": image("kine-nats"),
-            "envoy": images::ENVOY,
-            "konnectivityServer": images::KONNECTIVITY_SERVER,
-            "konnectivityAgent": images::KONNECTIVITY_AGENT,
+            "envoy": versions::ENVOY_IMAGE,
+            "konnectivityServer": versions::KONNECTIVITY_SERVER_IMAGE,
+            "konnectivityAgent": versions::KONNECTIVITY_AGENT_IMAGE,
             "pullPolicy": "IfNotPresent",
         },
         "versions": releases.all().map(build_version).collect::<Vec<_>>(),
@@ -272,7 +267,7 @@ fn build_values(
             "secretName": "yoke-nats",
             "replicas": 1,
         },
-        "hostAPI": {"cidrs": [host], "port": API_PORT},
+        "hostAPI": {"cidrs": [host], "port": HOST_API_PORT},
         "ingress": {
             "address": node,
             "port": INGRESS_PORT,
@@ -314,9 +309,9 @@ fn build_version(release: &str) -> Value {
             "kubeAPIServer": api_server,
             "kubeControllerManager": controller_manager,
             "kubeScheduler": scheduler,
-            "kubeProxy": releases::to_image(images::KUBE_PROXY, KUBERNETES_VERSION),
-            "coreDNS": images::COREDNS,
-            "metricsServer": images::METRICS_SERVER,
+            "kubeProxy": releases::to_image(KUBE_PROXY, KUBERNETES_VERSION),
+            "coreDNS": versions::COREDNS_IMAGE,
+            "metricsServer": versions::METRICS_SERVER_IMAGE,
         },
     })
 }

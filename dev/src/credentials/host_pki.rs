@@ -13,10 +13,10 @@ use rcgen::{
 };
 use serde_json::json;
 
-use super::write_secret;
-use crate::host_cluster::API_PORT;
+use crate::files::write_secret;
 use crate::host_cluster::node::Node;
 use crate::layout::{FIRST_NODE, Layout};
+use crate::names::HOST_API_PORT;
 use crate::network::Network;
 
 const VALID_FROM: (i32, u8, u8) = (2024, 1, 1);
@@ -222,7 +222,7 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
     for (file, user) in USERS {
         write_kubeconfig(layout, network, &authority, file, &Leaf::client(user, None))?;
     }
-    write_node(&authority, network, &Node::new(layout, network, FIRST_NODE))
+    write_node(&authority, network, &Node::new(layout, &network.plan, FIRST_NODE))
 }
 
 /// Writes the files of an added node, unless they exist and the same CA issued them.
@@ -281,7 +281,7 @@ fn write_kubeconfig(
 }
 
 fn to_server(network: &Network) -> String {
-    format!("https://{}:{API_PORT}", network.node_ip())
+    format!("https://{}:{HOST_API_PORT}", network.node_ip())
 }
 
 /// A self-contained kubeconfig. It is JSON, which is valid YAML.

@@ -9,7 +9,7 @@ use nkeys::KeyPair;
 
 use super::host_pki::{Authority, Leaf};
 use super::jwt::{self, Claims};
-use super::write_secret;
+use crate::files::write_secret;
 use crate::layout::Layout;
 use crate::network::Network;
 

@@ -6,8 +6,9 @@ use serde_json::json;
 
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
+use crate::names::NAMESPACE;
 use crate::network::Network;
-use crate::yoke::NAMESPACE;
+use crate::versions::PAUSE_IMAGE;
 
 pub(super) const CONTAINERD: &str = "containerd.toml";
 pub(super) const CNI: &str = "cni/10-yoke.conflist";
@@ -16,8 +17,6 @@ pub(super) const KUBE_PROXY: &str = "kube-proxy.json";
 pub(super) const RESOLV_CONF: &str = "resolv.conf";
 pub(super) const AUDIT_POLICY: &str = "audit-policy.json";
 
-/// Image of the container that holds a pod's namespaces.
-pub(crate) const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10";
 /// A development host runs many small control planes.
 const MAX_PODS: u32 = 500;
 

@@ -2,11 +2,11 @@
 //! also runs the host's control plane. Other nodes are added later.
 
 use crate::command::Command;
-use crate::host_cluster::NODE_NAME;
+use crate::files::list_entries;
 use crate::layout::{FIRST_NODE, Layout};
-use crate::leftovers::entries;
-use crate::network::plan::NodePlan;
-use crate::network::{Network, enter};
+use crate::names::NODE_NAME;
+use crate::network::netns::enter;
+use crate::network::plan::{NetworkPlan, NodePlan};
 
 /// One node of the host cluster.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub struct Node {
 
 impl Node {
     /// The node with this number. It need not exist.
-    pub fn new(layout: &Layout, network: &Network, number: u8) -> Self {
+    pub fn new(layout: &Layout, network: &NetworkPlan, number: u8) -> Self {
         let stack = layout.stack_name();
         let (name, namespace, outside) = match number {
             FIRST_NODE => (NODE_NAME.to_owned(), stack, None),
@@ -41,15 +41,15 @@ impl Node {
             number,
             name,
             layout: layout.of_node(number),
-            plan: network.plan.node(number),
+            plan: network.node(number),
             namespace,
             outside,
         }
     }
 
     /// All added nodes, found by their folders.
-    pub fn added(layout: &Layout, network: &Network) -> Vec<Self> {
-        let mut numbers: Vec<u8> = entries(&layout.nodes())
+    pub fn added(layout: &Layout, network: &NetworkPlan) -> Vec<Self> {
+        let mut numbers: Vec<u8> = list_entries(&layout.nodes())
             .iter()
             .filter_map(|folder| folder.file_name()?.to_str()?.parse().ok())
             .collect();

@@ -9,9 +9,11 @@ use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 use super::node::Node;
-use super::{API_PORT, HostStore, config, find_program};
+use super::{HostStore, config};
+use crate::command::find_program;
 use crate::credentials::nats;
 use crate::layout::Layout;
+use crate::names::HOST_API_PORT;
 use crate::network::Network;
 use crate::supervisor::{Probe, Service};
 
@@ -94,7 +96,7 @@ impl Services<'_> {
         let audit = self.layout.config().join(config::AUDIT_POLICY);
         let args = vec![
             format!("--etcd-servers=http://{STORE_CLIENT}"),
-            format!("--secure-port={API_PORT}"),
+            format!("--secure-port={HOST_API_PORT}"),
             "--bind-address=0.0.0.0".to_owned(),
             format!("--advertise-address={}", self.network.node_ip()),
             format!("--service-cluster-ip-range={}", self.network.plan.services),

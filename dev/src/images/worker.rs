@@ -9,12 +9,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{Contents, build as build_image, oci, shared_libraries};
+use super::contents::{Contents, WORKER_BINARY, build as build_image, shared_libraries};
+use super::oci;
 
-/// Binary of the image.
-pub const PROGRAM: &str = "yoke-worker";
 /// Repository and binary of the image.
-pub(super) const IMAGE: (&str, &str) = ("docker.io/yoke/worker", PROGRAM);
+pub(super) const IMAGE: (&str, &str) = ("docker.io/yoke/worker", WORKER_BINARY);
 
 /// Path at which `yoke-worker` looks for a bundle.
 const BUNDLE: &str = "usr/lib/yoke-worker";
@@ -33,7 +32,7 @@ const USERS: &[(&str, &str)] = &[
 
 /// Builds the image from the binary and a bundle.
 pub async fn build(binary: PathBuf, bundle: &Path) -> Result<oci::Image> {
-    let mut contents = Contents::find(PROGRAM, binary).await?;
+    let mut contents = Contents::find(WORKER_BINARY, binary).await?;
     (contents.volume, contents.texts) = (Some(VOLUME), USERS);
     let sums = fs::read_to_string(bundle.join(SUMS)).context("reading what is in a worker's bundle")?;
     for name in list_names(&sums).chain([SUMS]) {
@@ -47,7 +46,7 @@ pub async fn build(binary: PathBuf, bundle: &Path) -> Result<oci::Image> {
         let place = AUTHORITIES.trim_start_matches('/').to_owned();
         contents.others.push((place, AUTHORITIES.into()));
     }
-    build_image(PROGRAM, &contents).await
+    build_image(WORKER_BINARY, &contents).await
 }
 
 /// File names in the output of `sha256sum`.

@@ -15,7 +15,8 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
 
-use super::{Network, enter, ip, namespaces};
+use super::Network;
+use super::netns::{enter, ip, list_namespaces};
 use crate::command::Command;
 use crate::layout::Layout;
 
@@ -72,7 +73,7 @@ impl Port {
 
     /// Removes the namespace, if it exists.
     pub async fn remove(&self) -> Result<()> {
-        if namespaces().contains(&self.namespace) {
+        if list_namespaces().contains(&self.namespace) {
             ip(&["netns", "delete", &self.namespace]).await?;
         }
         Ok(())
@@ -114,7 +115,7 @@ impl Network {
 
     async fn make_router(&self, router: &str) -> Result<()> {
         let node = &self.namespace;
-        if namespaces().iter().any(|name| name == router) {
+        if list_namespaces().iter().any(|name| name == router) {
             ip(&["netns", "delete", router]).await?;
         }
         // The kernel removes the links of a deleted namespace with a delay.

@@ -2,8 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::command::Command;
-use crate::host_cluster::find_program;
+use crate::command::{Command, find_program};
 
 /// Program that indicates an installed package, and the package.
 const PACKAGES: &[(&str, &str)] = &[

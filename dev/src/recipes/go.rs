@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{Made, cache_key, cached, link};
+use super::{Made, cache_key, cached};
 use crate::command::Command;
-use crate::host_cluster::KUBERNETES_VERSION;
+use crate::files::link;
 use crate::layout::Layout;
+use crate::versions::KUBERNETES_VERSION;
 
 /// A Go module and its binaries.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{copy, make_executable, same_file};
 use crate::command::Command;
+use crate::files::{copy, make_executable, same_file};
 use crate::layout::Layout;
 
 /// Package and binary of each.

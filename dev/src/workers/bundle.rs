@@ -11,11 +11,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::command::Command;
-use crate::host_cluster::find_program;
+use crate::command::{Command, find_program};
+use crate::files::link;
 use crate::images;
+use crate::images::contents::stamp;
 use crate::layout::Layout;
-use crate::recipes::{Made, go, link};
+use crate::recipes::{Made, go};
 use crate::releases;
 
 /// Kubelets of other versions are added if the stack has them. A worker that follows an upgrade
@@ -46,7 +47,7 @@ pub(super) async fn make(layout: &Layout) -> Result<Made> {
     }
     let images = images::plan_for_workers(layout).await?;
     let sources = programs.iter().map(|(_, path)| path);
-    let stamp = images::stamp(sources.chain(images.iter().flat_map(images::Plan::paths)))?;
+    let stamp = stamp(sources.chain(images.iter().flat_map(images::PlannedImage::paths)))?;
     let folder = layout.bundle();
     if fs::read_to_string(folder.join(STAMP)).is_ok_and(|made_of| made_of == stamp) {
         return Ok(Made::Cached);
