@@ -89,8 +89,11 @@ fn find_files(dir: &Path, names: &[&str], left: &mut Vec<String>) {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::os::unix::net::UnixListener;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
+
+    use yoke_test_support::eventually_blocking;
 
     use super::*;
 
@@ -107,11 +110,8 @@ mod tests {
         drop(UnixListener::bind(at("dead.sock")).unwrap());
         // A process that another test is forking holds the socket open until it executes its
         // program.
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while !is_dead_socket(&at("dead.sock")) {
-            assert!(Instant::now() < deadline, "nobody listens there");
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
+        let observe = || Ok::<_, Infallible>(is_dead_socket(&at("dead.sock")));
+        eventually_blocking("the socket to be dead", Duration::from_secs(5), observe, |dead| *dead).unwrap();
         let mut left = Vec::new();
         find_files(dir.path(), &["/clone/.dev/", "yoke-12345678"], &mut left);
         left.sort();

@@ -1,8 +1,8 @@
 //! Waits for a state, with a timeout.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use futures::TryStreamExt as _;
@@ -10,8 +10,7 @@ use kube::api::Api;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
 use serde::de::DeserializeOwned;
-
-const POLL: Duration = Duration::from_millis(200);
+use yoke_test_support::eventually;
 
 /// Calls `observe` until it returns `Ok(Some(_))` or `limit` has passed. The error names `what` and
 /// the last observation.
@@ -20,17 +19,17 @@ where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<Option<T>>>,
 {
-    let begin = Instant::now();
-    loop {
-        let last = match observe().await {
-            Ok(Some(value)) => return Ok(value),
-            Ok(None) => "not yet".to_owned(),
-            Err(error) => format!("{error:#}"),
-        };
-        if begin.elapsed() > limit {
-            bail!("waited {limit:?} for {what}; last seen: {last}");
-        }
-        tokio::time::sleep(POLL).await;
+    let observe = async || observe().await?.map(Found).context("not yet");
+    let Found(value) = eventually(what, limit, observe, |_| true).await?;
+    Ok(value)
+}
+
+/// A value that needs no `Debug`: a wait that finds one does not report it.
+struct Found<T>(T);
+
+impl<T> Debug for Found<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("found")
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use yoke_pki::service_account::ServiceAccountKey;
 
-use crate::{Process, free_port};
+use crate::{Process, eventually, free_port};
 
 /// Token of a user with all permissions.
 pub const OWNER_TOKEN: &str = "host-admin";
@@ -58,19 +58,14 @@ impl<'a> Options<'a> {
         let arguments = self.prepare(dir);
         let process = Process::spawn_with(dir, "kube-apiserver", &arguments, self.environment);
         let client = connect(&self.url(), OWNER_TOKEN);
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        let ask = async || {
             let request = http::Request::get("/readyz").body(Vec::new()).expect("a request");
-            if client.request_text(request).await.is_ok() {
-                return (process, client);
-            }
-            assert!(
-                Instant::now() < deadline,
-                "kube-apiserver is not ready: {}",
-                process.log()
-            );
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            client.request_text(request).await
+        };
+        if let Err(error) = eventually("kube-apiserver to be ready", LIMIT, ask, |_| true).await {
+            panic!("{error}; its log: {}", process.log());
         }
+        (process, client)
     }
 
     /// Writes the files of the server into `dir`. Returns its arguments.
@@ -151,18 +146,14 @@ pub async fn install_crds(client: &Client, more: &[CustomResourceDefinition]) {
             .await
             .expect("the CRD is taken");
     }
-    let deadline = Instant::now() + LIMIT;
-    while !crds
-        .list(&Default::default())
+    let find_missing = async || {
+        let all = crds.list(&Default::default()).await?.items;
+        let missing = all.into_iter().filter(|crd| !is_served(crd));
+        Ok::<_, kube::Error>(missing.filter_map(|crd| crd.metadata.name).collect::<Vec<_>>())
+    };
+    eventually("no CRD to be missing", LIMIT, find_missing, Vec::is_empty)
         .await
-        .expect("CRDs")
-        .items
-        .iter()
-        .all(is_served)
-    {
-        assert!(Instant::now() < deadline, "CRDs are not established");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+        .expect("CRDs are established");
 }
 
 fn is_served(crd: &CustomResourceDefinition) -> bool {

@@ -5,6 +5,7 @@
 
 #[cfg(feature = "dashboard")]
 mod dashboard;
+mod eventually;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 mod port;
@@ -12,5 +13,6 @@ mod process;
 
 #[cfg(feature = "dashboard")]
 pub use dashboard::Dashboard;
+pub use eventually::{TimedOut, eventually, eventually_blocking};
 pub use port::free_port;
 pub use process::Process;
