@@ -45,7 +45,7 @@ pub struct Cgroups {
 impl Cgroups {
     /// Finds the mounted cgroup hierarchies. `name` is the clone's top group.
     pub fn discover(name: &str) -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo")?;
         let hierarchies = parse_hierarchies(&mounts);
         if hierarchies.is_empty() {
             bail!("no cgroup hierarchy is mounted");
@@ -73,7 +73,7 @@ impl Cgroups {
                 let path = self.path(hierarchy, group);
                 match fs::create_dir(&path) {
                     Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                        return Err(error).with_context(|| format!("making the control group {}", path.display()));
+                        return Err(error).with_context(|| format!("creating the control group {}", path.display()));
                     }
                     _ => {}
                 }
@@ -81,7 +81,8 @@ impl Cgroups {
                     delegate(&hierarchy.mount, &path, group);
                 } else {
                     inherit_cpuset(&path).with_context(|| format!("preparing the control group {}", path.display()))?;
-                    weigh(&path, group).with_context(|| format!("weighing the control group {}", path.display()))?;
+                    weigh(&path, group)
+                        .with_context(|| format!("setting the CPU shares of the control group {}", path.display()))?;
                 }
             }
         }
@@ -92,7 +93,8 @@ impl Cgroups {
     pub fn join_host(&self, pid: u32) -> Result<()> {
         for hierarchy in self.writable() {
             let procs = self.path(hierarchy, HOST).join("cgroup.procs");
-            fs::write(&procs, pid.to_string()).with_context(|| format!("joining {}", procs.display()))?;
+            fs::write(&procs, pid.to_string())
+                .with_context(|| format!("moving this process to the control group of {}", procs.display()))?;
         }
         Ok(())
     }
@@ -129,7 +131,7 @@ impl Cgroups {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        bail!("control groups that cannot be removed: {left:?}")
+        bail!("cannot remove the control groups {left:?}: their `cgroup.procs` list the remaining processes")
     }
 
     fn members(&self) -> HashSet<Pid> {

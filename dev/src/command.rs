@@ -30,7 +30,7 @@ pub enum CommandError {
         source: std::io::Error,
     },
     /// The program exited with a status other than zero.
-    #[error("`{command}` ended with {status}\n{tail}")]
+    #[error("`{command}` failed with {status}\n{tail}")]
     Failed {
         /// Program and arguments.
         command: String,
@@ -40,7 +40,7 @@ pub enum CommandError {
         tail: String,
     },
     /// The program exceeded its timeout and was killed.
-    #[error("`{command}` did not end within {limit:?}\n{tail}")]
+    #[error("`{command}` was killed after its timeout of {limit:?}\n{tail}")]
     TimedOut {
         /// Program and arguments.
         command: String,

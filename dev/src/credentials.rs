@@ -26,11 +26,11 @@ pub fn apply(layout: &Layout, network: &Network) -> Result<bool> {
     if fs::read_to_string(&subject).is_ok_and(|made_for| made_for == wanted) {
         return Ok(false);
     }
-    fs::create_dir_all(layout.pki()).context("making .dev/pki")?;
-    fs::create_dir_all(layout.nats()).context("making .dev/nats")?;
-    fs::create_dir_all(layout.config()).context("making .dev/config")?;
-    host_pki::write(layout, network).context("making the host cluster's certificates")?;
-    nats::write(layout, network).context("making the credentials of NATS")?;
+    fs::create_dir_all(layout.pki()).context("creating .dev/pki")?;
+    fs::create_dir_all(layout.nats()).context("creating .dev/nats")?;
+    fs::create_dir_all(layout.config()).context("creating .dev/config")?;
+    host_pki::write(layout, network).context("issuing the host cluster's certificates")?;
+    nats::write(layout, network).context("creating the credentials of NATS")?;
     // Written last: an interrupted run starts over.
     fs::write(&subject, wanted).context("recording what the certificates were made for")?;
     Ok(true)

@@ -37,9 +37,9 @@ pub async fn down(layout: &Layout) -> Result<()> {
     let cgroups = Cgroups::discover(&layout.stack_name())?;
     // The containerd shims and the pods' processes outlive containerd.
     let killed = cgroups.kill_all().await;
-    report("pods", &format!("{killed} processes ended"));
+    report("pods", &format!("{killed} processes killed"));
     let killed = workers::kill_all(layout).await?;
-    report("workers", &format!("{killed} ended"));
+    report("workers", &format!("{killed} killed"));
     let unmounted = unmount_below(&layout.dev())?;
     report("mounts", &format!("{unmounted} removed"));
     Network::remove(layout).await?;
@@ -54,7 +54,10 @@ pub async fn down(layout: &Layout) -> Result<()> {
     }
     let left = leftovers::find(layout);
     if !left.is_empty() {
-        bail!("left on the machine, to be removed by hand:\n  {}", left.join("\n  "));
+        bail!(
+            "these objects of the stack remain and must be removed by hand:\n  {}",
+            left.join("\n  ")
+        );
     }
     say(&format!(
         "down in {:.1}s; the build cache stays in {}",
@@ -68,7 +71,7 @@ pub async fn down(layout: &Layout) -> Result<()> {
 async fn shut_down(layout: &Layout) -> &'static str {
     match client::ask(layout, &Request::Shutdown).await {
         Ok(_) => "stopped by the supervisor",
-        Err(_) => "no supervisor answers",
+        Err(_) => "no supervisor is running",
     }
 }
 
@@ -80,7 +83,7 @@ fn report(what: &str, how: &str) {
 pub(crate) fn unmount_below(dir: &Path) -> Result<usize> {
     let mut removed = 0;
     for _ in 0..UNMOUNT_ROUNDS {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo")?;
         let mut targets = parse_mounts_below(&mounts, dir);
         if targets.is_empty() {
             break;
@@ -93,11 +96,11 @@ pub(crate) fn unmount_below(dir: &Path) -> Result<usize> {
         }
     }
     let left = parse_mounts_below(
-        &fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?,
+        &fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo")?,
         dir,
     );
     if !left.is_empty() {
-        bail!("mounts that cannot be removed: {left:?}");
+        bail!("cannot unmount {left:?}: a process may still use them");
     }
     Ok(removed)
 }

@@ -32,7 +32,7 @@ pub(crate) fn write_secret(path: &Path, content: &str) -> Result<()> {
         .create_new(true)
         .mode(0o600)
         .open(path)
-        .with_context(|| format!("making {}", path.display()))?;
+        .with_context(|| format!("creating {}", path.display()))?;
     file.write_all(content.as_bytes())
         .with_context(|| format!("writing {}", path.display()))
 }

@@ -42,14 +42,14 @@ impl HostStore {
         match fs::read_to_string(&file) {
             Ok(name) if name.trim() != self.name() => {
                 bail!(
-                    "this stack was made with HOST_STORE={}, not {}: `make down` removes it",
+                    "this stack uses HOST_STORE={}, not {}: run `make down` first to change the store",
                     name.trim(),
                     self.name()
                 )
             }
             Ok(_) => Ok(()),
             Err(_) => {
-                fs::create_dir_all(layout.dev()).context("making .dev")?;
+                fs::create_dir_all(layout.dev()).context("creating .dev")?;
                 fs::write(&file, self.name()).context("recording the host store")
             }
         }
@@ -63,7 +63,7 @@ impl FromStr for HostStore {
         match name {
             "kine-nats" => Ok(Self::KineNats),
             "etcd" => Ok(Self::Etcd),
-            other => Err(format!("{other:?} is not a host store: kine-nats or etcd")),
+            other => Err(format!("unknown host store {other:?}: choose kine-nats or etcd")),
         }
     }
 }
@@ -72,7 +72,7 @@ impl FromStr for HostStore {
 pub fn write_config(node: &Node, network: &Network, cgroups: &Cgroups) -> Result<()> {
     let layout = &node.layout;
     for dir in [layout.config(), layout.config().join("cni"), layout.run(), layout.log()] {
-        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     }
     let runc = find_program("runc").context("runc is not installed")?;
     let files = [

@@ -25,10 +25,10 @@ fn raise(file: &Path, needed: u64) -> Result<String> {
     }
     let name = "fs.inotify.max_user_instances";
     Ok(match fs::write(file, needed.to_string()) {
-        Ok(()) => format!("{name} was {given} and is {needed} now, for many control planes"),
+        Ok(()) => format!("raised {name} from {given} to {needed}, for many control planes"),
         Err(error) => format!(
-            "WARNING: {name} is {given} and cannot be raised ({error}): with some thirty control planes awake kubelet, Envoy or \
-             containerd fail to start; have the machine's owner set it to {needed}"
+            "WARNING: cannot raise {name} from {given} ({error}): with about thirty running control planes, kubelet, Envoy \
+             or containerd fail to start; set it to {needed} on the host"
         ),
     })
 }
@@ -42,7 +42,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("limit");
         for (given, said, expected) in [
-            ("128\n", "was 128 and is 1024 now", "1024"),
+            ("128\n", "from 128 to 1024", "1024"),
             ("1024\n", "", "1024\n"),
             ("8192\n", "", "8192\n"),
         ] {

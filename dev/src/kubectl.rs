@@ -75,7 +75,7 @@ impl<'a> Kubectl<'a> {
         Ok(())
     }
 
-    /// Runs a command until it succeeds or `limit` has passed. `what` names the expected event in
+    /// Runs a command until it succeeds or `limit` has passed. `what` completes "waited for …" in
     /// the error.
     pub async fn until(&self, what: &str, args: &[&str], limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;
@@ -83,7 +83,7 @@ impl<'a> Kubectl<'a> {
             match self.command(args).output().await {
                 Ok(output) => return Ok(output),
                 Err(error @ CommandError::Start { .. }) => return Err(error.into()),
-                Err(error) if Instant::now() > deadline => bail!("{what} did not happen within {limit:?}\n{error}"),
+                Err(error) if Instant::now() > deadline => bail!("waited {limit:?} for {what}\n{error}"),
                 Err(_) => tokio::time::sleep(POLL).await,
             }
         }

@@ -30,13 +30,16 @@ impl Layout {
             .ancestors()
             .find(|dir| dir.join("dev/go").is_dir() && dir.join("Cargo.toml").is_file())
         else {
-            bail!("{} is not inside a clone of Yoke", start.display());
+            bail!(
+                "{} is not inside a clone of Yoke: run this command in one",
+                start.display()
+            );
         };
         let cache = std::env::var_os("XDG_CACHE_HOME")
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
             .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
-            .context("neither XDG_CACHE_HOME nor a home directory is known")?;
+            .context("no folder for the build cache: set XDG_CACHE_HOME or HOME")?;
         let root = root
             .canonicalize()
             .with_context(|| format!("resolving {}", root.display()))?;
@@ -195,11 +198,11 @@ impl Layout {
     /// Locks the clone, so that one `up` or `down` runs at a time. Closing the file releases the
     /// lock.
     pub fn lock(&self) -> Result<File> {
-        std::fs::create_dir_all(self.dev()).context("making .dev")?;
+        std::fs::create_dir_all(self.dev()).context("creating .dev")?;
         let path = self.dev().join("lock");
         let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
         if file.try_lock().is_err() {
-            bail!("another `make up` or `make down` of this clone is running");
+            bail!("another `make up` or `make down` of this clone is running: wait until it has finished");
         }
         Ok(file)
     }

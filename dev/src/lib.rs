@@ -189,7 +189,7 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
                 steps::say(&file.display().to_string());
             }
             let value = serde_json::json!({"worker": {"digests": digests}});
-            steps::say(&format!("value of the chart, for join lines:\n{value}"));
+            steps::say(&format!("value of the chart, for join commands:\n{value}"));
             Ok(ExitCode::SUCCESS)
         }
         Verb::Worker(options) => {
@@ -215,11 +215,11 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Pid { name } => {
             let services = supervisor::client::processes(&layout)
                 .await
-                .context("the supervisor does not answer")?;
+                .context("the supervisor does not answer: `make up` starts it")?;
             let service = services.into_iter().find(|service| service.name == name);
             let pid = service
                 .and_then(|service| service.pid)
-                .with_context(|| format!("{name} does not run"))?;
+                .with_context(|| format!("{name} is not running"))?;
             steps::say(&pid.to_string());
             Ok(ExitCode::SUCCESS)
         }

@@ -81,7 +81,7 @@ impl Network {
         let plan = (0..ATTEMPTS)
             .map(|attempt| NetworkPlan::derive(layout.id(), attempt, mtu))
             .find(|plan| plan.is_free(&taken))
-            .context("every subnet that could be derived for this clone is routed elsewhere")?;
+            .context("every candidate subnet of this clone overlaps a route of this computer: see `ip route`")?;
         let network = Self {
             plan,
             namespace: layout.stack_name(),
@@ -117,7 +117,7 @@ impl Network {
             let _ = ip(&["netns", "delete", namespace]).await;
             ip(&["netns", "add", namespace])
                 .await
-                .context("making the network namespace")?;
+                .context("creating the network namespace")?;
         }
         let (outer, inner, mtu) = (&plan.outer_link, &plan.inner_link, self.plan.mtu);
         if !node.enter("ip").args(["link", "show", inner]).succeeds().await {
@@ -181,7 +181,10 @@ pub async fn cut(node: &Node) -> Result<()> {
             chain out {{ type filter hook postrouting priority 300; oifname {link} drop; }}
         }}"
     );
-    let first = node.outside.as_deref().context("the first node is never cut off")?;
+    let first = node
+        .outside
+        .as_deref()
+        .context("the first node cannot be disconnected")?;
     enter(first, "nft").arg(rules).run().await.map_err(Into::into)
 }
 

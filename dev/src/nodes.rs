@@ -30,11 +30,11 @@ use crate::supervisor::{Service, client};
 /// Taint with which end-to-end tests keep pods off a node.
 const FULL: &str = "yoke-e2e/full";
 const NETWORK: Label = Label {
-    title: "make the node's network",
-    advice: "`make down && make up` starts afresh",
+    title: "create the node's network",
+    advice: "`make down && make up` creates a new stack",
 };
 const CONTAINERD: Label = Label {
-    title: "start its supervisor and containerd",
+    title: "start the node's supervisor and containerd",
     advice: "logs are in .dev/nodes/*/log; then run `make host-node` again",
 };
 const IMAGES: Label = Label {
@@ -67,16 +67,16 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
         None => (FIRST_NODE + 1..=NODES_MAX)
             .find(|number| !is_there(number))
             .with_context(|| {
-                format!("there are {NODES_MAX} nodes, as many as have addresses: `make down` removes them")
+                format!("the maximum of {NODES_MAX} nodes exists already: remove one with `.dev/bin/yoke-dev remove-host-node NUMBER`")
             })?,
     };
     let node = find(layout, &network, number)?;
-    fs::create_dir_all(node.layout.run()).with_context(|| format!("making {}", node.layout.run().display()))?;
+    fs::create_dir_all(node.layout.run()).with_context(|| format!("creating {}", node.layout.run().display()))?;
     let mut reporter = Reporter::new(4);
     let added = async {
         steps::show(&mut reporter, NETWORK, |_| async {
             network.apply(&node).await?;
-            host_pki::add_node(layout, &network, &node).context("making the node's certificate")?;
+            host_pki::add_node(layout, &network, &node).context("issuing the node's certificate")?;
             Ok(format!(
                 "{} pods {} in {}",
                 node.plan.ip, node.plan.pods, node.namespace
@@ -125,9 +125,9 @@ pub async fn cut(layout: &Layout, number: u8, mend: bool) -> Result<()> {
     let network = running(layout).await?;
     let node = find(layout, &network, number)?;
     if mend {
-        return network::mend(&node).await.context("ending the cut of the node");
+        return network::mend(&node).await.context("reconnecting the node");
     }
-    network::cut(&node).await.context("cutting the node off")
+    network::cut(&node).await.context("disconnecting the node")
 }
 
 /// Removes a node with all its state.
@@ -138,7 +138,7 @@ pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
     cgroups.kill_all().await;
     let kubectl = Kubectl::new(layout);
     let args = ["delete", "node", &node.name, "--ignore-not-found"];
-    kubectl.until("the Node being deleted", &args, DELETE_LIMIT).await?;
+    kubectl.until("the Node to be deleted", &args, DELETE_LIMIT).await?;
     // Nothing of these pods runs, so they can be deleted without a grace period.
     let there = format!("--field-selector=spec.nodeName={}", node.name);
     let args = [
@@ -149,7 +149,9 @@ pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
         "--force",
         "--grace-period=0",
     ];
-    kubectl.until("its pods being deleted", &args, DELETE_LIMIT).await?;
+    kubectl
+        .until("the node's pods to be deleted", &args, DELETE_LIMIT)
+        .await?;
     unmount_below(&node.layout.home())?;
     network::remove(&node).await?;
     cgroups.remove().await?;
@@ -184,7 +186,7 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
     let name = format!("node/{}", node.name);
     let args = ["wait", "--for=condition=Ready", &name, "--timeout=2s"];
     let kubectl = Kubectl::new(layout);
-    kubectl.until("the node becoming Ready", &args, PROCESS_LIMIT).await?;
+    kubectl.until("the node to be Ready", &args, PROCESS_LIMIT).await?;
     // An interrupted test may leave the node unschedulable.
     let args = [
         "get",
@@ -204,7 +206,7 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
         freed = true;
     }
     Ok(match freed {
-        true => format!("{} took no pods, and takes them again", node.name),
+        true => format!("{} was unschedulable and is schedulable again", node.name),
         false => String::new(),
     })
 }
@@ -213,7 +215,7 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
 fn find(layout: &Layout, network: &Network, number: u8) -> Result<Node> {
     if !(FIRST_NODE + 1..=NODES_MAX).contains(&number) {
         bail!(
-            "nodes that can be added have the numbers {} to {NODES_MAX}",
+            "invalid node number {number}: added nodes have the numbers {} to {NODES_MAX}",
             FIRST_NODE + 1
         );
     }
@@ -228,6 +230,6 @@ fn services<'a>(layout: &'a Layout, network: &'a Network, node: &'a Node) -> Ser
 async fn running(layout: &Layout) -> Result<Network> {
     match (Network::read(layout)?, client::processes(layout).await) {
         (Some(network), Some(_)) => Ok(network),
-        _ => bail!("the stack is down: `make up` starts it"),
+        _ => bail!("the stack is not running: `make up` starts it"),
     }
 }

@@ -59,20 +59,20 @@ where
     let partial = layout.cache().join(format!(".{key}-{}", std::process::id()));
     remove_abandoned(&layout.cache().join(format!(".{key}-")));
     let _ = fs::remove_dir_all(&partial);
-    fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
+    fs::create_dir_all(&partial).with_context(|| format!("creating {}", partial.display()))?;
     let built = build(partial.clone()).await;
     if built.is_err() {
         let _ = fs::remove_dir_all(&partial);
     }
     built?;
-    fs::write(partial.join(COMPLETE), "").context("completing a cached build")?;
+    fs::write(partial.join(COMPLETE), "").context("marking a cached build as complete")?;
     let _ = fs::remove_dir_all(&result);
     match fs::rename(&partial, &result) {
         // Another clone was faster. Its content is the same.
         Err(_) if result.join(COMPLETE).exists() => {
             let _ = fs::remove_dir_all(&partial);
         }
-        renamed => renamed.with_context(|| format!("keeping {}", result.display()))?,
+        renamed => renamed.with_context(|| format!("storing {}", result.display()))?,
     }
     Ok((result, Made::Built))
 }

@@ -33,7 +33,10 @@ impl FromStr for Releases {
         for name in text.split_whitespace().filter(|name| *name != KUBERNETES_VERSION) {
             let Some(release) = go::other_releases().find(|release| *release == name) else {
                 let known: Vec<_> = go::other_releases().chain([KUBERNETES_VERSION]).collect();
-                return Err(format!("{name:?} is not one of {}", known.join(", ")));
+                return Err(format!(
+                    "unknown Kubernetes version {name:?}: choose from {}",
+                    known.join(", ")
+                ));
             };
             if !others.contains(&release) {
                 others.push(release);
@@ -74,7 +77,7 @@ mod tests {
         }
         assert_eq!(
             "1.35.5 1.2.3".parse::<Releases>().unwrap_err(),
-            "\"1.2.3\" is not one of 1.35.5, 1.35.4"
+            "unknown Kubernetes version \"1.2.3\": choose from 1.35.5, 1.35.4"
         );
     }
 

@@ -44,13 +44,13 @@ pub async fn make_demo_key(layout: &Layout) -> Result<String> {
     // ssh-keygen writes the public key last.
     if !public.exists() {
         let _ = fs::remove_file(&key);
-        fs::create_dir_all(layout.dev().join("ssh")).context("making .dev/ssh")?;
+        fs::create_dir_all(layout.dev().join("ssh")).context("creating .dev/ssh")?;
         Command::new("ssh-keygen")
             .args(["-q", "-t", "ed25519", "-N", "", "-C", "demo", "-f"])
             .arg(&key)
             .run()
             .await
-            .context("drawing the demo tenant's SSH key")?;
+            .context("generating the demo tenant's SSH key")?;
     }
     let line = fs::read_to_string(&public).with_context(|| format!("reading {}", public.display()))?;
     Ok(line.trim().to_owned())
@@ -84,7 +84,7 @@ pub fn api_certificate(layout: &Layout) -> PathBuf {
 pub async fn write_known(layout: &Layout, network: &Network) -> Result<()> {
     let key = read_secret(layout, HOST_KEY_SECRET, "ssh_host_ed25519_key\\.pub").await?;
     let certificate = read_secret(layout, API_SECRET, "ca\\.crt").await?;
-    fs::create_dir_all(layout.dev().join("ssh")).context("making .dev/ssh")?;
+    fs::create_dir_all(layout.dev().join("ssh")).context("creating .dev/ssh")?;
     fs::write(api_certificate(layout), certificate).context("writing .dev/ssh/api.crt")?;
     fs::write(known_hosts(layout), format!("{} {key}", network.node_ip())).context("writing .dev/ssh/known_hosts")
 }

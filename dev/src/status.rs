@@ -58,7 +58,7 @@ struct Condition {
 /// Prints the state of every component. Returns true if all are healthy.
 pub async fn status(layout: &Layout) -> Result<bool> {
     let Some(services) = client::status(layout).await else {
-        say("the stack is down (its supervisor does not answer): `make up` starts it");
+        say("the stack is not running (its supervisor does not answer): `make up` starts it");
         return Ok(false);
     };
     let mut lines: Vec<Line> = services.into_iter().map(to_line).collect();
@@ -115,7 +115,7 @@ async fn added_nodes(layout: &Layout) -> Result<Vec<Line>> {
         let Some(services) = client::status(&node.layout).await else {
             lines.push(Line {
                 name: format!("{} supervisor", node.name),
-                problem: Some("it does not answer: `make up` starts it".to_owned()),
+                problem: Some("not running: `make up` starts it".to_owned()),
                 detail: String::new(),
             });
             continue;
@@ -175,7 +175,7 @@ fn judge(kind: &str, item: Item, condition: &str) -> Line {
     let problem = match holds(condition) {
         Some(found) if found.status == "True" || asleep => None,
         Some(found) => Some(format!("{condition}={}: {}", found.status, found.message)),
-        None => Some(format!("{condition} is not reported")),
+        None => Some(format!("condition {condition} is missing")),
     };
     let detail = if asleep { ASLEEP.to_owned() } else { String::new() };
     Line {
@@ -219,7 +219,7 @@ mod tests {
                 r#"[{"type":"Ready","status":"False","message":"m"}]"#,
                 Some("Ready=False: m"),
             ),
-            ("unreported", "[]", Some("Ready is not reported")),
+            ("unreported", "[]", Some("condition Ready is missing")),
             (
                 "asleep",
                 r#"[{"type":"Ready","status":"False"},{"type":"Asleep","status":"True"}]"#,

@@ -87,12 +87,12 @@ impl Step {
 
     fn title(self) -> &'static str {
         match self {
-            Self::Prerequisites => "check what must be there",
+            Self::Prerequisites => "check prerequisites",
             Self::Packages => "install Debian packages",
-            Self::Binaries => "build the Go binaries, fetch Envoy",
+            Self::Binaries => "build the Go binaries, download Envoy",
             Self::Workspace => "build Yoke's binaries",
-            Self::Network => "make the node's network",
-            Self::Credentials => "make keys and certificates",
+            Self::Network => "create the nodes' network",
+            Self::Credentials => "create keys and certificates",
             Self::Supervisor => "start the supervisor",
             Self::Nats => "start NATS",
             Self::HostStore => "start the host's datastore",
@@ -103,25 +103,25 @@ impl Step {
             Self::Dns => "start cluster DNS",
             Self::CertManager => "start cert-manager",
             Self::Yoke => "install Yoke's chart",
-            Self::Demo => "make the demo cluster",
+            Self::Demo => "create the demo cluster",
         }
     }
 
     fn advice(self) -> &'static str {
         match self {
-            Self::Prerequisites => "mend what is said above, then run `make up` again",
+            Self::Prerequisites => "fix the problem above, then run `make up` again",
             Self::Packages => "check that Debian's mirror is reachable (`apt-get update`), then run `make up` again",
             Self::Binaries => {
                 "check that the Go module proxy (`go env GOPROXY`) and PyPI are reachable and the disk has 10 GB free, \
-                 then run `make up` again: what was built is kept"
+                 then run `make up` again: finished builds are cached"
             }
-            Self::Workspace => "fix what the compiler says, then run `make up` again",
-            Self::Network => "`make down` removes what is left of a former network; then run `make up` again",
+            Self::Workspace => "fix the compiler errors, then run `make up` again",
+            Self::Network => "`make down` removes remains of an earlier network; then run `make up` again",
             Self::Credentials => "`make down` removes the old ones; then run `make up` again",
             Self::Dns | Self::CertManager | Self::Yoke | Self::Demo => {
                 "look at the pods: KUBECONFIG=.dev/host.kubeconfig .dev/bin/kubectl get pods -A, and `make status`"
             }
-            _ => "`make status` shows what is down; logs are in .dev/log; `make down && make up` starts afresh",
+            _ => "`make status` shows what is down; logs are in .dev/log; `make down && make up` creates a new stack",
         }
     }
 }

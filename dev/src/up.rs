@@ -98,7 +98,7 @@ impl Stack<'_> {
                 kernel::prepare()
             }
             Step::Packages => Ok(match debian::install().await?.join(" ") {
-                nothing if nothing.is_empty() => "nothing was missing".to_owned(),
+                nothing if nothing.is_empty() => "all are installed".to_owned(),
                 packages => packages,
             }),
             Step::Binaries => self.make_binaries(&progress).await,
@@ -124,9 +124,9 @@ impl Stack<'_> {
             Step::Credentials => {
                 let made = credentials::apply(self.layout, self.network()?)?;
                 for node in self.added() {
-                    host_pki::add_node(self.layout, self.network()?, node).context("making a node's certificate")?;
+                    host_pki::add_node(self.layout, self.network()?, node).context("issuing a node's certificate")?;
                 }
-                Ok(if made { "made" } else { "kept" }.to_owned())
+                Ok(if made { "created" } else { "unchanged" }.to_owned())
             }
             Step::Supervisor => self.start_supervisor().await,
             Step::Nats => self.run(self.services()?.nats()?).await,
@@ -149,20 +149,18 @@ impl Stack<'_> {
             Step::Demo => {
                 let demo = yoke::make_demo(self.layout).await?;
                 self.namespaces = Some(demo.namespaces);
-                let woken = if demo.woken { "was asleep and is woken, " } else { "" };
+                let woken = if demo.woken { "woken from sleep, " } else { "" };
                 Ok(format!("{woken}Ready after {:.1}s", demo.took.as_secs_f64()))
             }
         }
     }
 
     fn network(&self) -> Result<&Network> {
-        self.network
-            .as_ref()
-            .context("the network is chosen by an earlier step")
+        self.network.as_ref().context("this step needs the step `network`")
     }
 
     fn first(&self) -> Result<&Node> {
-        self.nodes.first().context("the nodes are known by an earlier step")
+        self.nodes.first().context("this step needs the step `network`")
     }
 
     fn added(&self) -> impl Iterator<Item = &Node> {
@@ -196,7 +194,7 @@ impl Stack<'_> {
             }
         }
         progress.at("envoy");
-        if recipes::envoy(self.layout).await.context("fetching Envoy")? == Made::Built {
+        if recipes::envoy(self.layout).await.context("downloading Envoy")? == Made::Built {
             built.push("envoy");
         }
         let ctr = find_program("ctr").context("ctr is not installed")?;
@@ -286,7 +284,7 @@ impl Stack<'_> {
             "--timeout=2s",
         ];
         kubectl
-            .until("cert-manager's CRDs being served", &established, PROCESS_LIMIT)
+            .until("cert-manager's CRDs to be served", &established, PROCESS_LIMIT)
             .await?;
         self.deploy(manifests::build_cert_manager(), "cert-manager", "cert-manager")
             .await
@@ -298,9 +296,9 @@ impl Stack<'_> {
         self.mirror_images().await?;
         progress.at("chart");
         yoke::install(self.layout, self.network()?, &names, &self.releases).await?;
-        let pruned = images::prune(self.layout).await.context("removing former images")?;
+        let pruned = images::prune(self.layout).await.context("removing old images")?;
         self.mirror_images().await?;
-        Ok(format!("{loaded} images changed, {pruned} former ones removed"))
+        Ok(format!("{loaded} images changed, {pruned} old ones removed"))
     }
 
     async fn deploy(&self, manifest: String, namespace: &str, deployment: &str) -> Result<String> {

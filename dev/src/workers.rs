@@ -39,18 +39,18 @@ mod bundle;
 
 const BUNDLE: Label = Label {
     title: "pack the worker's programs",
-    advice: "`make up` makes what is missing; then run `make worker` again",
+    advice: "`make up` builds missing programs; then run `make worker` again",
 };
 const NETWORK: Label = Label {
-    title: "make the worker's network",
-    advice: "`make down && make up` starts afresh",
+    title: "create the worker's network",
+    advice: "`make down && make up` creates a new stack",
 };
 const JOIN: Label = Label {
-    title: "get the join line by SSH",
+    title: "get a join command over SSH",
     advice: "`make status` shows what is down",
 };
 const START: Label = Label {
-    title: "start the worker by its line",
+    title: "start the worker with its join command",
     advice: "look at .dev/log and .dev/workers/*/root/logs, then run `make worker` again",
 };
 
@@ -90,15 +90,15 @@ pub struct Options {
 pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     let network = Network::read(layout)?;
     let (Some(network), true) = (network, client::processes(layout).await.is_some()) else {
-        bail!("the stack is down: `make up` starts it");
+        bail!("the stack is not running: `make up` starts it");
     };
     let mut reporter = Reporter::new(4);
     let (worker, lock) = (Worker::claim(layout)?, lock(layout)?);
     let added = async {
         steps::show(&mut reporter, BUNDLE, |_| async {
             Ok(match bundle::make(layout).await? {
-                Made::Built => "made".to_owned(),
-                Made::Cached => "kept".to_owned(),
+                Made::Built => "packed".to_owned(),
+                Made::Cached => "unchanged".to_owned(),
             })
         })
         .await?;
@@ -145,7 +145,7 @@ pub async fn remove(layout: &Layout, name: &str) -> Result<()> {
     let worker = number.map(|number| Worker::new(layout, number));
     match worker.filter(|worker| worker.folder.is_dir()) {
         Some(worker) => worker.leave().await,
-        None => bail!("there is no worker {name}"),
+        None => bail!("no worker is called {name}: `make status` lists the workers"),
     }
 }
 
@@ -156,7 +156,7 @@ pub async fn status(layout: &Layout) -> Vec<(String, Option<String>)> {
         let problem = match worker.find_process() {
             // The worker has left by itself.
             None if !worker.root().exists() => continue,
-            None => Some("it was killed".to_owned()),
+            None => Some("its process was killed".to_owned()),
             Some(_) => worker.ask_ready().await.err().map(|error| format!("{error:#}")),
         };
         found.push((worker.name, problem));
@@ -178,7 +178,7 @@ pub async fn kill_all(layout: &Layout) -> Result<usize> {
 
 /// Packs the programs of workers and returns their folder.
 pub(crate) async fn pack(layout: &Layout) -> Result<PathBuf> {
-    fs::create_dir_all(layout.workers()).context("making .dev/workers")?;
+    fs::create_dir_all(layout.workers()).context("creating .dev/workers")?;
     let _lock = lock(layout)?;
     bundle::make(layout).await.context("packing the programs of workers")?;
     Ok(layout.bundle())
@@ -213,16 +213,18 @@ impl<'a> Worker<'a> {
 
     /// Claims the first free number by creating its folder.
     fn claim(layout: &'a Layout) -> Result<Self> {
-        fs::create_dir_all(layout.workers()).context("making .dev/workers")?;
+        fs::create_dir_all(layout.workers()).context("creating .dev/workers")?;
         for number in 1..=WORKERS_MAX {
             let worker = Self::new(layout, number);
             match fs::create_dir(&worker.folder) {
                 Ok(()) => return Ok(worker),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error).with_context(|| format!("making {}", worker.folder.display())),
+                Err(error) => return Err(error).with_context(|| format!("creating {}", worker.folder.display())),
             }
         }
-        bail!("there are {WORKERS_MAX} workers, as many as have an address: `make down` removes them all")
+        bail!(
+            "the maximum of {WORKERS_MAX} workers exists already: remove one with `.dev/bin/yoke-dev remove-worker NAME`"
+        )
     }
 
     /// All workers of this clone.
@@ -284,7 +286,7 @@ impl<'a> Worker<'a> {
             ssh::known_hosts(self.layout).display()
         );
         let ssh = self.bin().join("ssh");
-        fs::create_dir_all(self.bin()).context("making the worker's programs")?;
+        fs::create_dir_all(self.bin()).context("creating the folder of the worker's programs")?;
         fs::write(&ssh, script).context("writing the worker's ssh")?;
         make_executable(&ssh)
     }
@@ -300,7 +302,7 @@ impl<'a> Worker<'a> {
         Cgroups::discover(&self.layout.stack_name())?.join_host(std::process::id())?;
         // Detached, so that the caller of `make worker` does not wait for it.
         let script = r#"exec setsid --fork sh -c 'echo $$ > "$0/pid" && exec "$@"' "$@" >>"$0" 2>&1 </dev/null"#;
-        let line = fs::read_to_string(self.line()).context("reading the worker's line")?;
+        let line = fs::read_to_string(self.line()).context("reading the worker's join command")?;
         let line = to_ephemeral(&line)?;
         let mut command = Command::new("sh")
             .env("PATH", PATH)
@@ -341,11 +343,11 @@ impl<'a> Worker<'a> {
                 return Ok(format!("{} is Ready", self.name));
             };
             if self.find_process().is_none() {
-                bail!("it has ended\n{}", client::log_tail(&self.log()));
+                bail!("the worker has exited\n{}", client::log_tail(&self.log()));
             }
             if Instant::now() > deadline {
                 let log = client::log_tail(&self.log());
-                bail!("its Node is not Ready after {READY_LIMIT:?}: {problem:#}\n{log}");
+                bail!("the worker's Node is not Ready after {READY_LIMIT:?}: {problem:#}\n{log}");
             }
             tokio::time::sleep(POLL).await;
         }
@@ -393,12 +395,15 @@ impl<'a> Worker<'a> {
 
     async fn leave(&self) -> Result<()> {
         if let Some(pid) = self.find_process() {
-            rustix::process::kill_process(pid, Signal::TERM).context("telling the worker to leave")?;
+            rustix::process::kill_process(pid, Signal::TERM).context("sending SIGTERM to the worker")?;
         }
         let deadline = Instant::now() + LEAVE_LIMIT;
         while self.find_process().is_some() {
             if Instant::now() > deadline {
-                bail!("it does not end\n{}", client::log_tail(&self.log()));
+                bail!(
+                    "the worker has not exited within {LEAVE_LIMIT:?}\n{}",
+                    client::log_tail(&self.log())
+                );
             }
             tokio::time::sleep(POLL).await;
         }
@@ -430,7 +435,7 @@ fn to_ephemeral(line: &str) -> Result<String> {
     let line = line.trim_end();
     let (before, token) = line
         .split_once(JOINS)
-        .with_context(|| format!("no {JOINS:?} in {line:?}"))?;
+        .with_context(|| format!("unexpected join command without {JOINS:?}: {line:?}"))?;
     Ok(format!("exec {before}exec $p run \"$@\" $0{token} \"$@\""))
 }
 

@@ -41,7 +41,7 @@ pub async fn install(
     kubectl
         .apply(build_prerequisites(layout)?)
         .await
-        .context("making Yoke's namespaces, Secret and Issuer")?;
+        .context("creating Yoke's namespaces, Secret and Issuer")?;
     let crds = layout.root().join("crds");
     let mut manifest = String::new();
     for entry in fs::read_dir(&crds)
@@ -60,7 +60,7 @@ pub async fn install(
         "--timeout=2s",
     ];
     kubectl
-        .until("Yoke's CRDs being served", &established, READY_LIMIT)
+        .until("Yoke's CRDs to be served", &established, READY_LIMIT)
         .await?;
 
     // A release that a killed helm left pending would block every later one. helm adopts the
@@ -77,7 +77,7 @@ pub async fn install(
         ])
         .run()
         .await
-        .context("removing the record of a chart's installation that was broken off")?;
+        .context("removing the record of an interrupted chart installation")?;
 
     let values = values_file(layout);
     let digests = images::digests(&layout.binary(WORKER_BINARY))?;
@@ -136,7 +136,7 @@ pub async fn make_demo(layout: &Layout) -> Result<Demo> {
     // The operator creates the tenant's namespace.
     kubectl
         .until(
-            "the tenant's namespace appearing",
+            "the tenant's namespace to appear",
             &["get", "namespace", DEMO],
             READY_LIMIT,
         )
@@ -151,7 +151,7 @@ pub async fn make_demo(layout: &Layout) -> Result<Demo> {
     kubectl
         .apply(cluster.to_string())
         .await
-        .context("making the demo cluster")?;
+        .context("creating the demo cluster")?;
     let timeout = format!("--timeout={}s", READY_LIMIT.as_secs());
     let cluster = format!("cluster.yoke.drzzl.io/{DEMO}");
     let woken = wake(&kubectl, &cluster).await.context("waking the demo cluster")?;
@@ -223,7 +223,9 @@ async fn demo_namespaces(layout: &Layout) -> Result<String> {
             .await;
         match answer {
             Ok(namespaces) => return Ok(namespaces),
-            Err(error) if Instant::now() > deadline => return Err(error).context("asking the demo cluster"),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error).context("listing the demo cluster's namespaces");
+            }
             Err(_) => tokio::time::sleep(POLL).await,
         }
     }
@@ -283,7 +285,7 @@ fn build_values(
         "ssh": {
             "enabled": true,
             "port": ssh::PORT,
-            "contact": "whoever ran `make up`",
+            "contact": "the user who ran `make up`",
             "host": format!("{node}:{}", ssh::PORT),
             "nodeSelector": first,
             "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},

@@ -234,7 +234,7 @@ pub fn add_node(layout: &Layout, network: &Network, node: &Node) -> Result<()> {
         return Ok(());
     }
     for dir in [&own, &node.layout.config()] {
-        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
     }
     let key = fs::read_to_string(pki.join("ca.key")).context("reading the key of the host's certificate authority")?;
     let authority = Authority::open(AUTHORITY, certificate, key)?;

@@ -42,7 +42,7 @@ pub const CONFIG: &str = "nats.conf";
 pub fn write(layout: &Layout, network: &Network) -> Result<()> {
     let _ = fs::remove_dir_all(file(layout, "data"));
     let _ = fs::remove_dir_all(file(layout, "jwt"));
-    fs::create_dir_all(file(layout, "jwt")).context("making the folder of account claims")?;
+    fs::create_dir_all(file(layout, "jwt")).context("creating the folder of account claims")?;
 
     let now = jiff::Timestamp::now().as_second();
     let (operator, signing) = (KeyPair::new_operator(), KeyPair::new_operator());

@@ -333,7 +333,7 @@ fn stamp(files: &[&Path]) -> Result<String> {
     const SMALL: u64 = 1 << 20;
     let mut hash = Sha256::new();
     for file in files {
-        let meta = fs::metadata(file).with_context(|| format!("looking at {}", file.display()))?;
+        let meta = fs::metadata(file).with_context(|| format!("reading the metadata of {}", file.display()))?;
         if meta.len() <= SMALL {
             hash.update(fs::read(file).with_context(|| format!("reading {}", file.display()))?);
         } else {

@@ -157,7 +157,7 @@ fn parse_ldd(text: &str) -> Result<Vec<PathBuf>> {
 pub(crate) fn stamp<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     let mut hash = Sha256::new();
     for file in files {
-        let meta = fs::metadata(file).with_context(|| format!("looking at {}", file.display()))?;
+        let meta = fs::metadata(file).with_context(|| format!("reading the metadata of {}", file.display()))?;
         hash.update(format!("{} {} {:?}\n", file.display(), meta.len(), meta.modified()?));
     }
     Ok(HEXLOWER.encode(&hash.finalize()[..8]))

@@ -17,7 +17,7 @@ use crate::workers;
 pub async fn export(layout: &Layout, profile: Profile) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let built = rust::build(layout, profile).await?;
     let folder = layout.dev().join("images");
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let mut files = Vec::new();
     let bundle = workers::pack(layout).await?;
     for (repository, binary) in OWN.iter().chain([&worker::IMAGE]) {

@@ -90,7 +90,9 @@ impl Network {
             .succeeds()
             .await
         {
-            self.make_router(&router).await.context("making the workers' router")?;
+            self.make_router(&router)
+                .await
+                .context("creating the workers' router")?;
         }
         let Port {
             namespace,
@@ -110,7 +112,7 @@ impl Network {
             format!("-n {namespace} route add default via {ROUTER_INSIDE}"),
         ])
         .await
-        .context("making the worker's network")
+        .context("creating the worker's network")
     }
 
     async fn make_router(&self, router: &str) -> Result<()> {

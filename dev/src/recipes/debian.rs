@@ -63,10 +63,10 @@ async fn apt(args: &[&str]) -> Result<()> {
 /// Checks what the stack cannot install by itself.
 pub fn check_prerequisites() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("the development stack makes network namespaces, mounts and control groups, and so must run as root");
+        bail!("the development stack creates network namespaces, mounts and control groups: run it as root");
     }
     if find_program("apt-get").is_none() {
-        bail!("there is no apt-get here: the development stack is made for Debian 12");
+        bail!("apt-get is missing: the development stack needs Debian 12");
     }
     Ok(())
 }

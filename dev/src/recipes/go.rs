@@ -169,7 +169,7 @@ impl Recipe {
         })
         .await
         .with_context(|| format!("building {}", self.module))?;
-        fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+        fs::create_dir_all(layout.bin()).context("creating .dev/bin")?;
         for (_, binary) in self.binaries {
             link(&result.join(binary), &layout.binary(binary))?;
         }

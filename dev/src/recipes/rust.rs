@@ -63,7 +63,7 @@ async fn install_completion(layout: &Layout) -> Result<()> {
         .args(["completion", "kubectl"])
         .output()
         .await
-        .context("asking the plugin for kubectl's completion")?;
+        .context("generating kubectl's completion script with the plugin")?;
     let file = layout.binary("kubectl_complete-yoke");
     fs::write(&file, script).with_context(|| format!("writing {}", file.display()))?;
     make_executable(&file)
@@ -76,13 +76,13 @@ pub fn install_self(layout: &Layout) -> Result<bool> {
     if own == installed || same_file(&own, &installed) {
         return Ok(false);
     }
-    fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+    fs::create_dir_all(layout.bin()).context("creating .dev/bin")?;
     copy(&own, &installed).context("installing yoke-dev")?;
     Ok(true)
 }
 
 fn install<'a>(layout: &Layout, built: &Path, binaries: impl Iterator<Item = &'a str>) -> Result<usize> {
-    fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+    fs::create_dir_all(layout.bin()).context("creating .dev/bin")?;
     let mut changed = 0;
     for binary in binaries {
         let (built, installed) = (built.join(binary), layout.binary(binary));

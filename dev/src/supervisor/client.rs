@@ -36,8 +36,8 @@ pub async fn ask(layout: &Layout, request: &Request) -> Result<Reply> {
     let answer = tokio::time::timeout(REPLY_LIMIT, exchange)
         .await
         .context("the supervisor does not answer")?
-        .context("asking the supervisor")?;
-    match serde_json::from_str(&answer).context("reading the supervisor's answer")? {
+        .context("sending a request to the supervisor")?;
+    match serde_json::from_str(&answer).context("parsing the supervisor's reply")? {
         Reply::Refused(reason) => bail!("{reason}"),
         reply => Ok(reply),
     }
@@ -113,14 +113,17 @@ pub async fn wait_healthy(layout: &Layout, name: &str, limit: Duration) -> Resul
     loop {
         let services = status(layout).await.context("the supervisor does not answer")?;
         let Some(service) = services.into_iter().find(|service| service.name == name) else {
-            bail!("the supervisor does not know {name}");
+            bail!("the supervisor has no service {name}");
         };
         let Some(problem) = service.problem else { return Ok(()) };
         let restarts = service
             .restarts
             .saturating_sub(*first_restarts.get_or_insert(service.restarts));
         if restarts >= CRASH_LOOP {
-            bail!("{name} ended {restarts} times: {problem}\n{}", log_tail(&service.log));
+            bail!(
+                "{name} is crash-looping, with {restarts} restarts: {problem}\n{}",
+                log_tail(&service.log)
+            );
         }
         if Instant::now() > deadline {
             bail!(

@@ -46,7 +46,10 @@ pub async fn guard(layout: &Layout) -> Result<()> {
         if status.success() {
             return Ok(());
         }
-        log(layout, &format!("the daemon ended with {status}; starting another"));
+        log(
+            layout,
+            &format!("the daemon exited with {status}; starting another one"),
+        );
         tokio::time::sleep(GUARD_PAUSE).await;
     }
 }
@@ -55,7 +58,7 @@ pub async fn guard(layout: &Layout) -> Result<()> {
 pub async fn run(layout: Layout) -> Result<()> {
     Cgroups::discover(&layout.group())?.join_host(std::process::id())?;
     for dir in [services_dir(&layout), pids_dir(&layout), layout.log()] {
-        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     }
     let socket = layout.control_socket();
     let _ = fs::remove_file(&socket);
@@ -67,7 +70,11 @@ pub async fn run(layout: Layout) -> Result<()> {
     daemon.take_over()?;
     log(
         &daemon.layout,
-        &format!("daemon {} keeps {} services", std::process::id(), daemon.keepers.len()),
+        &format!(
+            "daemon {} supervises {} services",
+            std::process::id(),
+            daemon.keepers.len()
+        ),
     );
     loop {
         let (stream, _) = listener.accept().await.context("accepting on the control socket")?;
@@ -80,7 +87,7 @@ pub async fn run(layout: Layout) -> Result<()> {
                 }
             }
             Ok(Err(error)) => log(&daemon.layout, &format!("unreadable request: {error:#}")),
-            Err(_) => log(&daemon.layout, "a request did not come in time"),
+            Err(_) => log(&daemon.layout, "a client connected but sent no request in time"),
         }
     }
 }
@@ -90,7 +97,7 @@ impl Daemon {
     fn take_over(&mut self) -> Result<()> {
         let mut found = BTreeMap::new();
         for entry in fs::read_dir(services_dir(&self.layout))
-            .context("reading the services to keep")?
+            .context("reading the persisted services")?
             .flatten()
         {
             // A file that was incomplete at a crash is written again by the next `up`.

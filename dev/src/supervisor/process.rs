@@ -36,7 +36,7 @@ pub(super) struct Process {
 impl Process {
     /// Starts the process of a service.
     pub(super) fn start(service: &Service, log: &Path, record_file: &Path) -> Result<Self> {
-        let (program, args) = service.command.split_first().context("a service without a command")?;
+        let (program, args) = service.command.split_first().context("the service has no command")?;
         rotate(log);
         let log = fs::OpenOptions::new()
             .create(true)
@@ -120,7 +120,7 @@ impl Process {
 }
 
 fn write_record(child: &Child, service: &Service, file: &Path) -> Result<Record> {
-    let pid = child.id().context("the process ended before it had a pid")?;
+    let pid = child.id().context("the process exited before it had a pid")?;
     let start_time = start_time(pid).context("reading the start time of a process that was just started")?;
     let record = Record {
         pid,

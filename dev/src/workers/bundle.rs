@@ -54,7 +54,7 @@ pub(super) async fn make(layout: &Layout) -> Result<Made> {
     }
     let partial = folder.with_extension("partial");
     let _ = fs::remove_dir_all(&partial);
-    fs::create_dir_all(partial.join("images")).with_context(|| format!("making {}", partial.display()))?;
+    fs::create_dir_all(partial.join("images")).with_context(|| format!("creating {}", partial.display()))?;
     let mut names = Vec::new();
     for (name, path) in &programs {
         // The program may be a symbolic link.
@@ -69,8 +69,8 @@ pub(super) async fn make(layout: &Layout) -> Result<Made> {
     }
     let sums = Command::new("sha256sum").args(&names).dir(&partial).output().await?;
     fs::write(partial.join("SHA256SUMS"), sums).context("writing the bundle's digests")?;
-    fs::write(partial.join(STAMP), stamp).context("completing the bundle")?;
+    fs::write(partial.join(STAMP), stamp).context("marking the bundle as complete")?;
     let _ = fs::remove_dir_all(&folder);
-    fs::rename(&partial, &folder).with_context(|| format!("keeping {}", folder.display()))?;
+    fs::rename(&partial, &folder).with_context(|| format!("storing {}", folder.display()))?;
     Ok(Made::Built)
 }

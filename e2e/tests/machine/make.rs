@@ -65,8 +65,8 @@ async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Resu
     let said = make("up", Duration::from_secs(600)).await?.ok()?;
     println!("the second `make up` took {:?}", begun.elapsed());
     for mended in [
-        "yoke-host took no pods, and takes them again",
-        "was asleep and is woken",
+        "yoke-host was unschedulable and is schedulable again",
+        "woken from sleep",
     ] {
         ensure!(said.contains(mended), "{mended:?} is not said: {said}");
     }
@@ -158,8 +158,8 @@ async fn failed_step_says_which_it_was_why_and_what_to_try() -> Result<()> {
     let said = run(up, Duration::from_secs(10)).await?.refused()?;
     for expected in [
         "✗ step 1 of 1 failed after",
-        "this stack was made with HOST_STORE=kine-nats, not etcd",
-        "\n  try: mend what is said above",
+        "this stack uses HOST_STORE=kine-nats, not etcd",
+        "\n  try: fix the problem above",
     ] {
         ensure!(said.contains(expected), "{expected:?} is not said: {said}");
     }
