@@ -24,6 +24,7 @@ use crate::supervisor::Request;
 pub mod cgroups;
 pub mod command;
 pub mod credentials;
+pub mod demo;
 pub mod down;
 pub mod environment;
 mod files;
@@ -176,31 +177,19 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             };
             // The reporter has shown the failed step already.
             let done = up::up(&layout, options).await.is_ok();
-            Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(to_exit_code(done))
         }
         Verb::Down => {
             let _lock = layout.lock()?;
             down::down(&layout).await.map(|()| ExitCode::SUCCESS)
         }
-        Verb::Images { profile } => {
-            let _lock = layout.lock()?;
-            let (files, digests) = images::export::export(&layout, profile).await?;
-            for file in files {
-                steps::say(&file.display().to_string());
-            }
-            let value = serde_json::json!({"worker": {"digests": digests}});
-            steps::say(&format!("value of the chart, for join commands:\n{value}"));
-            Ok(ExitCode::SUCCESS)
-        }
-        Verb::Worker(options) => {
-            let added = workers::add(&layout, &options).await?;
-            Ok(if added { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
+        Verb::Images { profile } => export_images(&layout, profile).await,
+        Verb::Worker(options) => workers::add(&layout, &options).await.map(to_exit_code),
         Verb::RemoveWorker { name } => workers::remove(&layout, &name).await.map(|()| ExitCode::SUCCESS),
         Verb::HostNode(options) => {
             let _lock = layout.lock()?;
             let added = nodes::add(&layout, &options).await?;
-            Ok(if added { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(to_exit_code(added))
         }
         Verb::KillHostNode { number } => nodes::kill(&layout, number).await.map(|()| ExitCode::SUCCESS),
         Verb::CutHostNode { number, mend } => nodes::cut(&layout, number, mend).await.map(|()| ExitCode::SUCCESS),
@@ -208,21 +197,8 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             let _lock = layout.lock()?;
             nodes::remove(&layout, number).await.map(|()| ExitCode::SUCCESS)
         }
-        Verb::Status => {
-            let well = status::status(&layout).await?;
-            Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
-        Verb::Pid { name } => {
-            let services = supervisor::client::processes(&layout)
-                .await
-                .context("the supervisor does not answer: `make up` starts it")?;
-            let service = services.into_iter().find(|service| service.name == name);
-            let pid = service
-                .and_then(|service| service.pid)
-                .with_context(|| format!("{name} is not running"))?;
-            steps::say(&pid.to_string());
-            Ok(ExitCode::SUCCESS)
-        }
+        Verb::Status => status::status(&layout).await.map(to_exit_code),
+        Verb::Pid { name } => print_pid(&layout, &name).await,
         Verb::Restart { name } => {
             supervisor::client::ask(&layout, &Request::Restart(name)).await?;
             Ok(ExitCode::SUCCESS)
@@ -237,4 +213,34 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn to_exit_code(success: bool) -> ExitCode {
+    match success {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+async fn export_images(layout: &Layout, profile: Profile) -> anyhow::Result<ExitCode> {
+    let _lock = layout.lock()?;
+    let (files, digests) = images::export::export(layout, profile).await?;
+    for file in files {
+        steps::say(&file.display().to_string());
+    }
+    let value = serde_json::json!({"worker": {"digests": digests}});
+    steps::say(&format!("value of the chart, for join commands:\n{value}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn print_pid(layout: &Layout, name: &str) -> anyhow::Result<ExitCode> {
+    let services = supervisor::client::processes(layout)
+        .await
+        .context("the supervisor does not answer: `make up` starts it")?;
+    let service = services.into_iter().find(|service| service.name == name);
+    let pid = service
+        .and_then(|service| service.pid)
+        .with_context(|| format!("{name} is not running"))?;
+    steps::say(&pid.to_string());
+    Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::command::find_program;
 use crate::credentials::{self, host_pki};
+use crate::demo;
 use crate::environment;
 use crate::files::link;
 use crate::host_cluster::node::Node;
@@ -106,21 +107,7 @@ impl Stack<'_> {
                 let changed = rust::make(self.layout, self.profile).await?;
                 Ok(format!("{changed} of {} changed", rust::BINARIES.len()))
             }
-            Step::Network => {
-                let network = Network::choose(self.layout).await?;
-                let mut nodes = vec![Node::new(self.layout, &network.plan, FIRST_NODE)];
-                nodes.extend(Node::added(self.layout, &network.plan));
-                for node in &nodes {
-                    network.apply(node).await?;
-                }
-                environment::write(self.layout, &network)?;
-                let notes = nodes
-                    .iter()
-                    .map(|node| format!("{} {} pods {}", node.name, node.plan.ip, node.plan.pods));
-                let note = notes.collect::<Vec<_>>().join(", ");
-                (self.network, self.nodes) = (Some(network), nodes);
-                Ok(note)
-            }
+            Step::Network => self.create_network().await,
             Step::Credentials => {
                 let made = credentials::apply(self.layout, self.network()?)?;
                 for node in self.added() {
@@ -147,10 +134,10 @@ impl Stack<'_> {
             Step::CertManager => self.start_cert_manager().await,
             Step::Yoke => self.install_yoke(&progress).await,
             Step::Demo => {
-                let demo = yoke::make_demo(self.layout).await?;
-                self.namespaces = Some(demo.namespaces);
-                let woken = if demo.woken { "woken from sleep, " } else { "" };
-                Ok(format!("{woken}Ready after {:.1}s", demo.took.as_secs_f64()))
+                let created = demo::create(self.layout).await?;
+                self.namespaces = Some(created.namespaces);
+                let woken = if created.woken { "woken from sleep, " } else { "" };
+                Ok(format!("{woken}Ready after {:.1}s", created.took.as_secs_f64()))
             }
         }
     }
@@ -181,6 +168,23 @@ impl Stack<'_> {
 
     fn kubectl(&self) -> Kubectl<'_> {
         Kubectl::new(self.layout)
+    }
+
+    /// Chooses the network, and creates the namespaces of all nodes.
+    async fn create_network(&mut self) -> Result<String> {
+        let network = Network::choose(self.layout).await?;
+        let mut nodes = vec![Node::new(self.layout, &network.plan, FIRST_NODE)];
+        nodes.extend(Node::added(self.layout, &network.plan));
+        for node in &nodes {
+            network.apply(node).await?;
+        }
+        environment::write(self.layout, &network)?;
+        let notes = nodes
+            .iter()
+            .map(|node| format!("{} {} pods {}", node.name, node.plan.ip, node.plan.pods));
+        let note = notes.collect::<Vec<_>>().join(", ");
+        (self.network, self.nodes) = (Some(network), nodes);
+        Ok(note)
     }
 
     async fn make_binaries(&self, progress: &Progress) -> Result<String> {

@@ -2,7 +2,7 @@
 //! Tenant's SSH key.
 //!
 //! ```text
-//!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo ─▶ its line, in the worker's namespace: worker-binary, run --rm ─▶ its Node is Ready
+//!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo ─▶ its output, run in the worker's namespace ─▶ the Node is Ready
 //! ```
 //!
 //! The worker's process belongs to the stack's control group. Its child processes have a group of
@@ -13,29 +13,22 @@
 //! - `root`, all state of the worker.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal};
-use tokio::time::Instant;
 
 use crate::cgroups::Cgroups;
-use crate::command::{Command, find_program};
-use crate::files::{list_entries, make_executable, write_secret};
-use crate::images::contents::WORKER_BINARY;
-use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::names::DEMO;
 use crate::network::Network;
-use crate::network::lan::{Port, WORKERS_MAX};
 use crate::recipes::Made;
 use crate::ssh;
 use crate::steps::{self, Label, Reporter};
 use crate::supervisor::client;
+use crate::workers::worker::Worker;
 
 mod bundle;
+mod worker;
 
 const BUNDLE: Label = Label {
     title: "pack the worker's programs",
@@ -53,21 +46,6 @@ const START: Label = Label {
     title: "start the worker with its join command",
     advice: "look at .dev/log and .dev/workers/*/root/logs, then run `make worker` again",
 };
-
-/// Timeout of joining: download the program, copy others, load images, start a kubelet and
-/// register.
-const READY_LIMIT: Duration = Duration::from_secs(180);
-/// Timeout of leaving: drain the Pods, then remove everything.
-const LEAVE_LIMIT: Duration = Duration::from_secs(180);
-const POLL: Duration = Duration::from_millis(300);
-/// Prefix of a worker's name, before its number.
-const PREFIX: &str = "worker-";
-/// Folder where a join command installs the program, and where administrators install programs.
-const PLACE: &str = "/usr/local/bin";
-/// `PATH` of a login shell.
-const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
-/// End of a join command, before the token.
-const JOINS: &str = "exec $p join $0";
 
 /// Options of `make worker`.
 #[derive(Debug, clap::Args)]
@@ -110,7 +88,10 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
         drop(lock);
         let key = options.key.clone().unwrap_or_else(|| ssh::demo_key(layout));
         let ssh = |words: &[&str]| ssh::command(layout, &network, &key, words);
-        steps::show(&mut reporter, JOIN, |_| worker.ask(ssh, options)).await?;
+        steps::show(&mut reporter, JOIN, |_| {
+            worker.request_join(ssh, &options.cluster, options.line_file.as_deref())
+        })
+        .await?;
         worker.give_key(&key)?;
         steps::show(&mut reporter, START, |_| async {
             worker.start(&network, options.ttl.as_deref()).await?;
@@ -141,9 +122,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
 
 /// Drains a worker and removes it with all its files.
 pub async fn remove(layout: &Layout, name: &str) -> Result<()> {
-    let number = name.strip_prefix(PREFIX).and_then(|number| number.parse().ok());
-    let worker = number.map(|number| Worker::new(layout, number));
-    match worker.filter(|worker| worker.folder.is_dir()) {
+    match Worker::find(layout, name) {
         Some(worker) => worker.leave().await,
         None => bail!("no worker is called {name}: `make status` lists the workers"),
     }
@@ -190,266 +169,4 @@ fn lock(layout: &Layout) -> Result<File> {
     let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
     file.lock().with_context(|| format!("locking {}", path.display()))?;
     Ok(file)
-}
-
-/// A worker on this computer.
-struct Worker<'a> {
-    layout: &'a Layout,
-    /// Name of its Node.
-    name: String,
-    folder: PathBuf,
-    port: Port,
-}
-
-impl<'a> Worker<'a> {
-    fn new(layout: &'a Layout, number: u8) -> Self {
-        Self {
-            layout,
-            name: format!("{PREFIX}{number}"),
-            folder: layout.workers().join(number.to_string()),
-            port: Port::new(layout, number),
-        }
-    }
-
-    /// Claims the first free number by creating its folder.
-    fn claim(layout: &'a Layout) -> Result<Self> {
-        fs::create_dir_all(layout.workers()).context("creating .dev/workers")?;
-        for number in 1..=WORKERS_MAX {
-            let worker = Self::new(layout, number);
-            match fs::create_dir(&worker.folder) {
-                Ok(()) => return Ok(worker),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error).with_context(|| format!("creating {}", worker.folder.display())),
-            }
-        }
-        bail!(
-            "the maximum of {WORKERS_MAX} workers exists already: remove one with `.dev/bin/yoke-dev remove-worker NAME`"
-        )
-    }
-
-    /// All workers of this clone.
-    fn list(layout: &'a Layout) -> Vec<Self> {
-        let folders = list_entries(&layout.workers());
-        let mut numbers: Vec<u8> = folders
-            .iter()
-            .filter_map(|folder| folder.file_name()?.to_str()?.parse().ok())
-            .collect();
-        numbers.sort_unstable();
-        numbers.into_iter().map(|number| Self::new(layout, number)).collect()
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
-    }
-
-    fn root(&self) -> PathBuf {
-        self.file("root")
-    }
-
-    fn kubeconfig(&self) -> PathBuf {
-        self.file("kubeconfig")
-    }
-
-    fn line(&self) -> PathBuf {
-        self.file("line")
-    }
-
-    fn bin(&self) -> PathBuf {
-        self.file("bin")
-    }
-
-    fn log(&self) -> PathBuf {
-        self.layout.log().join(format!("{}.log", self.name))
-    }
-
-    /// Requests a join command and the cluster's kubeconfig from the SSH server.
-    async fn ask(&self, ssh: impl Fn(&[&str]) -> Command, options: &Options) -> Result<String> {
-        let line = match &options.line_file {
-            Some(file) => fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
-            None => ssh(&["join", &options.cluster]).output().await?,
-        };
-        write_secret(&self.line(), &line)?;
-        let kubeconfig = ssh(&["kubeconfig", &options.cluster]).output().await?;
-        write_secret(&self.kubeconfig(), &kubeconfig)?;
-        Ok(String::new())
-    }
-
-    /// Installs an `ssh` script for the worker, which uses the Tenant's key and knows the server's
-    /// key.
-    fn give_key(&self, key: &Path) -> Result<()> {
-        let program = find_program("ssh").context("ssh is not installed")?;
-        let script = format!(
-            "#!/bin/sh\nexec '{}' -F none -i '{}' -o IdentitiesOnly=yes -o IdentityAgent=none \\\n  \
-             -o StrictHostKeyChecking=yes -o UserKnownHostsFile='{}' \"$@\"\n",
-            program.display(),
-            key.display(),
-            ssh::known_hosts(self.layout).display()
-        );
-        let ssh = self.bin().join("ssh");
-        fs::create_dir_all(self.bin()).context("creating the folder of the worker's programs")?;
-        fs::write(&ssh, script).context("writing the worker's ssh")?;
-        make_executable(&ssh)
-    }
-
-    /// Starts the worker in the background.
-    async fn start(&self, network: &Network, ttl: Option<&str>) -> Result<()> {
-        // No DNS server knows the API's name.
-        let name = "--output=jsonpath={.clusters[0].cluster.tls-server-name}";
-        let name = self.kubectl(&["config", "view", "--minify", name]).output().await?;
-        let hosts = format!("127.0.0.1 localhost\n{} {name}\n", network.node_ip());
-        fs::write(self.file("hosts"), hosts).context("writing the worker's hosts")?;
-        // Joins the group so that `down` finds the child processes.
-        Cgroups::discover(&self.layout.stack_name())?.join_host(std::process::id())?;
-        // Detached, so that the caller of `make worker` does not wait for it.
-        let script = r#"exec setsid --fork sh -c 'echo $$ > "$0/pid" && exec "$@"' "$@" >>"$0" 2>&1 </dev/null"#;
-        let line = fs::read_to_string(self.line()).context("reading the worker's join command")?;
-        let line = to_ephemeral(&line)?;
-        let mut command = Command::new("sh")
-            .env("PATH", PATH)
-            .args(["-c", script])
-            .arg(self.log())
-            .arg(&self.folder)
-            .args(self.to_entry())
-            .args(["sh", "-c", &line, "sh"])
-            .args(["--rm", "--allow-cgroup-v1", "--name", &self.name])
-            .args(["--node-ip", &self.port.address.to_string()])
-            .arg("--root")
-            .arg(self.root())
-            .arg("--bundle")
-            .arg(self.layout.bundle());
-        if let Some(ttl) = ttl {
-            command = command.args(["--ttl", ttl]);
-        }
-        command.run().await.context("starting yoke-worker")
-    }
-
-    /// Command prefix that enters the worker's environment: its network namespace, /etc/hosts and
-    /// programs.
-    fn to_entry(&self) -> Vec<String> {
-        let namespace = format!("--net=/run/netns/{}", self.port.namespace);
-        let script = format!(r#"mount --bind "$0/hosts" /etc/hosts && mount --bind "$0/bin" {PLACE} && exec "$@""#);
-        let folder = self.folder.display().to_string();
-        [
-            "nsenter", &namespace, "unshare", "--mount", "sh", "-c", &script, &folder,
-        ]
-        .map(str::to_owned)
-        .into()
-    }
-
-    async fn wait_ready(&self) -> Result<String> {
-        let deadline = Instant::now() + READY_LIMIT;
-        loop {
-            let Err(problem) = self.ask_ready().await else {
-                return Ok(format!("{} is Ready", self.name));
-            };
-            if self.find_process().is_none() {
-                bail!("the worker has exited\n{}", client::log_tail(&self.log()));
-            }
-            if Instant::now() > deadline {
-                let log = client::log_tail(&self.log());
-                bail!("the worker's Node is not Ready after {READY_LIMIT:?}: {problem:#}\n{log}");
-            }
-            tokio::time::sleep(POLL).await;
-        }
-    }
-
-    async fn ask_ready(&self) -> Result<()> {
-        let ready = "--output=jsonpath={.status.conditions[?(@.type==\"Ready\")]['status','message']}";
-        let args = ["--request-timeout=5s", "get", "node", &self.name, ready];
-        let said = match self.kubectl(&args).output().await {
-            Ok(said) => said,
-            Err(error) => bail!(error.to_line()),
-        };
-        if said.split(' ').next() == Some("True") {
-            return Ok(());
-        }
-        bail!("Ready={said}");
-    }
-
-    fn kubectl(&self, args: &[&str]) -> Command {
-        Kubectl::new(self.layout).with(&self.kubeconfig(), args)
-    }
-
-    /// The worker's process, if it still runs.
-    fn find_process(&self) -> Option<Pid> {
-        let text = fs::read_to_string(self.file("pid")).ok()?;
-        let pid: i32 = text.trim().parse().ok()?;
-        // Another process may have the same pid by now.
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let root = self.root();
-        let own = arguments
-            .split(|byte| *byte == 0)
-            .any(|argument| Path::new(&*String::from_utf8_lossy(argument)) == root);
-        own.then(|| Pid::from_raw(pid))?
-    }
-
-    /// Control group of the worker's child processes.
-    fn find_group(&self) -> Option<String> {
-        let text = fs::read(self.root().join("worker.json")).ok()?;
-        let worker: serde_json::Value = serde_json::from_slice(&text).ok()?;
-        let id = worker["id"].as_str()?;
-        id.bytes()
-            .all(|byte| byte.is_ascii_hexdigit())
-            .then(|| format!("yoke-worker-{id}"))
-    }
-
-    async fn leave(&self) -> Result<()> {
-        if let Some(pid) = self.find_process() {
-            rustix::process::kill_process(pid, Signal::TERM).context("sending SIGTERM to the worker")?;
-        }
-        let deadline = Instant::now() + LEAVE_LIMIT;
-        while self.find_process().is_some() {
-            if Instant::now() > deadline {
-                bail!(
-                    "the worker has not exited within {LEAVE_LIMIT:?}\n{}",
-                    client::log_tail(&self.log())
-                );
-            }
-            tokio::time::sleep(POLL).await;
-        }
-        // The worker was killed and left its files.
-        if self.root().exists() {
-            let mut entry = self.to_entry().into_iter();
-            Command::new(entry.next().unwrap_or_default())
-                .args(entry)
-                .arg(Path::new(PLACE).join(WORKER_BINARY))
-                .args(["leave", "--root"])
-                .arg(self.root())
-                .limit(LEAVE_LIMIT)
-                .run()
-                .await?;
-        }
-        self.forget().await
-    }
-
-    /// Removes what is left of a worker that does not run.
-    async fn forget(&self) -> Result<()> {
-        self.port.remove().await.context("removing the worker's network")?;
-        fs::remove_dir_all(&self.folder).with_context(|| format!("removing {}", self.folder.display()))
-    }
-}
-
-/// Changes a join command so that it accepts further arguments and runs the worker in the
-/// foreground, without systemd. All else stays as printed.
-fn to_ephemeral(line: &str) -> Result<String> {
-    let line = line.trim_end();
-    let (before, token) = line
-        .split_once(JOINS)
-        .with_context(|| format!("unexpected join command without {JOINS:?}: {line:?}"))?;
-    Ok(format!("exec {before}exec $p run \"$@\" $0{token} \"$@\""))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_is_as_it_was_printed_but_for_one_word() {
-        let line = to_ephemeral("sh -c 'p=/a; c $p || exit 1; exec $p join $0' yoke1.x\n").unwrap();
-        assert_eq!(
-            line,
-            r#"exec sh -c 'p=/a; c $p || exit 1; exec $p run "$@" $0' yoke1.x "$@""#
-        );
-        assert!(to_ephemeral("yoke-worker join yoke1.x").is_err());
-    }
 }

@@ -1,4 +1,4 @@
-//! Installs Yoke on the host cluster: its chart, the chart's values, and the demo tenant.
+//! Installs Yoke on the host cluster: its CRDs, its chart, and the chart's values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,16 +9,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use data_encoding::BASE64;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use crate::command::Command;
 use crate::credentials::nats;
-use crate::files::write_secret;
 use crate::images;
 use crate::images::contents::{KUBE_PROXY, WORKER_BINARY};
 use crate::kubectl::{CACHE_VARIABLE, Kubectl};
 use crate::layout::Layout;
-use crate::names::{BASE_DOMAIN, DEMO, HOST_API_PORT, INGRESS_PORT, NAMESPACE, NODE_NAME};
+use crate::names::{BASE_DOMAIN, HOST_API_PORT, INGRESS_PORT, NAMESPACE, NODE_NAME};
 use crate::network::Network;
 use crate::releases::{self, Releases};
 use crate::ssh;
@@ -27,7 +25,6 @@ use crate::versions::{self, KUBERNETES_VERSION};
 const PKI_NAMESPACE: &str = "yoke-pki";
 const RELEASE: &str = "yoke";
 const READY_LIMIT: Duration = Duration::from_secs(180);
-const POLL: Duration = Duration::from_millis(300);
 
 /// Installs or upgrades the chart with these images (by binary). The values stay in
 /// `.dev/yoke-values.yaml`.
@@ -42,43 +39,9 @@ pub async fn install(
         .apply(build_prerequisites(layout)?)
         .await
         .context("creating Yoke's namespaces, Secret and Issuer")?;
-    let crds = layout.root().join("crds");
-    let mut manifest = String::new();
-    for entry in fs::read_dir(&crds)
-        .with_context(|| format!("reading {}", crds.display()))?
-        .flatten()
-    {
-        let path = entry.path();
-        manifest.push_str(&fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?);
-        manifest.push_str("\n---\n");
-    }
-    kubectl.apply(manifest).await.context("installing Yoke's CRDs")?;
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd/clusters.yoke.drzzl.io",
-        "--timeout=2s",
-    ];
-    kubectl
-        .until("Yoke's CRDs to be served", &established, READY_LIMIT)
-        .await?;
+    install_crds(layout, &kubectl).await?;
 
-    // A release that a killed helm left pending would block every later one. helm adopts the
-    // objects that it created.
-    kubectl
-        .command(&[
-            "--namespace",
-            NAMESPACE,
-            "delete",
-            "secrets",
-            &format!(
-                "--selector=owner=helm,name={RELEASE},status in (pending-install,pending-upgrade,pending-rollback)"
-            ),
-        ])
-        .run()
-        .await
-        .context("removing the record of an interrupted chart installation")?;
-
+    remove_interrupted_release(&kubectl).await?;
     let values = values_file(layout);
     let digests = images::digests(&layout.binary(WORKER_BINARY))?;
     let content = build_values(network.node_ip(), names, &digests, releases);
@@ -113,122 +76,47 @@ pub async fn install(
     ssh::write_known(layout, network).await
 }
 
-/// Result of creating the demo cluster.
-#[derive(Debug)]
-pub struct Demo {
-    /// Time until it was Ready.
-    pub took: Duration,
-    /// Whether it was asleep before.
-    pub woken: bool,
-    /// Output of `kubectl get namespaces`.
-    pub namespaces: String,
+/// Applies Yoke's CRDs, and waits until the API server serves them.
+async fn install_crds(layout: &Layout, kubectl: &Kubectl<'_>) -> Result<()> {
+    let crds = layout.root().join("crds");
+    let mut manifest = String::new();
+    for entry in fs::read_dir(&crds)
+        .with_context(|| format!("reading {}", crds.display()))?
+        .flatten()
+    {
+        let path = entry.path();
+        manifest.push_str(&fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?);
+        manifest.push_str("\n---\n");
+    }
+    kubectl.apply(manifest).await.context("installing Yoke's CRDs")?;
+    let established = [
+        "wait",
+        "--for=condition=Established",
+        "crd/clusters.yoke.drzzl.io",
+        "--timeout=2s",
+    ];
+    kubectl
+        .until("Yoke's CRDs to be served", &established, READY_LIMIT)
+        .await
+        .map(drop)
 }
 
-/// Creates the demo tenant and cluster, wakes the cluster if it sleeps, and waits until its API
-/// answers through the ingress.
-pub async fn make_demo(layout: &Layout) -> Result<Demo> {
-    let kubectl = Kubectl::new(layout);
-    let spec = json!({"sshKeys": [{"name": "make-up", "publicKey": ssh::make_demo_key(layout).await?}]});
-    let begun = Instant::now();
-    let tenant =
-        json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}, "spec": spec});
-    kubectl.apply(tenant.to_string()).await?;
-    // The operator creates the tenant's namespace.
+/// Removes the record of a release that a killed helm left pending, which would block every later
+/// one. helm adopts the objects that it created.
+async fn remove_interrupted_release(kubectl: &Kubectl<'_>) -> Result<()> {
     kubectl
-        .until(
-            "the tenant's namespace to appear",
-            &["get", "namespace", DEMO],
-            READY_LIMIT,
-        )
-        .await?;
-    let cluster = json!({
-        "apiVersion": "yoke.drzzl.io/v1alpha1",
-        "kind": "Cluster",
-        "metadata": {"name": DEMO, "namespace": DEMO},
-        // Workers can join with `make worker`. They are behind NAT.
-        "spec": {"konnectivity": "Enabled", "state": "Running"},
-    });
-    kubectl
-        .apply(cluster.to_string())
-        .await
-        .context("creating the demo cluster")?;
-    let timeout = format!("--timeout={}s", READY_LIMIT.as_secs());
-    let cluster = format!("cluster.yoke.drzzl.io/{DEMO}");
-    let woken = wake(&kubectl, &cluster).await.context("waking the demo cluster")?;
-    let wait = ["--namespace", DEMO, "wait", "--for=condition=Ready", &cluster, &timeout];
-    if let Err(error) = kubectl.command(&wait).run().await {
-        let conditions =
-            "--output=jsonpath={range .status.conditions[*]}  {.type}={.status} {.reason}: {.message}{'\\n'}{end}";
-        let why = kubectl
-            .command(&["--namespace", DEMO, "get", &cluster, conditions])
-            .output()
-            .await;
-        return Err(error).context(format!(
-            "the demo cluster is not Ready\n{}",
-            why.unwrap_or_default().trim_end()
-        ));
-    }
-    let took = begun.elapsed();
-    let secret = format!("{DEMO}-kubeconfig");
-    let encoded = kubectl
         .command(&[
             "--namespace",
-            DEMO,
-            "get",
-            "secret",
-            &secret,
-            "--output=jsonpath={.data.value}",
+            NAMESPACE,
+            "delete",
+            "secrets",
+            &format!(
+                "--selector=owner=helm,name={RELEASE},status in (pending-install,pending-upgrade,pending-rollback)"
+            ),
         ])
-        .output()
+        .run()
         .await
-        .context("reading the demo cluster's kubeconfig")?;
-    let kubeconfig = BASE64
-        .decode(encoded.trim().as_bytes())
-        .context("decoding the demo cluster's kubeconfig")?;
-    let kubeconfig = String::from_utf8(kubeconfig).context("decoding the demo cluster's kubeconfig")?;
-    write_secret(&layout.demo_kubeconfig(), &kubeconfig)?;
-    Ok(Demo {
-        took,
-        woken,
-        namespaces: demo_namespaces(layout).await?,
-    })
-}
-
-/// Wakes a sleeping cluster. Returns whether it was asleep.
-async fn wake(kubectl: &Kubectl<'_>, cluster: &str) -> Result<bool> {
-    let state = "--output=jsonpath={.status.conditions[?(@.type=='Asleep')].status}";
-    let asleep = kubectl
-        .command(&["--namespace", DEMO, "get", cluster, state])
-        .output()
-        .await?;
-    if asleep.trim() != "True" {
-        return Ok(false);
-    }
-    let end = "yoke.drzzl.io/sleep=end";
-    let annotate = ["--namespace", DEMO, "annotate", "--overwrite", cluster, end];
-    kubectl.command(&annotate).run().await?;
-    Ok(true)
-}
-
-/// Runs `kubectl get namespaces` as the tenant, through the ingress.
-async fn demo_namespaces(layout: &Layout) -> Result<String> {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        let answer = Kubectl::new(layout)
-            .with(
-                &layout.demo_kubeconfig(),
-                &["--request-timeout=5s", "get", "namespaces"],
-            )
-            .output()
-            .await;
-        match answer {
-            Ok(namespaces) => return Ok(namespaces),
-            Err(error) if Instant::now() > deadline => {
-                return Err(error).context("listing the demo cluster's namespaces");
-            }
-            Err(_) => tokio::time::sleep(POLL).await,
-        }
-    }
+        .context("removing the record of an interrupted chart installation")
 }
 
 /// The values of the chart. They are also an example for other hosts.
@@ -282,20 +170,24 @@ fn build_values(
         "ingressXds": {"replicas": 1, "logLevel": "info", "nodeSelector": first},
         "pricePerHour": "0.02 EUR",
         "worker": {"digests": digests},
-        "ssh": {
+        "ssh": build_ssh_values(node),
+    })
+}
+
+fn build_ssh_values(node: Ipv4Addr) -> Value {
+    json!({
+        "enabled": true,
+        "port": ssh::PORT,
+        "contact": "the user who ran `make up`",
+        "host": format!("{node}:{}", ssh::PORT),
+        "nodeSelector": {"kubernetes.io/hostname": NODE_NAME},
+        "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
+        "api": {
             "enabled": true,
-            "port": ssh::PORT,
-            "contact": "the user who ran `make up`",
-            "host": format!("{node}:{}", ssh::PORT),
-            "nodeSelector": first,
-            "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
-            "api": {
-                "enabled": true,
-                "host": ssh::API_HOST,
-                "port": ssh::API_PORT,
-                "tlsSecret": ssh::API_SECRET,
-                "issuerRef": {"name": ssh::API_SECRET, "kind": "Issuer"},
-            },
+            "host": ssh::API_HOST,
+            "port": ssh::API_PORT,
+            "tlsSecret": ssh::API_SECRET,
+            "issuerRef": {"name": ssh::API_SECRET, "kind": "Issuer"},
         },
     })
 }

@@ -172,9 +172,7 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
     fs::write(pki.join("front-proxy-ca.crt"), front_proxy.certificate())
         .context("writing the front proxy's authority")?;
 
-    let service_account = KeyPair::generate()?;
-    write_secret(&pki.join("sa.key"), &service_account.serialize_pem())?;
-    fs::write(pki.join("sa.pub"), service_account.public_key_pem()).context("writing the service-account key")?;
+    write_service_account_key(layout)?;
 
     let node = network.node_ip().into();
     let loopback = IpAddr::from([127, 0, 0, 1]);
@@ -223,6 +221,13 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
         write_kubeconfig(layout, network, &authority, file, &Leaf::client(user, None))?;
     }
     write_node(&authority, network, &Node::new(layout, &network.plan, FIRST_NODE))
+}
+
+/// Writes the key pair that signs service-account tokens.
+fn write_service_account_key(layout: &Layout) -> Result<()> {
+    let (pki, key) = (layout.pki(), KeyPair::generate()?);
+    write_secret(&pki.join("sa.key"), &key.serialize_pem())?;
+    fs::write(pki.join("sa.pub"), key.public_key_pem()).context("writing the service-account key")
 }
 
 /// Writes the files of an added node, unless they exist and the same CA issued them.

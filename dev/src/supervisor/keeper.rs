@@ -145,19 +145,28 @@ async fn keep(service: Service, files: Files, mut orders: mpsc::Receiver<Order>,
         if asked || started.elapsed() > STEADY {
             pause = PAUSE_MIN;
         }
-        let waiting = tokio::time::sleep(if asked { Duration::ZERO } else { pause });
-        tokio::select! {
-            () = waiting => {}
-            order = orders.recv() => match order {
-                Some(Order::Restart(done)) => drop(done.send(())),
-                Some(Order::Stop(_, done)) => {
-                    let _ = done.send(());
-                    return;
-                }
-                Some(Order::Leave) | None => return,
-            },
+        if !wait_to_restart(if asked { Duration::ZERO } else { pause }, &mut orders).await {
+            return;
         }
         pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Waits before a restart. Returns false if an order ends the keeper instead.
+async fn wait_to_restart(delay: Duration, orders: &mut mpsc::Receiver<Order>) -> bool {
+    tokio::select! {
+        () = tokio::time::sleep(delay) => true,
+        order = orders.recv() => match order {
+            Some(Order::Restart(done)) => {
+                let _ = done.send(());
+                true
+            }
+            Some(Order::Stop(_, done)) => {
+                let _ = done.send(());
+                false
+            }
+            Some(Order::Leave) | None => false,
+        },
     }
 }
 
