@@ -81,7 +81,7 @@ impl Cgroups {
                     delegate(&hierarchy.mount, &path, group);
                 } else {
                     inherit_cpuset(&path).with_context(|| format!("preparing the control group {}", path.display()))?;
-                    weigh(&path, group)
+                    set_cpu_shares(&path, group)
                         .with_context(|| format!("setting the CPU shares of the control group {}", path.display()))?;
                 }
             }
@@ -211,7 +211,7 @@ fn inherit_cpuset(group: &Path) -> io::Result<()> {
 /// Gives the pods' group the CPU shares that a kubelet gives its root group under cgroup v1: the
 /// default times the number of processors. The kubelet sets them only below its root group, which
 /// is this group here.
-fn weigh(group: &Path, name: &str) -> io::Result<()> {
+fn set_cpu_shares(group: &Path, name: &str) -> io::Result<()> {
     let shares = group.join("cpu.shares");
     if name != PODS || !shares.exists() {
         return Ok(());

@@ -32,7 +32,7 @@ pub struct Demo {
 pub async fn create(layout: &Layout) -> Result<Demo> {
     let kubectl = Kubectl::new(layout);
     let spec = json!({"sshKeys": [{"name": "make-up", "publicKey": ssh::make_demo_key(layout).await?}]});
-    let begun = Instant::now();
+    let started = Instant::now();
     let tenant =
         json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}, "spec": spec});
     kubectl.apply(tenant.to_string()).await?;
@@ -71,7 +71,7 @@ pub async fn create(layout: &Layout) -> Result<Demo> {
             why.unwrap_or_default().trim_end()
         ));
     }
-    let took = begun.elapsed();
+    let took = started.elapsed();
     write_kubeconfig(layout, &kubectl).await?;
     Ok(Demo {
         took,

@@ -15,7 +15,7 @@ use crate::host_cluster::node::Node;
 use crate::layout::Layout;
 use crate::leftovers;
 use crate::network::Network;
-use crate::steps::say;
+use crate::steps::print_line;
 use crate::supervisor::{Request, client};
 use crate::workers;
 
@@ -24,7 +24,7 @@ const UNMOUNT_ROUNDS: usize = 10;
 
 /// Stops and removes everything.
 pub async fn down(layout: &Layout) -> Result<()> {
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     // The supervisors stop first: they would restart the processes that are killed below.
     let network = Network::read(layout)?;
     let nodes = network
@@ -46,8 +46,8 @@ pub async fn down(layout: &Layout) -> Result<()> {
     report("network", "namespaces and link removed");
     cgroups.remove().await?;
     report("control groups", "removed");
-    let strays = remove_strays(layout);
-    report("files outside .dev", &format!("{strays} removed"));
+    let removed = remove_files_outside(layout);
+    report("files outside .dev", &format!("{removed} removed"));
     match fs::remove_dir_all(layout.dev()) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).context("removing .dev"),
         _ => {}
@@ -59,9 +59,9 @@ pub async fn down(layout: &Layout) -> Result<()> {
             left.join("\n  ")
         );
     }
-    say(&format!(
+    print_line(&format!(
         "down in {:.1}s; the build cache stays in {}",
-        begun.elapsed().as_secs_f64(),
+        started.elapsed().as_secs_f64(),
         layout.cache().display()
     ));
     Ok(())
@@ -69,14 +69,14 @@ pub async fn down(layout: &Layout) -> Result<()> {
 
 /// Makes a supervisor stop all its services. Returns the text to report.
 async fn shut_down(layout: &Layout) -> &'static str {
-    match client::ask(layout, &Request::Shutdown).await {
+    match client::request(layout, &Request::Shutdown).await {
         Ok(_) => "stopped by the supervisor",
         Err(_) => "no supervisor is running",
     }
 }
 
 fn report(what: &str, how: &str) {
-    say(&format!("  {what}: {how}"));
+    print_line(&format!("  {what}: {how}"));
 }
 
 /// Unmounts every mount at or below a folder. This stack mounts nothing elsewhere.
@@ -138,7 +138,7 @@ const FIXED_PLACES: &[&str] = &[
 /// Removes the files that components wrote at fixed paths: links to pod logs, cached CNI results,
 /// and sockets of shims and of the kubelet. A file belongs to this stack if it points into this
 /// clone, or if it is a socket without a listener.
-fn remove_strays(layout: &Layout) -> usize {
+fn remove_files_outside(layout: &Layout) -> usize {
     let dev = layout.dev();
     let dev_text = dev.display().to_string();
     let mut removed = 0;

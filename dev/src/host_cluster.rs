@@ -37,7 +37,7 @@ impl HostStore {
 
     /// Records the store of this clone and refuses another one, which would start with an empty
     /// host API under running pods.
-    pub fn settle(self, layout: &Layout) -> Result<()> {
+    pub fn record_choice(self, layout: &Layout) -> Result<()> {
         let file = layout.dev().join("host-store");
         match fs::read_to_string(&file) {
             Ok(name) if name.trim() != self.name() => {

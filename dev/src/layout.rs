@@ -59,7 +59,7 @@ impl Layout {
     }
 
     /// This clone as seen by another node, which has folders of its own for its state.
-    pub fn of_node(&self, number: u8) -> Self {
+    pub fn for_node(&self, number: u8) -> Self {
         Self {
             node: number,
             ..self.clone()
@@ -72,7 +72,7 @@ impl Layout {
     }
 
     /// Number of the node.
-    pub fn number(&self) -> u8 {
+    pub fn node_number(&self) -> u8 {
         self.node
     }
 
@@ -97,7 +97,7 @@ impl Layout {
     }
 
     /// Folder of the node's own state: `.dev` for the first node, `.dev/nodes/<number>` for others.
-    pub fn home(&self) -> PathBuf {
+    pub fn node_dir(&self) -> PathBuf {
         match self.node {
             FIRST_NODE => self.dev(),
             number => self.nodes().join(number.to_string()),
@@ -121,23 +121,23 @@ impl Layout {
 
     /// `log` of the node.
     pub fn log(&self) -> PathBuf {
-        self.home().join("log")
+        self.node_dir().join("log")
     }
 
     /// `run` of the node: sockets, pids, and the services that the supervisor runs.
     pub fn run(&self) -> PathBuf {
-        self.home().join("run")
+        self.node_dir().join("run")
     }
 
     /// `config` of the node: configuration files of its processes.
     pub fn config(&self) -> PathBuf {
-        self.home().join("config")
+        self.node_dir().join("config")
     }
 
     /// `pki` of the node: its certificate and key. The first node's folder also has all others of
     /// the host cluster.
     pub fn pki(&self) -> PathBuf {
-        self.home().join("pki")
+        self.node_dir().join("pki")
     }
 
     /// `.dev/nats`: NATS's keys, claims and data.
@@ -147,12 +147,12 @@ impl Layout {
 
     /// `containerd` of the node: images, snapshots and running containers.
     pub fn containerd(&self) -> PathBuf {
-        self.home().join("containerd")
+        self.node_dir().join("containerd")
     }
 
     /// `kubelet` of the node: volumes of its pods.
     pub fn kubelet(&self) -> PathBuf {
-        self.home().join("kubelet")
+        self.node_dir().join("kubelet")
     }
 
     /// `.dev/bundle`: programs and images of a worker.
@@ -214,7 +214,7 @@ impl Layout {
     }
 
     /// Control group of the node. The first node's group contains the groups of the others.
-    pub fn group(&self) -> String {
+    pub fn control_group(&self) -> String {
         match self.node {
             FIRST_NODE => self.stack_name(),
             number => format!("{}/node-{number}", self.stack_name()),
@@ -241,15 +241,15 @@ mod tests {
     #[test]
     fn a_node_has_its_own_folders_and_shares_what_is_the_same_on_all() {
         let first = Layout::new(Path::new("/y"), Path::new("/c"));
-        let second = first.of_node(2);
+        let second = first.for_node(2);
         assert_eq!(
             second.containerd_socket(),
             Path::new("/y/.dev/nodes/2/run/containerd.sock")
         );
         assert_eq!(second.kubelet(), Path::new("/y/.dev/nodes/2/kubelet"));
-        assert_eq!(first.of_node(FIRST_NODE).pki(), Path::new("/y/.dev/pki"));
+        assert_eq!(first.for_node(FIRST_NODE).pki(), Path::new("/y/.dev/pki"));
         assert_eq!(second.bin(), first.bin());
         assert_eq!(second.host_kubeconfig(), first.host_kubeconfig());
-        assert_eq!(second.group(), format!("{}/node-2", first.group()));
+        assert_eq!(second.control_group(), format!("{}/node-2", first.control_group()));
     }
 }

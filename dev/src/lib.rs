@@ -150,7 +150,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            steps::complain(&format!("yoke-dev: {error:#}"));
+            steps::print_error(&format!("yoke-dev: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -192,7 +192,13 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             Ok(to_exit_code(added))
         }
         Verb::KillHostNode { number } => nodes::kill(&layout, number).await.map(|()| ExitCode::SUCCESS),
-        Verb::CutHostNode { number, mend } => nodes::cut(&layout, number, mend).await.map(|()| ExitCode::SUCCESS),
+        Verb::CutHostNode { number, mend } => {
+            match mend {
+                true => nodes::reconnect(&layout, number).await?,
+                false => nodes::disconnect(&layout, number).await?,
+            }
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::RemoveHostNode { number } => {
             let _lock = layout.lock()?;
             nodes::remove(&layout, number).await.map(|()| ExitCode::SUCCESS)
@@ -200,11 +206,11 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Status => status::status(&layout).await.map(to_exit_code),
         Verb::Pid { name } => print_pid(&layout, &name).await,
         Verb::Restart { name } => {
-            supervisor::client::ask(&layout, &Request::Restart(name)).await?;
+            supervisor::client::request(&layout, &Request::Restart(name)).await?;
             Ok(ExitCode::SUCCESS)
         }
         Verb::Supervise { unguarded, node } => {
-            let layout = layout.of_node(node);
+            let layout = layout.for_node(node);
             if unguarded {
                 supervisor::daemon::run(layout).await?;
             } else {
@@ -226,10 +232,10 @@ async fn export_images(layout: &Layout, profile: Profile) -> anyhow::Result<Exit
     let _lock = layout.lock()?;
     let (files, digests) = images::export::export(layout, profile).await?;
     for file in files {
-        steps::say(&file.display().to_string());
+        steps::print_line(&file.display().to_string());
     }
     let value = serde_json::json!({"worker": {"digests": digests}});
-    steps::say(&format!("value of the chart, for join commands:\n{value}"));
+    steps::print_line(&format!("value of the chart, for join commands:\n{value}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -241,6 +247,6 @@ async fn print_pid(layout: &Layout, name: &str) -> anyhow::Result<ExitCode> {
     let pid = service
         .and_then(|service| service.pid)
         .with_context(|| format!("{name} is not running"))?;
-    steps::say(&pid.to_string());
+    steps::print_line(&pid.to_string());
     Ok(ExitCode::SUCCESS)
 }

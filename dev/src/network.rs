@@ -125,7 +125,7 @@ impl Network {
             let ends = format!("link add {outer} mtu {mtu} type veth peer name {inner} mtu {mtu} netns {namespace}");
             outside(node, &ends).await?;
         }
-        mend(node).await?;
+        reconnect(node).await?;
         let (address, prefix) = (plan.ip, plan.prefix);
         outside(
             node,
@@ -172,8 +172,8 @@ impl Network {
 }
 
 /// Disconnects an added node from all others. It drops packets silently, like a broken switch.
-pub async fn cut(node: &Node) -> Result<()> {
-    mend(node).await?;
+pub async fn disconnect(node: &Node) -> Result<()> {
+    reconnect(node).await?;
     let link = &node.plan.outer_link;
     let rules = format!(
         "table inet cut-{link} {{
@@ -189,7 +189,7 @@ pub async fn cut(node: &Node) -> Result<()> {
 }
 
 /// Reconnects a node. Does nothing for a connected node.
-pub async fn mend(node: &Node) -> Result<()> {
+pub async fn reconnect(node: &Node) -> Result<()> {
     let Some(first) = &node.outside else {
         return Ok(());
     };
@@ -202,7 +202,7 @@ pub async fn mend(node: &Node) -> Result<()> {
 
 /// Removes the namespace of a node, and its link.
 pub async fn remove(node: &Node) -> Result<()> {
-    mend(node).await?;
+    reconnect(node).await?;
     if list_namespaces().contains(&node.namespace) {
         ip(&["netns", "delete", &node.namespace]).await?;
     }

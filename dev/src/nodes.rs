@@ -59,7 +59,7 @@ pub struct Options {
 
 /// Adds a node, or starts a lost one. Returns false if a step failed; the failure has been shown.
 pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
-    let network = running(layout).await?;
+    let network = read_running_network(layout).await?;
     let there = Node::added(layout, &network.plan);
     let is_there = |number: &u8| there.iter().any(|node| node.number == *number);
     let number = match options.number {
@@ -70,7 +70,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
                 format!("the maximum of {NODES_MAX} nodes exists already: remove one with `.dev/bin/yoke-dev remove-host-node NUMBER`")
             })?,
     };
-    let node = find(layout, &network, number)?;
+    let node = to_added_node(layout, &network, number)?;
     fs::create_dir_all(node.layout.run()).with_context(|| format!("creating {}", node.layout.run().display()))?;
     let mut reporter = Reporter::new(4);
     let added = async {
@@ -100,7 +100,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     if added.await.is_err() {
         return Ok(false);
     }
-    steps::say(&format!(
+    steps::print_line(&format!(
         "\n{} is Ready after {}. The host's nodes:\n\n     {} --kubeconfig {} get nodes -o wide\n",
         node.name,
         reporter.elapsed(),
@@ -113,28 +113,32 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
 /// Kills all processes of a node, including its pods, like a power failure. `make host-node` starts
 /// the node again.
 pub async fn kill(layout: &Layout, number: u8) -> Result<()> {
-    let network = running(layout).await?;
-    let node = find(layout, &network, number)?;
-    let killed = Cgroups::discover(&node.layout.group())?.kill_all().await;
-    steps::say(&format!("{}: {killed} processes killed", node.name));
+    let network = read_running_network(layout).await?;
+    let node = to_added_node(layout, &network, number)?;
+    let killed = Cgroups::discover(&node.layout.control_group())?.kill_all().await;
+    steps::print_line(&format!("{}: {killed} processes killed", node.name));
     Ok(())
 }
 
-/// Disconnects a node from all others, or reconnects it.
-pub async fn cut(layout: &Layout, number: u8, mend: bool) -> Result<()> {
-    let network = running(layout).await?;
-    let node = find(layout, &network, number)?;
-    if mend {
-        return network::mend(&node).await.context("reconnecting the node");
-    }
-    network::cut(&node).await.context("disconnecting the node")
+/// Disconnects a node from all others.
+pub async fn disconnect(layout: &Layout, number: u8) -> Result<()> {
+    let network = read_running_network(layout).await?;
+    let node = to_added_node(layout, &network, number)?;
+    network::disconnect(&node).await.context("disconnecting the node")
+}
+
+/// Reconnects a node.
+pub async fn reconnect(layout: &Layout, number: u8) -> Result<()> {
+    let network = read_running_network(layout).await?;
+    let node = to_added_node(layout, &network, number)?;
+    network::reconnect(&node).await.context("reconnecting the node")
 }
 
 /// Removes a node with all its state.
 pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
-    let network = running(layout).await?;
-    let node = find(layout, &network, number)?;
-    let cgroups = Cgroups::discover(&node.layout.group())?;
+    let network = read_running_network(layout).await?;
+    let node = to_added_node(layout, &network, number)?;
+    let cgroups = Cgroups::discover(&node.layout.control_group())?;
     cgroups.kill_all().await;
     let kubectl = Kubectl::new(layout);
     let args = ["delete", "node", &node.name, "--ignore-not-found"];
@@ -152,16 +156,16 @@ pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
     kubectl
         .until("the node's pods to be deleted", &args, DELETE_LIMIT)
         .await?;
-    unmount_below(&node.layout.home())?;
+    unmount_below(&node.layout.node_dir())?;
     network::remove(&node).await?;
     cgroups.remove().await?;
-    fs::remove_dir_all(node.layout.home()).with_context(|| format!("removing {}", node.layout.home().display()))
+    fs::remove_dir_all(node.layout.node_dir()).with_context(|| format!("removing {}", node.layout.node_dir().display()))
 }
 
 /// Creates a node's control group and configuration, and starts its supervisor. With `replace`, a
 /// running supervisor hands over to the new one.
 pub async fn start_supervisor(node: &Node, network: &Network, replace: bool) -> Result<()> {
-    let cgroups = Cgroups::discover(&node.layout.group())?;
+    let cgroups = Cgroups::discover(&node.layout.control_group())?;
     cgroups.create()?;
     write_config(node, network, &cgroups)?;
     client::start_daemon(node, replace).await
@@ -170,7 +174,7 @@ pub async fn start_supervisor(node: &Node, network: &Network, replace: bool) -> 
 /// Starts a service of a node under its supervisor, and waits until it is healthy.
 pub async fn run(node: &Node, service: Service) -> Result<String> {
     let name = service.name.clone();
-    client::keep(&node.layout, service).await?;
+    client::run_service(&node.layout, service).await?;
     client::wait_healthy(&node.layout, &name, PROCESS_LIMIT).await?;
     Ok(name)
 }
@@ -212,7 +216,7 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
 }
 
 /// The node with this number. Fails for the first node and for numbers out of range.
-fn find(layout: &Layout, network: &Network, number: u8) -> Result<Node> {
+fn to_added_node(layout: &Layout, network: &Network, number: u8) -> Result<Node> {
     if !(FIRST_NODE + 1..=NODES_MAX).contains(&number) {
         bail!(
             "invalid node number {number}: added nodes have the numbers {} to {NODES_MAX}",
@@ -227,7 +231,7 @@ fn services<'a>(layout: &'a Layout, network: &'a Network, node: &'a Node) -> Ser
 }
 
 /// The network of the running stack. Fails if the stack is down.
-async fn running(layout: &Layout) -> Result<Network> {
+async fn read_running_network(layout: &Layout) -> Result<Network> {
     match (Network::read(layout)?, client::processes(layout).await) {
         (Some(network), Some(_)) => Ok(network),
         _ => bail!("the stack is not running: `make up` starts it"),

@@ -7,7 +7,7 @@ use crate::host_cluster::node::Node;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::network::Network;
-use crate::steps::say;
+use crate::steps::print_line;
 use crate::supervisor::{ServiceStatus, client};
 use crate::workers;
 
@@ -58,7 +58,7 @@ struct Condition {
 /// Prints the state of every component. Returns true if all are healthy.
 pub async fn status(layout: &Layout) -> Result<bool> {
     let Some(services) = client::status(layout).await else {
-        say("the stack is not running (its supervisor does not answer): `make up` starts it");
+        print_line("the stack is not running (its supervisor does not answer): `make up` starts it");
         return Ok(false);
     };
     let mut lines: Vec<Line> = services.into_iter().map(to_line).collect();
@@ -85,7 +85,7 @@ pub async fn status(layout: &Layout) -> Result<bool> {
             None => ("ok  ", String::new()),
             Some(problem) => ("DOWN", format!("  {problem}")),
         };
-        say(format!("{mark}  {:width$}  {}{problem}", line.name, line.detail).trim_end());
+        print_line(format!("{mark}  {:width$}  {}{problem}", line.name, line.detail).trim_end());
     }
     Ok(lines.iter().all(|line| line.problem.is_none()))
 }
@@ -150,7 +150,7 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
         Ok(list) => list
             .items
             .into_iter()
-            .map(|item| judge(kind, item, condition))
+            .map(|item| to_object_line(kind, item, condition))
             .collect(),
         Err(problem) => {
             vec![Line {
@@ -163,7 +163,7 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
 }
 
 /// Judges one object by a condition. A Cluster that is asleep counts as healthy.
-fn judge(kind: &str, item: Item, condition: &str) -> Line {
+fn to_object_line(kind: &str, item: Item, condition: &str) -> Line {
     let singular = kind.split('.').next().unwrap_or(kind).trim_end_matches('s');
     let name = [item.metadata.namespace.as_str(), &item.metadata.name]
         .iter()
@@ -227,7 +227,7 @@ mod tests {
             ),
         ];
         for (rule, conditions, expected) in table {
-            let line = judge("clusters.yoke.drzzl.io", item(conditions), "Ready");
+            let line = to_object_line("clusters.yoke.drzzl.io", item(conditions), "Ready");
             assert_eq!(line.problem.as_deref(), expected, "{rule}");
             assert_eq!(line.name, "cluster n/a");
         }

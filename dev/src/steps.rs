@@ -137,7 +137,7 @@ pub fn plan(last: Step, skip: &[Step]) -> Vec<Step> {
 /// Shows steps: a spinner on a terminal, plain lines elsewhere.
 #[derive(Debug)]
 pub struct Reporter {
-    begun: Instant,
+    started: Instant,
     terminal: bool,
     total: usize,
     done: usize,
@@ -155,7 +155,7 @@ impl Progress {
     pub fn at(&self, part: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(format!("{}: {part}", self.title)),
-            None => say(&format!("           {part}")),
+            None => print_line(&format!("           {part}")),
         }
     }
 }
@@ -164,7 +164,7 @@ impl Reporter {
     /// Reporter for `total` steps that start now.
     pub fn new(total: usize) -> Self {
         Self {
-            begun: Instant::now(),
+            started: Instant::now(),
             terminal: io::stdout().is_terminal(),
             total,
             done: 0,
@@ -172,10 +172,10 @@ impl Reporter {
     }
 
     /// Shows that a step starts.
-    pub fn begin(&mut self, step: Label) -> Progress {
+    pub fn start(&mut self, step: Label) -> Progress {
         self.done += 1;
         if !self.terminal {
-            say(&format!(
+            print_line(&format!(
                 "[{:>2}/{}] {:>5} {}",
                 self.done,
                 self.total,
@@ -199,20 +199,20 @@ impl Reporter {
     }
 
     /// Shows that a step succeeded, and what it did.
-    pub fn end(&self, step: Label, progress: Progress, took: Duration, note: &str) {
+    pub fn finish(&self, step: Label, progress: Progress, took: Duration, note: &str) {
         let took = to_seconds(took);
         match progress.bar {
             Some(bar) => {
                 bar.finish_and_clear();
                 let title = step.title;
-                say(&format!(
+                print_line(&format!(
                     "✓ [{:>2}/{}] {took:>6} {title}{}",
                     self.done,
                     self.total,
                     with_comma(note)
                 ));
             }
-            None => say(&format!("           done in {took}{}", with_comma(note))),
+            None => print_line(&format!("           done in {took}{}", with_comma(note))),
         }
     }
 
@@ -221,7 +221,7 @@ impl Reporter {
         if let Some(bar) = progress.bar {
             bar.finish_and_clear();
         }
-        complain(&describe_failure(
+        print_error(&describe_failure(
             step,
             &format!("{} of {}", self.done, self.total),
             &self.elapsed(),
@@ -231,17 +231,17 @@ impl Reporter {
 
     /// Time since the first step started.
     pub fn elapsed(&self) -> String {
-        to_seconds(self.begun.elapsed())
+        to_seconds(self.started.elapsed())
     }
 }
 
 /// Prints a line. A closed pipe (`make up | head`) is ignored.
-pub fn say(line: &str) {
+pub fn print_line(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
 /// Prints an error to standard error.
-pub fn complain(text: &str) {
+pub fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
@@ -250,11 +250,11 @@ pub async fn show<F>(reporter: &mut Reporter, step: Label, work: impl FnOnce(Pro
 where
     F: Future<Output = Result<String>>,
 {
-    let progress = reporter.begin(step);
-    let begun = Instant::now();
+    let progress = reporter.start(step);
+    let started = Instant::now();
     match work(progress.clone()).await {
         Ok(note) => {
-            reporter.end(step, progress, begun.elapsed(), &note);
+            reporter.finish(step, progress, started.elapsed(), &note);
             Ok(())
         }
         Err(error) => {

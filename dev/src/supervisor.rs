@@ -1,7 +1,7 @@
 //! A small process supervisor, because there is no init system to rely on.
 //!
 //! ```text
-//!   yoke-dev up ──control socket, a line of JSON each way──▶ daemon ──▶ one keeper a service ──▶ process
+//!   yoke-dev up ──control socket, a line of JSON each way──▶ daemon ──▶ one runner per service ──▶ process
 //!                                                              │            │
 //!                                         .dev/run/services/*.json     .dev/run/pids/*.json
 //! ```
@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 pub mod client;
 pub mod daemon;
-mod keeper;
 mod probe;
 mod process;
+mod runner;
 
 /// A process to keep running.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

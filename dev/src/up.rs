@@ -68,9 +68,9 @@ pub async fn up(layout: &Layout, options: Options) -> Result<()> {
     for step in plan {
         steps::show(&mut reporter, step.label(), |progress| stack.perform(step, progress)).await?;
     }
-    steps::say(&format!("\nup in {}", reporter.elapsed()));
+    steps::print_line(&format!("\nup in {}", reporter.elapsed()));
     if let Some(namespaces) = &stack.namespaces {
-        steps::say(&build_farewell(layout, namespaces));
+        steps::print_line(&build_final_message(layout, namespaces));
     }
     Ok(())
 }
@@ -95,7 +95,7 @@ impl Stack<'_> {
         match step {
             Step::Prerequisites => {
                 debian::check_prerequisites()?;
-                self.store.settle(self.layout)?;
+                self.store.record_choice(self.layout)?;
                 kernel::prepare()
             }
             Step::Packages => Ok(match debian::install().await?.join(" ") {
@@ -229,8 +229,8 @@ impl Stack<'_> {
         self.run(services.api_server()?).await?;
         progress.at("kube-controller-manager, kube-scheduler");
         let (manager, scheduler) = (services.controller_manager()?, services.scheduler()?);
-        client::keep(self.layout, manager.clone()).await?;
-        client::keep(self.layout, scheduler.clone()).await?;
+        client::run_service(self.layout, manager.clone()).await?;
+        client::run_service(self.layout, scheduler.clone()).await?;
         for service in [manager, scheduler] {
             client::wait_healthy(self.layout, &service.name, PROCESS_LIMIT).await?;
         }
@@ -314,7 +314,7 @@ impl Stack<'_> {
 }
 
 /// Final message with three things to paste.
-fn build_farewell(layout: &Layout, namespaces: &str) -> String {
+fn build_final_message(layout: &Layout, namespaces: &str) -> String {
     let kubeconfig = layout.demo_kubeconfig();
     let bin = layout.bin();
     format!(

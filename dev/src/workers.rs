@@ -81,8 +81,8 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
         })
         .await?;
         steps::show(&mut reporter, NETWORK, |_| async {
-            network.plug_in(&worker.port).await?;
-            Ok(format!("{} in {}", worker.port.address, worker.port.namespace))
+            network.connect_worker(&worker.link).await?;
+            Ok(format!("{} in {}", worker.link.address, worker.link.namespace))
         })
         .await?;
         drop(lock);
@@ -92,7 +92,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
             worker.request_join(ssh, &options.cluster, options.line_file.as_deref())
         })
         .await?;
-        worker.give_key(&key)?;
+        worker.install_ssh(&key)?;
         steps::show(&mut reporter, START, |_| async {
             worker.start(&network, options.ttl.as_deref()).await?;
             worker.wait_ready().await
@@ -102,7 +102,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     if added.await.is_err() {
         // A running worker stays for inspection. `make down` removes it.
         if worker.find_process().is_none() {
-            worker.forget().await?;
+            worker.remove_files().await?;
         }
         return Ok(false);
     }
@@ -110,7 +110,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
         Some(_) => worker.kubeconfig(),
         None => layout.demo_kubeconfig(),
     };
-    steps::say(&format!(
+    steps::print_line(&format!(
         "\n{} is Ready after {}. Its cluster's workers:\n\n     {} --kubeconfig {} get nodes -o wide\n",
         worker.name,
         reporter.elapsed(),
@@ -136,7 +136,7 @@ pub async fn status(layout: &Layout) -> Vec<(String, Option<String>)> {
             // The worker has left by itself.
             None if !worker.root().exists() => continue,
             None => Some("its process was killed".to_owned()),
-            Some(_) => worker.ask_ready().await.err().map(|error| format!("{error:#}")),
+            Some(_) => worker.check_ready().await.err().map(|error| format!("{error:#}")),
         };
         found.push((worker.name, problem));
     }

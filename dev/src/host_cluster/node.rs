@@ -40,7 +40,7 @@ impl Node {
         Self {
             number,
             name,
-            layout: layout.of_node(number),
+            layout: layout.for_node(number),
             plan: network.node(number),
             namespace,
             outside,

@@ -47,7 +47,7 @@ table ip nat {
 
 /// The network connection of one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
+pub struct WorkerLink {
     /// Name of its network namespace.
     pub namespace: String,
     /// IP address of the worker.
@@ -56,7 +56,7 @@ pub struct Port {
     link: String,
 }
 
-impl Port {
+impl WorkerLink {
     /// The connection of the worker with this number, from 1 to [`WORKERS_MAX`].
     pub fn new(layout: &Layout, number: u8) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl Port {
 
 impl Network {
     /// Creates a worker's namespace, and the router if it is missing.
-    pub async fn plug_in(&self, port: &Port) -> Result<()> {
+    pub async fn connect_worker(&self, port: &WorkerLink) -> Result<()> {
         let router = format!("{}-nat", self.namespace);
         // The firewall rules are created last: a router with rules is complete.
         if !enter(&router, "nft")
@@ -94,7 +94,7 @@ impl Network {
                 .await
                 .context("creating the workers' router")?;
         }
-        let Port {
+        let WorkerLink {
             namespace,
             address,
             link,
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn every_number_has_an_address_in_the_lan() {
         let layout = Layout::new(Path::new("/y"), Path::new("/c"));
-        let port = |number| Port::new(&layout, number);
+        let port = |number| WorkerLink::new(&layout, number);
         assert_eq!(port(1).address, Ipv4Addr::new(10, 200, 0, 2));
         assert_eq!(port(WORKERS_MAX).address, Ipv4Addr::new(10, 200, 0, 254));
         assert!(port(WORKERS_MAX).link.len() <= 15);

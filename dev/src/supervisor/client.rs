@@ -22,11 +22,11 @@ const LOG_LINES: usize = 15;
 const CRASH_LOOP: u32 = 6;
 
 /// Sends one request to the daemon and returns the reply.
-pub async fn ask(layout: &Layout, request: &Request) -> Result<Reply> {
+pub async fn request(layout: &Layout, message: &Request) -> Result<Reply> {
     let exchange = async {
         let stream = UnixStream::connect(layout.control_socket()).await?;
         let (reader, mut writer) = stream.into_split();
-        let mut line = serde_json::to_vec(request)?;
+        let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         writer.write_all(&line).await?;
         let mut answer = String::new();
@@ -45,16 +45,16 @@ pub async fn ask(layout: &Layout, request: &Request) -> Result<Reply> {
 
 /// Every service of the daemon, with health checks. `None` if no daemon runs.
 pub async fn status(layout: &Layout) -> Option<Vec<ServiceStatus>> {
-    ask_status(layout, true).await
+    request_status(layout, true).await
 }
 
 /// Every service of the daemon, without health checks. `None` if no daemon runs.
 pub async fn processes(layout: &Layout) -> Option<Vec<ServiceStatus>> {
-    ask_status(layout, false).await
+    request_status(layout, false).await
 }
 
-async fn ask_status(layout: &Layout, probe: bool) -> Option<Vec<ServiceStatus>> {
-    match ask(layout, &Request::Status { probe }).await {
+async fn request_status(layout: &Layout, probe: bool) -> Option<Vec<ServiceStatus>> {
+    match request(layout, &Request::Status { probe }).await {
         Ok(Reply::Status(services)) => Some(services),
         _ => None,
     }
@@ -69,7 +69,7 @@ pub async fn start_daemon(node: &Node, replace: bool) -> Result<()> {
         return Ok(());
     }
     if running {
-        ask(layout, &Request::HandOver)
+        request(layout, &Request::HandOver)
             .await
             .context("handing over to a new supervisor")?;
     }
@@ -98,9 +98,9 @@ pub async fn start_daemon(node: &Node, replace: bool) -> Result<()> {
 }
 
 /// Makes the daemon run a service.
-pub async fn keep(layout: &Layout, service: Service) -> Result<()> {
+pub async fn run_service(layout: &Layout, service: Service) -> Result<()> {
     let name = service.name.clone();
-    ask(layout, &Request::Keep(Box::new(service)))
+    request(layout, &Request::Keep(Box::new(service)))
         .await
         .with_context(|| format!("starting {name}"))?;
     Ok(())

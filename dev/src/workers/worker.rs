@@ -16,7 +16,7 @@ use crate::images::contents::WORKER_BINARY;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::network::Network;
-use crate::network::lan::{Port, WORKERS_MAX};
+use crate::network::lan::{WORKERS_MAX, WorkerLink};
 use crate::ssh;
 use crate::supervisor::client;
 
@@ -41,7 +41,7 @@ pub(super) struct Worker<'a> {
     /// Name of its Node.
     pub(super) name: String,
     pub(super) folder: PathBuf,
-    pub(super) port: Port,
+    pub(super) link: WorkerLink,
 }
 
 impl<'a> Worker<'a> {
@@ -50,7 +50,7 @@ impl<'a> Worker<'a> {
             layout,
             name: format!("{PREFIX}{number}"),
             folder: layout.workers().join(number.to_string()),
-            port: Port::new(layout, number),
+            link: WorkerLink::new(layout, number),
         }
     }
 
@@ -99,7 +99,7 @@ impl<'a> Worker<'a> {
         self.file("kubeconfig")
     }
 
-    fn line(&self) -> PathBuf {
+    fn join_command(&self) -> PathBuf {
         self.file("line")
     }
 
@@ -107,7 +107,7 @@ impl<'a> Worker<'a> {
         self.file("bin")
     }
 
-    fn log(&self) -> PathBuf {
+    fn log_file(&self) -> PathBuf {
         self.layout.log().join(format!("{}.log", self.name))
     }
 
@@ -122,7 +122,7 @@ impl<'a> Worker<'a> {
             Some(file) => fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
             None => ssh(&["join", cluster]).output().await?,
         };
-        write_secret(&self.line(), &line)?;
+        write_secret(&self.join_command(), &line)?;
         let kubeconfig = ssh(&["kubeconfig", cluster]).output().await?;
         write_secret(&self.kubeconfig(), &kubeconfig)?;
         Ok(String::new())
@@ -130,7 +130,7 @@ impl<'a> Worker<'a> {
 
     /// Installs an `ssh` script for the worker, which uses the Tenant's key and knows the server's
     /// key.
-    pub(super) fn give_key(&self, key: &Path) -> Result<()> {
+    pub(super) fn install_ssh(&self, key: &Path) -> Result<()> {
         let program = find_program("ssh").context("ssh is not installed")?;
         let script = format!(
             "#!/bin/sh\nexec '{}' -F none -i '{}' -o IdentitiesOnly=yes -o IdentityAgent=none \\\n  \
@@ -156,17 +156,17 @@ impl<'a> Worker<'a> {
         Cgroups::discover(&self.layout.stack_name())?.join_host(std::process::id())?;
         // Detached, so that the caller of `make worker` does not wait for it.
         let script = r#"exec setsid --fork sh -c 'echo $$ > "$0/pid" && exec "$@"' "$@" >>"$0" 2>&1 </dev/null"#;
-        let line = fs::read_to_string(self.line()).context("reading the worker's join command")?;
+        let line = fs::read_to_string(self.join_command()).context("reading the worker's join command")?;
         let line = to_ephemeral(&line)?;
         let mut command = Command::new("sh")
             .env("PATH", PATH)
             .args(["-c", script])
-            .arg(self.log())
+            .arg(self.log_file())
             .arg(&self.folder)
-            .args(self.to_entry())
+            .args(self.build_entry_command())
             .args(["sh", "-c", &line, "sh"])
             .args(["--rm", "--allow-cgroup-v1", "--name", &self.name])
-            .args(["--node-ip", &self.port.address.to_string()])
+            .args(["--node-ip", &self.link.address.to_string()])
             .arg("--root")
             .arg(self.root())
             .arg("--bundle")
@@ -179,8 +179,8 @@ impl<'a> Worker<'a> {
 
     /// Command prefix that enters the worker's environment: its network namespace, /etc/hosts and
     /// programs.
-    fn to_entry(&self) -> Vec<String> {
-        let namespace = format!("--net=/run/netns/{}", self.port.namespace);
+    fn build_entry_command(&self) -> Vec<String> {
+        let namespace = format!("--net=/run/netns/{}", self.link.namespace);
         let script = format!(r#"mount --bind "$0/hosts" /etc/hosts && mount --bind "$0/bin" {PLACE} && exec "$@""#);
         let folder = self.folder.display().to_string();
         [
@@ -193,21 +193,21 @@ impl<'a> Worker<'a> {
     pub(super) async fn wait_ready(&self) -> Result<String> {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
-            let Err(problem) = self.ask_ready().await else {
+            let Err(problem) = self.check_ready().await else {
                 return Ok(format!("{} is Ready", self.name));
             };
             if self.find_process().is_none() {
-                bail!("the worker has exited\n{}", client::log_tail(&self.log()));
+                bail!("the worker has exited\n{}", client::log_tail(&self.log_file()));
             }
             if Instant::now() > deadline {
-                let log = client::log_tail(&self.log());
+                let log = client::log_tail(&self.log_file());
                 bail!("the worker's Node is not Ready after {READY_LIMIT:?}: {problem:#}\n{log}");
             }
             tokio::time::sleep(POLL).await;
         }
     }
 
-    pub(super) async fn ask_ready(&self) -> Result<()> {
+    pub(super) async fn check_ready(&self) -> Result<()> {
         let ready = "--output=jsonpath={.status.conditions[?(@.type==\"Ready\")]['status','message']}";
         let args = ["--request-timeout=5s", "get", "node", &self.name, ready];
         let said = match self.kubectl(&args).output().await {
@@ -256,14 +256,14 @@ impl<'a> Worker<'a> {
             if Instant::now() > deadline {
                 bail!(
                     "the worker has not exited within {LEAVE_LIMIT:?}\n{}",
-                    client::log_tail(&self.log())
+                    client::log_tail(&self.log_file())
                 );
             }
             tokio::time::sleep(POLL).await;
         }
         // The worker was killed and left its files.
         if self.root().exists() {
-            let mut entry = self.to_entry().into_iter();
+            let mut entry = self.build_entry_command().into_iter();
             Command::new(entry.next().unwrap_or_default())
                 .args(entry)
                 .arg(Path::new(PLACE).join(WORKER_BINARY))
@@ -273,12 +273,12 @@ impl<'a> Worker<'a> {
                 .run()
                 .await?;
         }
-        self.forget().await
+        self.remove_files().await
     }
 
     /// Removes what is left of a worker that does not run.
-    pub(super) async fn forget(&self) -> Result<()> {
-        self.port.remove().await.context("removing the worker's network")?;
+    pub(super) async fn remove_files(&self) -> Result<()> {
+        self.link.remove().await.context("removing the worker's network")?;
         fs::remove_dir_all(&self.folder).with_context(|| format!("removing {}", self.folder.display()))
     }
 }
