@@ -82,14 +82,14 @@ pub struct Probe {
 
 impl Probe {
     /// Starts the client.
-    pub async fn begin(kubeconfig: &Path) -> Result<Self> {
+    pub async fn start(kubeconfig: &Path) -> Result<Self> {
         let (client, stop) = (connect(kubeconfig).await?, Arc::default());
         let probing = tokio::spawn(probe(client, Arc::clone(&stop)));
         Ok(Self { stop, probing })
     }
 
     /// Stops the client after one more answer. Returns the time of each answer.
-    pub async fn end(self) -> Result<Vec<Instant>> {
+    pub async fn stop(self) -> Result<Vec<Instant>> {
         self.stop.store(true, Ordering::Relaxed);
         let answers = tokio::time::timeout(LAST_LIMIT, self.probing).await;
         answers.context("waiting for the last answer")??
@@ -98,7 +98,7 @@ impl Probe {
 
 impl Clients {
     /// Starts the clients on a healthy cluster. `appenders` clients append concurrently.
-    pub async fn begin(kubeconfig: &Path, appenders: usize) -> Result<Self> {
+    pub async fn start(kubeconfig: &Path, appenders: usize) -> Result<Self> {
         let api: Api<ConfigMap> = Api::namespaced(connect(kubeconfig).await?, "default");
         api.create(&PostParams::default(), &config_map(COUNTER, 0)).await?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -109,7 +109,7 @@ impl Clients {
         Ok(Self {
             appending,
             counting: tokio::spawn(count(connect(kubeconfig).await?, stop.clone())),
-            probe: Probe::begin(kubeconfig).await?,
+            probe: Probe::start(kubeconfig).await?,
             kubeconfig: kubeconfig.to_owned(),
             stop,
         })
@@ -117,7 +117,7 @@ impl Clients {
 
     /// Stops each client after one more answer of the healthy cluster, and checks that every
     /// acknowledged write is present.
-    pub async fn end(self) -> Result<Record> {
+    pub async fn stop(self) -> Result<Record> {
         self.stop.store(true, Ordering::Relaxed);
         let written = async { tokio::try_join!(try_join_all(self.appending), self.counting) };
         let written = tokio::time::timeout(LAST_LIMIT, written).await;
@@ -127,7 +127,7 @@ impl Clients {
             appended: appended.into_iter().collect::<Result<_>>()?,
             counted,
             changes,
-            answers: self.probe.end().await?,
+            answers: self.probe.stop().await?,
         };
         check(&self.kubeconfig, &record).await?;
         Ok(record)

@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn who_listens_later_has_not_begun() {
-        let begun = footprint(&[("processes a", 2), ("ports", 7), ("memory of a", 1)]);
+        let started = footprint(&[("processes a", 2), ("ports", 7), ("memory of a", 1)]);
         for (rule, other, expected) in [
             (
                 "another memory",
@@ -308,7 +308,7 @@ mod tests {
             ("a port less", footprint(&[("processes a", 2), ("ports", 6)]), false),
             ("a process less", footprint(&[("processes a", 1), ("ports", 7)]), false),
         ] {
-            assert_eq!(begun.runs_as(&other), expected, "{rule}");
+            assert_eq!(started.runs_as(&other), expected, "{rule}");
         }
     }
 

@@ -32,7 +32,7 @@ struct Seen {
     /// Names in the order of creation.
     made: Vec<String>,
     /// Number of watch requests.
-    asks: usize,
+    requests: usize,
     /// Number of lists after the first one.
     lists: usize,
     /// Longest time between two events.
@@ -50,7 +50,7 @@ pub struct HeldWatch {
 
 impl HeldWatch {
     /// Starts the watch. Objects that are created from now on are seen.
-    pub async fn begin(client: Client) -> Result<Self> {
+    pub async fn start(client: Client) -> Result<Self> {
         let api: Api<ConfigMap> = Api::namespaced(client, "default");
         let list = api.list(&ListParams::default().limit(1)).await.context("listing")?;
         let version = list.metadata.resource_version.context("a list without its version")?;
@@ -86,16 +86,16 @@ impl HeldWatch {
 
     async fn wait_until(&self, what: &str, limit: Duration, holds: impl Fn(&[String]) -> bool) -> Result<()> {
         let mut seen = self.seen.clone();
-        let told = seen.wait_for(|seen| seen.failure.is_some() || holds(&seen.made));
-        let told = tokio::time::timeout(limit, told).await;
-        let told = told.with_context(|| format!("the watch did not tell of {what} within {limit:?}"))?;
-        let failure = told.context("the watch ended badly")?.failure.clone();
+        let delivered = seen.wait_for(|seen| seen.failure.is_some() || holds(&seen.made));
+        let delivered = tokio::time::timeout(limit, delivered).await;
+        let delivered = delivered.with_context(|| format!("the watch did not tell of {what} within {limit:?}"))?;
+        let failure = delivered.context("the watch ended badly")?.failure.clone();
         failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot go on: {failure}")))
     }
 
     /// Number of watch requests so far.
-    pub fn asks(&self) -> usize {
-        self.seen.borrow().asks
+    pub fn requests(&self) -> usize {
+        self.seen.borrow().requests
     }
 
     /// Longest time between two events, and number of lists after the first one.
@@ -106,15 +106,15 @@ impl HeldWatch {
 
     /// Ends the watch. Fails unless it delivered all objects of a record once and in order.
     pub fn check(self, record: &Record) -> Result<()> {
-        let made = self.end()?;
+        let made = self.stop()?;
         for (appender, appended) in record.appended.iter().enumerate() {
             let expected = (0..appended.len() as u64).map(|number| name_of(appender, number));
             let of_this = |name: &&String| name.starts_with(&prefix_of(appender));
-            let told: Vec<_> = made.iter().filter(of_this).collect();
+            let delivered: Vec<_> = made.iter().filter(of_this).collect();
             ensure!(
-                expected.eq(told.iter().copied().cloned()),
-                "the watch told {} of {}, or in another order",
-                told.len(),
+                expected.eq(delivered.iter().copied().cloned()),
+                "the watch delivered {} of {}, or in another order",
+                delivered.len(),
                 appended.len()
             );
         }
@@ -122,7 +122,7 @@ impl HeldWatch {
     }
 
     /// Ends the watch. Returns the names of created objects, once for each event.
-    pub fn end(self) -> Result<Vec<String>> {
+    pub fn stop(self) -> Result<Vec<String>> {
         self.task.abort();
         let seen = self.seen.borrow();
         match &seen.failure {
@@ -137,7 +137,7 @@ async fn hold(api: Api<ConfigMap>, mut version: String, seen: &watch::Sender<See
     loop {
         match follow(&api, &mut version, &mut last, seen).await? {
             End::Interrupted => tokio::time::sleep(PAUSE).await,
-            End::Expired => list_anew(&api, &mut version, seen).await?,
+            End::Expired => list_again(&api, &mut version, seen).await?,
         }
     }
 }
@@ -158,7 +158,7 @@ async fn follow(
     seen: &watch::Sender<Seen>,
 ) -> Result<End> {
     let parameters = WatchParams::default().timeout(WATCH_SECONDS);
-    seen.send_modify(|seen| seen.asks += 1);
+    seen.send_modify(|seen| seen.requests += 1);
     let mut events = match tokio::time::timeout(SILENCE, api.watch(&parameters, version)).await {
         Ok(Ok(events)) => events.boxed(),
         Ok(Err(kube::Error::Api(status))) if status.code == EXPIRED => return Ok(End::Expired),
@@ -189,7 +189,7 @@ async fn follow(
 }
 
 /// Adds the objects that were created since the watch ended, in order.
-async fn list_anew(api: &Api<ConfigMap>, version: &mut String, seen: &watch::Sender<Seen>) -> Result<()> {
+async fn list_again(api: &Api<ConfigMap>, version: &mut String, seen: &watch::Sender<Seen>) -> Result<()> {
     let listed = tokio::time::timeout(SILENCE, api.list(&ListParams::default())).await;
     let Ok(Ok(list)) = listed else {
         tokio::time::sleep(PAUSE).await;

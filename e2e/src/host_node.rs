@@ -38,7 +38,7 @@ impl HostNode {
         let node = Self::new(stack);
         node.start().await?;
         // Undo what an interrupted test may have left.
-        node.take_all(false).await?;
+        node.take_all_new_pods(false).await?;
         Ok(node)
     }
 
@@ -72,18 +72,18 @@ impl HostNode {
     }
 
     /// Disconnects the node from all others.
-    pub async fn cut(&self) -> Result<()> {
+    pub async fn disconnect(&self) -> Result<()> {
         self.call(&["cut-host-node", &NUMBER.to_string()], LIMIT).await
     }
 
     /// Reconnects the node.
-    pub async fn mend(&self) -> Result<()> {
+    pub async fn reconnect(&self) -> Result<()> {
         self.call(&["cut-host-node", &NUMBER.to_string(), "--mend"], LIMIT)
             .await
     }
 
     /// With `all`, new pods can only be scheduled on this node; otherwise on any node.
-    pub async fn take_all(&self, all: bool) -> Result<()> {
+    pub async fn take_all_new_pods(&self, all: bool) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.stack.host.clone());
         wait_for("the taints of the first node", LIMIT * 2, async || {
             let mut node = nodes.get(FIRST).await?;
@@ -103,9 +103,9 @@ impl HostNode {
     /// Creates a Cluster whose control plane runs on this node. Returns its control-plane
     /// namespace, its kubeconfig and its pod, which the kubelet has reported as ready.
     pub async fn ready_cluster(&self, tenant: &TenantFixture, name: &str) -> Result<(String, PathBuf, Pod)> {
-        self.take_all(true).await?;
+        self.take_all_new_pods(true).await?;
         let made = tenant.ready_cluster(name).await;
-        self.take_all(false).await?;
+        self.take_all_new_pods(false).await?;
         let (cluster, kubeconfig) = made?;
         let hosted = hosted_namespace(&cluster)?;
         let selector = format!("yoke.drzzl.io/cluster={name}");
@@ -114,7 +114,7 @@ impl HostNode {
             Ok(Some(pod).filter(is_ready))
         })
         .await?;
-        let place = place_of(&pod);
+        let place = node_of(&pod);
         ensure!(place == Some(&self.name), "the control plane is on {place:?}");
         Ok((hosted, kubeconfig, pod))
     }
@@ -144,6 +144,6 @@ pub fn is_ready(pod: &Pod) -> bool {
 }
 
 /// Name of the node that a pod runs on.
-pub fn place_of(pod: &Pod) -> Option<&String> {
+pub fn node_of(pod: &Pod) -> Option<&String> {
     pod.spec.as_ref()?.node_name.as_ref()
 }

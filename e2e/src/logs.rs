@@ -67,7 +67,7 @@ pub struct Journal {
 
 impl Journal {
     /// Starts now.
-    pub fn begin(stack: &Stack) -> Self {
+    pub fn start(stack: &Stack) -> Self {
         let host_store = stack.dir.join("log/kine-nats.log");
         Self {
             since: Timestamp::now(),

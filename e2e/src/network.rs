@@ -17,7 +17,7 @@ const TIMED_OUT: i32 = 124;
 /// Result of a TCP connection attempt. If no attempt was possible (no process, no route), that is
 /// an error instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum Reachability {
     /// The connection was accepted.
     Open,
     /// The connection was refused.
@@ -28,7 +28,7 @@ pub enum Door {
 
 /// Where to connect from.
 #[derive(Clone, Debug)]
-pub enum From {
+pub enum Origin {
     /// The network namespace of a process.
     Process(u32),
     /// The network namespace of the test.
@@ -36,19 +36,19 @@ pub enum From {
 }
 
 /// Tries a TCP connection to `address` (an IP address) and `port`.
-pub async fn knock(from: &From, address: &str, port: u16) -> Result<Door> {
+pub async fn try_connect(from: &Origin, address: &str, port: u16) -> Result<Reachability> {
     let script = format!("exec 3<>/dev/tcp/{address}/{port}");
     let limit = CONNECT_LIMIT.as_secs().to_string();
     let mut command = Command::new("env");
-    if let From::Process(pid) = from {
+    if let Origin::Process(pid) = from {
         command.args(["nsenter", "--target", &pid.to_string(), "--net", "--"]);
     }
     command.args(["timeout", &limit, "bash", "-c", &script]);
     let output = run(command, CONNECT_LIMIT * 3).await?;
     match output.code {
-        Some(0) => Ok(Door::Open),
-        Some(TIMED_OUT) => Ok(Door::Silent),
-        _ if output.stderr.contains("Connection refused") => Ok(Door::Refused),
+        Some(0) => Ok(Reachability::Open),
+        Some(TIMED_OUT) => Ok(Reachability::Silent),
+        _ if output.stderr.contains("Connection refused") => Ok(Reachability::Refused),
         _ => bail!(
             "no connection to {address}:{port} could be tried from {from:?}: {}",
             output.stderr.trim()

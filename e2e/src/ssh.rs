@@ -23,7 +23,7 @@ pub struct Key {
 
 impl Key {
     /// Generates a key.
-    pub async fn draw() -> Result<Self> {
+    pub async fn generate() -> Result<Self> {
         let files = tempfile::tempdir().context("making a folder")?;
         let path = files.path().join("key");
         let mut keygen = Command::new("ssh-keygen");

@@ -43,7 +43,7 @@ impl TenantFixture {
             stack: stack.clone(),
             name,
             files: tempfile::tempdir().context("making a folder")?,
-            journal: Journal::begin(stack),
+            journal: Journal::start(stack),
             expected: Vec::new(),
         };
         fixture.clear().await.context("removing what an earlier run left")?;

@@ -56,7 +56,7 @@ impl PodNetwork {
     }
 
     /// Disconnects the pod from everything but itself.
-    pub async fn cut(&self) -> Result<()> {
+    pub async fn disconnect(&self) -> Result<()> {
         self.change(
             "table inet chaos {
                 chain in { type filter hook input priority -300; policy drop; iif lo accept; }
@@ -67,7 +67,7 @@ impl PodNetwork {
     }
 
     /// Reconnects the pod.
-    pub async fn mend(&self) -> Result<()> {
+    pub async fn reconnect(&self) -> Result<()> {
         self.change("delete table inet chaos").await
     }
 

@@ -40,21 +40,21 @@ pub struct Worker {
 impl Worker {
     /// Adds a worker to a cluster of the Tenant with this SSH key, and waits until it is Ready.
     pub async fn join(stack: &Stack, key: &Path, cluster: &str) -> Result<Self> {
-        Self::join_by(stack, key, cluster, None).await
+        Self::join_with(stack, key, cluster, None).await
     }
 
     /// Like [`Self::join`], with a join command if one is given.
-    pub async fn join_by(stack: &Stack, key: &Path, cluster: &str, line: Option<&str>) -> Result<Self> {
+    pub async fn join_with(stack: &Stack, key: &Path, cluster: &str, line: Option<&str>) -> Result<Self> {
         wait_until("the key to be known", KEY_LIMIT, async || {
             Ok(ssh(stack, key, "clusters").await?.success())
         })
         .await?;
         let said = try_to_join(stack, key, cluster, line).await?;
-        Self::find(stack, &said.ok()?)
+        Self::from_output(stack, &said.ok()?)
     }
 
     /// The worker that the output of `make worker` names.
-    pub fn find(stack: &Stack, said: &str) -> Result<Self> {
+    pub fn from_output(stack: &Stack, said: &str) -> Result<Self> {
         let name = said
             .lines()
             .find_map(|line| line.split_once(" is Ready after "))
@@ -73,7 +73,7 @@ impl Worker {
     }
 
     /// Time when the join command had downloaded the program.
-    pub fn fetched(&self) -> Result<SystemTime> {
+    pub fn downloaded_at(&self) -> Result<SystemTime> {
         let program = std::fs::metadata(self.folder().join("bin/yoke-worker"));
         program
             .and_then(|program| program.modified())
@@ -142,7 +142,7 @@ impl Worker {
     }
 
     /// Last log lines of the worker and of its processes.
-    pub fn last_words(&self) -> String {
+    pub fn recent_logs(&self) -> String {
         let root = self.folder().join("root/logs");
         let logs = [
             self.stack.dir.join(format!("log/{}.log", self.name)),

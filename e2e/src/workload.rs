@@ -78,7 +78,7 @@ impl Workload<'_> {
 
     /// Endpoints of cluster DNS, and last log lines of cluster DNS and kube-proxy, for the message
     /// of a failed test.
-    pub async fn last_words(&self) -> String {
+    pub async fn recent_logs(&self) -> String {
         let questions = [
             "get endpointslices -n kube-system -o jsonpath={.items[*].endpoints}",
             "logs -n kube-system daemonset/coredns --timestamps --tail=12",

@@ -20,7 +20,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Record};
 use yoke_e2e::held_watch::HeldWatch;
-use yoke_e2e::host_node::{is_ready, place_of};
+use yoke_e2e::host_node::{is_ready, node_of};
 use yoke_e2e::stack::client;
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::{PodNetwork, signal};
@@ -49,12 +49,12 @@ const ALL: [Expected; 1] = [Expected {
 enum Fault {
     Kill(&'static str),
     Stop(&'static str),
-    CutOff,
+    Disconnect,
     DeletePod,
     KillSystem(&'static str, &'static str),
     KillSupervised(&'static str),
     KillNode,
-    CutNode,
+    DisconnectNode,
 }
 
 const FAULTS: [Fault; 13] = [
@@ -63,22 +63,22 @@ const FAULTS: [Fault; 13] = [
     Fault::Kill("kube-controller-manager"),
     Fault::Stop("kube-apiserver"),
     Fault::Stop("kine-nats"),
-    Fault::CutOff,
+    Fault::Disconnect,
     Fault::DeletePod,
     Fault::KillSystem("app.kubernetes.io/name=envoy", "envoy"),
     Fault::KillSystem("app.kubernetes.io/name=yoke-ingress-xds", "ingress-xds"),
     Fault::KillSystem("app.kubernetes.io/name=yoke-operator", "operator"),
     Fault::KillSupervised("nats-server"),
     Fault::KillNode,
-    Fault::CutNode,
+    Fault::DisconnectNode,
 ];
 
 /// Ends a fault that does not end by itself.
 enum Undo {
     Nothing,
     Continue(u32),
-    Mend(PodNetwork),
-    BringBack,
+    Reconnect(PodNetwork),
+    RestartNode,
 }
 
 impl std::fmt::Display for Fault {
@@ -86,10 +86,10 @@ impl std::fmt::Display for Fault {
         match self {
             Self::Kill(what) | Self::KillSystem(_, what) | Self::KillSupervised(what) => write!(f, "kill -9 {what}"),
             Self::Stop(what) => write!(f, "SIGSTOP {what}"),
-            Self::CutOff => f.write_str("network cut"),
+            Self::Disconnect => f.write_str("network cut"),
             Self::DeletePod => f.write_str("pod deleted at once"),
             Self::KillNode => f.write_str("node lost, all killed"),
-            Self::CutNode => f.write_str("node lost, cut off"),
+            Self::DisconnectNode => f.write_str("node lost, cut off"),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Target {
 
     /// Injects one fault after the other until `end`. Returns the injected faults, and why others
     /// failed.
-    async fn suffer_all(&self, random: &mut StdRng, end: Instant) -> Result<(Vec<(Instant, Fault)>, Vec<String>)> {
+    async fn inject_faults(&self, random: &mut StdRng, end: Instant) -> Result<(Vec<(Instant, Fault)>, Vec<String>)> {
         let (mut due, mut faults, mut failures) = (Vec::new(), Vec::new(), Vec::new());
         while Instant::now() < end {
             if due.is_empty() {
@@ -119,15 +119,15 @@ impl Target {
             let pause = Duration::from_secs(random.random_range(1..=30));
             let Some(fault) = due.pop() else { continue };
             let mut now = vec![fault];
-            if matches!(fault, Fault::KillNode | Fault::CutNode) {
+            if matches!(fault, Fault::KillNode | Fault::DisconnectNode) {
                 // Moves the control plane back to the node that will be lost.
                 now.push(Fault::DeletePod);
             }
             for fault in now {
-                match self.begin(fault).await {
+                match self.inject(fault).await {
                     Ok(undo) => {
                         faults.push((Instant::now(), fault));
-                        self.end(undo, pause)
+                        self.undo(undo, pause)
                             .await
                             .with_context(|| format!("ending: {fault}"))?;
                     }
@@ -137,14 +137,14 @@ impl Target {
                         due.insert(0, fault);
                     }
                 }
-                self.second.take_all(true).await?;
+                self.second.take_all_new_pods(true).await?;
             }
         }
         Ok((faults, failures))
     }
 
     /// Injects a fault. Returns how to end it.
-    async fn begin(&self, fault: Fault) -> Result<Undo> {
+    async fn inject(&self, fault: Fault) -> Result<Undo> {
         match fault {
             Fault::Kill(name) => signal(self.container(name).pid(&self.stack).await?, "KILL").await?,
             Fault::KillSystem(selector, name) => {
@@ -155,25 +155,25 @@ impl Target {
             Fault::DeletePod => self.delete_pod().await?,
             Fault::KillNode => {
                 self.wait_on_second().await?;
-                self.second.take_all(false).await?;
+                self.second.take_all_new_pods(false).await?;
                 self.second.kill().await?;
-                return Ok(Undo::BringBack);
+                return Ok(Undo::RestartNode);
             }
-            Fault::CutNode => {
+            Fault::DisconnectNode => {
                 self.wait_on_second().await?;
-                self.second.take_all(false).await?;
-                self.second.cut().await?;
-                return Ok(Undo::BringBack);
+                self.second.take_all_new_pods(false).await?;
+                self.second.disconnect().await?;
+                return Ok(Undo::RestartNode);
             }
             Fault::Stop(name) => {
                 let pid = self.container(name).pid(&self.stack).await?;
                 signal(pid, "STOP").await?;
                 return Ok(Undo::Continue(pid));
             }
-            Fault::CutOff => {
+            Fault::Disconnect => {
                 let network = PodNetwork::of(self.container("kube-apiserver").pid(&self.stack).await?)?;
-                network.cut().await?;
-                return Ok(Undo::Mend(network));
+                network.disconnect().await?;
+                return Ok(Undo::Reconnect(network));
             }
         }
         Ok(Undo::Nothing)
@@ -181,7 +181,7 @@ impl Target {
 
     /// Ends a fault after `pause`, unless it ends by itself. A failure here would spoil all later
     /// faults.
-    async fn end(&self, undo: Undo, pause: Duration) -> Result<()> {
+    async fn undo(&self, undo: Undo, pause: Duration) -> Result<()> {
         match undo {
             Undo::Nothing => {}
             Undo::Continue(pid) => {
@@ -189,13 +189,13 @@ impl Target {
                 // The liveness probe may have killed the process.
                 let _ = signal(pid, "CONT").await;
             }
-            Undo::Mend(network) => {
+            Undo::Reconnect(network) => {
                 tokio::time::sleep(pause).await;
-                network.mend().await?;
+                network.reconnect().await?;
             }
-            Undo::BringBack => {
+            Undo::RestartNode => {
                 tokio::time::sleep(pause).await;
-                self.second.mend().await?;
+                self.second.reconnect().await?;
                 self.second.start().await?;
             }
         }
@@ -209,8 +209,8 @@ impl Target {
             BACK_LIMIT,
             async || {
                 let pod = network::pod(&self.stack, &self.hosted, CONTROL_PLANE).await?;
-                let place = place_of(&pod);
-                ensure!(place == Some(&self.second.name), "it is on {place:?}");
+                let node = node_of(&pod);
+                ensure!(node == Some(&self.second.name), "it is on {node:?}");
                 Ok(is_ready(&pod).then_some(()))
             },
         )
@@ -303,13 +303,13 @@ fn find_longest(faults: &[(Instant, Fault)], times: &[Instant]) -> BTreeMap<Stri
     let mut longest: BTreeMap<String, Outage> = BTreeMap::new();
     for pair in times.windows(2) {
         let length = pair[1] - pair[0];
-        let count = faults.partition_point(|(begun, _)| *begun < pair[1]);
-        let Some((&(begun, fault), earlier)) = faults[..count].split_last() else {
+        let count = faults.partition_point(|(started, _)| *started < pair[1]);
+        let Some((&(started, fault), earlier)) = faults[..count].split_last() else {
             continue;
         };
         let known = longest.entry(fault.to_string()).or_default();
         if length > PROBE_EVERY * 4 && length > known.length {
-            let before = earlier.last().map(|(time, fault)| (*fault, begun - *time));
+            let before = earlier.last().map(|(time, fault)| (*fault, started - *time));
             *known = Outage { length, before };
         }
     }
@@ -336,20 +336,20 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     second.start().await?;
     let tenant = TenantFixture::create(&stack, "chaos").await?.expecting(&ALL);
     let (hosted, kubeconfig, _) = second.ready_cluster(&tenant, "a").await?;
-    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
-    let clients = Clients::begin(&kubeconfig, APPENDERS).await?;
+    let watch = HeldWatch::start(client(&kubeconfig).await?).await?;
+    let clients = Clients::start(&kubeconfig, APPENDERS).await?;
     let target = Target {
         stack: stack.clone(),
         hosted,
         second: second.clone(),
     };
-    second.take_all(true).await?;
-    let suffered = target.suffer_all(&mut random, Instant::now() + length).await;
+    second.take_all_new_pods(true).await?;
+    let injected = target.inject_faults(&mut random, Instant::now() + length).await;
     // Restore the node whatever the result, because other tests use it too.
-    second.mend().await?;
+    second.reconnect().await?;
     second.start().await?;
-    second.take_all(false).await?;
-    let (faults, failures) = suffered?;
+    second.take_all_new_pods(false).await?;
+    let (faults, failures) = injected?;
     for failure in failures {
         println!("{failure}");
     }
@@ -358,7 +358,7 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
         stack.kubectl(&kubeconfig, &get).await?.ok().map(Some)
     })
     .await?;
-    let record = clients.end().await?;
+    let record = clients.stop().await?;
     println!("{}", show_outages(&faults, &record));
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();

@@ -45,7 +45,7 @@ const STAYS: Duration = Duration::from_secs(2);
 const SLEEP_LIMIT: Duration = Duration::from_secs(300);
 /// Number of watch requests that show that the first one was answered. The answer tells the client
 /// to wait ten seconds before its second request.
-const ASKS: usize = 2;
+const REQUESTS: usize = 2;
 /// Every n-th later cycle also waits for that number of requests.
 const LOOKED_AT: usize = 20;
 const LOOK: Duration = Duration::from_millis(200);
@@ -74,7 +74,7 @@ fn spec() -> ClusterSpec {
 }
 
 /// The cluster under test.
-struct Cycled<'a> {
+struct CycledCluster<'a> {
     stack: &'a Stack,
     tenant: &'a TenantFixture,
     objects: Api<ConfigMap>,
@@ -84,24 +84,24 @@ struct Cycled<'a> {
     worker: Worker,
 }
 
-impl Cycled<'_> {
+impl CycledCluster<'_> {
     /// One sleep and one wake. Returns the time until no control-plane pod ran, and the time until
     /// the API answered again.
-    async fn turn(&self, cycle: usize) -> Result<(Duration, Duration)> {
+    async fn run_cycle(&self, cycle: usize) -> Result<(Duration, Duration)> {
         self.make(cycle).await?;
         self.watch.wait_for(&name_of(cycle), READY_LIMIT).await?;
-        let (begun, asked) = (Instant::now(), self.watch.asks());
+        let (started, asked) = (Instant::now(), self.watch.requests());
         let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
         self.tenant.patch_cluster("a", annotation).await?;
         self.wait_asleep().await?;
-        let slept = begun.elapsed();
-        let (time, asks) = match cycle {
-            0..WARM_UP => (STAYS_FIRST, self.watch.asks() + ASKS),
-            _ if cycle.is_multiple_of(LOOKED_AT) => (STAYS, self.watch.asks() + ASKS),
+        let slept = started.elapsed();
+        let (time, requests) = match cycle {
+            0..WARM_UP => (STAYS_FIRST, self.watch.requests() + REQUESTS),
+            _ if cycle.is_multiple_of(LOOKED_AT) => (STAYS, self.watch.requests() + REQUESTS),
             // One request: after the sleep ended the watch.
             _ => (STAYS, asked + 1),
         };
-        self.stay_asleep(time, asks).await?;
+        self.check_asleep(time, requests).await?;
         Ok((slept, self.wake().await?))
     }
 
@@ -109,17 +109,18 @@ impl Cycled<'_> {
     /// long that took.
     async fn sleep_by_itself(&self) -> Result<Duration> {
         let after = |time: &str| json!({"spec": {"sleep": {"afterInactivity": time}}});
-        let begun = Instant::now();
+        let started = Instant::now();
         self.tenant.patch_cluster("a", after(SHORTEST)).await?;
         let asleep = self.wait_asleep().await?;
-        let slept = begun.elapsed();
+        let slept = started.elapsed();
         let conditions = asleep.status.context("no status")?.conditions;
         let reason = Reason::AsleepOnInactivity.to_string();
         ensure!(
             conditions.iter().any(|condition| condition.reason == reason),
             "it sleeps for another reason: {conditions:?}"
         );
-        self.stay_asleep(STAYS_BY_ITSELF, self.watch.asks() + ASKS).await?;
+        self.check_asleep(STAYS_BY_ITSELF, self.watch.requests() + REQUESTS)
+            .await?;
         self.wake().await?;
         self.tenant.patch_cluster("a", after(NEVER)).await?;
         self.wait_condition(ConditionType::Ready, READY_LIMIT).await?;
@@ -136,12 +137,15 @@ impl Cycled<'_> {
         self.tenant.wait_condition("a", of, "True", limit).await
     }
 
-    /// Checks that it stays asleep for `time`, and until the client has sent `asks` watch requests
+    /// Checks that it stays asleep for `time`, and until the client has sent `requests` watch requests
     /// in total.
-    async fn stay_asleep(&self, time: Duration, asks: usize) -> Result<()> {
-        let begun = Instant::now();
-        while begun.elapsed() < time || self.watch.asks() < asks {
-            ensure!(begun.elapsed() < time + READY_LIMIT, "the watch is not asked for again");
+    async fn check_asleep(&self, time: Duration, requests: usize) -> Result<()> {
+        let started = Instant::now();
+        while started.elapsed() < time || self.watch.requests() < requests {
+            ensure!(
+                started.elapsed() < time + READY_LIMIT,
+                "the watch is not asked for again"
+            );
             let status = self.tenant.clusters().get("a").await?.status;
             let activity = status.and_then(|status| status.activity).unwrap_or_default();
             ensure!(activity.asleep_since().is_some(), "it was woken: {activity:?}");
@@ -181,7 +185,7 @@ impl Cycled<'_> {
 
     /// Footprint of the stack once nothing changes: the worker's Node is Ready and has its add-ons,
     /// and one control-plane pod runs.
-    async fn rest(&self) -> Result<Footprint> {
+    async fn wait_until_settled(&self) -> Result<Footprint> {
         wait_for("the worker to be Ready", READY_LIMIT, async || {
             let find = ["get", "pods", "-n", &self.hosted, "-o", "name"];
             let pods = self.stack.host_kubectl(&find).await?.ok()?;
@@ -200,11 +204,11 @@ impl Cycled<'_> {
         }
         // Controllers start after their API server.
         let before = RefCell::new(Footprint::default());
-        wait_for("all to have begun", READY_LIMIT, async || {
+        wait_for("all to have started", READY_LIMIT, async || {
             tokio::time::sleep(STILL).await;
             let now = Footprint::take(self.stack, &[self.worker.control_group()?]).await?;
-            let former = before.replace(now.clone());
-            ensure!(now.runs_as(&former), "something begins or ends");
+            let previous = before.replace(now.clone());
+            ensure!(now.runs_as(&previous), "something begins or ends");
             Ok(Some(now))
         })
         .await
@@ -222,14 +226,14 @@ fn count_of_cycles() -> Result<usize> {
 async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let cycles = WARM_UP + count_of_cycles()?;
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "cycles", key.to_spec()).await?;
     let (cluster, kubeconfig) = tenant.ready_cluster_with("a", spec()).await?;
-    let cycled = Cycled {
+    let cycled = CycledCluster {
         stack: &stack,
         tenant: &tenant,
         objects: Api::namespaced(client(&kubeconfig).await?, "default"),
-        watch: HeldWatch::begin(client_called(&kubeconfig, AGENT).await?).await?,
+        watch: HeldWatch::start(client_called(&kubeconfig, AGENT).await?).await?,
         hosted: hosted_namespace(&cluster)?,
         worker: Worker::join(&stack, &key.path, "a").await?,
         kubeconfig,
@@ -240,14 +244,17 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let (mut slept, mut woke) = (Vec::new(), Vec::new());
     for cycle in 0..cycles {
         if cycle == WARM_UP {
-            before = cycled.rest().await?;
+            before = cycled.wait_until_settled().await?;
         }
         if cycle == cycles / 2 && cycle > WARM_UP {
-            let halfway = cycled.rest().await?;
+            let halfway = cycled.wait_until_settled().await?;
             println!("{}", before.beside(&halfway));
             before = before.with_memory_of(&halfway);
         }
-        let (sleep, wake) = cycled.turn(cycle).await.with_context(|| format!("cycle {cycle}"))?;
+        let (sleep, wake) = cycled
+            .run_cycle(cycle)
+            .await
+            .with_context(|| format!("cycle {cycle}"))?;
         println!("cycle {cycle}: no pod after {sleep:.1?}, an answer {wake:.1?} after it was asked for");
         slept.push(sleep);
         woke.push(wake);
@@ -255,7 +262,7 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
 
     let after = RefCell::new(Footprint::default());
     let settled = wait_for("all that is left to be as before", SETTLE_LIMIT, async || {
-        let now = cycled.rest().await?;
+        let now = cycled.wait_until_settled().await?;
         let grown = before.grown(&now);
         after.replace(now);
         ensure!(grown.is_empty(), "{}", grown.join(", "));
@@ -278,14 +285,14 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let stored: Vec<_> = stored.into_iter().filter_map(|object| object.metadata.name).collect();
     let missing: Vec<_> = expected.iter().filter(|name| !stored.contains(name)).collect();
     ensure!(missing.is_empty(), "{missing:?} are lost");
-    let Cycled { watch, worker, .. } = cycled;
+    let CycledCluster { watch, worker, .. } = cycled;
     let (_, lists) = watch.interruptions();
     println!("the client that holds the watch listed anew {lists} times");
     // One more than cycles, because it woke once before them.
     ensure!(lists <= cycles + 1, "more than once for each wake");
-    let mut told = watch.end()?;
-    told.retain(|name| name.starts_with("cycle-"));
-    ensure!(told == expected, "the watch told {told:?}");
+    let mut delivered = watch.stop()?;
+    delivered.retain(|name| name.starts_with("cycle-"));
+    ensure!(delivered == expected, "the watch delivered {delivered:?}");
     worker.remove().await?;
     tenant.remove().await
 }

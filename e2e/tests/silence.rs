@@ -18,7 +18,7 @@ const GONE_LIMIT: Duration = Duration::from_secs(360);
 #[tokio::test]
 async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "silence", key.to_spec()).await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
     let inside = Workload {
@@ -26,8 +26,8 @@ async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
         kubeconfig: &kubeconfig,
     };
     let line = ssh(&stack, &key.path, "join a --uses 2 --reap-after 1m").await?.ok()?;
-    let lost = Worker::join_by(&stack, &key.path, "a", Some(&line)).await?;
-    let back = Worker::join_by(&stack, &key.path, "a", Some(&line)).await?;
+    let lost = Worker::join_with(&stack, &key.path, "a", Some(&line)).await?;
+    let back = Worker::join_with(&stack, &key.path, "a", Some(&line)).await?;
     for (pod, worker) in [("on-lost", &lost), ("on-back", &back)] {
         inside.run_pod(pod, &[], Some(&worker.name)).await?;
         inside.wait_phase(pod, "Running").await?;
@@ -54,7 +54,7 @@ async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
 
     back.signal("STOP").await?;
     lost.kill().await?;
-    let begun = Instant::now();
+    let started = Instant::now();
     wait_until("a worker to be silent", READY_LIMIT, async || {
         Ok(silent().await? >= HALF)
     })
@@ -69,7 +69,7 @@ async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
             Ok(find(what).await?.is_empty())
         })
         .await?;
-        println!("{what} was gone {:.0?} after the worker was killed", begun.elapsed());
+        println!("{what} was gone {:.0?} after the worker was killed", started.elapsed());
     }
     let told = "jsonpath={.items[*].involvedObject.name}";
     let told = ["get", "events", "-A", "--field-selector=reason=NodeSilent", "-o", told];

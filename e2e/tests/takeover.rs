@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use yoke_api::labels::INCARNATION;
 use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Probe, longest_gap};
 use yoke_e2e::held_watch::HeldWatch;
-use yoke_e2e::host_node::{is_ready, place_of};
+use yoke_e2e::host_node::{is_ready, node_of};
 use yoke_e2e::stack::client;
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, wait_for};
@@ -33,17 +33,17 @@ const EXPECTED: [Expected; 1] = [Expected {
 }];
 
 /// A cluster on the second node.
-struct Drained {
+struct DrainedCluster {
     stack: Stack,
     node: HostNode,
     hosted: String,
     pod: Pod,
 }
 
-impl Drained {
+impl DrainedCluster {
     /// Waits until the PodDisruptionBudget blocks evictions. While the cluster was created, it had
     /// no other node.
-    async fn is_held(&self) -> Result<()> {
+    async fn wait_evictions_blocked(&self) -> Result<()> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.stack.host.clone(), &self.hosted);
         wait_for("a budget that Kubernetes has seen", READY_LIMIT, async || {
             let found = budgets.list(&ListParams::default()).await?;
@@ -79,13 +79,10 @@ async fn list_pods(stack: &Stack, hosted: &str) -> Result<Vec<Pod>> {
 async fn successor(stack: &Stack, hosted: &str, former: &Pod, left: Option<&str>) -> Result<Pod> {
     wait_for("one pod, another one", READY_LIMIT, async || {
         let mut pods = list_pods(stack, hosted).await?;
-        let seen: Vec<_> = pods
-            .iter()
-            .map(|pod| (pod.name_any(), place_of(pod).cloned()))
-            .collect();
+        let seen: Vec<_> = pods.iter().map(|pod| (pod.name_any(), node_of(pod).cloned())).collect();
         ensure!(pods.len() == 1, "{seen:?}");
         let pod = pods.pop().context("no pod")?;
-        let is_elsewhere = place_of(&pod).is_some_and(|place| Some(place.as_str()) != left);
+        let is_elsewhere = node_of(&pod).is_some_and(|place| Some(place.as_str()) != left);
         ensure!(is_elsewhere && pod.name_any() != former.name_any(), "{seen:?}");
         Ok(Some(pod))
     })
@@ -103,19 +100,19 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
     let node = HostNode::second(&stack).await?;
     let tenant = TenantFixture::create(&stack, "takeover").await?.expecting(&EXPECTED);
     let (hosted, kubeconfig, pod) = node.ready_cluster(&tenant, "a").await?;
-    let drained = Drained {
+    let drained = DrainedCluster {
         stack: stack.clone(),
         node: node.clone(),
         hosted,
         pod,
     };
-    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
-    let clients = Clients::begin(&kubeconfig, 1).await?;
+    let watch = HeldWatch::start(client(&kubeconfig).await?).await?;
+    let clients = Clients::start(&kubeconfig, 1).await?;
     watch.wait_for_more(WRITES, READY_LIMIT).await?;
-    drained.is_held().await?;
-    let begun = Instant::now();
+    drained.wait_evictions_blocked().await?;
+    let started = Instant::now();
     let result = drained.drain().await;
-    let took = begun.elapsed();
+    let took = started.elapsed();
     let (hosted, pod) = (&drained.hosted, &drained.pod);
     let successor = successor(&stack, hosted, pod, Some(&node.name)).await;
     // Restore the node whatever the result, because other tests use it too.
@@ -136,23 +133,23 @@ async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
     let mut all = Vec::new();
     for name in MANY {
         let (hosted, kubeconfig, pod) = node.ready_cluster(&tenant, name).await?;
-        let drained = Drained {
+        let drained = DrainedCluster {
             stack: stack.clone(),
             node: node.clone(),
             hosted,
             pod,
         };
-        drained.is_held().await?;
+        drained.wait_evictions_blocked().await?;
         all.push((drained, kubeconfig));
     }
-    let probes = try_join_all(all.iter().map(|(_, kubeconfig)| Probe::begin(kubeconfig))).await?;
-    let begun = Instant::now();
+    let probes = try_join_all(all.iter().map(|(_, kubeconfig)| Probe::start(kubeconfig))).await?;
+    let started = Instant::now();
     let result = all[0].0.drain().await;
-    let took = begun.elapsed();
+    let took = started.elapsed();
     let mut ended = Vec::new();
     for ((drained, _), probe) in all.into_iter().zip(probes) {
         let successor = successor(&stack, &drained.hosted, &drained.pod, Some(&node.name)).await;
-        ended.push((drained.pod, successor, probe.end().await));
+        ended.push((drained.pod, successor, probe.stop().await));
     }
     // Restore the node whatever the result, because other tests use it too.
     stack.host_kubectl(&["uncordon", &node.name]).await?.ok()?;
@@ -167,7 +164,7 @@ async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
     }
     longest.sort();
     let noticed = format!(
-        "Drained of {} in {took:.1?}: the longest times without an answer {longest:.2?}",
+        "Drained {} in {took:.1?}: the longest times without an answer {longest:.2?}",
         longest.len()
     );
     println!("{noticed}");
@@ -190,14 +187,14 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
         Ok(list_pods(&stack, &hosted).await?.pop().filter(is_ready))
     })
     .await?;
-    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
-    let clients = Clients::begin(&kubeconfig, 1).await?;
+    let watch = HeldWatch::start(client(&kubeconfig).await?).await?;
+    let clients = Clients::start(&kubeconfig, 1).await?;
     watch.wait_for_more(WRITES, READY_LIMIT).await?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let name = pod.name_any();
     let delete = ["delete", "pod", &name, "-n", &hosted, "--timeout=60s"];
     stack.host_kubectl(&delete).await?.ok()?;
-    let took = begun.elapsed();
+    let took = started.elapsed();
     let successor = successor(&stack, &hosted, &pod, None).await?;
     let noticed = conclude(&pod, &successor, clients, watch).await?;
     println!("Ended in {took:.1?}: {noticed}");
@@ -209,7 +206,7 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
 async fn conclude(former: &Pod, successor: &Pod, clients: Clients, watch: HeldWatch) -> Result<String> {
     let since = Instant::now();
     watch.wait_for_more(WRITES, READY_LIMIT).await?;
-    let record = clients.end().await?;
+    let record = clients.stop().await?;
     ensure!(
         record.answers.last().is_some_and(|last| *last > since),
         "nobody answers"

@@ -31,7 +31,7 @@ fn has_usage(said: &str, name: &str) -> bool {
 #[tokio::test]
 async fn top_shows_what_two_workers_use() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "top", key.to_spec()).await?;
     let mut spec = ClusterSpec {
         konnectivity: Konnectivity::Enabled,

@@ -68,7 +68,7 @@ async fn version_goes_up_and_back_within_a_minor() -> Result<()> {
 #[tokio::test]
 async fn workers_follow_one_after_another() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "follow", key.to_spec()).await?;
     let spec = ClusterSpec {
         version: Some(FROM.into()),

@@ -55,12 +55,12 @@ async fn get(envoy: u32) -> Result<String> {
     run(command, Duration::from_secs(10)).await?.ok()
 }
 
-async fn serves(envoy: u32, text: &str) -> Result<()> {
+async fn wait_served(envoy: u32, text: &str) -> Result<()> {
     wait_until(text, LIMIT, || async { Ok(get(envoy).await?.ends_with(text)) }).await
 }
 
 /// Waits for an event on the ConfigMap.
-async fn told(stack: &Stack, reason: &str, text: &str) -> Result<()> {
+async fn wait_for_event(stack: &Stack, reason: &str, text: &str) -> Result<()> {
     let selector = format!("involvedObject.name={NAME},reason={reason}");
     wait_until(&format!("an event {reason}"), LIMIT, || async {
         let events = [
@@ -95,17 +95,17 @@ async fn owners_page_is_served_changed_and_taken_away() -> Result<()> {
     let listener = format!("page-{}", Timestamp::now().as_second());
 
     stack.apply(&config_map(&listener, PORT, "first")).await?.ok()?;
-    serves(envoy, "first").await?;
-    told(&stack, "BaseConfigServed", "1 resources are served.").await?;
+    wait_served(envoy, "first").await?;
+    wait_for_event(&stack, "BaseConfigServed", "1 resources are served.").await?;
 
     stack.apply(&config_map(&listener, ADMIN_PORT, "second")).await?.ok()?;
     let reason = format!("listeners {listener}: listens on port {ADMIN_PORT}");
-    told(&stack, "BaseConfigRefused", &reason).await?;
+    wait_for_event(&stack, "BaseConfigRefused", &reason).await?;
     ensure!(is_refused(&stack).await?, "the metric does not say so");
     ensure!(get(envoy).await?.ends_with("first"), "the last good one stays");
 
     stack.apply(&config_map(&listener, PORT, "third")).await?.ok()?;
-    serves(envoy, "third").await?;
+    wait_served(envoy, "third").await?;
     ensure!(!is_refused(&stack).await?, "the metric does not say that it is mended");
 
     let delete = ["delete", "configmap", NAME, "-n", NAMESPACE];

@@ -137,7 +137,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         Victim::Supervised("kube-scheduler"),
     ];
 
-    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
+    let watch = HeldWatch::start(client(&kubeconfig).await?).await?;
     let stop = Arc::new(AtomicBool::new(false));
     let host_kubeconfig = stack.dir.join("host.kubeconfig");
     let writers =
@@ -181,7 +181,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
 
     watch.wait_for_more(50, HEAL_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
-    let told = watch.end()?.len();
+    let told = watch.stop()?.len();
     println!("a watch told of {told} objects, paused {gap:.1?} and listed anew {lists} times");
     // An event that kube-apiserver's watch cache had not delivered before its own end is lost.
     // Restarts of other processes need no new list.

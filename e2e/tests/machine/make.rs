@@ -26,7 +26,7 @@ fn in_clone(target: &str) -> Command {
 
 /// Final message of `make up`, as the README shows it: without this clone's folder and without
 /// ages.
-fn to_farewell(said: &str) -> String {
+fn to_final_message(said: &str) -> String {
     let begin = said.find("1. The kubeconfig").unwrap_or_default();
     let clone = root().canonicalize().unwrap_or_default().display().to_string();
     let without_age = |line: &str| match line.split_once(" Active ") {
@@ -61,20 +61,20 @@ async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Resu
     ] {
         stack.host_kubectl(left).await?.ok()?;
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let said = make("up", Duration::from_secs(600)).await?.ok()?;
-    println!("the second `make up` took {:?}", begun.elapsed());
-    for mended in [
+    println!("the second `make up` took {:?}", started.elapsed());
+    for expected in [
         "yoke-host was unschedulable and is schedulable again",
         "woken from sleep",
     ] {
-        ensure!(said.contains(mended), "{mended:?} is not said: {said}");
+        ensure!(said.contains(expected), "{expected:?} is not said: {said}");
     }
-    let shown = to_farewell(&std::fs::read_to_string(root().join("README.md"))?);
-    let farewell = to_farewell(&said);
+    let shown = to_final_message(&std::fs::read_to_string(root().join("README.md"))?);
+    let message = to_final_message(&said);
     ensure!(
-        shown.starts_with(&farewell),
-        "the README shows something else than `make up` says:\n{farewell}"
+        shown.starts_with(&message),
+        "the README shows something else than `make up` says:\n{message}"
     );
     ensure!(
         stack.supervised_pid("kubelet").await? == before,

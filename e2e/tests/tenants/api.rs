@@ -52,7 +52,7 @@ fn names(clusters: &Value) -> Vec<&str> {
 #[tokio::test]
 async fn a_program_makes_clusters_with_a_signed_token() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let commands = ["clusters", "create", "kubeconfig", "delete"];
     let token = sign(&stack, &key.path, "e2e-api", &commands).await?;
     let (status, refused) = send(&stack, &token, "clusters").await?;

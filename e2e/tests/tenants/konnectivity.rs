@@ -31,7 +31,7 @@ fn with_agents() -> ClusterSpec {
     }
 }
 
-async fn ready(tenant: &TenantFixture, name: &str) -> Result<Cluster> {
+async fn wait_ready_with_addons(tenant: &TenantFixture, name: &str) -> Result<Cluster> {
     let ready = ConditionType::Ready;
     let cluster = tenant.wait_condition(name, ready, "True", READY_LIMIT).await?;
     let addons = ConditionType::AddonsReady;
@@ -118,11 +118,11 @@ fn to_base64(text: &str) -> Result<serde_json::Value> {
 #[tokio::test]
 async fn a_worker_behind_nat_is_reached() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "agents", key.to_spec()).await?;
     // The first JoinToken deploys the agents.
     tenant.create_cluster("a", ClusterSpec::default()).await?;
-    let cluster = ready(&tenant, "a").await?;
+    let cluster = wait_ready_with_addons(&tenant, "a").await?;
     let kubeconfig = tenant.kubeconfig("a").await?;
     let inside = Workload {
         stack: &stack,
@@ -130,16 +130,16 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     };
     let worker = Worker::join(&stack, &key.path, "a").await?;
     let connected = inside.wait_addon(AGENT[1], 1).await;
-    connected.with_context(|| worker.last_words())?;
+    connected.with_context(|| worker.recent_logs())?;
 
     let hosted = hosted_namespace(&cluster)?;
     let pod = network::pod(&stack, &hosted, "yoke.drzzl.io/cluster=a").await?;
     let pid = network::container_pid(&stack, &pod, "kube-apiserver").await?;
     let address = "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
     let address = inside.kubectl(&["get", "node", &worker.name, "-o", address]).await?;
-    let direct = network::knock(&network::From::Process(pid), &address, 10250).await;
+    let direct = network::try_connect(&network::Origin::Process(pid), &address, 10250).await;
     ensure!(
-        !matches!(direct, Ok(network::Door::Open)),
+        !matches!(direct, Ok(network::Reachability::Open)),
         "the control plane needs no agent to reach the worker"
     );
 
@@ -253,7 +253,10 @@ async fn nobody_else_is_let_in_as_an_agent() -> Result<()> {
     for name in ["a", "b"] {
         tenant.create_cluster(name, with_agents()).await?;
     }
-    let (a, _) = (ready(&tenant, "a").await?, ready(&tenant, "b").await?);
+    let (a, _) = (
+        wait_ready_with_addons(&tenant, "a").await?,
+        wait_ready_with_addons(&tenant, "b").await?,
+    );
     let [config_a, config_b] = [tenant.kubeconfig("a").await?, tenant.kubeconfig("b").await?];
     let token = async |kubeconfig: &Path, arguments: &[&str]| -> Result<String> {
         let arguments = [&["create", "token"], arguments].concat();
@@ -335,7 +338,7 @@ async fn agents_come_and_go_with_the_spec() -> Result<()> {
         .patch_cluster("a", json!({"spec": {"konnectivity": "Enabled"}}))
         .await?;
     wait_until("a konnectivity-server", READY_LIMIT, &containers).await?;
-    let cluster = ready(&tenant, "a").await?;
+    let cluster = wait_ready_with_addons(&tenant, "a").await?;
     let arguments = [&["create", "token"], &AGENT[..], &[AUDIENCE]].concat();
     let token = wait_for("a token for an agent", READY_LIMIT, async || {
         stack.kubectl(&kubeconfig, &arguments).await?.ok().map(Some)
@@ -352,7 +355,7 @@ async fn agents_come_and_go_with_the_spec() -> Result<()> {
         .patch_cluster("a", json!({"spec": {"konnectivity": "Disabled"}}))
         .await?;
     wait_until("no konnectivity-server", READY_LIMIT, async || Ok(!containers().await?)).await?;
-    ready(&tenant, "a").await?;
+    wait_ready_with_addons(&tenant, "a").await?;
     let find = [&["get", "daemonset", "--ignore-not-found", "-o", "name"], &AGENT[..]].concat();
     wait_until("the agents to be removed", READY_LIMIT, async || {
         Ok(stack.kubectl(&kubeconfig, &find).await?.ok()?.is_empty())

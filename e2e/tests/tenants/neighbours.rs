@@ -36,7 +36,7 @@ async fn xds_counter(stack: &Stack, name: &str) -> Result<u64> {
 }
 
 /// Waits until the operator has published a name of a Cluster to the ingress.
-async fn told(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<()> {
+async fn wait_published(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<()> {
     let hosted = hosted_namespace(cluster)?;
     let configs: Api<ConfigMap> = Api::namespaced(tenant.stack.host.clone(), &hosted);
     let what = format!("{name} to be published");
@@ -55,7 +55,7 @@ async fn told(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<(
 
 /// Creates, changes and deletes a Cluster. Each change reaches the ingress. The Cluster sleeps,
 /// because a control plane would only take time.
-async fn come_and_go(tenant: &TenantFixture, name: &str) -> Result<()> {
+async fn create_change_delete(tenant: &TenantFixture, name: &str) -> Result<()> {
     let spec = ClusterSpec {
         state: DesiredState::Asleep,
         ..ClusterSpec::default()
@@ -64,11 +64,11 @@ async fn come_and_go(tenant: &TenantFixture, name: &str) -> Result<()> {
     let cluster = tenant
         .wait_condition(name, ConditionType::Accepted, "True", READY_LIMIT)
         .await?;
-    told(tenant, &cluster, name).await?;
+    wait_published(tenant, &cluster, name).await?;
     let host = format!("{name}.{DOMAIN}");
     let endpoint = json!({"spec": {"endpoint": {"extraSANs": [host]}}});
     tenant.patch_cluster(name, endpoint).await?;
-    told(tenant, &cluster, &host).await?;
+    wait_published(tenant, &cluster, &host).await?;
     tenant.delete_cluster(name).await
 }
 
@@ -115,7 +115,7 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     let others = async {
         for begin in (0..NEIGHBOURS).step_by(AT_ONCE) {
             let names: Vec<_> = (begin..begin + AT_ONCE).map(|number| format!("n{number}")).collect();
-            try_join_all(names.iter().map(|name| come_and_go(&other, name))).await?;
+            try_join_all(names.iter().map(|name| create_change_delete(&other, name))).await?;
             let marker = format!("marker-{begin}");
             stack
                 .kubectl(&kubeconfig, &["create", "configmap", &marker])

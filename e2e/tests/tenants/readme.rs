@@ -40,7 +40,7 @@ async fn every_command_works() -> Result<()> {
     let commands = commands("console")?;
     ensure!(commands.len() > 10, "only {} commands found", commands.len());
     clean(&stack).await?;
-    let journal = Journal::begin(&stack);
+    let journal = Journal::start(&stack);
     type_in(&root(), &[], &commands).await?;
     clean(&stack).await?;
     let unlisted = journal.unlisted_in_system(&stack, &[]).await?;

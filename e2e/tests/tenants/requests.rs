@@ -138,7 +138,7 @@ async fn a_tenants_approval_is_enough_for_its_own_users_only() -> Result<()> {
 #[tokio::test]
 async fn a_kubelet_is_its_own_node_in_its_own_cluster_only() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "kubelet", key.to_spec()).await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
     let inside = Workload {
@@ -146,7 +146,7 @@ async fn a_kubelet_is_its_own_node_in_its_own_cluster_only() -> Result<()> {
         kubeconfig: &kubeconfig,
     };
     let line = stack.yoke(&["join", "a", "-n", &tenant.name]).await?.ok()?;
-    let worker = Worker::join_by(&stack, &key.path, "a", Some(&line)).await?;
+    let worker = Worker::join_with(&stack, &key.path, "a", Some(&line)).await?;
     let kubelet = worker.client(&kubeconfig).await?;
     let (node, own) = (worker.name.as_str(), format!("system:node:{}", worker.name));
     for (rule, signer, names, expected) in [

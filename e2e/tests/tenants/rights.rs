@@ -86,16 +86,16 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
     let own = tenant.name.as_str();
     let (cluster, _) = tenant.ready_cluster("a").await?;
 
-    let (nobodys, paths) = rights(&granted(&stack, stranger, own).await?);
+    let (unknown_user, paths) = rights(&granted(&stack, stranger, own).await?);
     let review = |group: &str, resource: &str| right(&format!("{group}.k8s.io"), resource, "", "create");
-    let anybodys = BTreeSet::from([
+    let everyone = BTreeSet::from([
         review("authentication", "selfsubjectreviews"),
         review("authorization", "selfsubjectaccessreviews"),
         review("authorization", "selfsubjectrulesreviews"),
     ]);
-    ensure!(nobodys == anybodys, "anybody may {nobodys:?}");
+    ensure!(unknown_user == everyone, "anybody may {unknown_user:?}");
 
-    let mut expected = anybodys.clone();
+    let mut expected = everyone.clone();
     expected.insert(right("", "secrets", "a-kubeconfig", "get"));
     for verb in ["get", "list", "watch"] {
         expected.insert(right("", "events", "", verb));
@@ -130,7 +130,7 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
     }
     for namespace in names.iter().filter(|name| *name != own) {
         let there = rights(&granted(&stack, user, namespace).await?);
-        ensure!(there.0 == anybodys && there.1 == paths, "in {namespace}: {there:?}");
+        ensure!(there.0 == everyone && there.1 == paths, "in {namespace}: {there:?}");
     }
 
     // Real requests give the same result.

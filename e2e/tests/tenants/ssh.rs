@@ -17,7 +17,7 @@ fn json_of(output: Output) -> Result<Value> {
 async fn key_is_all_that_a_tenant_needs() -> Result<()> {
     let stack = Stack::connect().await?;
     let files = tempfile::tempdir()?;
-    let drawn = Key::draw().await?;
+    let drawn = Key::generate().await?;
     let key = &drawn.path;
     let refused = ssh(&stack, key, "clusters").await?.refused()?;
     ensure!(refused.contains("spec.sshKeys"), "{refused}");

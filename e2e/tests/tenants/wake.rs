@@ -35,7 +35,7 @@ async fn send_to_sleep(stack: &Stack, tenant: &TenantFixture) -> Result<()> {
 /// Runs kubectl against a cluster that its request wakes. Tries again only if the answer says that
 /// the wake takes longer (for example because other starts come first), or after kubectl's own
 /// timeout.
-async fn wake_by(stack: &Stack, kubeconfig: &Path, args: &[&str]) -> Result<String> {
+async fn run_and_wake(stack: &Stack, kubeconfig: &Path, args: &[&str]) -> Result<String> {
     const LATE: [&str; 3] = [
         "Ask the cluster's owner",
         "Client.Timeout exceeded",
@@ -61,7 +61,11 @@ fn reason_of(cluster: &Cluster, kind: ConditionType) -> Option<&str> {
 }
 
 /// Writes a changed copy of an administrator's kubeconfig to a file with this extension.
-fn changed(kubeconfig: &Path, ending: &str, change: impl FnOnce(&mut serde_json::Value)) -> Result<PathBuf> {
+fn write_changed_kubeconfig(
+    kubeconfig: &Path,
+    ending: &str,
+    change: impl FnOnce(&mut serde_json::Value),
+) -> Result<PathBuf> {
     let text = std::fs::read_to_string(kubeconfig).context("reading the kubeconfig")?;
     let mut config: serde_json::Value = serde_saphyr::from_str(&text).context("parsing the kubeconfig")?;
     change(&mut config);
@@ -91,7 +95,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     stack.kubectl(&kubeconfig, &kept).await?.ok()?;
     send_to_sleep(&stack, &tenant).await?;
 
-    let stranger = changed(&kubeconfig, "stranger", |config| {
+    let stranger = write_changed_kubeconfig(&kubeconfig, "stranger", |config| {
         config["users"][0]["user"] = json!({"token": "nobody"});
     })?;
     for _ in 0..3 {
@@ -109,7 +113,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     );
 
     let kept = ["get", "configmap", "kept", "-o", "jsonpath={.data.k}"];
-    let value = wake_by(&stack, &kubeconfig, &kept).await?;
+    let value = run_and_wake(&stack, &kubeconfig, &kept).await?;
     ensure!(value == "v", "{value:?}");
     tenant
         .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
@@ -119,7 +123,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
 
     // Wake by an additional name, once its certificate exists.
     send_to_sleep(&stack, &tenant).await?;
-    let further = changed(&kubeconfig, "further", |config| {
+    let further = write_changed_kubeconfig(&kubeconfig, "further", |config| {
         config["clusters"][0]["cluster"]["tls-server-name"] = json!(FURTHER);
     })?;
     wait_until("a request by a further name is answered", READY_LIMIT, || async {
@@ -199,7 +203,7 @@ async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
             .await?;
         let reason = reason_of(&asleep, ConditionType::Asleep);
         ensure!(reason == Some("AsleepOnInactivity"), "{reason:?}");
-        wake_by(&stack, &kubeconfig, &["get", "namespaces"]).await?;
+        run_and_wake(&stack, &kubeconfig, &["get", "namespaces"]).await?;
         tenant
             .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
             .await?;

@@ -30,7 +30,7 @@ async fn make_worker(stack: &Stack) -> Result<Worker> {
         make.env_remove(variable);
     }
     make.args(["--no-print-directory", "worker"]).current_dir(root());
-    Worker::find(stack, &run(make, MAKE_LIMIT).await?.ok()?)
+    Worker::from_output(stack, &run(make, MAKE_LIMIT).await?.ok()?)
 }
 
 /// A Deployment with one Pod on each of two healthy workers, and its Service. It follows
@@ -115,10 +115,10 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     let list_nodes = ["get", "nodes", "-o", "name"];
     let before = inside.kubectl(&list_nodes).await?;
     let one = make_worker(&stack).await?;
-    let took = SystemTime::now().duration_since(one.fetched()?)?;
+    let took = SystemTime::now().duration_since(one.downloaded_at()?)?;
     println!("a worker was Ready {took:.1?} after its program was there");
     if let Err(error) = type_in(&root(), &[], &commands("console worker")?).await {
-        return Err(error.context(inside.last_words().await).context(one.last_words()));
+        return Err(error.context(inside.recent_logs().await).context(one.recent_logs()));
     }
     let two = make_worker(&stack).await?;
     let nodes = inside.kubectl(&list_nodes).await?.lines().count();
@@ -159,13 +159,13 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     }
 
     read_own_namespace(inside).await?;
-    update_without_a_failure(inside, &one, &web).await?;
-    lose(inside, &one, &two).await?;
+    roll_out_without_failure(inside, &one, &web).await?;
+    kill_worker(inside, &one, &two).await?;
 
     let used = std::fs::read_to_string(one.folder().join("line")).context("reading a worker's line")?;
-    refuse(&stack, &stack.dir.join("ssh/demo"), "demo", "a used token", &used).await?;
+    expect_join_refused(&stack, &stack.dir.join("ssh/demo"), "demo", "a used token", &used).await?;
 
-    clean(inside).await?;
+    delete_objects(inside).await?;
     for worker in [one, two] {
         worker.remove().await?;
     }
@@ -220,7 +220,7 @@ async fn read_own_namespace(inside: Workload<'_>) -> Result<()> {
 }
 
 /// Replaces the Pods of the Service while a client sends requests continuously.
-async fn update_without_a_failure(
+async fn roll_out_without_failure(
     inside: Workload<'_>,
     on: &Worker,
     before: &BTreeSet<(String, String)>,
@@ -256,7 +256,7 @@ async fn update_without_a_failure(
 }
 
 /// Kills a worker. The Deployment's Pods soon run on the other worker.
-async fn lose(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> {
+async fn kill_worker(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> {
     let before = list_web(inside).await?;
     ensure!(before.iter().any(|(_, node)| *node == lost.name), "{before:?}");
     lost.kill().await?;
@@ -274,7 +274,7 @@ async fn lose(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> 
     .await
 }
 
-async fn clean(inside: Workload<'_>) -> Result<()> {
+async fn delete_objects(inside: Workload<'_>) -> Result<()> {
     let objects = [
         "deployment/web",
         "service/web",
@@ -292,7 +292,7 @@ async fn clean(inside: Workload<'_>) -> Result<()> {
 #[tokio::test]
 async fn a_token_lets_nobody_in_elsewhere_or_later() -> Result<()> {
     let stack = Stack::connect().await?;
-    let (key, demo) = (Key::draw().await?, stack.dir.join("ssh/demo"));
+    let (key, demo) = (Key::generate().await?, stack.dir.join("ssh/demo"));
     let tenant = TenantFixture::create_with(&stack, "tokens", key.to_spec()).await?;
     tenant.ready_cluster("a").await?;
     let join = async |key: &Path, cluster: &str| -> Result<[String; 3]> {
@@ -314,16 +314,16 @@ async fn a_token_lets_nobody_in_elsewhere_or_later() -> Result<()> {
         ..JoinLine::parse(&token)?
     };
     let forged = line.replace(&token, &forged.encode()?);
-    refuse(&stack, &key.path, "a", "the token of another Tenant's cluster", &forged).await?;
+    expect_join_refused(&stack, &key.path, "a", "the token of another Tenant's cluster", &forged).await?;
     for (key, name) in [(&key.path, name), (&demo, foreign_name)] {
         ssh(&stack, key, &format!("revoke {name}")).await?.ok()?;
     }
-    refuse(&stack, &key.path, "a", "a token that was revoked", &line).await?;
+    expect_join_refused(&stack, &key.path, "a", "a token that was revoked", &line).await?;
     tenant.remove().await
 }
 
 /// Expects that the API refuses the join command's token, which tells the worker nothing more.
-async fn refuse(stack: &Stack, key: &Path, cluster: &str, rule: &str, line: &str) -> Result<()> {
+async fn expect_join_refused(stack: &Stack, key: &Path, cluster: &str, rule: &str, line: &str) -> Result<()> {
     let refusal = try_to_join(stack, key, cluster, Some(line)).await?;
     ensure!(refusal.code == Some(1), "{rule}: {refusal:?}");
     let refusal = refusal.refused()?;
