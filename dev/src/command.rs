@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_is_the_last_lines_that_say_something() {
+    fn the_tail_is_the_last_lines_that_are_not_empty() {
         assert_eq!(tail("a\n\nb\nc\n", 2), "  | b\n  | c");
         assert_eq!(tail("", 2), "");
     }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_over_its_limit_is_ended_and_its_last_lines_are_told() {
+    async fn a_command_over_its_timeout_is_killed_and_its_last_lines_are_reported() {
         let error = Command::new("sh")
             .args(["-c", "echo so far; exec sleep 60"])
             .limit(Duration::from_secs(1))

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_removed_when_all_its_names_are_out_of_use() {
+    fn an_image_is_removed_when_none_of_its_names_is_used() {
         let listing = "\
 REF TYPE DIGEST SIZE
 docker.io/yoke/operator:dev m sha256:c 1

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_low_is_raised() {
+    fn a_limit_that_is_too_low_is_raised() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("limit");
         for (given, said, expected) in [
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_raised_is_said() {
+    fn a_limit_that_cannot_be_raised_is_a_warning() {
         // Read-only, for root as well.
         let note = raise(Path::new("/proc/sys/kernel/ngroups_max"), u64::MAX).unwrap();
         assert!(note.starts_with("WARNING: "), "{note}");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_killed_build_left_is_removed_by_the_next_one() {
+    async fn remains_of_a_killed_build_are_removed_by_the_next_one() {
         let dir = tempfile::tempdir().unwrap();
         let layout = layout(dir.path());
         let mut ended = std::process::Command::new("true").spawn().unwrap();

@@ -202,7 +202,7 @@ async fn append(appender: usize, client: Client, stop: Arc<AtomicBool>) -> Resul
             Some(Ok(made)) => appended.push(Some(version_of(&made)?)),
             // An earlier attempt was applied but not acknowledged.
             Some(Err(409)) if is_open => appended.push(None),
-            Some(Err(code)) => bail!("creating {name} was answered {code}"),
+            Some(Err(code)) => bail!("creating {name} failed with status {code}"),
             None => {
                 is_open = true;
                 tokio::time::sleep(PROBE_EVERY).await;
@@ -240,7 +240,7 @@ async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(Counted, Vec<In
                     return Ok((counted, changes));
                 }
             }
-            Some(Err(404)) => bail!("the counter is gone"),
+            Some(Err(404)) => bail!("the counter does not exist"),
             // The write was certainly not applied.
             Some(Err(_)) => {}
             None => counted.version = None,
@@ -263,12 +263,15 @@ impl Counted {
 }
 
 fn version_of(object: &ConfigMap) -> Result<u64> {
-    Ok(object.resource_version().context("no resourceVersion")?.parse()?)
+    Ok(object
+        .resource_version()
+        .context("the object has no resourceVersion")?
+        .parse()?)
 }
 
 fn read(object: &ConfigMap) -> Result<u64> {
     let value = object.data.as_ref().and_then(|data| data.get(VALUE));
-    Ok(value.context("an object without its value")?.parse()?)
+    Ok(value.context("the object has no value")?.parse()?)
 }
 
 /// Records the times of the API's answers.
@@ -306,18 +309,18 @@ fn check_order(objects: &[ConfigMap], prefix: &str, appended: &Appended) -> Resu
     ensure!(!appended.is_empty(), "no object {prefix} was acknowledged");
     ensure!(
         stored.len() == appended.len(),
-        "{} objects {prefix} are there where {} were acknowledged",
+        "{} objects {prefix} exist, but {} were acknowledged",
         stored.len(),
         appended.len()
     );
     for ((version, number), (expected, acknowledged)) in stored.into_iter().zip((0u64..).zip(appended)) {
         ensure!(
             number == expected,
-            "object {prefix}{number} was made where {expected} was"
+            "object {prefix}{number} is in the place of {expected}"
         );
         ensure!(
             acknowledged.is_none_or(|acknowledged| acknowledged == version),
-            "object {prefix}{number} has version {version}, and {acknowledged:?} was acknowledged"
+            "object {prefix}{number} has version {version}, but {acknowledged:?} was acknowledged"
         );
     }
     Ok(())
@@ -334,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_was_done_twice_is_found() {
+    fn missing_and_repeated_writes_are_found() {
         let made = |objects: &[(u64, u64)]| -> Vec<ConfigMap> {
             let name = |number| name_of(0, number);
             objects
@@ -345,14 +348,14 @@ mod tests {
         let acknowledged = vec![Some(3), None, Some(9)];
         for (rule, objects, met) in [
             ("as acknowledged", made(&[(0, 3), (1, 7), (2, 9)]), true),
-            ("one is lost", made(&[(0, 3), (2, 9)]), false),
+            ("an object is lost", made(&[(0, 3), (2, 9)]), false),
             (
-                "one is there that nobody has made",
+                "an object that no client created",
                 made(&[(0, 3), (1, 7), (2, 9), (3, 11)]),
                 false,
             ),
-            ("two in another order", made(&[(0, 3), (1, 10), (2, 9)]), false),
-            ("one was made twice", made(&[(0, 3), (1, 7), (2, 12)]), false),
+            ("two objects in another order", made(&[(0, 3), (1, 10), (2, 9)]), false),
+            ("an object was created twice", made(&[(0, 3), (1, 7), (2, 12)]), false),
         ] {
             let found = check_order(&objects, &prefix_of(0), &acknowledged);
             assert_eq!(found.is_ok(), met, "{rule}: {found:?}");
@@ -369,12 +372,12 @@ mod tests {
         );
         for (rule, counted, value, version, met) in [
             ("as acknowledged", closed, 5, 20, true),
-            ("it was raised twice to the same", closed, 5, 21, false),
-            ("it was raised by nobody", closed, 6, 21, false),
-            ("it was lost", closed, 4, 20, false),
-            ("what was left open was not done", open, 5, 20, true),
-            ("what was left open was done", open, 6, 21, true),
-            ("it was done twice", open, 7, 22, false),
+            ("a change was applied twice", closed, 5, 21, false),
+            ("an increment that no client made", closed, 6, 21, false),
+            ("an increment is lost", closed, 4, 20, false),
+            ("the unacknowledged increment was not applied", open, 5, 20, true),
+            ("the unacknowledged increment was applied", open, 6, 21, true),
+            ("the unacknowledged increment was applied twice", open, 7, 22, false),
         ] {
             let found = counted.check(&stored(COUNTER, value, version));
             assert_eq!(found.is_ok(), met, "{rule}: {found:?}");

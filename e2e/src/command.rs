@@ -34,7 +34,7 @@ impl Output {
     /// Returns standard output and standard error. Fails if the program succeeded.
     pub fn refused(self) -> Result<String> {
         if self.success() {
-            bail!("succeeded where it should have been refused: {}", self.stdout);
+            bail!("succeeded, but should have been refused: {}", self.stdout);
         }
         Ok(self.stdout + &self.stderr)
     }
@@ -52,7 +52,7 @@ pub async fn run(mut command: Command, limit: Duration) -> Result<Output> {
         .with_context(|| format!("starting {line}"))?;
     let output = tokio::time::timeout(limit, child.wait_with_output())
         .await
-        .with_context(|| format!("{line} was not done after {limit:?}"))?
+        .with_context(|| format!("{line} did not finish within {limit:?}"))?
         .with_context(|| format!("waiting for {line}"))?;
     Ok(Output {
         code: output.status.code(),

@@ -54,7 +54,7 @@ impl Floor {
         let mut ask = Command::new("nsenter");
         ask.args(["--target", &pid.to_string(), "--net", "--", "bash", "-c", FIRST_ANSWER]);
         let answered: f64 = run(ask, limit).await?.ok()?.trim().parse()?;
-        Duration::try_from_secs_f64(answered - started).context("an API server that answered before it started")
+        Duration::try_from_secs_f64(answered - started).context("the API server answered before it started")
     }
 }
 

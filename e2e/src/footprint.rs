@@ -159,11 +159,12 @@ impl Footprint {
             ask.arg(format!("--net=/run/netns/{}", stack.var("YOKE_NETNS")?))
                 .args(["--", "curl", "--silent", "--fail", "--max-time", "5"])
                 .arg(format!("http://127.0.0.1:8222/{path}"));
-            let said: Value = serde_json::from_str(&run(ask, LIMIT).await?.ok()?).context("reading what NATS says")?;
+            let said: Value =
+                serde_json::from_str(&run(ask, LIMIT).await?.ok()?).context("parsing the monitoring data of NATS")?;
             for name in names {
                 let count = said[name]
                     .as_u64()
-                    .with_context(|| format!("NATS does not tell its {name}"))?;
+                    .with_context(|| format!("NATS does not report its {name}"))?;
                 self.count(format!("NATS {name}"), count);
             }
         }
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_later_has_not_begun() {
+    fn a_program_that_does_not_listen_yet_has_not_started() {
         let started = footprint(&[("processes a", 2), ("ports", 7), ("memory of a", 1)]);
         for (rule, other, expected) in [
             (
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_taken_until_halfway_is_no_leak() {
+    fn memory_that_is_allocated_until_halfway_is_no_leak() {
         let before = footprint(&[("processes a", 2), ("memory of a", 40 << 20)]);
         let halfway = footprint(&[("processes a", 3), ("memory of a", 100 << 20)]);
         let before = before.with_memory_of(&halfway);

@@ -53,7 +53,10 @@ impl HeldWatch {
     pub async fn start(client: Client) -> Result<Self> {
         let api: Api<ConfigMap> = Api::namespaced(client, "default");
         let list = api.list(&ListParams::default().limit(1)).await.context("listing")?;
-        let version = list.metadata.resource_version.context("a list without its version")?;
+        let version = list
+            .metadata
+            .resource_version
+            .context("the list has no resourceVersion")?;
         let (sender, seen) = watch::channel(Seen::default());
         let task = tokio::spawn(async move {
             let Err(error) = hold(api, version, &sender).await;
@@ -88,9 +91,9 @@ impl HeldWatch {
         let mut seen = self.seen.clone();
         let delivered = seen.wait_for(|seen| seen.failure.is_some() || holds(&seen.made));
         let delivered = tokio::time::timeout(limit, delivered).await;
-        let delivered = delivered.with_context(|| format!("the watch did not tell of {what} within {limit:?}"))?;
-        let failure = delivered.context("the watch ended badly")?.failure.clone();
-        failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot go on: {failure}")))
+        let delivered = delivered.with_context(|| format!("the watch did not deliver {what} within {limit:?}"))?;
+        let failure = delivered.context("the task of the watch panicked")?.failure.clone();
+        failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot continue: {failure}")))
     }
 
     /// Number of watch requests so far.
@@ -113,7 +116,7 @@ impl HeldWatch {
             let delivered: Vec<_> = made.iter().filter(of_this).collect();
             ensure!(
                 expected.eq(delivered.iter().copied().cloned()),
-                "the watch delivered {} of {}, or in another order",
+                "the watch delivered {} of {} objects, or in another order",
                 delivered.len(),
                 appended.len()
             );
@@ -126,7 +129,7 @@ impl HeldWatch {
         self.task.abort();
         let seen = self.seen.borrow();
         match &seen.failure {
-            Some(failure) => bail!("the watch could not go on: {failure}"),
+            Some(failure) => bail!("the watch could not continue: {failure}"),
             None => Ok(seen.made.clone()),
         }
     }
@@ -177,7 +180,10 @@ async fn follow(
             }
             WatchEvent::Modified(object) | WatchEvent::Deleted(object) => {
                 let name = object.name_any();
-                ensure!(!name.starts_with(APPENDED), "{name} was changed, which nobody did");
+                ensure!(
+                    !name.starts_with(APPENDED),
+                    "{name} was changed or deleted unexpectedly"
+                );
                 *version = to_version(&object)?;
             }
             WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
@@ -209,10 +215,13 @@ async fn list_again(api: &Api<ConfigMap>, version: &mut String, seen: &watch::Se
             .filter(|name| !known.contains(name));
         seen.made.extend(new);
     });
-    *version = list.metadata.resource_version.context("a list without its version")?;
+    *version = list
+        .metadata
+        .resource_version
+        .context("the list has no resourceVersion")?;
     Ok(())
 }
 
 fn to_version(object: &ConfigMap) -> Result<String> {
-    object.resource_version().context("an object without its version")
+    object.resource_version().context("the object has no resourceVersion")
 }

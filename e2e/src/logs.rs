@@ -31,11 +31,11 @@ pub struct Expected {
 const ALWAYS: &[Expected] = &[
     Expected {
         says: "connection closed before message completed",
-        because: "the host's API server closed an idle connection just when a request was sent; it is sent again",
+        because: "the host's API server closed an idle connection while a request was sent; the client retries",
     },
     Expected {
         says: "tls handshake eof",
-        because: "an Envoy was ended, or had waited for a second, while it connected to ingress-xds; it connects again",
+        because: "an Envoy was stopped, or timed out after a second, while it connected to ingress-xds; it reconnects",
     },
 ];
 
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_errors_and_what_is_no_log_line_are_complaints() {
+    fn warnings_errors_and_other_formats_are_complaints() {
         let since = "2026-01-01T00:00:10Z".parse().unwrap();
         for (line, expected) in [
             (
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_is_left_out_while_it_is_seldom() {
+    fn rare_lines_about_slow_requests_are_ignored() {
         let late = format!("WARN {}", LATE[0]);
         for count in 0..=SELDOM + 1 {
             let mut complaints = vec![late.as_str(); count];

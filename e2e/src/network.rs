@@ -50,7 +50,7 @@ pub async fn try_connect(from: &Origin, address: &str, port: u16) -> Result<Reac
         Some(TIMED_OUT) => Ok(Reachability::Silent),
         _ if output.stderr.contains("Connection refused") => Ok(Reachability::Refused),
         _ => bail!(
-            "no connection to {address}:{port} could be tried from {from:?}: {}",
+            "cannot try a connection to {address}:{port} from {from:?}: {}",
             output.stderr.trim()
         ),
     }
@@ -91,12 +91,12 @@ pub async fn container_pid(stack: &Stack, pod: &Pod, container: &str) -> Result<
                 .strip_prefix("containerd://")
                 .map(str::to_owned)
         })
-        .with_context(|| format!("container {container} does not run"))?;
+        .with_context(|| format!("container {container} is not running"))?;
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     let mut command = stack.program("ctr");
     command
         .arg("--address")
-        .arg(stack.containerd(node.context("the pod is nowhere")?)?)
+        .arg(stack.containerd(node.context("the pod has no node")?)?)
         .args(["--namespace", "k8s.io", "tasks", "ls"]);
     let tasks = run(command, Duration::from_secs(20)).await?.ok()?;
     tasks

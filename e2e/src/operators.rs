@@ -24,10 +24,8 @@ pub async fn change(stack: &Stack, patch: &serde_json::Value) -> Result<()> {
 /// Pod of the leader.
 pub async fn acting(stack: &Stack) -> Result<Pod> {
     let leases: Api<Lease> = Api::namespaced(stack.host.clone(), NAMESPACE);
-    let spec = leases.get(NAME).await?.spec.context("a Lease that says nothing")?;
-    let holder = spec.holder_identity.context("nobody holds the Lease")?;
+    let spec = leases.get(NAME).await?.spec.context("the Lease has no spec")?;
+    let holder = spec.holder_identity.context("the Lease has no holder")?;
     let pods: Api<Pod> = Api::namespaced(stack.host.clone(), NAMESPACE);
-    pods.get(&holder)
-        .await
-        .context("looking for the pod of who holds the Lease")
+    pods.get(&holder).await.context("reading the pod of the Lease holder")
 }

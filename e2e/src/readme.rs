@@ -50,7 +50,7 @@ pub async fn type_in(directory: &Path, environment: &[(&str, &Path)], commands: 
         .current_dir(directory)
         .env_remove("KUBECONFIG")
         .envs(environment.iter().copied());
-    run(shell, LIMIT).await?.ok().context("the last command shown failed")
+    run(shell, LIMIT).await?.ok().context("the last printed command failed")
 }
 
 fn parse(readme: &str, kind: &str) -> Vec<String> {

@@ -123,7 +123,7 @@ impl TenantFixture {
     ) -> Result<Cluster> {
         let what = format!("Cluster {name} to have {condition}={status}");
         watch_for(&what, limit, self.clusters(), name, |cluster: Option<Cluster>| {
-            let cluster = cluster.context("no such Cluster")?;
+            let cluster = cluster.context("the Cluster does not exist")?;
             let conditions = cluster
                 .status
                 .as_ref()
@@ -186,7 +186,7 @@ impl TenantFixture {
         unlisted.extend(self.journal.unlisted_in_system(&self.stack, &self.expected).await?);
         ensure!(
             unlisted.is_empty(),
-            "Yoke logged what no test expects:\n{}",
+            "Yoke logged unexpected lines:\n{}",
             unlisted.join("\n")
         );
         Ok(())

@@ -77,7 +77,7 @@ impl Worker {
         let program = std::fs::metadata(self.folder().join("bin/yoke-worker"));
         program
             .and_then(|program| program.modified())
-            .context("looking at the worker's program")
+            .context("reading the time of the worker's program")
     }
 
     /// A client of any cluster that authenticates with the worker's kubelet certificate.
@@ -95,8 +95,8 @@ impl Worker {
 
     /// Control group of the processes that the worker started.
     pub fn control_group(&self) -> Result<String> {
-        let text = std::fs::read(self.folder().join("root/worker.json")).context("reading what the worker is")?;
-        let worker: serde_json::Value = serde_json::from_slice(&text).context("reading what the worker is")?;
+        let text = std::fs::read(self.folder().join("root/worker.json")).context("reading worker.json")?;
+        let worker: serde_json::Value = serde_json::from_slice(&text).context("reading worker.json")?;
         let id = worker["id"].as_str().context("the worker has no id")?;
         Ok(format!("yoke-worker-{id}"))
     }
@@ -115,7 +115,7 @@ impl Worker {
     /// Sends a signal, named without `SIG`, to all its processes except its Pods.
     pub async fn signal(&self, name: &str) -> Result<()> {
         let keeper = self.pid()?;
-        let boxed = family(keeper)?.pop().context("the worker has no box")?;
+        let boxed = family(keeper)?.pop().context("the worker has no sandbox process")?;
         let inside = format!("/proc/{boxed}/ns/pid_for_children");
         let inside = std::fs::read_link(&inside).with_context(|| format!("reading {inside}"))?;
         let is_inside = |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|own| own == inside);
@@ -137,7 +137,7 @@ impl Worker {
         let mut command = self.stack.program("yoke-dev");
         command.args(["remove-worker", &self.name]);
         run(command, REMOVE_LIMIT).await?.ok()?;
-        ensure!(!self.folder().exists(), "the folder of {} is left", self.name);
+        ensure!(!self.folder().exists(), "the folder of {} still exists", self.name);
         Ok(())
     }
 

@@ -127,7 +127,7 @@ impl Workload<'_> {
         };
         let ended = tokio::time::timeout(POD_LIMIT, used).await;
         let shown = String::from_utf8_lossy(&shown).into_owned();
-        let ended = ended.with_context(|| format!("{line} was not done; it showed {shown:?}"))??;
+        let ended = ended.with_context(|| format!("{line} timed out; it showed {shown:?}"))??;
         ensure!(ended.success(), "{line}: {ended}: {shown:?}");
         Ok(shown)
     }
@@ -145,7 +145,7 @@ impl Workload<'_> {
         let mut lines = BufReader::new(forward.stdout.take().context("no output")?).lines();
         let line = tokio::time::timeout(POD_LIMIT, lines.next_line()).await??;
         // Format: Forwarding from 127.0.0.1:41234 -> 8080
-        let line = line.context("kubectl port-forward said nothing")?;
+        let line = line.context("kubectl port-forward printed nothing")?;
         let port = line.split_whitespace().nth(2).context("no address")?;
         let mut curl = Command::new("curl");
         let url = format!("http://{port}/");

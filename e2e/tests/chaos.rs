@@ -41,7 +41,7 @@ const CONTROL_PLANE: &str = "yoke.drzzl.io/component=control-plane";
 
 const ALL: [Expected; 1] = [Expected {
     says: "",
-    because: "everything is killed, stopped and cut off",
+    because: "everything is killed, stopped and disconnected",
 }];
 
 /// A fault and its target.
@@ -230,7 +230,7 @@ impl Target {
             "--force",
         ];
         let deleted = self.stack.host_kubectl(&delete).await?.ok()?;
-        ensure!(!deleted.is_empty(), "there is no pod");
+        ensure!(!deleted.is_empty(), "no pod was deleted");
         Ok(())
     }
 }
@@ -248,7 +248,7 @@ fn require(faults: &[Fault], length: Duration) -> Result<()> {
     let missing: Vec<_> = missing.map(ToString::to_string).collect();
     ensure!(
         missing.is_empty() || least < FAULTS.len(),
-        "not done once: {}",
+        "kinds of faults that did not happen: {}",
         missing.join(", ")
     );
     Ok(())
@@ -363,9 +363,9 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
-    println!("A watch told all of them once, in order, paused {gap:.1?} and listed anew {lists} times.");
+    println!("A watch delivered all of them once, in order, paused {gap:.1?} and listed again {lists} times.");
     println!(
-        "{} faults. {} objects of {APPENDERS} clients and {} changes of one were acknowledged: all are there, in order, none twice",
+        "{} faults. {} objects of {APPENDERS} clients and {} changes of one were acknowledged: all exist, in order, none twice",
         faults.len(),
         record.objects(),
         record.counted.reached
@@ -375,7 +375,7 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
 }
 
 #[test]
-fn faults_that_did_not_happen_are_missed() {
+fn missing_faults_are_reported() {
     let thrice = [FAULTS; 3].concat();
     let without_a_node: Vec<_> = thrice
         .iter()

@@ -144,12 +144,12 @@ impl CycledCluster<'_> {
         while started.elapsed() < time || self.watch.requests() < requests {
             ensure!(
                 started.elapsed() < time + READY_LIMIT,
-                "the watch is not asked for again"
+                "the client sends no further watch request"
             );
             let status = self.tenant.clusters().get("a").await?.status;
             let activity = status.and_then(|status| status.activity).unwrap_or_default();
             ensure!(activity.asleep_since().is_some(), "it was woken: {activity:?}");
-            ensure!(self.pod().await?.is_none(), "a pod is there: {activity:?}");
+            ensure!(self.pod().await?.is_none(), "the control plane has a pod: {activity:?}");
             tokio::time::sleep(LOOK).await;
         }
         Ok(())
@@ -208,7 +208,7 @@ impl CycledCluster<'_> {
             tokio::time::sleep(STILL).await;
             let now = Footprint::take(self.stack, &[self.worker.control_group()?]).await?;
             let previous = before.replace(now.clone());
-            ensure!(now.runs_as(&previous), "something begins or ends");
+            ensure!(now.runs_as(&previous), "a process started or stopped");
             Ok(Some(now))
         })
         .await
@@ -255,13 +255,13 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
             .run_cycle(cycle)
             .await
             .with_context(|| format!("cycle {cycle}"))?;
-        println!("cycle {cycle}: no pod after {sleep:.1?}, an answer {wake:.1?} after it was asked for");
+        println!("cycle {cycle}: no pod after {sleep:.1?}, an answer {wake:.1?} after the request");
         slept.push(sleep);
         woke.push(wake);
     }
 
     let after = RefCell::new(Footprint::default());
-    let settled = wait_for("all that is left to be as before", SETTLE_LIMIT, async || {
+    let settled = wait_for("all counts to be as before", SETTLE_LIMIT, async || {
         let now = cycled.wait_until_settled().await?;
         let grown = before.grown(&now);
         after.replace(now);
@@ -287,9 +287,9 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     ensure!(missing.is_empty(), "{missing:?} are lost");
     let CycledCluster { watch, worker, .. } = cycled;
     let (_, lists) = watch.interruptions();
-    println!("the client that holds the watch listed anew {lists} times");
+    println!("the watch client listed again {lists} times");
     // One more than cycles, because it woke once before them.
-    ensure!(lists <= cycles + 1, "more than once for each wake");
+    ensure!(lists <= cycles + 1, "more than once per wake");
     let mut delivered = watch.stop()?;
     delivered.retain(|name| name.starts_with("cycle-"));
     ensure!(delivered == expected, "the watch delivered {delivered:?}");

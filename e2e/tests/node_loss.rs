@@ -160,7 +160,7 @@ impl LostCluster {
 
     /// Waits until the process of the previous pod has exited.
     async fn wait_gone(&self, previous: u32) -> Result<()> {
-        wait_until("the former control plane to end", READY_LIMIT, async || {
+        wait_until("the previous control plane to exit", READY_LIMIT, async || {
             Ok(!PathBuf::from(format!("/proc/{previous}")).exists())
         })
         .await?;
@@ -208,12 +208,12 @@ async fn check(watch: HeldWatch, clients: Clients, recovery: &Recovery) -> Resul
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
     // An event that kube-apiserver's watch cache had not delivered before its end is lost.
-    ensure!(lists <= 1, "the watch listed anew {lists} times");
+    ensure!(lists <= 1, "the watch listed again {lists} times");
     let Recovery { declared, answered } = recovery;
     Ok(format!(
         "The loss was declared after {declared:.1?}, and the API answered from another node after {answered:.1?}.\n\
-         {} objects and {} changes of one, all as acknowledged; the longest outage {:.1?}. The watch told all of them once, in \
-         order, paused {gap:.1?} and listed anew {lists} times.",
+         {} objects and {} changes of one, all as acknowledged; the longest outage {:.1?}. The watch delivered all of them once, in \
+         order, paused {gap:.1?} and listed again {lists} times.",
         record.objects(),
         record.counted.reached,
         record.longest_outage()
@@ -221,7 +221,7 @@ async fn check(watch: HeldWatch, clients: Clients, recovery: &Recovery) -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_comes_back_from_the_dead_does_no_harm() -> Result<()> {
+async fn a_disconnected_node_that_returns_does_no_harm() -> Result<()> {
     let _alone = ALONE.lock().await;
     let lost = LostCluster::place("node-loss").await?;
     let done = disconnect_and_report(&lost).await;
@@ -232,7 +232,7 @@ async fn a_node_that_comes_back_from_the_dead_does_no_harm() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
+async fn a_killed_node_is_replaced() -> Result<()> {
     let _alone = ALONE.lock().await;
     let lost = LostCluster::place("node-kill").await?;
     let done = kill_and_report(&lost).await;
@@ -245,7 +245,7 @@ async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
 /// The operator limits concurrent starts. One Tenant's control planes start half as many at a time
 /// as there are cores, plus one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_who_are_lost_together_all_go_on() -> Result<()> {
+async fn control_planes_that_are_lost_together_all_recover() -> Result<()> {
     let _alone = ALONE.lock().await;
     let lost = LostCluster::place("node-many").await?;
     let mut all = Vec::new();
@@ -269,7 +269,7 @@ async fn those_who_are_lost_together_all_go_on() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
+async fn the_leading_operator_may_be_lost_with_it() -> Result<()> {
     let _alone = ALONE.lock().await;
     let lost = LostCluster::place("node-operator").await?;
     let deployments: Api<Deployment> = Api::namespaced(lost.stack.host.clone(), operators::NAMESPACE);
@@ -290,10 +290,14 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
         lost.node.take_all_new_pods(false).await?;
         first?;
         // The first operator to start is the leader.
-        wait_until("the operator on the second node to act", BACK_LIMIT, async || {
-            let acting = operators::acting(&lost.stack).await?;
-            Ok(node_of(&acting) == Some(&lost.node.name))
-        })
+        wait_until(
+            "the operator on the second node to be the leader",
+            BACK_LIMIT,
+            async || {
+                let acting = operators::acting(&lost.stack).await?;
+                Ok(node_of(&acting) == Some(&lost.node.name))
+            },
+        )
         .await?;
         operators::change(&lost.stack, &json!({"spec": {"replicas": 2}})).await?;
         kill_with_operator_and_report(&lost).await
@@ -315,7 +319,7 @@ async fn kill_with_operator_and_report(lost: &LostCluster) -> Result<String> {
     let recovery = lost.wait_recovery().await?;
     let noticed = check(watch, clients, &recovery).await?;
     ensure!(recovery.answered < BACK_BY_ANOTHER, "too late: {noticed}");
-    Ok(format!("With the operator that acts: {noticed}"))
+    Ok(format!("With the leading operator: {noticed}"))
 }
 
 /// Kills the node, and reports the result.
@@ -340,10 +344,10 @@ async fn disconnect_and_report(lost: &LostCluster) -> Result<String> {
     signal(kubelet, "STOP").await?;
     lost.node.reconnect().await?;
     let mended = Instant::now();
-    let fenced = wait_for("the former store to be fenced", FENCE_LIMIT, async || {
+    let fenced = wait_for("the previous store to be fenced", FENCE_LIMIT, async || {
         let said = read_all(&mut log.try_clone()?)?;
         let last: Vec<_> = said.lines().rev().take(4).collect();
-        ensure!(said.contains(FENCED), "it says {last:?}");
+        ensure!(said.contains(FENCED), "its last lines are {last:?}");
         Ok(Some(mended.elapsed()))
     })
     .await;
@@ -352,10 +356,10 @@ async fn disconnect_and_report(lost: &LostCluster) -> Result<String> {
     lost.wait_gone(store).await?;
     lost.wait_gone(api_server).await?;
     let ended = mended.elapsed();
-    ensure!(read_all(&mut log)?.contains(FENCED), "its log is another one");
+    ensure!(read_all(&mut log)?.contains(FENCED), "the log was replaced");
 
     let noticed = conclude(watch, clients, &recovery).await?;
     Ok(format!(
-        "{noticed}\nThe node was back: the former store found that it was replaced after {fenced:.1?}, and had ended after {ended:.1?}."
+        "{noticed}\nThe node was reconnected: the previous store was fenced after {fenced:.1?}, and had exited after {ended:.1?}."
     ))
 }

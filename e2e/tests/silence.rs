@@ -16,7 +16,7 @@ const HALF: Duration = Duration::from_secs(30);
 const GONE_LIMIT: Duration = Duration::from_secs(360);
 
 #[tokio::test]
-async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
+async fn a_silent_worker_is_removed_and_one_that_returns_stays() -> Result<()> {
     let stack = Stack::connect().await?;
     let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "silence", key.to_spec()).await?;
@@ -49,7 +49,7 @@ async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
             "jsonpath={.spec.renewTime}",
         ];
         let renewed: Timestamp = inside.kubectl(&renewed).await?.parse().context("a Lease's time")?;
-        Duration::try_from(Timestamp::now().duration_since(renewed)).context("a Lease of the future")
+        Duration::try_from(Timestamp::now().duration_since(renewed)).context("the Lease's time is in the future")
     };
 
     back.signal("STOP").await?;
@@ -60,7 +60,7 @@ async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
     })
     .await?;
     back.signal("CONT").await?;
-    wait_until("it to be heard of again", READY_LIMIT, async || {
+    wait_until("the worker to renew its Lease again", READY_LIMIT, async || {
         Ok(silent().await? < HALF)
     })
     .await?;
@@ -74,9 +74,9 @@ async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
     let told = "jsonpath={.items[*].involvedObject.name}";
     let told = ["get", "events", "-A", "--field-selector=reason=NodeSilent", "-o", told];
     let told = inside.kubectl(&told).await?;
-    ensure!(told == lost.name, "NodeSilent is told of {told:?}");
+    ensure!(told == lost.name, "NodeSilent events are about {told:?}");
     let now = [find(&node_of_back).await?, find("pod/on-back").await?];
-    ensure!(now == kept, "{now:?} were {kept:?} before");
+    ensure!(now == kept, "the UIDs are {now:?}, but were {kept:?} before");
     for worker in [lost, back] {
         worker.remove().await?;
     }

@@ -45,14 +45,18 @@ impl DrainedCluster {
     /// no other node.
     async fn wait_evictions_blocked(&self) -> Result<()> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.stack.host.clone(), &self.hosted);
-        wait_for("a budget that Kubernetes has seen", READY_LIMIT, async || {
-            let found = budgets.list(&ListParams::default()).await?;
-            let seen = found.items.iter().any(|budget| {
-                let seen = budget.status.as_ref().and_then(|status| status.observed_generation);
-                seen == budget.metadata.generation
-            });
-            Ok(seen.then_some(()))
-        })
+        wait_for(
+            "a PodDisruptionBudget that Kubernetes has observed",
+            READY_LIMIT,
+            async || {
+                let found = budgets.list(&ListParams::default()).await?;
+                let seen = found.items.iter().any(|budget| {
+                    let seen = budget.status.as_ref().and_then(|status| status.observed_generation);
+                    seen == budget.metadata.generation
+                });
+                Ok(seen.then_some(()))
+            },
+        )
         .await
     }
 
@@ -77,7 +81,7 @@ async fn list_pods(stack: &Stack, hosted: &str) -> Result<Vec<Pod>> {
 
 /// Waits until exactly one other pod serves. It must not run on the node `left`.
 async fn successor(stack: &Stack, hosted: &str, former: &Pod, left: Option<&str>) -> Result<Pod> {
-    wait_for("one pod, another one", READY_LIMIT, async || {
+    wait_for("exactly one other pod", READY_LIMIT, async || {
         let mut pods = list_pods(stack, hosted).await?;
         let seen: Vec<_> = pods.iter().map(|pod| (pod.name_any(), node_of(pod).cloned())).collect();
         ensure!(pods.len() == 1, "{seen:?}");
@@ -94,7 +98,7 @@ fn incarnation_of(pod: &Pod) -> Option<&String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
+async fn a_control_plane_leaves_a_drained_node_before_its_pod_ends() -> Result<()> {
     let _alone = ALONE.lock().await;
     let stack = Stack::connect().await?;
     let node = HostNode::second(&stack).await?;
@@ -125,7 +129,7 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
 
 /// All control planes get notice at once. Each moves to another node before its pod ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
+async fn many_control_planes_leave_a_drained_node() -> Result<()> {
     let _alone = ALONE.lock().await;
     let stack = Stack::connect().await?;
     let node = HostNode::second(&stack).await?;
@@ -158,7 +162,7 @@ async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
     for (former, successor, answers) in ended {
         ensure!(
             incarnation_of(&successor?) == incarnation_of(&former),
-            "it is another start"
+            "it is another incarnation"
         );
         longest.push(longest_gap(&answers?));
     }
@@ -170,14 +174,14 @@ async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
     println!("{noticed}");
     ensure!(
         longest.last().is_some_and(|longest| *longest < LONGEST),
-        "too long: {noticed}"
+        "the pause is too long: {noticed}"
     );
     tenant.remove().await
 }
 
 /// There is no notice: the pod is deleted, like after an admitted eviction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
+async fn a_deleted_pod_serves_until_another_one_does() -> Result<()> {
     let _alone = ALONE.lock().await;
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "ending").await?.expecting(&EXPECTED);
@@ -209,14 +213,14 @@ async fn conclude(former: &Pod, successor: &Pod, clients: Clients, watch: HeldWa
     let record = clients.stop().await?;
     ensure!(
         record.answers.last().is_some_and(|last| *last > since),
-        "nobody answers"
+        "the API does not answer"
     );
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
     let noticed = format!(
         "{} took over from {}. {} objects and {} changes of one, all as acknowledged; the longest time without an answer {:.2?}, \
-         asked each {PROBE_EVERY:?}. The watch told all of them once, in order, paused {gap:.2?} and listed anew {lists} times.",
+         probed every {PROBE_EVERY:?}. The watch delivered all of them once, in order, paused {gap:.2?} and listed again {lists} times.",
         successor.name_any(),
         former.name_any(),
         record.objects(),
@@ -225,9 +229,9 @@ async fn conclude(former: &Pod, successor: &Pod, clients: Clients, watch: HeldWa
     );
     ensure!(
         incarnation_of(successor) == incarnation_of(former),
-        "it is another start: {noticed}"
+        "it is another incarnation: {noticed}"
     );
-    ensure!(record.longest_outage() < LONGEST, "too long: {noticed}");
-    ensure!(lists == 0, "the watch listed all anew: {noticed}");
+    ensure!(record.longest_outage() < LONGEST, "the pause is too long: {noticed}");
+    ensure!(lists == 0, "the watch had to list again: {noticed}");
     Ok(noticed)
 }

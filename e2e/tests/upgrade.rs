@@ -108,8 +108,8 @@ async fn workers_follow_one_after_another() -> Result<()> {
     .await?;
     let updated = ConditionType::WorkersUpdated;
     let cluster = tenant.wait_condition("a", updated, "True", READY_LIMIT).await?;
-    let told = cluster.status.and_then(|status| status.workers).context("no workers")?;
-    ensure!((told.total, told.updated) == (2, 2), "{told:?}");
+    let counts = cluster.status.and_then(|status| status.workers).context("no workers")?;
+    ensure!((counts.total, counts.updated) == (2, 2), "{counts:?}");
     inside
         .kubectl(&["rollout", "status", "deployment/web", "--timeout=90s"])
         .await?;

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_gets_a_port_twice() {
+    fn no_port_is_given_twice() {
         let ports: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| [(); 50].map(|()| free_port()))).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_where_somebody_listens_is_not_free() {
+    fn a_port_with_a_listener_is_not_free() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(take(listener.local_addr().unwrap().port()).is_none());
     }

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_taken_by_the_path_they_are_looked_for_at() {
+    fn libraries_have_the_paths_at_which_the_binary_looks_for_them() {
         let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x00007f)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
         let expected = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);

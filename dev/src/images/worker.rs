@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_a_bundle_are_those_with_digests() {
+    fn files_of_a_bundle_are_the_ones_with_digests() {
         let sums = "00  kubelet\n11  ./images/pause.tar\n";
         assert_eq!(list_names(sums).collect::<Vec<_>>(), ["kubelet", "images/pause.tar"]);
     }

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kubernetes_is_told_its_version() {
+    fn kubernetes_gets_its_version_at_link_time() {
         let kubernetes = RECIPES.iter().find(|recipe| recipe.module == "kubernetes").unwrap();
         let flags = kubernetes.to_linker_flags();
         assert!(flags.contains("version.gitVersion=v1.35.4 "), "{flags}");

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_as_it_was_printed_but_for_one_word() {
+    fn a_join_command_stays_as_printed_except_for_one_word() {
         let line = to_ephemeral("sh -c 'p=/a; c $p || exit 1; exec $p join $0' yoke1.x\n").unwrap();
         assert_eq!(
             line,

@@ -87,7 +87,7 @@ async fn is_refused(stack: &Stack) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn owners_page_is_served_changed_and_taken_away() -> Result<()> {
+async fn owners_listener_is_served_changed_and_removed() -> Result<()> {
     let stack = Stack::connect().await?;
     let pod = network::pod(&stack, NAMESPACE, "app.kubernetes.io/name=envoy").await?;
     let envoy = network::container_pid(&stack, &pod, "envoy").await?;
@@ -101,12 +101,15 @@ async fn owners_page_is_served_changed_and_taken_away() -> Result<()> {
     stack.apply(&config_map(&listener, ADMIN_PORT, "second")).await?.ok()?;
     let reason = format!("listeners {listener}: listens on port {ADMIN_PORT}");
     wait_for_event(&stack, "BaseConfigRefused", &reason).await?;
-    ensure!(is_refused(&stack).await?, "the metric does not say so");
-    ensure!(get(envoy).await?.ends_with("first"), "the last good one stays");
+    ensure!(is_refused(&stack).await?, "the metric does not report the refusal");
+    ensure!(
+        get(envoy).await?.ends_with("first"),
+        "the last valid configuration is not served"
+    );
 
     stack.apply(&config_map(&listener, PORT, "third")).await?.ok()?;
     wait_served(envoy, "third").await?;
-    ensure!(!is_refused(&stack).await?, "the metric does not say that it is mended");
+    ensure!(!is_refused(&stack).await?, "the metric still reports a refusal");
 
     let delete = ["delete", "configmap", NAME, "-n", NAMESPACE];
     stack.host_kubectl(&delete).await?.ok()?;
@@ -117,7 +120,7 @@ async fn owners_page_is_served_changed_and_taken_away() -> Result<()> {
     let again = network::pod(&stack, NAMESPACE, "app.kubernetes.io/name=envoy").await?;
     ensure!(
         network::container_pid(&stack, &again, "envoy").await? == envoy,
-        "Envoy was started again"
+        "Envoy was restarted"
     );
     Ok(())
 }

@@ -174,21 +174,21 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
             .await?;
         }
         println!(
-            "{name}: process back after {back:?}, kubectl after {:?}",
+            "{name}: process restarted after {back:?}, kubectl after {:?}",
             killed.elapsed()
         );
     }
 
     watch.wait_for_more(50, HEAL_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
-    let told = watch.stop()?.len();
-    println!("a watch told of {told} objects, paused {gap:.1?} and listed anew {lists} times");
+    let delivered = watch.stop()?.len();
+    println!("a watch delivered {delivered} objects, paused {gap:.1?} and listed again {lists} times");
     // An event that kube-apiserver's watch cache had not delivered before its own end is lost.
     // Restarts of other processes need no new list.
-    ensure!(lists <= 1, "the watch listed anew {lists} times");
+    ensure!(lists <= 1, "the watch listed again {lists} times");
     stop.store(true, Ordering::Relaxed);
     for (writer, kubeconfig) in writers.into_iter().zip([&kubeconfig, &host_kubeconfig]) {
-        let written = writer.await.context("a writer ended badly")??;
+        let written = writer.await.context("a writer panicked")??;
         ensure!(written.len() > 50, "only {} creations were acknowledged", written.len());
         let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
         // A kubelet that restarts soon after a container reports it as not ready until it has
@@ -248,7 +248,7 @@ async fn a_replaced_pod_is_followed() -> Result<()> {
         stack.host_kubectl(&delete).await?.ok()?;
         let deleted = Instant::now();
         wait_for(
-            &format!("kubectl to work without the former {selector}"),
+            &format!("kubectl to work without the previous {selector}"),
             HEAL_LIMIT,
             || async {
                 let get = ["get", "namespaces", "--request-timeout=3s", "-o", "name"];

@@ -42,7 +42,7 @@ fn to_final_message(said: &str) -> String {
 }
 
 #[tokio::test]
-async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Result<()> {
+async fn second_up_restarts_nothing_and_prints_what_the_readme_shows() -> Result<()> {
     let stack = Stack::connect().await?;
     let before = stack.supervised_pid("kubelet").await?;
     // States that a user who sends the cluster to sleep, and interrupted tests, leave behind.
@@ -68,13 +68,13 @@ async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Resu
         "yoke-host was unschedulable and is schedulable again",
         "woken from sleep",
     ] {
-        ensure!(said.contains(expected), "{expected:?} is not said: {said}");
+        ensure!(said.contains(expected), "{expected:?} is missing in: {said}");
     }
     let shown = to_final_message(&std::fs::read_to_string(root().join("README.md"))?);
     let message = to_final_message(&said);
     ensure!(
         shown.starts_with(&message),
-        "the README shows something else than `make up` says:\n{message}"
+        "the README does not show the output of `make up`:\n{message}"
     );
     ensure!(
         stack.supervised_pid("kubelet").await? == before,
@@ -111,7 +111,7 @@ async fn status_shows_every_component() -> Result<()> {
         let target = command.strip_prefix("make ").with_context(|| command.clone())?;
         ensure!(
             ["up", "test", "worker", "host-node", "status", "down"].contains(&target),
-            "nobody runs {command}"
+            "no test runs {command}"
         );
     }
     Ok(())
@@ -123,7 +123,7 @@ async fn images_are_written_for_a_registry() -> Result<()> {
     let commands = commands("console images")?;
     ensure!(
         commands == ["make images", "ls .dev/images"],
-        "nobody runs {commands:?}"
+        "no test runs {commands:?}"
     );
     let mut images = in_clone("images");
     images.env("YOKE_PROFILE", "dev");
@@ -151,7 +151,7 @@ fn up_one_step(stack: &Stack) -> Command {
 }
 
 #[tokio::test]
-async fn failed_step_says_which_it_was_why_and_what_to_try() -> Result<()> {
+async fn failed_step_names_itself_its_cause_and_advice() -> Result<()> {
     let stack = Stack::connect().await?;
     let mut up = up_one_step(&stack);
     up.env("HOST_STORE", "etcd");
@@ -161,13 +161,13 @@ async fn failed_step_says_which_it_was_why_and_what_to_try() -> Result<()> {
         "this stack uses HOST_STORE=kine-nats, not etcd",
         "\n  try: fix the problem above",
     ] {
-        ensure!(said.contains(expected), "{expected:?} is not said: {said}");
+        ensure!(said.contains(expected), "{expected:?} is missing in: {said}");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn steps_are_plain_lines_but_on_a_terminal() -> Result<()> {
+async fn steps_are_plain_lines_except_on_a_terminal() -> Result<()> {
     let stack = Stack::connect().await?;
     let plain = run(up_one_step(&stack), Duration::from_secs(10)).await?.ok()?;
     ensure!(

@@ -109,11 +109,11 @@ async fn control_plane_is_open_to_envoy_and_reaches_nats_only() -> Result<()> {
     );
     ensure!(
         try_connect(&inside, &address, STORE).await? == Reachability::Open,
-        "the store tells nobody what it counts"
+        "the store serves no metrics in its own pod"
     );
     ensure!(
         try_connect(&envoy, &address, STORE).await? != Reachability::Open,
-        "the store tells Envoy what it counts"
+        "the store serves its metrics to Envoy"
     );
     for (who, from, elsewhere, port) in [
         ("a pod of another namespace", &unrelated, envoy_address.as_str(), ENVOY),
@@ -128,7 +128,7 @@ async fn control_plane_is_open_to_envoy_and_reaches_nats_only() -> Result<()> {
         let control = try_connect(from, elsewhere, port).await?;
         ensure!(
             control == Reachability::Open,
-            "{who} reaches nothing: {elsewhere}:{port} is {control:?}"
+            "{who} has no network: {elsewhere}:{port} is {control:?}"
         );
         for port in [API, STORE] {
             let found = try_connect(from, &address, port).await?;
@@ -151,7 +151,7 @@ async fn control_plane_is_open_to_envoy_and_reaches_nats_only() -> Result<()> {
         let control = try_connect(&Origin::Here, address, port).await?;
         ensure!(
             control == Reachability::Open,
-            "{what} is not there: {address}:{port} is {control:?}"
+            "{what} is unreachable for everyone: {address}:{port} is {control:?}"
         );
         let found = try_connect(&inside, address, port).await?;
         ensure!(found != Reachability::Open, "a control plane reaches {what}");

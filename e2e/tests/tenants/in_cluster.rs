@@ -69,7 +69,7 @@ impl<'a> Inside<'a> {
         }
         command.arg(format!("https://{ADDRESS}{path}"));
         let text = run(command, LIMIT).await?.ok()?;
-        let (answer, code) = text.trim().rsplit_once('\n').context("curl says no code")?;
+        let (answer, code) = text.trim().rsplit_once('\n').context("curl printed no status")?;
         let answer = serde_json::from_str(answer).with_context(|| format!("no JSON: {answer}"))?;
         Ok((code.parse()?, answer))
     }
@@ -111,7 +111,7 @@ async fn each_token_reaches_its_own_cluster() -> Result<()> {
     }
     let vault = a.kubectl(&["create", "token", "of-a", "--audience=vault"]).await?;
     let (code, _) = a.ask(Some(vault.trim()), "/version", None).await?;
-    ensure!(code == 401, "a token for somebody else passed: {code}");
+    ensure!(code == 401, "a token for another audience was accepted: {code}");
     tenant.remove().await
 }
 
@@ -139,6 +139,6 @@ async fn pods_are_sent_to_the_ingress() -> Result<()> {
     ensure!(is_ingress().await?, "default/kubernetes is not the ingress");
     let delete = ["delete", "endpointslice,endpoints", "kubernetes"];
     stack.kubectl(&kubeconfig, &delete).await?.ok()?;
-    wait_until("default/kubernetes to come back", LIMIT, is_ingress).await?;
+    wait_until("default/kubernetes to be restored", LIMIT, is_ingress).await?;
     tenant.remove().await
 }

@@ -148,7 +148,7 @@ async fn chart_installs_on_another_cluster_and_leaves_what_it_says() -> Result<(
     read(&["kubectl create -f objects.yaml".into()]).await?;
 
     read(&commands("console uninstall")?).await?;
-    wait_until("what goes to be gone", LIMIT, || async {
+    wait_until("the release's objects to be gone", LIMIT, || async {
         let left = belongings(&stack, &kubeconfig).await?;
         ensure!(left == KEPT, "{left:?}");
         Ok(true)
@@ -159,7 +159,7 @@ async fn chart_installs_on_another_cluster_and_leaves_what_it_says() -> Result<(
     read(&commands("console uninstall")?).await?;
     read(&commands("console forget")?).await?;
     let left = belongings(&stack, &kubeconfig).await?;
-    ensure!(left.is_empty(), "left behind: {left:?}");
+    ensure!(left.is_empty(), "these objects remain: {left:?}");
     let namespaces = get(&["get", "namespaces", "-o", "name"]).await?;
     ensure!(!namespaces.contains("yoke"), "{namespaces}");
     tenant.remove().await

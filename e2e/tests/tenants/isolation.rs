@@ -31,7 +31,7 @@ fn client_chain(kubeconfig: &Path) -> Result<Vec<ParsedCertificate>> {
 }
 
 #[tokio::test]
-async fn credentials_of_one_tenant_are_nothing_to_another() -> Result<()> {
+async fn credentials_of_one_tenant_are_rejected_by_another() -> Result<()> {
     let stack = Stack::connect().await?;
     let (one, two) = tokio::try_join!(
         TenantFixture::create(&stack, "cred-a"),

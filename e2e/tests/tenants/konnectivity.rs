@@ -101,7 +101,7 @@ async fn refuse_by_webhook(inside: Workload<'_>) -> Result<()> {
     inside.wait_phase("far", "Running").await?;
     let create = ["create", "configmap", "refused"];
     // The API server learns of a webhook with a delay, and the Pod may not listen yet.
-    wait_until("the webhook to be asked", POD_LIMIT, async || {
+    wait_until("the webhook to be called", POD_LIMIT, async || {
         let answer = inside.stack.kubectl(inside.kubeconfig, &create).await?;
         if answer.success() {
             inside.kubectl(&["delete", "configmap", "refused"]).await?;
@@ -241,13 +241,13 @@ impl Agent {
     }
 
     async fn wait_ready(&mut self) -> Result<()> {
-        let ready = wait_until("the agent to be let in", AGENT_LIMIT, async || self.is_ready().await);
+        let ready = wait_until("the agent to be accepted", AGENT_LIMIT, async || self.is_ready().await);
         ready.await.with_context(|| self.log())
     }
 }
 
 #[tokio::test]
-async fn nobody_else_is_let_in_as_an_agent() -> Result<()> {
+async fn other_clients_are_rejected_as_agents() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "impostors").await?;
     for name in ["a", "b"] {
@@ -289,7 +289,7 @@ async fn nobody_else_is_let_in_as_an_agent() -> Result<()> {
             Ok(said.lines().any(|line| of_it(&line)))
         });
         refused.await.with_context(|| format!("{id}: {}", impostor.log()))?;
-        ensure!(!impostor.is_ready().await?, "{id} is let in: {}", impostor.log());
+        ensure!(!impostor.is_ready().await?, "{id} was accepted: {}", impostor.log());
     }
     ensure!(
         good.process.try_wait()?.is_none() && good.is_ready().await?,
@@ -332,7 +332,7 @@ async fn agents_come_and_go_with_the_spec() -> Result<()> {
         ];
         Ok::<_, anyhow::Error>(stack.host_kubectl(&found).await?.ok()?.contains("konnectivity-server"))
     };
-    ensure!(!containers().await?, "nobody asked for a konnectivity-server");
+    ensure!(!containers().await?, "there is a konnectivity-server without a request");
 
     tenant
         .patch_cluster("a", json!({"spec": {"konnectivity": "Enabled"}}))
@@ -361,7 +361,7 @@ async fn agents_come_and_go_with_the_spec() -> Result<()> {
         Ok(stack.kubectl(&kubeconfig, &find).await?.ok()?.is_empty())
     })
     .await?;
-    wait_until("the agent to be cut off", AGENT_LIMIT, async || {
+    wait_until("the agent to be disconnected", AGENT_LIMIT, async || {
         Ok(!agent.is_ready().await?)
     })
     .await?;

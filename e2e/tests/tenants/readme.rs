@@ -46,7 +46,7 @@ async fn every_command_works() -> Result<()> {
     let unlisted = journal.unlisted_in_system(&stack, &[]).await?;
     ensure!(
         unlisted.is_empty(),
-        "Yoke logged what no test expects:\n{}",
+        "Yoke logged unexpected lines:\n{}",
         unlisted.join("\n")
     );
     Ok(())
@@ -95,7 +95,7 @@ async fn packages_are_known_to_the_distribution() -> Result<()> {
         match command.strip_prefix("apt-get install ") {
             Some(packages) => simulation.args(["install", "--simulate"]).args(packages.split(' ')),
             None => {
-                ensure!(command == "apt-get update", "nobody runs {command}");
+                ensure!(command == "apt-get update", "no test runs {command}");
                 simulation.args(["update", "--print-uris"])
             }
         };

@@ -89,7 +89,7 @@ async fn answer(asks: &Client, tenant: Workload<'_>, request: &Request<'_>) -> R
 /// A tenant's administrator may request and approve anything. But the control plane has no key to
 /// sign it. The signer that has the key signs only certificates for users.
 #[tokio::test]
-async fn a_tenants_approval_is_enough_for_its_own_users_only() -> Result<()> {
+async fn a_tenants_approval_is_enough_only_for_its_own_users() -> Result<()> {
     let stack = Stack::connect().await?;
     let (one, two) = tokio::try_join!(
         TenantFixture::create(&stack, "asks"),

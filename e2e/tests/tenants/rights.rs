@@ -93,7 +93,7 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
         review("authorization", "selfsubjectaccessreviews"),
         review("authorization", "selfsubjectrulesreviews"),
     ]);
-    ensure!(unknown_user == everyone, "anybody may {unknown_user:?}");
+    ensure!(unknown_user == everyone, "every user may {unknown_user:?}");
 
     let mut expected = everyone.clone();
     expected.insert(right("", "secrets", "a-kubeconfig", "get"));
@@ -149,7 +149,7 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
 }
 
 #[tokio::test]
-async fn tenant_cannot_slip_a_cluster_from_the_operator_nor_choose_an_identity() -> Result<()> {
+async fn tenant_can_neither_remove_the_finalizer_nor_choose_an_identity() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = tenant_of(&stack, "slip", "bob@a.example").await?;
     let own = tenant.name.as_str();

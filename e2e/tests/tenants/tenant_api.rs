@@ -115,13 +115,13 @@ async fn controllers_of_the_control_plane_work() -> Result<()> {
         )
         .await?
         .ok()?;
-    wait_until("two pods to be made", Duration::from_secs(60), || async {
+    wait_until("two pods to be created", Duration::from_secs(60), || async {
         let pods = stack.kubectl(&kubeconfig, &["get", "pods", "-o", "name"]).await?.ok()?;
         Ok(pods.lines().count() == 2)
     })
     .await?;
     // There is no node, so the scheduler must report the pods as unschedulable.
-    wait_until("the scheduler to speak", Duration::from_secs(60), || async {
+    wait_until("the scheduler to report the pods", Duration::from_secs(60), || async {
         let reasons = [
             "get",
             "pods",

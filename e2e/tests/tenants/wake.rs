@@ -75,7 +75,7 @@ fn write_changed_kubeconfig(
 }
 
 #[tokio::test]
-async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
+async fn only_an_authenticated_request_wakes_a_cluster() -> Result<()> {
     let stack = Stack::connect().await?;
     let owner = TenantSpec {
         allowed_domains: vec!["wake.example".into()],
@@ -108,7 +108,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     let asleep = tenant.clusters().get("a").await?;
     ensure!(
         activity(&asleep).wake_requested_time.is_none(),
-        "a stranger woke it: {:?}",
+        "an unauthenticated request woke it: {:?}",
         activity(&asleep)
     );
 
@@ -126,7 +126,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     let further = write_changed_kubeconfig(&kubeconfig, "further", |config| {
         config["clusters"][0]["cluster"]["tls-server-name"] = json!(FURTHER);
     })?;
-    wait_until("a request by a further name is answered", READY_LIMIT, || async {
+    wait_until("an answer by the additional name", READY_LIMIT, || async {
         let answer = stack.kubectl(&further, &kept).await?;
         Ok(answer.ok().is_ok_and(|value| value == "v"))
     })
@@ -146,7 +146,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
+async fn sleep_by_the_owner_is_reported_and_not_ended() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "owner").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
@@ -154,7 +154,7 @@ async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
     tenant
         .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)
         .await?;
-    wait_until("callers are told", READY_LIMIT, || async {
+    wait_until("callers to see the owner's sleep", READY_LIMIT, || async {
         let answer = stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?;
         Ok(answer.refused().is_ok_and(|text| text.contains("spec.state")))
     })
@@ -185,7 +185,7 @@ async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
 /// An idle cluster falls asleep despite the requests of its own controllers, and again after a
 /// wake.
 #[tokio::test]
-async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
+async fn an_idle_cluster_falls_asleep() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "unused").await?;
     let sleep = SleepSpec {
@@ -214,7 +214,7 @@ async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
 /// The API server never answers with an invalid argument. The Cluster wakes once the argument is
 /// fixed.
 #[tokio::test]
-async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
+async fn a_failed_wake_reports_the_reason() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "stuck").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
@@ -229,7 +229,7 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
     for options in [&[][..], &[cache.as_str()]] {
         let asked = [&["get", "namespaces"], options].concat();
         // Other starts may come first. The reason is known only after its start was tried.
-        wait_until("callers are told why", READY_LIMIT, || async {
+        wait_until("callers to see the reason", READY_LIMIT, || async {
             let refusal = stack.kubectl(&kubeconfig, &asked).await?.refused()?;
             let says_why = refusal.contains("kube-apiserver") && refusal.contains("Ask the cluster's owner");
             ensure!(says_why, "{asked:?}: {refusal}");
@@ -237,13 +237,13 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
         })
         .await?;
     }
-    wait_until("it is a condition", READY_LIMIT, || async {
+    wait_until("the condition WakeDelayed", READY_LIMIT, || async {
         let delayed = tenant.clusters().get("a").await?;
         Ok(reason_of(&delayed, ConditionType::Asleep) == Some("WakeDelayed"))
     })
     .await?;
     let events = ["get", "events", "-n", &tenant.name, "-o", "jsonpath={.items[*].reason}"];
-    wait_until("it is an event", READY_LIMIT, || async {
+    wait_until("the event WakeDelayed", READY_LIMIT, || async {
         Ok(stack.host_kubectl(&events).await?.ok()?.contains("WakeDelayed"))
     })
     .await?;

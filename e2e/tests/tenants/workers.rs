@@ -100,7 +100,7 @@ async fn reach_all(inside: Workload<'_>, from: &str, url: &str, expected: &BTree
             return Ok(());
         }
     }
-    anyhow::bail!("{url} answered as {heard:?} to {from}, and not as {expected:?}")
+    anyhow::bail!("{url} answered {from} as {heard:?}, expected {expected:?}")
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn two_workers_are_one_cluster() -> Result<()> {
         worker.remove().await?;
     }
     let after = inside.kubectl(&list_nodes).await?;
-    ensure!(after == before, "there are {after}, and were {before}");
+    ensure!(after == before, "the nodes are {after}, but were {before}");
     Ok(())
 }
 
@@ -239,7 +239,7 @@ async fn roll_out_without_failure(
         .kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
         .await?;
     // Terminating Pods still answer for a while.
-    wait_until("the former Pods to be gone", POD_LIMIT, async || {
+    wait_until("the previous Pods to be gone", POD_LIMIT, async || {
         Ok(list_web(inside).await?.is_disjoint(before))
     })
     .await?;
@@ -290,7 +290,7 @@ async fn delete_objects(inside: Workload<'_>) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_token_lets_nobody_in_elsewhere_or_later() -> Result<()> {
+async fn a_token_admits_no_worker_elsewhere_or_later() -> Result<()> {
     let stack = Stack::connect().await?;
     let (key, demo) = (Key::generate().await?, stack.dir.join("ssh/demo"));
     let tenant = TenantFixture::create_with(&stack, "tokens", key.to_spec()).await?;
