@@ -1,9 +1,10 @@
-//! The development stack: a host cluster of real components with Yoke on it, in one network namespace of one machine.
+//! The development stack: a host cluster of real components with Yoke on it, on one Linux computer.
+//! Each node of the host cluster has its own network namespace.
 //!
 //! ```text
-//!   make up ─▶ steps ─▶ recipes (what is built) ─▶ network, credentials ─▶ supervisor ─▶ host cluster ─▶ images ─▶ Yoke
-//!   make host-node ─▶ nodes ─▶ the host cluster has one more
-//!   make worker ─▶ workers ─▶ a tenant's cluster has one more
+//!   make up ─▶ steps ─▶ recipes (builds) ─▶ network, credentials ─▶ supervisor ─▶ host cluster ─▶ images ─▶ Yoke
+//!   make host-node ─▶ nodes ─▶ one more node in the host cluster
+//!   make worker ─▶ workers ─▶ one more worker in a tenant's cluster
 //! ```
 //!
 //! Everything that the stack creates is below `.dev/` (see [`layout`]). So it can be found again,

@@ -3,9 +3,9 @@
 //! resourceVersion than the acknowledged one.
 //!
 //! ```text
-//!  append, some at once ▶ objects of each one after the other ┐
-//!  count ───────────────▶ one object, read and changed        ├─▶ every acknowledged write is there, in order, none twice
-//!  probe ───────────────▶ answers, and when                   ┘
+//!  append (several) ─▶ objects, one after the other     ┐
+//!  count ────────────▶ one object, read and changed     ├─▶ every acknowledged write is present, in order, once
+//!  probe ────────────▶ answers, and their times         ┘
 //! ```
 //!
 //! Concurrent writes share one batch of the store. If the store dies, the outcome of the whole

@@ -1,9 +1,9 @@
 //! Harness for tests on the running development stack: `make up` first, then `cargo test -p yoke-e2e`.
 //!
 //! ```text
-//!  .dev/env ──▶ Stack ──▶ host API (kube)      a Tenant of its own for each test, removed at its end
-//!                     ├─▶ kubectl, kubectl-yoke   as a user runs them
-//!                     └─▶ network namespaces      to look from a pod, from the node, from outside
+//!  .dev/env ──▶ Stack ──▶ host API (kube)         one Tenant per test, removed at its end
+//!                     ├─▶ kubectl, kubectl-yoke   as users run them
+//!                     └─▶ network namespaces      to connect from a pod, from the node, from outside
 //! ```
 //!
 //! A test fails if Yoke's processes log warnings or errors that are not listed ([`logs`]).

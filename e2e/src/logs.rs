@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  pods of yoke-system ────────────┐
-//!  stores of the test's Clusters ──┼──▶ lines since the test began ──▶ those not listed ──▶ the test fails
+//!  stores of the test's Clusters ──┼──▶ lines since the test started ──▶ unlisted lines ──▶ the test fails
 //!  the host's own store, .dev/log ─┘
 //! ```
 //!

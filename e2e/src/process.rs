@@ -59,7 +59,7 @@ pub fn anonymous_memory(pid: u32) -> Result<u64> {
 
 /// CPU time that the whole computer has used, without idle time.
 pub fn machine_time() -> Result<Duration> {
-    let stat = std::fs::read_to_string("/proc/stat").context("reading the times of the machine")?;
+    let stat = std::fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
     let line = stat.lines().next().context("an empty stat")?;
     let ticks = line.split_whitespace().skip(1).map(str::parse::<u64>);
     let ticks = ticks.collect::<Result<Vec<_>, _>>().context("a time is not a number")?;
@@ -75,7 +75,7 @@ pub fn machine_time() -> Result<Duration> {
 
 /// Memory of the computer that is not available, in bytes.
 pub fn taken_memory() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").context("reading the memory of the machine")?;
+    let text = std::fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
     let kibibytes = |name: &str| -> Result<u64> {
         let line = text
             .lines()

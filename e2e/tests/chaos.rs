@@ -1,11 +1,11 @@
 //! Random faults under clients that record what was acknowledged: `make chaos`.
 //!
 //! ```text
-//!  faults ─▶ control plane, Envoy, ingress-xds, operator, NATS     one every few seconds
-//!  faults ─▶ the second node of the host, with a control plane     all of it killed, or disconnected
-//!  watch ──▶ created objects (`held_watch.rs`)                      every one was delivered, once
-//!  clients ▶ acknowledged writes (`acknowledged.rs`)                every one is present at the end
-//!                                                                   the outages of each kind of fault are printed
+//!  faults ─▶ control plane, Envoy, ingress-xds, operator, NATS    one every few seconds
+//!  faults ─▶ the second node of the host, with a control plane    all of it killed, or disconnected
+//!  watch ──▶ created objects (`held_watch.rs`)                    every one was delivered, once
+//!  clients ▶ acknowledged writes (`acknowledged.rs`)              every one is present at the end
+//!                                                                 the outages of each kind of fault are printed
 //! ```
 //!
 //! All kinds of faults happen once in random order, then again. A fault that is not possible yet is

@@ -4,9 +4,9 @@
 //! ```text
 //!  only the client with the watch is connected ─▶ it falls asleep by itself
 //!
-//!  an object is created ─▶ the watch delivers it ─▶ sleep=now ─▶ it is asleep, and stays so when the watch is requested again
-//!         ▲                                                                                                  │
-//!         └──────────────────────────── CYCLES times ───────── kubectl sends a request, and it is Ready ◀────┘
+//!  an object is created ─▶ the watch delivers it ─▶ sleep=now ─▶ it is asleep, and stays so on watch requests
+//!         ▲                                                                              │
+//!         └──────────── CYCLES times ──────── kubectl sends a request, and it is Ready ◀─┘
 //! ```
 
 use std::cell::RefCell;
