@@ -40,3 +40,4 @@ pub use victim::Victim;
 pub use wait::{wait_for, wait_until, watch_for};
 pub use worker::Worker;
 pub use workload::Workload;
+pub use yoke_test_support::eventually;

@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
+use yoke_test_support::eventually;
 
 use crate::command::{Output, run};
 use crate::stack::Stack;
-use crate::wait::wait_until;
 use crate::worker::ECHO;
 
 /// Timeout of a Pod's start. The image is present, so a Pod that takes longer never starts.
@@ -57,23 +57,34 @@ impl Workload<'_> {
 
     /// Waits until a Pod has a phase.
     pub async fn wait_phase(&self, pod: &str, phase: &str) -> Result<()> {
-        wait_until(&format!("Pod {pod} to be {phase}"), POD_LIMIT, async || {
-            let found = ["get", "pod", pod, "-o", "jsonpath={.status.phase}"];
-            Ok(self.kubectl(&found).await? == phase)
-        })
-        .await
+        let find = ["get", "pod", pod, "-o", "jsonpath={.status.phase}"];
+        let what = format!("Pod {pod} to be {phase}");
+        eventually(
+            &what,
+            POD_LIMIT,
+            async || self.kubectl(&find).await,
+            |found| found == phase,
+        )
+        .await?;
+        Ok(())
     }
 
     /// Waits until the add-on's Pods are ready on every worker.
     pub async fn wait_addon(&self, daemon_set: &str, workers: usize) -> Result<()> {
         let ready = "jsonpath={.status.updatedNumberScheduled} {.status.numberReady}";
         let find = ["get", "daemonset", daemon_set, "-n", "kube-system", "-o", ready];
-        wait_until(
-            &format!("{daemon_set} on {workers} workers"),
+        let (what, all) = (
+            format!("{daemon_set} on {workers} workers"),
+            format!("{workers} {workers}"),
+        );
+        eventually(
+            &what,
             POD_LIMIT * 2,
-            async || Ok(self.kubectl(&find).await? == format!("{workers} {workers}")),
+            async || self.kubectl(&find).await,
+            |found| *found == all,
         )
-        .await
+        .await?;
+        Ok(())
     }
 
     /// Endpoints of cluster DNS, and last log lines of cluster DNS and kube-proxy, for the message

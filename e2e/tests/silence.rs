@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::jiff::Timestamp;
 use yoke_e2e::ssh::{Key, ssh};
 use yoke_e2e::tenant::READY_LIMIT;
-use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_until};
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, eventually};
 
 /// Half of the JoinToken's time.
 const HALF: Duration = Duration::from_secs(30);
@@ -55,20 +55,13 @@ async fn a_silent_worker_is_removed_and_one_that_returns_stays() -> Result<()> {
     back.signal("STOP").await?;
     lost.kill().await?;
     let started = Instant::now();
-    wait_until("a worker to be silent", READY_LIMIT, async || {
-        Ok(silent().await? >= HALF)
-    })
-    .await?;
+    eventually("a worker to be silent", READY_LIMIT, silent, |time| *time >= HALF).await?;
     back.signal("CONT").await?;
-    wait_until("the worker to renew its Lease again", READY_LIMIT, async || {
-        Ok(silent().await? < HALF)
-    })
-    .await?;
+    let what = "the worker to renew its Lease again";
+    eventually(what, READY_LIMIT, silent, |time| *time < HALF).await?;
     for what in [&node_of_lost, "pod/on-lost"] {
-        wait_until(&format!("{what} to be gone"), GONE_LIMIT, async || {
-            Ok(find(what).await?.is_empty())
-        })
-        .await?;
+        let gone = format!("{what} to be gone");
+        eventually(&gone, GONE_LIMIT, async || find(what).await, String::is_empty).await?;
         println!("{what} was gone {:.0?} after the worker was killed", started.elapsed());
     }
     let told = "jsonpath={.items[*].involvedObject.name}";

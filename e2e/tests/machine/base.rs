@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use tokio::process::Command;
-use yoke_e2e::{Stack, network, run, wait_until};
+use yoke_e2e::{Stack, eventually, network, run, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const NAMESPACE: &str = "yoke-system";
@@ -56,26 +56,28 @@ async fn get(envoy: u32) -> Result<String> {
 }
 
 async fn wait_served(envoy: u32, text: &str) -> Result<()> {
-    wait_until(text, LIMIT, || async { Ok(get(envoy).await?.ends_with(text)) }).await
+    let what = format!("the answer {text:?}");
+    eventually(&what, LIMIT, async || get(envoy).await, |answer| answer.ends_with(text)).await?;
+    Ok(())
 }
 
 /// Waits for an event on the ConfigMap.
 async fn wait_for_event(stack: &Stack, reason: &str, text: &str) -> Result<()> {
     let selector = format!("involvedObject.name={NAME},reason={reason}");
-    wait_until(&format!("an event {reason}"), LIMIT, || async {
-        let events = [
-            "get",
-            "events",
-            "-n",
-            NAMESPACE,
-            "--field-selector",
-            &selector,
-            "-o",
-            "jsonpath={.items[*].message}",
-        ];
-        Ok(stack.host_kubectl(&events).await?.ok()?.contains(text))
-    })
-    .await
+    let events = [
+        "get",
+        "events",
+        "-n",
+        NAMESPACE,
+        "--field-selector",
+        &selector,
+        "-o",
+        "jsonpath={.items[*].message}",
+    ];
+    let find = async || stack.host_kubectl(&events).await?.ok();
+    let what = format!("an event {reason} with {text:?}");
+    eventually(&what, LIMIT, find, |messages| messages.contains(text)).await?;
+    Ok(())
 }
 
 async fn is_refused(stack: &Stack) -> Result<bool> {

@@ -16,7 +16,9 @@ use yoke_e2e::ssh::Key;
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::worker::ECHO;
 use yoke_e2e::workload::POD_LIMIT;
-use yoke_e2e::{Stack, TenantFixture, Worker, Workload, network, process, run, wait_for, wait_until};
+use yoke_e2e::{
+    Output, Stack, TenantFixture, Worker, Workload, eventually, network, process, run, wait_for, wait_until,
+};
 use yoke_test_support::free_port;
 
 /// An accepted agent is ready at once. A rejected agent tries again every second.
@@ -53,10 +55,10 @@ async fn use_service(inside: Workload<'_>) -> Result<()> {
     let url = "http://serves.default.svc.cluster.local/";
     inside.run_pod("asks", &[], None).await?;
     inside.wait_phase("asks", "Running").await?;
-    wait_until("a Service to answer by its name", POD_LIMIT, async || {
-        Ok(inside.ask_from("asks", url).await?.stdout.trim() == "serves")
-    })
-    .await
+    let ask = async || inside.ask_from("asks", url).await;
+    let is_served = |answer: &Output| answer.stdout.trim() == "serves";
+    eventually("a Service to answer by its name", POD_LIMIT, ask, is_served).await?;
+    Ok(())
 }
 
 /// A webhook in a Pod on the worker, behind a Service, rejects every ConfigMap. (kube-apiserver
@@ -357,29 +359,26 @@ async fn agents_come_and_go_with_the_spec() -> Result<()> {
     wait_until("no konnectivity-server", READY_LIMIT, async || Ok(!containers().await?)).await?;
     wait_ready_with_addons(&tenant, "a").await?;
     let find = [&["get", "daemonset", "--ignore-not-found", "-o", "name"], &AGENT[..]].concat();
-    wait_until("the agents to be removed", READY_LIMIT, async || {
-        Ok(stack.kubectl(&kubeconfig, &find).await?.ok()?.is_empty())
-    })
-    .await?;
+    let find_agents = async || stack.kubectl(&kubeconfig, &find).await?.ok();
+    eventually("the agents to be removed", READY_LIMIT, find_agents, String::is_empty).await?;
     wait_until("the agent to be disconnected", AGENT_LIMIT, async || {
         Ok(!agent.is_ready().await?)
     })
     .await?;
     let id = cluster.id().context("no identity")?;
     let secret = format!("{id}-konnectivity-server");
-    wait_until("the server's credentials to be gone", READY_LIMIT, async || {
-        let found = [
-            "get",
-            "certificate,secret",
-            &secret,
-            "-n",
-            "yoke-pki",
-            "--ignore-not-found",
-            "-o",
-            "name",
-        ];
-        Ok(stack.host_kubectl(&found).await?.ok()?.is_empty())
-    })
-    .await?;
+    let find = [
+        "get",
+        "certificate,secret",
+        &secret,
+        "-n",
+        "yoke-pki",
+        "--ignore-not-found",
+        "-o",
+        "name",
+    ];
+    let find_credentials = async || stack.host_kubectl(&find).await?.ok();
+    let what = "the server's credentials to be gone";
+    eventually(what, READY_LIMIT, find_credentials, String::is_empty).await?;
     tenant.remove().await
 }

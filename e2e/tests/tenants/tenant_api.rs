@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use yoke_e2e::{Stack, TenantFixture, wait_until};
+use yoke_e2e::{Stack, TenantFixture, eventually};
+
+/// Time for a controller to act on a busy computer.
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn stock_kubectl_works_through_the_ingress() -> Result<()> {
@@ -115,40 +118,28 @@ async fn controllers_of_the_control_plane_work() -> Result<()> {
         )
         .await?
         .ok()?;
-    wait_until("two pods to be created", Duration::from_secs(60), || async {
-        let pods = stack.kubectl(&kubeconfig, &["get", "pods", "-o", "name"]).await?.ok()?;
-        Ok(pods.lines().count() == 2)
-    })
-    .await?;
+    let list_pods = async || stack.kubectl(&kubeconfig, &["get", "pods", "-o", "name"]).await?.ok();
+    let are_two = |pods: &String| pods.lines().count() == 2;
+    eventually("two pods to be created", LIMIT, list_pods, are_two).await?;
     // There is no node, so the scheduler must report the pods as unschedulable.
-    wait_until("the scheduler to report the pods", Duration::from_secs(60), || async {
-        let reasons = [
-            "get",
-            "pods",
-            "-o",
-            "jsonpath={.items[*].status.conditions[?(@.type=='PodScheduled')].reason}",
-        ];
-        Ok(stack
-            .kubectl(&kubeconfig, &reasons)
-            .await?
-            .ok()?
-            .contains("Unschedulable"))
-    })
-    .await?;
+    let reasons = [
+        "get",
+        "pods",
+        "-o",
+        "jsonpath={.items[*].status.conditions[?(@.type=='PodScheduled')].reason}",
+    ];
+    let find_reasons = async || stack.kubectl(&kubeconfig, &reasons).await?.ok();
+    let is_reported = |reasons: &String| reasons.contains("Unschedulable");
+    eventually("the scheduler to report the pods", LIMIT, find_reasons, is_reported).await?;
     stack
         .kubectl(&kubeconfig, &["delete", "deployment", "d", "--wait=false"])
         .await?
         .ok()?;
-    wait_until(
+    eventually(
         "the garbage collector to remove the pods",
-        Duration::from_secs(60),
-        || async {
-            Ok(stack
-                .kubectl(&kubeconfig, &["get", "pods", "-o", "name"])
-                .await?
-                .ok()?
-                .is_empty())
-        },
+        LIMIT,
+        list_pods,
+        String::is_empty,
     )
     .await?;
     tenant.remove().await

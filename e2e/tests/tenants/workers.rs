@@ -13,7 +13,7 @@ use yoke_e2e::readme::{commands, root, type_in};
 use yoke_e2e::ssh::{Key, ssh};
 use yoke_e2e::worker::{ECHO, try_to_join};
 use yoke_e2e::workload::POD_LIMIT;
-use yoke_e2e::{Stack, TenantFixture, Worker, Workload, run, wait_for, wait_until};
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, eventually, run, wait_for, wait_until};
 
 /// Timeout of `make worker`: packs the programs, joins, and waits until the Node is Ready.
 const MAKE_LIMIT: Duration = Duration::from_secs(300);
@@ -230,25 +230,19 @@ async fn roll_out_without_failure(
         .await?;
     inside.wait_phase("polls", "Running").await?;
     let answers = async || inside.kubectl(&["logs", "polls"]).await;
-    wait_until("answers of the Service", POD_LIMIT, async || {
-        Ok(answers().await?.lines().count() > 10)
-    })
-    .await?;
+    let are_many = |answers: &String| answers.lines().count() > 10;
+    eventually("answers of the Service", POD_LIMIT, answers, are_many).await?;
     inside.kubectl(&["rollout", "restart", "deployment/web"]).await?;
     inside
         .kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
         .await?;
     // Terminating Pods still answer for a while.
-    wait_until("the previous Pods to be gone", POD_LIMIT, async || {
-        Ok(list_web(inside).await?.is_disjoint(before))
-    })
-    .await?;
+    let list = async || list_web(inside).await;
+    let are_gone = |pods: &BTreeSet<_>| pods.is_disjoint(before);
+    eventually("the previous Pods to be gone", POD_LIMIT, list, are_gone).await?;
     let after: BTreeSet<_> = list_web(inside).await?.into_iter().map(|(pod, _)| pod).collect();
-    wait_until("each new Pod to answer", POD_LIMIT, async || {
-        let answers = answers().await?;
-        Ok(after.iter().all(|pod| answers.lines().any(|line| line == pod)))
-    })
-    .await?;
+    let is_complete = |answers: &String| after.iter().all(|pod| answers.lines().any(|line| line == pod));
+    eventually("each new Pod to answer", POD_LIMIT, answers, is_complete).await?;
     let answers = answers().await?;
     let failures: Vec<_> = answers.lines().filter(|line| !line.starts_with("web-")).collect();
     ensure!(failures.is_empty(), "requests failed: {failures:?}");
