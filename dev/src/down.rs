@@ -71,7 +71,7 @@ pub async fn down(layout: &Layout) -> Result<()> {
 async fn shut_down(layout: &Layout) -> &'static str {
     match client::request(layout, &Request::Shutdown).await {
         Ok(_) => "stopped by the supervisor",
-        Err(_) => "no supervisor is running",
+        Err(_) => "no supervisor answered",
     }
 }
 
