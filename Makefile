@@ -1,4 +1,4 @@
-# Yoke's commands. What they do is in the crates `dev` (the development stack), `e2e` and `xtask`.
+# Yoke's commands. The crates `dev` (the development stack), `e2e` and `xtask` implement them.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,45 +8,46 @@ CARGO ?= cargo
 DEV := $(or $(CARGO_TARGET_DIR),target)/debug/yoke-dev
 BIN := $(CURDIR)/.dev/bin
 REPORT := $(or $(CARGO_TARGET_DIR),target)/test-report.txt
-# A line that the count at the end looks for: tests that did not compile have no result to count.
+# Marks a failed step in the report. Tests that did not compile have no result line to count.
 FAILED = echo "== failed" | tee -a $(REPORT)
-# What the test of a change of version moves a cluster between; the stack's own release is the older one.
+# Kubernetes versions between which the upgrade test moves a cluster. The stack's own version is the older one.
 SLOW_VERSIONS := 1.35.4 1.35.5
 
-# How often the slow tests of the store run: Kubernetes' own, and etcd's with faults in them. Some of Kubernetes' count
-# metrics of the whole process, so that `-test.count` would fail them.
+# Number of runs of the store's slow tests: Kubernetes' storage tests, etcd's robustness tests and the oracle. Some of
+# Kubernetes' tests count metrics of the whole process, so `-test.count` would fail them.
 COUNT ?= 5
 ROBUSTNESS_RUNS ?= 100
 ORACLE_RUNS ?= 40
-# How often a Cluster sleeps and wakes: twelve seconds each, after some minutes in which it sleeps by itself.
+# Number of times that a Cluster sleeps and wakes. Each takes twelve seconds, after some minutes until it first falls
+# asleep by itself.
 CYCLES ?= 200
 
-# Tests of crates run servers and wait for them: this many share the cores.
+# Number of parallel tests. Tests of crates mostly wait for servers, so there are more tests than cores.
 WAITING := 6
 
-# What a failed test says is its error; the frames below it would push that out of a log's end.
+# A failed test prints its error last. A backtrace would push the error out of the log's end.
 export RUST_BACKTRACE := 0
 
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/yoke
-# Compilers that the machine lacked are in the build cache; there is nothing where it has its own.
+# Compilers that dev/toolchains.sh installed. The folders do not exist if the computer has its own compilers.
 export PATH := $(CACHE)/toolchains/rust/bin:$(CACHE)/toolchains/go/bin:$(PATH)
-# Compiled dependencies are shared by all clones, as the rest of the build cache is; binaries stay in the clone's target/.
+# All clones share compiled dependencies, like the rest of the build cache. Binaries stay in the clone's target/.
 export CARGO_BUILD_BUILD_DIR ?= $(CACHE)/rust
 DENY_VERSION := 0.20.2
 DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)
 
-# A check builds once: what would make a second build of the same clone quicker only fills the shared folder.
+# CI builds a clone once. Incremental data, which speeds up a second build, would only fill the shared folder.
 ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-# $(call timed,NAME,COMMAND): runs a step of a check and prints how long it took.
+# $(call timed,NAME,COMMAND): runs a step and prints its duration.
 define timed
 	@echo "== $(1)"; begun=$$(date +%s.%N); $(2); \
 	printf '== %s took %.1f s\n' "$(1)" "$$(echo "$$(date +%s.%N) $$begun" | awk '{print $$1 - $$2}')"
 endef
 
-# $(call some,COMMAND): runs tests, of which there must be one: a filter that matches none would pass.
+# $(call some,COMMAND): runs tests, and fails if no test ran. Cargo accepts a filter that matches no test.
 define some
 $(1) 2>&1 | tee $(REPORT); awk '/^test result:/ {p += $$4} END {if (!p) {print "no test ran"; exit 1}}' $(REPORT)
 endef
@@ -55,19 +56,19 @@ endef
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-# What builds and starts everything else, and the compilers for it.
+# Builds the program that builds and starts everything else, and installs missing compilers.
 .PHONY: yoke-dev
 yoke-dev:
 	@dev/toolchains.sh $(CACHE)/toolchains
-	@echo "== yoke-dev, which does the rest"
-	@$(CARGO) build --package yoke-dev || { echo "  try: fix what the compiler says or make crates.io reachable, then run \`make $(or $(MAKECMDGOALS),up)\` again" >&2; exit 1; }
+	@echo "== yoke-dev, which builds and starts everything else"
+	@$(CARGO) build --package yoke-dev || { echo "  try: fix the compiler errors, or make crates.io reachable; then run \`make $(or $(MAKECMDGOALS),up)\` again" >&2; exit 1; }
 
 .PHONY: up
 up: yoke-dev ## Build what is missing and start the development stack, with a demo cluster on it
 	@$(DEV) up
 
-# A stack is stopped and asked by what started it: that needs no compiler, and a workspace that does not compile is no
-# reason to be left with a running stack.
+# The program that started a stack also stops it and shows its state. That needs no compiler, so a workspace that does
+# not compile cannot keep a stack running.
 ifneq ($(wildcard .dev/bin/yoke-dev),)
 down status worker host-node: STARTED := .dev/bin/yoke-dev
 else
@@ -76,11 +77,11 @@ down status worker host-node: yoke-dev
 endif
 
 .PHONY: down
-down: ## Stop the development stack and remove all of it but the build cache
+down: ## Stop the development stack and remove all of it except the build cache
 	@$(STARTED) down
 
 .PHONY: status
-status: ## Show how every component is
+status: ## Show the state of every component
 	@$(STARTED) status
 
 .PHONY: worker
@@ -91,13 +92,13 @@ worker: ## Add a worker to the demo cluster
 host-node: ## Add a node to the host cluster
 	@$(STARTED) host-node
 
-# Programs that the stack and the tests of single crates need: nats-server, Envoy, helm and the others.
+# Third-party programs that the stack and the tests of crates need: nats-server, Envoy, helm and others.
 .PHONY: tools
-tools: yoke-dev ## Build the programs of others into .dev/bin
+tools: yoke-dev ## Build third-party programs into .dev/bin
 	$(call timed,tools,$(DEV) up --until binaries)
 
 .PHONY: images
-images: tools ## Write the images of Yoke's processes to .dev/images, for a registry
+images: tools ## Write the images of Yoke's processes to .dev/images, to push to a registry
 	@$(DEV) images
 
 .PHONY: fmt
@@ -105,35 +106,35 @@ fmt: ## Format the code
 	$(CARGO) fmt --all
 
 .PHONY: lint
-lint: tools ## Check the format, the lints and what no compiler checks
+lint: tools ## Check format, lints, and the repository's own rules (xtask)
 	$(call timed,format,$(CARGO) fmt --all --check)
 	$(call timed,lints,RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.cargo/clippy $(CARGO) check --workspace --all-targets --all-features)
 	$(call timed,xtask,$(CARGO) xtask check)
 
-# The tests of tenants run side by side, those that disturb the machine one after the other. A test that fails keeps none
-# of the others from running: the count at the end is of all of them, and says by its status how they were.
+# The tests of tenants run in parallel. Tests that disturb the whole stack run one after the other. All tests run even if
+# some fail. The last line counts the results of all tests, and its exit status says whether one failed.
 .PHONY: test
-test: lint deny ## Run every test, on the running stack too
+test: lint deny ## Run all checks and tests, including end-to-end tests on the running stack
 	$(call timed,binaries,$(DEV) up --until workspace)
 	@: > $(REPORT)
 	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) RUST_TEST_THREADS=$(WAITING) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT) || $(FAILED))
 	$(call timed,stack,$(MAKE) --no-print-directory up)
 	$(call timed,end-to-end tests of tenants,$(CARGO) test --package yoke-e2e --no-fail-fast --lib --bins --test tenants -- --test-threads=4 2>&1 | tee -a $(REPORT) || $(FAILED))
-	$(call timed,end-to-end tests of the machine,$(CARGO) test --package yoke-e2e --no-fail-fast --test machine -- --test-threads=1 2>&1 | tee -a $(REPORT) || $(FAILED))
+	$(call timed,end-to-end tests that disturb the stack,$(CARGO) test --package yoke-e2e --no-fail-fast --test machine -- --test-threads=1 2>&1 | tee -a $(REPORT) || $(FAILED))
 	@awk '/^test result:/ {p += $$4; f += $$6; i += $$8} /^== failed$$/ {bad = 1} \
 		END {printf "== %d tests passed, %d failed, %d ignored\n", p, f, i; exit bad}' $(REPORT)
 
-# Known vulnerabilities are in a repository that has to be fetched: `$(DENY)/bin/cargo-deny check advisories` does that.
+# This does not check for known vulnerabilities, which needs a download: `$(DENY)/bin/cargo-deny check advisories`.
 .PHONY: deny
-deny: yoke-dev ## Check the versions, licences and sources of the dependencies
+deny: yoke-dev ## Check versions, licences and sources of the dependencies
 	@[ -x $(DENY)/bin/cargo-deny ] || $(CARGO) install cargo-deny --quiet --locked --debug --version $(DENY_VERSION) --root $(DENY)
 	$(call timed,dependencies,$(DENY)/bin/cargo-deny check bans licenses sources)
 
 .PHONY: test-slow
-test-slow: tools ## Run the tests that take long
+test-slow: tools ## Run the slow tests
 	$(call timed,clean clone,e2e/clean-clone.sh)
 	$(call timed,stack with two versions and metrics-server,YOKE_VERSIONS="$(SLOW_VERSIONS)" YOKE_METRICS_SERVER=true $(MAKE) --no-print-directory up)
-	$(call timed,change of version,$(call some,$(CARGO) test --package yoke-e2e --features slow --test upgrade))
+	$(call timed,version upgrade,$(call some,$(CARGO) test --package yoke-e2e --features slow --test upgrade))
 	$(call timed,kubectl top of the stack,$(call some,$(CARGO) test --package yoke-e2e --features slow --test top))
 	$(call timed,kubectl top of real kubelets,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-worker --features slow --test worker -- top))
 	$(call timed,kubelets of two versions,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-worker --features slow --test worker -- second_release))
@@ -142,17 +143,17 @@ test-slow: tools ## Run the tests that take long
 	$(call timed,silent worker,$(call some,$(CARGO) test --package yoke-e2e --features slow --test silence -- --nocapture))
 	$(call timed,sleep and wake,$(call some,CYCLES=$(CYCLES) $(CARGO) test --package yoke-e2e --features slow --test cycles -- --nocapture))
 	$(call timed,Kubernetes end-to-end tests,YOKE_BIN=$(BIN) e2e/conformance/run.sh .dev/demo.kubeconfig)
-	$(call timed,foreign xDS client,$(call some,$(CARGO) test --package yoke-ingress-xds --features slow --test ingress -- foreign))
-	$(call timed,hostile and damaged bytes,$(call some,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage))
+	$(call timed,third-party xDS client,$(call some,$(CARGO) test --package yoke-ingress-xds --features slow --test ingress -- foreign))
+	$(call timed,malicious and corrupt bytes,$(call some,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage))
 	$(call timed,random requests to two stores,$(call some,ORACLE_RUNS=$(ORACLE_RUNS) YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- oracle))
-	$(call timed,replicated stores whose servers fail,$(call some,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated))
+	$(call timed,replicated stores with failing servers,$(call some,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated))
 	$(call timed,caches of Kubernetes,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --features slow --test store -- kubernetes --nocapture))
 	$(call timed,Kubernetes storage tests,for time in $$(seq $(COUNT)); do YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh || exit 1; done)
 	$(call timed,etcd robustness tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/robustness.sh -runs $(ROBUSTNESS_RUNS))
 
-# CHAOS_SECONDS and CHAOS_SEED say how long, and which faults.
+# CHAOS_SECONDS sets the duration, CHAOS_SEED the sequence of faults.
 .PHONY: chaos
-chaos: up ## Kill, stop and cut off control planes and a node at random for ten minutes, and look what became of what was written
+chaos: up ## Inject random faults into control planes and a node for ten minutes, and check every acknowledged write
 	$(call timed,second node of the host,$(BIN)/yoke-dev host-node --number 2)
 	$(call timed,chaos,$(CARGO) test --package yoke-e2e --features slow --test chaos -- --nocapture)
 

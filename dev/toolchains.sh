@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs the compilers that a machine lacks: a C linker from Debian, Rust by rustup, Go from the Go module proxy.
+# Installs missing compilers: a C linker from Debian, Rust with rustup, Go from the Go module proxy.
 #
 # usage: toolchains.sh FOLDER
 #
-# Rust goes into FOLDER/rust and Go into FOLDER/go, whose `bin` come first on the PATH that the Makefile sets. What the
-# machine has is used where it is new enough; then nothing is downloaded. RUSTUP_UPDATE_ROOT, RUSTUP_DIST_SERVER and
-# GOPROXY name mirrors, as they do for the tools themselves.
+# Rust goes into FOLDER/rust and Go into FOLDER/go. The Makefile puts their `bin` folders first on the PATH. Compilers of
+# the computer that are new enough are used, and nothing is downloaded. RUSTUP_UPDATE_ROOT, RUSTUP_DIST_SERVER and GOPROXY
+# select mirrors, as for the tools themselves.
 set -euo pipefail
 folder=$1
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -29,7 +29,7 @@ case $(uname -m) in
         go_host=linux-arm64
         go_digest=02b36b6787b3ac767668f630e2998df45a3b1f9ffee08d1bf3ef6487cd658d99 ;;
     *)
-        echo "toolchains: the development stack runs on x86_64 and aarch64, and this machine is $(uname -m)" >&2
+        echo "toolchains: unsupported architecture $(uname -m): the development stack needs x86_64 or aarch64" >&2
         exit 1 ;;
 esac
 
@@ -39,12 +39,12 @@ finish() {
     status=$?
     rm -rf "$partial"
     [ $status = 0 ] || echo "✗ $step failed
-  try: check that Debian's mirror, $rust_server and $go_proxy are reachable and the disk has 3 GB free, then run it again" >&2
+  try: check that Debian's mirror, $rust_server and $go_proxy are reachable, and that the disk has 3 GB free; then run it again" >&2
     exit $status
 }
 trap finish EXIT
 
-# begin WHAT: says what is done now.
+# begin STEP: prints the step that starts now.
 begin() {
     step=$1
     echo "== $step"
@@ -54,14 +54,14 @@ has() {
     command -v "$1" >/dev/null
 }
 
-# at_least FOUND MINIMUM: whether a version is new enough, by its numbers.
+# at_least FOUND MINIMUM: whether a version is new enough.
 at_least() {
     [ "$(printf '%s\n%s\n' "$2" "$1" | sort --version-sort | head -n 1)" = "$2" ]
 }
 
 packages=()
 has cc || packages+=(gcc libc6-dev)
-# To download and to unpack.
+# curl downloads, python3 unpacks.
 has curl || packages+=(curl ca-certificates)
 has python3 || packages+=(python3)
 if [ ${#packages[@]} -gt 0 ]; then
@@ -70,10 +70,10 @@ if [ ${#packages[@]} -gt 0 ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends "${packages[@]}" >/dev/null
 fi
 
-# fetch URL DIGEST FILE: downloads a file and holds it against its SHA-256.
+# fetch URL DIGEST FILE: downloads a file and checks its SHA-256.
 fetch() {
     curl --fail --silent --show-error --location --retry 3 --output "$3" "$1"
-    echo "$2  $3" | sha256sum --check --status || { echo "$1 is not what was expected: its SHA-256 differs" >&2; exit 1; }
+    echo "$2  $3" | sha256sum --check --status || { echo "$1: unexpected SHA-256, expected $2" >&2; exit 1; }
 }
 
 rust_found=$(rustc --version 2>/dev/null | awk '{print $2}') || true
@@ -95,7 +95,7 @@ if ! at_least "${go_found:-0}" "$go_min"; then
     fetch "$go_proxy/golang.org/toolchain/@v/$name.zip" "$go_digest" "$partial/go.zip"
     python3 -m zipfile -e "$partial/go.zip" "$partial"
     unpacked=$partial/golang.org/toolchain@$name
-    # A module's archive has no modes.
+    # A Go module archive stores no file modes.
     chmod +x "$unpacked"/bin/* "$unpacked"/pkg/tool/*/*
     rm -rf "$folder/go-$go"
     mv "$unpacked" "$folder/go-$go"

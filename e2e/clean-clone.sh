@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Brings up the stack of a clean clone, with the build cache as it is, and fails when that takes five minutes or more.
+# Starts the stack of a clean clone with the existing build cache. Fails if that takes five minutes or more.
 set -euo pipefail
 limit=300
 clone=$(mktemp -d)/yoke

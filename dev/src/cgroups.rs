@@ -1,9 +1,12 @@
-//! The control groups of one clone: `/yoke-<id>/host` holds the supervisor and what it starts, `/yoke-<id>/pods` is the
-//! kubelet's root, and a node that was added has both in `/yoke-<id>/node-2`. They are made in every cgroup v1 hierarchy, or
-//! in the one of version 2.
+//! Creates, empties and removes the control groups of one clone.
 //!
-//! Whatever is in them was started by this stack, whoever its parent is now: that is how `down` finds what a killed
-//! supervisor or containerd left behind, without ever looking for a name.
+//! `/yoke-<id>/host` holds the supervisor and the processes that it starts. `/yoke-<id>/pods` is
+//! the root of the kubelet's groups. An added node has both in `/yoke-<id>/node-<number>`. The
+//! groups exist in every cgroup v1 hierarchy, or in the single v2 hierarchy.
+//!
+//! Every process in these groups was started by this stack, even if its parent has changed. So
+//! `down` finds what a killed supervisor or containerd left behind, and never searches by process
+//! name.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,15 +18,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal};
 
-/// The group, below the clone's, of the supervisor and the processes it keeps.
+/// Name, below the clone's group, of the group for the supervisor and its services.
 pub const HOST: &str = "host";
-/// The group, below the clone's, of all pods.
+/// Name, below the clone's group, of the group for all pods.
 pub const PODS: &str = "pods";
 
-/// What is killed, or emptied, takes a moment to be gone.
+/// Killed processes and emptied groups take a moment to disappear: retry this often.
 const ROUNDS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(100);
-/// Shares of a processor, as a group has them by default (version 1).
+/// Default CPU shares of a group per processor (cgroup v1).
 const SHARES: usize = 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +35,7 @@ struct Hierarchy {
     v2: bool,
 }
 
-/// The control groups of one clone.
+/// The control groups of one clone, or of one added node.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
     hierarchies: Vec<Hierarchy>,
@@ -40,9 +43,9 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// The groups called `name` in the hierarchies that are mounted.
+    /// Finds the mounted cgroup hierarchies. `name` is the clone's top group.
     pub fn discover(name: &str) -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo")?;
         let hierarchies = parse_hierarchies(&mounts);
         if hierarchies.is_empty() {
             bail!("no cgroup hierarchy is mounted");
@@ -53,24 +56,24 @@ impl Cgroups {
         })
     }
 
-    /// Whether the machine has only the version 2 hierarchy.
+    /// Whether the computer has only the cgroup v2 hierarchy.
     pub fn is_v2(&self) -> bool {
         self.hierarchies.iter().all(|hierarchy| hierarchy.v2)
     }
 
-    /// The kubelet's `cgroupRoot`.
+    /// The value of the kubelet's `cgroupRoot`.
     pub fn pods_root(&self) -> String {
         format!("/{}/{PODS}", self.name)
     }
 
-    /// Makes both groups where they are missing.
+    /// Creates both groups where they are missing.
     pub fn create(&self) -> Result<()> {
         for hierarchy in self.writable() {
             for group in ["", HOST, PODS] {
                 let path = self.path(hierarchy, group);
                 match fs::create_dir(&path) {
                     Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                        return Err(error).with_context(|| format!("making the control group {}", path.display()));
+                        return Err(error).with_context(|| format!("creating the control group {}", path.display()));
                     }
                     _ => {}
                 }
@@ -78,7 +81,8 @@ impl Cgroups {
                     delegate(&hierarchy.mount, &path, group);
                 } else {
                     inherit_cpuset(&path).with_context(|| format!("preparing the control group {}", path.display()))?;
-                    weigh(&path, group).with_context(|| format!("weighing the control group {}", path.display()))?;
+                    set_cpu_shares(&path, group)
+                        .with_context(|| format!("setting the CPU shares of the control group {}", path.display()))?;
                 }
             }
         }
@@ -89,12 +93,13 @@ impl Cgroups {
     pub fn join_host(&self, pid: u32) -> Result<()> {
         for hierarchy in self.writable() {
             let procs = self.path(hierarchy, HOST).join("cgroup.procs");
-            fs::write(&procs, pid.to_string()).with_context(|| format!("joining {}", procs.display()))?;
+            fs::write(&procs, pid.to_string())
+                .with_context(|| format!("moving this process to the control group of {}", procs.display()))?;
         }
         Ok(())
     }
 
-    /// Kills every process in the clone's groups, and returns how many there were.
+    /// Kills every process in the clone's groups and returns how many there were.
     pub async fn kill_all(&self) -> usize {
         let mut seen = HashSet::new();
         for _ in 0..ROUNDS {
@@ -103,7 +108,7 @@ impl Cgroups {
                 break;
             }
             for pid in &pids {
-                // A process that ended since it was read is what is wanted.
+                // The process may have exited since it was read.
                 let _ = rustix::process::kill_process(*pid, Signal::KILL);
             }
             seen.extend(pids);
@@ -112,7 +117,7 @@ impl Cgroups {
         seen.len()
     }
 
-    /// Removes the groups, which must be empty.
+    /// Removes the groups, which must be empty. Fails if some remain after all retries.
     pub async fn remove(&self) -> Result<()> {
         let mut left = Vec::new();
         for _ in 0..ROUNDS {
@@ -126,7 +131,7 @@ impl Cgroups {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        bail!("control groups that cannot be removed: {left:?}")
+        bail!("cannot remove the control groups {left:?}: their `cgroup.procs` list the remaining processes")
     }
 
     fn members(&self) -> HashSet<Pid> {
@@ -153,7 +158,8 @@ impl Cgroups {
         hierarchy.mount.join(&self.name).join(group)
     }
 
-    /// With version 1 present, version 2 is only its companion for systemd and is left alone.
+    /// The hierarchies that the stack uses. If v1 is present, v2 only serves systemd and is left
+    /// alone.
     fn writable(&self) -> impl Iterator<Item = &Hierarchy> {
         let v2 = self.is_v2();
         self.hierarchies.iter().filter(move |hierarchy| hierarchy.v2 == v2)
@@ -189,7 +195,8 @@ fn collect(group: &Path, found: &mut Vec<PathBuf>) {
     found.push(group.to_owned());
 }
 
-/// A cpuset group of version 1 starts empty, and takes no process until it has been told its processors and memory.
+/// A v1 cpuset group starts empty and accepts no process until its processors and memory nodes are
+/// set.
 fn inherit_cpuset(group: &Path) -> io::Result<()> {
     let Some(parent) = group.parent() else { return Ok(()) };
     for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -201,9 +208,10 @@ fn inherit_cpuset(group: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Pods have beside the machine's own services what the kubelet gives them of version 1: shares for each processor. The
-/// kubelet gives them to a group below the one that is its root here.
-fn weigh(group: &Path, name: &str) -> io::Result<()> {
+/// Gives the pods' group the CPU shares that a kubelet gives its root group under cgroup v1: the
+/// default times the number of processors. The kubelet sets them only below its root group, which
+/// is this group here.
+fn set_cpu_shares(group: &Path, name: &str) -> io::Result<()> {
     let shares = group.join("cpu.shares");
     if name != PODS || !shares.exists() {
         return Ok(());
@@ -211,8 +219,8 @@ fn weigh(group: &Path, name: &str) -> io::Result<()> {
     fs::write(shares, (SHARES * thread::available_parallelism()?.get()).to_string())
 }
 
-/// Hands the controllers of version 2 down to the pods' group. One that cannot be handed down (another owner holds it)
-/// is reported by the kubelet, which knows which ones it needs.
+/// Delegates the v2 controllers to the pods' group. Failures are ignored: another owner may hold a
+/// controller, and the kubelet reports the ones that it needs.
 fn delegate(mount: &Path, group: &Path, name: &str) {
     if name == HOST {
         return;

@@ -1,8 +1,9 @@
-//! Running other programs: output is captured, and a failure carries the command and its last lines.
+//! Finds and runs other programs: captures their output, and reports a failure with the command and its last
+//! lines.
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,47 +12,47 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process;
 use tokio::task::JoinHandle;
 
-/// How many of a failed command's last lines are shown.
+/// Number of last output lines that a failure shows.
 const TAIL_LINES: usize = 15;
-/// How much of a line a table shows.
+/// Maximum length, in characters, of a failure in one line of a table.
 const LINE_LENGTH: usize = 160;
 
-/// A command that did not do what it was asked.
+/// A command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// The program could not be started or talked to.
+    /// The program could not be started, or its status could not be read.
     #[error("running `{command}`")]
     Start {
-        /// What was run.
+        /// Program and arguments.
         command: String,
-        /// Why it could not be.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// The program ended with a status other than zero.
-    #[error("`{command}` ended with {status}\n{tail}")]
+    /// The program exited with a status other than zero.
+    #[error("`{command}` failed with {status}\n{tail}")]
     Failed {
-        /// What was run.
+        /// Program and arguments.
         command: String,
-        /// How it ended.
+        /// Exit status.
         status: std::process::ExitStatus,
-        /// Its last lines.
+        /// Last lines of its output.
         tail: String,
     },
-    /// The program did not end in time and was killed.
-    #[error("`{command}` did not end within {limit:?}\n{tail}")]
+    /// The program exceeded its timeout and was killed.
+    #[error("`{command}` was killed after its timeout of {limit:?}\n{tail}")]
     TimedOut {
-        /// What was run.
+        /// Program and arguments.
         command: String,
-        /// The limit that ran out.
+        /// The timeout.
         limit: Duration,
-        /// Its last lines.
+        /// Last lines of its output.
         tail: String,
     },
 }
 
 impl CommandError {
-    /// The failure in one line: the last of what the command said, cut short.
+    /// The failure in one line: the last line of output, truncated.
     pub fn to_line(&self) -> String {
         let text = self.to_string();
         let last = text
@@ -64,7 +65,7 @@ impl CommandError {
     }
 }
 
-/// A command being built; a thin layer over [`process::Command`].
+/// Builder for a command; a thin layer over [`process::Command`].
 #[derive(Debug)]
 pub struct Command {
     inner: process::Command,
@@ -74,7 +75,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// `program` without arguments, with a limit of one hour.
+    /// Builds a command for `program` without arguments. The timeout is one hour.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let mut inner = process::Command::new(program);
         inner.stdin(Stdio::null()).kill_on_drop(true);
@@ -110,20 +111,20 @@ impl Command {
         self
     }
 
-    /// Gives the command this standard input.
+    /// Sets the standard input.
     pub fn input(mut self, input: impl Into<Vec<u8>>) -> Self {
         self.input = input.into();
         self.inner.stdin(Stdio::piped());
         self
     }
 
-    /// Writes standard output there.
+    /// Writes standard output to `file` instead of capturing it.
     pub fn output_to(mut self, file: File) -> Self {
         self.output = Some(file);
         self
     }
 
-    /// Kills the command when it takes longer.
+    /// Sets the timeout, after which the command is killed.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -144,17 +145,18 @@ impl Command {
             .map_err(start)?;
         let stdin = child.stdin.take();
         let input = std::mem::take(&mut self.input);
-        // Fed from a task of its own: a command that writes before it has read everything would otherwise wait for us.
+        // A task of its own writes the input: a command that writes before it has read everything
+        // would otherwise block.
         let feeder = tokio::spawn(async move {
             if let Some(mut stdin) = stdin {
-                // A command that ends early closes its end; its exit status says why.
+                // A command that exits early closes its end of the pipe. Its exit status says why.
                 let _ = stdin.write_all(&input).await;
             }
         });
         let (mut out, mut errors) = (Captured::of(child.stdout.take()), Captured::of(child.stderr.take()));
         let ended = tokio::time::timeout(self.limit, async {
             let status = child.wait().await;
-            // Both end with the last process that holds them.
+            // Each output closes when the last process that holds it exits.
             let (out, errors) = (out.end().await, errors.end().await);
             status.map(|status| (status, out, errors))
         });
@@ -179,12 +181,12 @@ impl Command {
         Ok(out)
     }
 
-    /// Runs the command for its effect.
+    /// Runs the command and discards its output.
     pub async fn run(self) -> Result<(), CommandError> {
         self.output().await.map(drop)
     }
 
-    /// Whether the command ends with success; a command that cannot be started does not.
+    /// Whether the command succeeds. A command that cannot be started does not.
     pub async fn succeeds(self) -> bool {
         self.output().await.is_ok()
     }
@@ -199,7 +201,7 @@ impl Command {
     }
 }
 
-/// What a command has written to one of its outputs so far.
+/// Output of a command, captured so far from one of its streams.
 struct Captured {
     bytes: Arc<Mutex<Vec<u8>>>,
     reader: JoinHandle<()>,
@@ -212,7 +214,7 @@ impl Captured {
         let reader = tokio::spawn(async move {
             let Some(mut output) = output else { return };
             let mut chunk = vec![0; 16 << 10];
-            // An output that cannot be read has ended.
+            // A stream that cannot be read counts as closed.
             while let Ok(count @ 1..) = output.read(&mut chunk).await {
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
                 kept.extend_from_slice(&chunk[..count]);
@@ -221,7 +223,7 @@ impl Captured {
         Self { bytes, reader }
     }
 
-    /// All of it, when it has ended.
+    /// All output, once the stream has closed.
     async fn end(&mut self) -> String {
         let _ = (&mut self.reader).await;
         self.text()
@@ -250,12 +252,27 @@ pub fn tail(text: &str, count: usize) -> String {
         .join("\n")
 }
 
+/// Finds the path of an installed program.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    [
+        "/usr/local/sbin",
+        "/usr/local/bin",
+        "/usr/sbin",
+        "/usr/bin",
+        "/sbin",
+        "/bin",
+    ]
+    .iter()
+    .map(|dir| PathBuf::from(dir).join(name))
+    .find(|path| path.is_file())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_is_the_last_lines_that_say_something() {
+    fn the_tail_is_the_last_lines_that_are_not_empty() {
         assert_eq!(tail("a\n\nb\nc\n", 2), "  | b\n  | c");
         assert_eq!(tail("", 2), "");
     }
@@ -276,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_over_its_limit_is_ended_and_its_last_lines_are_told() {
+    async fn a_command_over_its_timeout_is_killed_and_its_last_lines_are_reported() {
         let error = Command::new("sh")
             .args(["-c", "echo so far; exec sleep 60"])
             .limit(Duration::from_secs(1))

@@ -1,11 +1,9 @@
-//! Keys, certificates and claims of the development host, made once per clone and kept in `.dev/pki` and `.dev/nats`.
+//! Keys, certificates and NATS claims of the development host, created once per clone in `.dev/pki`
+//! and `.dev/nats`.
 //!
-//! They are made anew when what they name (the node's address) has changed.
+//! A changed value in them, such as the node's address, creates all of them again.
 
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -16,7 +14,7 @@ pub mod host_pki;
 pub mod jwt;
 pub mod nats;
 
-/// Makes what is missing. True when something was made.
+/// Creates the credentials unless they exist for this network. Returns true if it created them.
 pub fn apply(layout: &Layout, network: &Network) -> Result<bool> {
     let subject = layout.pki().join("subject");
     let wanted = format!(
@@ -28,26 +26,12 @@ pub fn apply(layout: &Layout, network: &Network) -> Result<bool> {
     if fs::read_to_string(&subject).is_ok_and(|made_for| made_for == wanted) {
         return Ok(false);
     }
-    fs::create_dir_all(layout.pki()).context("making .dev/pki")?;
-    fs::create_dir_all(layout.nats()).context("making .dev/nats")?;
-    fs::create_dir_all(layout.config()).context("making .dev/config")?;
-    host_pki::write(layout, network).context("making the host cluster's certificates")?;
-    nats::write(layout, network).context("making the credentials of NATS")?;
-    // Last: a run that is cut off before here starts over.
+    fs::create_dir_all(layout.pki()).context("creating .dev/pki")?;
+    fs::create_dir_all(layout.nats()).context("creating .dev/nats")?;
+    fs::create_dir_all(layout.config()).context("creating .dev/config")?;
+    host_pki::write(layout, network).context("issuing the host cluster's certificates")?;
+    nats::write(layout, network).context("creating the credentials of NATS")?;
+    // Written last: an interrupted run starts over.
     fs::write(&subject, wanted).context("recording what the certificates were made for")?;
     Ok(true)
-}
-
-/// Writes a file that only its owner can read.
-pub(crate) fn write_secret(path: &Path, content: &str) -> Result<()> {
-    // A file that exists keeps its mode when it is opened, so it goes first.
-    let _ = fs::remove_file(path);
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .with_context(|| format!("making {}", path.display()))?;
-    file.write_all(content.as_bytes())
-        .with_context(|| format!("writing {}", path.display()))
 }

@@ -1,7 +1,7 @@
-//! `make down`: removes everything of this clone's stack but the build cache, in whatever state it was left.
+//! `make down`: removes the whole stack of this clone, in any state, except the build cache.
 //!
-//! Processes are found in two ways, each of which says that they are this stack's: the supervisor's own children and the
-//! clone's control groups. Nothing is ever looked for by name.
+//! Processes are found through the supervisors (their own children) and through the clone's control
+//! groups. Nothing is found by process name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,74 +10,80 @@ use anyhow::{Context, Result, bail};
 use rustix::mount::UnmountFlags;
 
 use crate::cgroups::Cgroups;
+use crate::files::{is_dead_socket, list_entries};
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
-use crate::leftovers::{self, entries, is_dead_socket};
+use crate::leftovers;
 use crate::network::Network;
-use crate::steps::say;
+use crate::steps::print_line;
 use crate::supervisor::{Request, client};
 use crate::workers;
 
-/// Mounts lie over one another; each round takes the uppermost ones.
+/// Mounts can be stacked. Each round removes the uppermost ones.
 const UNMOUNT_ROUNDS: usize = 10;
 
 /// Stops and removes everything.
 pub async fn down(layout: &Layout) -> Result<()> {
-    let begun = std::time::Instant::now();
-    // The supervisor first, or it would start again what is killed below.
+    let started = std::time::Instant::now();
+    // The supervisors stop first: they would restart the processes that are killed below.
     let network = Network::read(layout)?;
-    let nodes = network.map(|network| Node::added(layout, &network)).unwrap_or_default();
+    let nodes = network
+        .map(|network| Node::added(layout, &network.plan))
+        .unwrap_or_default();
     for node in nodes {
         report(&node.name, shut_down(&node.layout).await);
     }
     report("processes", shut_down(layout).await);
     let cgroups = Cgroups::discover(&layout.stack_name())?;
-    // The shims and what runs in the pods outlive containerd.
+    // The containerd shims and the pods' processes outlive containerd.
     let killed = cgroups.kill_all().await;
-    report("pods", &format!("{killed} processes ended"));
+    report("pods", &format!("{killed} processes killed"));
     let killed = workers::kill_all(layout).await?;
-    report("workers", &format!("{killed} ended"));
+    report("workers", &format!("{killed} killed"));
     let unmounted = unmount_below(&layout.dev())?;
     report("mounts", &format!("{unmounted} removed"));
     Network::remove(layout).await?;
     report("network", "namespaces and link removed");
     cgroups.remove().await?;
     report("control groups", "removed");
-    let strays = remove_strays(layout);
-    report("files outside .dev", &format!("{strays} removed"));
+    let removed = remove_files_outside(layout);
+    report("files outside .dev", &format!("{removed} removed"));
     match fs::remove_dir_all(layout.dev()) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).context("removing .dev"),
         _ => {}
     }
     let left = leftovers::find(layout);
     if !left.is_empty() {
-        bail!("left on the machine, to be removed by hand:\n  {}", left.join("\n  "));
+        bail!(
+            "these objects of the stack remain and must be removed by hand:\n  {}",
+            left.join("\n  ")
+        );
     }
-    say(&format!(
+    print_line(&format!(
         "down in {:.1}s; the build cache stays in {}",
-        begun.elapsed().as_secs_f64(),
+        started.elapsed().as_secs_f64(),
         layout.cache().display()
     ));
     Ok(())
 }
 
-/// Has a supervisor stop all that it keeps.
+/// Makes a supervisor stop all its services. Returns the text to report.
 async fn shut_down(layout: &Layout) -> &'static str {
-    match client::ask(layout, &Request::Shutdown).await {
+    match client::request(layout, &Request::Shutdown).await {
         Ok(_) => "stopped by the supervisor",
-        Err(_) => "no supervisor answers",
+        Err(_) => "no supervisor answered",
     }
 }
 
 fn report(what: &str, how: &str) {
-    say(&format!("  {what}: {how}"));
+    print_line(&format!("  {what}: {how}"));
 }
 
-/// Detaches every mount at or below a folder. Only what is below it: nothing else can have been mounted by this stack.
+/// Unmounts every mount at or below a folder. This stack mounts nothing elsewhere.
 pub(crate) fn unmount_below(dir: &Path) -> Result<usize> {
     let mut removed = 0;
     for _ in 0..UNMOUNT_ROUNDS {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo")?;
         let mut targets = parse_mounts_below(&mounts, dir);
         if targets.is_empty() {
             break;
@@ -90,11 +96,11 @@ pub(crate) fn unmount_below(dir: &Path) -> Result<usize> {
         }
     }
     let left = parse_mounts_below(
-        &fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?,
+        &fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo")?,
         dir,
     );
     if !left.is_empty() {
-        bail!("mounts that cannot be removed: {left:?}");
+        bail!("cannot unmount {left:?}: a process may still use them");
     }
     Ok(removed)
 }
@@ -115,8 +121,8 @@ fn unescape(text: &str) -> String {
         .fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
-/// Where components were seen to put something whatever they are told. Emptied folders go too; no distribution's package has a file
-/// in them.
+/// Paths outside `.dev` where components write files in spite of their configuration. The folders
+/// are removed too once they are empty. No Debian package owns a file in them.
 const FIXED_PLACES: &[&str] = &[
     "/run/containerd/runc/k8s.io",
     "/run/containerd/runc",
@@ -129,21 +135,22 @@ const FIXED_PLACES: &[&str] = &[
     "/var/log/containers",
 ];
 
-/// Removes what the components put at fixed places: links to pods' logs, the CNI library's cached results, the sockets of
-/// shims and of the kubelet. Each is recognised by leading into this clone, or by being a socket of nobody.
-fn remove_strays(layout: &Layout) -> usize {
+/// Removes the files that components wrote at fixed paths: links to pod logs, cached CNI results,
+/// and sockets of shims and of the kubelet. A file belongs to this stack if it points into this
+/// clone, or if it is a socket without a listener.
+fn remove_files_outside(layout: &Layout) -> usize {
     let dev = layout.dev();
     let dev_text = dev.display().to_string();
     let mut removed = 0;
     for place in FIXED_PLACES {
-        for path in entries(Path::new(place)) {
+        for path in list_entries(Path::new(place)) {
             let ours = fs::read_link(&path).is_ok_and(|target| target.starts_with(&dev))
                 || is_dead_socket(&path)
-                // A cached result names the network namespace of its pod, which is below .dev.
+                // A cached CNI result names the pod's network namespace, which is below .dev.
                 || (path.is_file() && fs::read_to_string(&path).is_ok_and(|text| text.contains(&dev_text)));
             removed += usize::from(ours && fs::remove_file(&path).is_ok());
         }
-        // Fails where something of others is left, as it should.
+        // Fails if files of other owners remain, which is intended.
         let _ = fs::remove_dir(place);
     }
     removed

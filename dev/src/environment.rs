@@ -1,4 +1,5 @@
-//! `.dev/env`: what a person or a test needs to know of the running stack, as shell exports.
+//! `.dev/env`: addresses, paths and credentials of the running stack as shell exports, for people
+//! and tests.
 
 use std::fs;
 
@@ -7,9 +8,9 @@ use anyhow::{Context, Result};
 use crate::credentials::nats;
 use crate::kubectl;
 use crate::layout::Layout;
+use crate::names::{BASE_DOMAIN, INGRESS_PORT};
 use crate::network::Network;
 use crate::ssh;
-use crate::yoke::{BASE_DOMAIN, INGRESS_PORT};
 
 /// Writes the file.
 pub fn write(layout: &Layout, network: &Network) -> Result<()> {
@@ -48,14 +49,14 @@ fn build(layout: &Layout, network: &Network) -> String {
     for (name, value) in exports {
         text.push_str(&format!("export {name}={}\n", quote(&value)));
     }
-    // Once, however often it is sourced.
+    // Adds the folder to PATH once, even if the file is sourced repeatedly.
     text.push_str(&format!(
         "case \":$PATH:\" in *:\"$YOKE_BIN\":*) ;; *) export PATH=\"{bin}:$PATH\" ;; esac\n"
     ));
     text
 }
 
-/// A value as the shell reads it back. Plain ones stay plain, for readers that are not shells.
+/// Quotes a value for the shell. Plain values stay unquoted, for readers other than shells.
 fn quote(value: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._:-+@%,".contains(c);
     if value.chars().all(plain) {

@@ -1,41 +1,33 @@
-//! The host cluster: what its processes are called with, their configuration files, and the objects that every cluster
-//! needs before it is of use.
+//! The host cluster: command lines of its processes, their configuration files, and the objects
+//! that every cluster needs.
 
 use std::fs;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 
 use crate::cgroups::Cgroups;
+use crate::command::find_program;
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
 use crate::network::Network;
 
 mod config;
-pub(crate) use config::PAUSE_IMAGE;
 pub mod manifests;
 pub mod node;
 pub mod services;
 
-/// The name of the first node, with which those of the others begin.
-pub const NODE_NAME: &str = "yoke-host";
-/// The port of the host's kube-apiserver.
-pub const API_PORT: u16 = 6443;
-/// The release that the host runs, and the one that tenants get unless they ask for another.
-pub const KUBERNETES_VERSION: &str = "1.35.4";
-
-/// What keeps the state of the host API.
+/// Datastore of the host API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostStore {
-    /// Our own.
+    /// kine-nats, Yoke's own store.
     KineNats,
-    /// etcd, to tell a fault of kine-nats from one of Kubernetes.
+    /// etcd, to tell a fault of kine-nats from a fault of Kubernetes.
     Etcd,
 }
 
 impl HostStore {
-    /// The name of the service and of the value of `HOST_STORE`.
+    /// Name of the service, and value of `HOST_STORE`.
     pub fn name(self) -> &'static str {
         match self {
             Self::KineNats => "kine-nats",
@@ -43,20 +35,21 @@ impl HostStore {
         }
     }
 
-    /// Remembers the store of this clone; another one would begin with an empty host API under running pods.
-    pub fn settle(self, layout: &Layout) -> Result<()> {
+    /// Records the store of this clone and refuses another one, which would start with an empty
+    /// host API under running pods.
+    pub fn record_choice(self, layout: &Layout) -> Result<()> {
         let file = layout.dev().join("host-store");
         match fs::read_to_string(&file) {
             Ok(name) if name.trim() != self.name() => {
                 bail!(
-                    "this stack was made with HOST_STORE={}, not {}: `make down` removes it",
+                    "this stack uses HOST_STORE={}, not {}: run `make down` first to change the store",
                     name.trim(),
                     self.name()
                 )
             }
             Ok(_) => Ok(()),
             Err(_) => {
-                fs::create_dir_all(layout.dev()).context("making .dev")?;
+                fs::create_dir_all(layout.dev()).context("creating .dev")?;
                 fs::write(&file, self.name()).context("recording the host store")
             }
         }
@@ -70,7 +63,7 @@ impl FromStr for HostStore {
         match name {
             "kine-nats" => Ok(Self::KineNats),
             "etcd" => Ok(Self::Etcd),
-            other => Err(format!("{other:?} is not a host store: kine-nats or etcd")),
+            other => Err(format!("unknown host store {other:?}: choose kine-nats or etcd")),
         }
     }
 }
@@ -79,7 +72,7 @@ impl FromStr for HostStore {
 pub fn write_config(node: &Node, network: &Network, cgroups: &Cgroups) -> Result<()> {
     let layout = &node.layout;
     for dir in [layout.config(), layout.config().join("cni"), layout.run(), layout.log()] {
-        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     }
     let runc = find_program("runc").context("runc is not installed")?;
     let files = [
@@ -101,19 +94,4 @@ pub fn write_config(node: &Node, network: &Network, cgroups: &Cgroups) -> Result
         fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
-}
-
-/// The path of an installed program.
-pub fn find_program(name: &str) -> Option<PathBuf> {
-    [
-        "/usr/local/sbin",
-        "/usr/local/bin",
-        "/usr/sbin",
-        "/usr/bin",
-        "/sbin",
-        "/bin",
-    ]
-    .iter()
-    .map(|dir| PathBuf::from(dir).join(name))
-    .find(|path| path.is_file())
 }

@@ -1,16 +1,17 @@
-//! What the kernel has to give more of than it begins with.
+//! Raises kernel limits that are too low for the stack.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Things that one user may have watch files. Each kubelet, containerd and Envoy of the stack has some, and so has each control
-/// plane: thirty that are awake want more than the 128 that kernels begin with, and what starts then fails.
+/// Number of inotify instances per user. Each kubelet, containerd, Envoy and control plane needs
+/// some. Thirty running control planes need more than the kernel's default of 128, and processes
+/// that start then fail.
 const WATCHERS: &str = "/proc/sys/fs/inotify/max_user_instances";
 const WATCHERS_NEEDED: u64 = 1024;
 
-/// Gives the stack what it needs where it may. What it did is given back, or a warning.
+/// Raises the limits where permitted. Returns a note about the change, a warning, or an empty text.
 pub fn prepare() -> Result<String> {
     raise(Path::new(WATCHERS), WATCHERS_NEEDED)
 }
@@ -24,10 +25,10 @@ fn raise(file: &Path, needed: u64) -> Result<String> {
     }
     let name = "fs.inotify.max_user_instances";
     Ok(match fs::write(file, needed.to_string()) {
-        Ok(()) => format!("{name} was {given} and is {needed} now, for many control planes"),
+        Ok(()) => format!("raised {name} from {given} to {needed}, for many control planes"),
         Err(error) => format!(
-            "WARNING: {name} is {given} and cannot be raised ({error}): with some thirty control planes awake kubelet, Envoy or \
-             containerd fail to start; have the machine's owner set it to {needed}"
+            "WARNING: cannot raise {name} from {given} ({error}): with about thirty running control planes, kubelet, Envoy \
+             or containerd fail to start; set it to {needed} on the host"
         ),
     })
 }
@@ -37,11 +38,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_low_is_raised() {
+    fn a_limit_that_is_too_low_is_raised() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("limit");
         for (given, said, expected) in [
-            ("128\n", "was 128 and is 1024 now", "1024"),
+            ("128\n", "from 128 to 1024", "1024"),
             ("1024\n", "", "1024\n"),
             ("8192\n", "", "8192\n"),
         ] {
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_raised_is_said() {
+    fn a_limit_that_cannot_be_raised_is_a_warning() {
         // Read-only, for root as well.
         let note = raise(Path::new("/proc/sys/kernel/ngroups_max"), u64::MAX).unwrap();
         assert!(note.starts_with("WARNING: "), "{note}");

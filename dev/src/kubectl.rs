@@ -1,4 +1,4 @@
-//! The host API, through kubectl.
+//! Access to the host API through kubectl.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::command::{Command, CommandError};
 use crate::layout::Layout;
 
 const POLL: Duration = Duration::from_millis(300);
-/// What tells kubectl where to keep what it learned of an API.
+/// Environment variable with kubectl's cache folder.
 pub const CACHE_VARIABLE: &str = "KUBECACHEDIR";
 
 /// kubectl as the host's administrator.
@@ -30,7 +30,8 @@ impl<'a> Kubectl<'a> {
         self.with(&self.layout.host_kubeconfig(), args)
     }
 
-    /// A command with any kubeconfig. What it learns of the API it keeps below `.dev`, not in the home directory.
+    /// A command with any kubeconfig. kubectl caches API discovery below `.dev`, not in the home
+    /// directory.
     pub fn with(&self, kubeconfig: &Path, args: &[&str]) -> Command {
         Command::new(self.layout.binary("kubectl"))
             .env(CACHE_VARIABLE, self.layout.kubectl_cache())
@@ -39,7 +40,8 @@ impl<'a> Kubectl<'a> {
             .args(args)
     }
 
-    /// Applies objects, as their owner.
+    /// Applies objects server-side with the field manager `yoke-dev`, and takes over fields of
+    /// other managers.
     pub async fn apply(&self, manifest: String) -> Result<()> {
         let args = [
             "apply",
@@ -52,7 +54,7 @@ impl<'a> Kubectl<'a> {
         self.command(&args).input(manifest).run().await.map_err(Into::into)
     }
 
-    /// Waits until a Deployment has rolled out; on failure shows its pods.
+    /// Waits until a Deployment has rolled out. A failure shows its pods, events and logs.
     pub async fn wait_rollout(&self, namespace: &str, deployment: &str, limit: Duration) -> Result<()> {
         let timeout = format!("--timeout={}s", limit.as_secs());
         let name = format!("deployment/{deployment}");
@@ -73,14 +75,15 @@ impl<'a> Kubectl<'a> {
         Ok(())
     }
 
-    /// Runs a command until it succeeds.
+    /// Runs a command until it succeeds or `limit` has passed. `what` completes "waited for …" in
+    /// the error.
     pub async fn until(&self, what: &str, args: &[&str], limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;
         loop {
             match self.command(args).output().await {
                 Ok(output) => return Ok(output),
                 Err(error @ CommandError::Start { .. }) => return Err(error.into()),
-                Err(error) if Instant::now() > deadline => bail!("{what} did not happen within {limit:?}\n{error}"),
+                Err(error) if Instant::now() > deadline => bail!("waited {limit:?} for {what}\n{error}"),
                 Err(_) => tokio::time::sleep(POLL).await,
             }
         }

@@ -1,8 +1,8 @@
-//! Where everything that the development stack makes is kept.
+//! Paths of everything that the development stack creates.
 //!
-//! A clone owns one folder, `.dev/`; what is expensive to build and the same for every clone is in the build cache. The
-//! name of a clone (a hash of its path) is in the name of whatever has to live outside the folder: network namespace,
-//! cgroups, links, CNI network.
+//! A clone owns one folder, `.dev/`. Results that are costly to build and equal for all clones are
+//! in the build cache. The name of a clone is a hash of its path. It is part of the name of
+//! everything outside the folder: network namespace, control groups, links, CNI network.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-/// The number of the node that the stack begins with, which runs the host's control plane, too.
+/// Number of the first node, which also runs the host's control plane.
 pub const FIRST_NODE: u8 = 1;
 
-/// The folders of one clone, as one of its nodes has them.
+/// The folders of one clone, as seen by one of its nodes.
 #[derive(Debug, Clone)]
 pub struct Layout {
     root: PathBuf,
@@ -23,20 +23,23 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of the clone that the working directory is in.
+    /// The layout of the clone that contains the working directory.
     pub fn discover() -> Result<Self> {
         let start = std::env::current_dir().context("reading the working directory")?;
         let Some(root) = start
             .ancestors()
             .find(|dir| dir.join("dev/go").is_dir() && dir.join("Cargo.toml").is_file())
         else {
-            bail!("{} is not inside a clone of Yoke", start.display());
+            bail!(
+                "{} is not inside a clone of Yoke: run this command in one",
+                start.display()
+            );
         };
         let cache = std::env::var_os("XDG_CACHE_HOME")
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
             .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
-            .context("neither XDG_CACHE_HOME nor a home directory is known")?;
+            .context("no folder for the build cache: set XDG_CACHE_HOME or HOME")?;
         let root = root
             .canonicalize()
             .with_context(|| format!("resolving {}", root.display()))?;
@@ -55,25 +58,25 @@ impl Layout {
         }
     }
 
-    /// The same clone, as another node has it: what a machine has for itself is in a folder of the node's own.
-    pub fn of_node(&self, number: u8) -> Self {
+    /// This clone as seen by another node, which has folders of its own for its state.
+    pub fn for_node(&self, number: u8) -> Self {
         Self {
             node: number,
             ..self.clone()
         }
     }
 
-    /// Eight hexadecimal digits that name this clone on this machine.
+    /// Eight hexadecimal digits that identify this clone on this computer.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The number of the node.
-    pub fn number(&self) -> u8 {
+    /// Number of the node.
+    pub fn node_number(&self) -> u8 {
         self.node
     }
 
-    /// The clone.
+    /// Root folder of the clone.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -88,13 +91,13 @@ impl Layout {
         self.root.join(".dev")
     }
 
-    /// `.dev/nodes`: a folder for each node that was added.
+    /// `.dev/nodes`: a folder for each added node.
     pub fn nodes(&self) -> PathBuf {
         self.dev().join("nodes")
     }
 
-    /// What is the node's own: `.dev` of the first one.
-    pub fn home(&self) -> PathBuf {
+    /// Folder of the node's own state: `.dev` for the first node, `.dev/nodes/<number>` for others.
+    pub fn node_dir(&self) -> PathBuf {
         match self.node {
             FIRST_NODE => self.dev(),
             number => self.nodes().join(number.to_string()),
@@ -111,29 +114,30 @@ impl Layout {
         self.bin().join(name)
     }
 
-    /// `.dev/kubectl`: what kubectl learned of the APIs.
+    /// `.dev/kubectl`: kubectl's cache of API discovery.
     pub fn kubectl_cache(&self) -> PathBuf {
         self.dev().join("kubectl")
     }
 
     /// `log` of the node.
     pub fn log(&self) -> PathBuf {
-        self.home().join("log")
+        self.node_dir().join("log")
     }
 
-    /// `run` of the node: sockets, pids, what the supervisor was told to run.
+    /// `run` of the node: sockets, pids, and the services that the supervisor runs.
     pub fn run(&self) -> PathBuf {
-        self.home().join("run")
+        self.node_dir().join("run")
     }
 
-    /// `config` of the node: configuration files that the stack writes for its processes.
+    /// `config` of the node: configuration files of its processes.
     pub fn config(&self) -> PathBuf {
-        self.home().join("config")
+        self.node_dir().join("config")
     }
 
-    /// `pki` of the node: its certificate and key, and of the first one all others of the host cluster.
+    /// `pki` of the node: its certificate and key. The first node's folder also has all others of
+    /// the host cluster.
     pub fn pki(&self) -> PathBuf {
-        self.home().join("pki")
+        self.node_dir().join("pki")
     }
 
     /// `.dev/nats`: NATS's keys, claims and data.
@@ -143,15 +147,15 @@ impl Layout {
 
     /// `containerd` of the node: images, snapshots and running containers.
     pub fn containerd(&self) -> PathBuf {
-        self.home().join("containerd")
+        self.node_dir().join("containerd")
     }
 
     /// `kubelet` of the node: volumes of its pods.
     pub fn kubelet(&self) -> PathBuf {
-        self.home().join("kubelet")
+        self.node_dir().join("kubelet")
     }
 
-    /// `.dev/bundle`: what a worker is made of.
+    /// `.dev/bundle`: programs and images of a worker.
     pub fn bundle(&self) -> PathBuf {
         self.dev().join("bundle")
     }
@@ -161,55 +165,56 @@ impl Layout {
         self.dev().join("workers")
     }
 
-    /// containerd's socket.
+    /// Socket of containerd.
     pub fn containerd_socket(&self) -> PathBuf {
         self.run().join("containerd.sock")
     }
 
-    /// The supervisor's control socket.
+    /// Control socket of the supervisor.
     pub fn control_socket(&self) -> PathBuf {
         self.run().join("supervisor.sock")
     }
 
-    /// A kubeconfig for one user of the host cluster.
+    /// Kubeconfig of one user of the host cluster.
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.config().join(format!("{user}.kubeconfig"))
     }
 
-    /// The host administrator's kubeconfig, a fixed output.
+    /// Kubeconfig of the host's administrator. Users rely on this path.
     pub fn host_kubeconfig(&self) -> PathBuf {
         self.dev().join("host.kubeconfig")
     }
 
-    /// The demo tenant cluster's kubeconfig, a fixed output.
+    /// Kubeconfig of the demo tenant cluster. Users rely on this path.
     pub fn demo_kubeconfig(&self) -> PathBuf {
         self.dev().join("demo.kubeconfig")
     }
 
-    /// Shell exports for people and tests, a fixed output.
+    /// Shell exports for people and tests. Users rely on this path.
     pub fn env_file(&self) -> PathBuf {
         self.dev().join("env")
     }
 
-    /// Takes the clone for one `up` or `down` at a time; given back when the file is closed.
+    /// Locks the clone, so that one `up` or `down` runs at a time. Closing the file releases the
+    /// lock.
     pub fn lock(&self) -> Result<File> {
-        std::fs::create_dir_all(self.dev()).context("making .dev")?;
+        std::fs::create_dir_all(self.dev()).context("creating .dev")?;
         let path = self.dev().join("lock");
         let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
         if file.try_lock().is_err() {
-            bail!("another `make up` or `make down` of this clone is running");
+            bail!("another `make up` or `make down` of this clone is running: wait until it has finished");
         }
         Ok(file)
     }
 
-    /// Name of the first node's network namespace, with which those of all others begin, of the top cgroup and of the CNI
-    /// network.
+    /// Name of the first node's network namespace, of the top control group and of the CNI network.
+    /// Other namespaces of the clone have it as a prefix.
     pub fn stack_name(&self) -> String {
         format!("yoke-{}", self.id)
     }
 
-    /// The control group of the node. That of the first one has those of the others in it.
-    pub fn group(&self) -> String {
+    /// Control group of the node. The first node's group contains the groups of the others.
+    pub fn control_group(&self) -> String {
         match self.node {
             FIRST_NODE => self.stack_name(),
             number => format!("{}/node-{number}", self.stack_name()),
@@ -236,15 +241,15 @@ mod tests {
     #[test]
     fn a_node_has_its_own_folders_and_shares_what_is_the_same_on_all() {
         let first = Layout::new(Path::new("/y"), Path::new("/c"));
-        let second = first.of_node(2);
+        let second = first.for_node(2);
         assert_eq!(
             second.containerd_socket(),
             Path::new("/y/.dev/nodes/2/run/containerd.sock")
         );
         assert_eq!(second.kubelet(), Path::new("/y/.dev/nodes/2/kubelet"));
-        assert_eq!(first.of_node(FIRST_NODE).pki(), Path::new("/y/.dev/pki"));
+        assert_eq!(first.for_node(FIRST_NODE).pki(), Path::new("/y/.dev/pki"));
         assert_eq!(second.bin(), first.bin());
         assert_eq!(second.host_kubeconfig(), first.host_kubeconfig());
-        assert_eq!(second.group(), format!("{}/node-2", first.group()));
+        assert_eq!(second.control_group(), format!("{}/node-2", first.control_group()));
     }
 }

@@ -1,14 +1,14 @@
-//! What a removed stack left on the machine: looked for in other ways than it is removed, so that a removal that missed
-//! something, or a component that learned to write elsewhere, is noticed.
+//! Finds what a removed stack left on the computer. It searches in other ways than `down` removes.
+//! So it reveals what `down` misses, and components that start to write elsewhere.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use crate::files::{is_dead_socket, list_entries};
 use crate::layout::Layout;
 
-/// Where components are known to write whatever they are told, or would if they were told less; small text files there are
-/// read too. More places than are cleaned: this finds what the cleaning does not know of.
+/// Paths where components write, or would write by default. Small text files there are read too.
+/// There are more paths than `down` cleans, to find what `down` does not know.
 const FIXED_PLACES: &[&str] = &[
     "/etc/cni",
     "/opt/cni",
@@ -25,14 +25,14 @@ const FIXED_PLACES: &[&str] = &[
 
 const READ_LIMIT: u64 = 1 << 20;
 
-/// A line for each thing that names this clone's stack.
+/// One line for each remaining object that names this clone's stack.
 pub fn find(layout: &Layout) -> Vec<String> {
     let (dev, name) = (format!("{}/", layout.dev().display()), layout.stack_name());
     let mut left = Vec::new();
-    for process in entries(Path::new("/proc")) {
+    for process in list_entries(Path::new("/proc")) {
         let command = fs::read(process.join("cmdline")).unwrap_or_default();
         let program = command.split(|byte| *byte == 0).next().unwrap_or_default();
-        // The command that looks is itself run from `.dev/bin`.
+        // This command itself runs from `.dev/bin`.
         let own = process.ends_with(std::process::id().to_string());
         if !own && program.starts_with(dev.as_bytes()) {
             left.push(format!(
@@ -50,8 +50,8 @@ pub fn find(layout: &Layout) -> Vec<String> {
             path.file_name()
                 .is_some_and(|file| file.to_string_lossy().contains(layout.id()))
         };
-        let groups = entries(Path::new(place));
-        let below = groups.iter().flat_map(|group| entries(group));
+        let groups = list_entries(Path::new(place));
+        let below = groups.iter().flat_map(|group| list_entries(group));
         left.extend(
             groups
                 .iter()
@@ -67,15 +67,8 @@ pub fn find(layout: &Layout) -> Vec<String> {
     left
 }
 
-/// Whether a socket's file is there and nobody listens on it: its owner ended, and nobody can use it again.
-pub fn is_dead_socket(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
-        && UnixStream::connect(path).is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
-}
-
 fn find_files(dir: &Path, names: &[&str], left: &mut Vec<String>) {
-    for path in entries(dir) {
+    for path in list_entries(dir) {
         let Ok(meta) = fs::symlink_metadata(&path) else {
             continue;
         };
@@ -94,17 +87,13 @@ fn find_files(dir: &Path, names: &[&str], left: &mut Vec<String>) {
     }
 }
 
-/// What is in a folder; nothing where there is none.
-pub(crate) fn entries(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir)
-        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-        .unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::os::unix::net::UnixListener;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
+
+    use yoke_test_support::eventually_blocking;
 
     use super::*;
 
@@ -119,12 +108,10 @@ mod tests {
         fs::write(at("yoke-12345678"), "").unwrap();
         let listening = UnixListener::bind(at("alive.sock")).unwrap();
         drop(UnixListener::bind(at("dead.sock")).unwrap());
-        // A process that another test is starting has it open until it runs its program.
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while !is_dead_socket(&at("dead.sock")) {
-            assert!(Instant::now() < deadline, "nobody listens there");
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
+        // A process that another test is forking holds the socket open until it executes its
+        // program.
+        let observe = || Ok::<_, Infallible>(is_dead_socket(&at("dead.sock")));
+        eventually_blocking("the socket to be dead", Duration::from_secs(5), observe, |dead| *dead).unwrap();
         let mut left = Vec::new();
         find_files(dir.path(), &["/clone/.dev/", "yoke-12345678"], &mut left);
         left.sort();

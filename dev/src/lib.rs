@@ -1,12 +1,14 @@
-//! The development stack: a host cluster of real components with Yoke on it, in one network namespace of one machine.
+//! The development stack: a host cluster of real components with Yoke on it, on one Linux computer.
+//! Each node of the host cluster has its own network namespace.
 //!
 //! ```text
-//!   make up ─▶ steps ─▶ recipes (what is built) ─▶ network, credentials ─▶ supervisor ─▶ host cluster ─▶ images ─▶ Yoke
-//!   make host-node ─▶ nodes ─▶ the host cluster has one more
-//!   make worker ─▶ workers ─▶ a tenant's cluster has one more
+//!   make up ─▶ steps ─▶ recipes (builds) ─▶ network, credentials ─▶ supervisor ─▶ host cluster ─▶ images ─▶ Yoke
+//!   make host-node ─▶ nodes ─▶ one more node in the host cluster
+//!   make worker ─▶ workers ─▶ one more worker in a tenant's cluster
 //! ```
 //!
-//! Everything that it makes is below `.dev/` (see [`layout`]) and is found again, or removed, after it was killed.
+//! Everything that the stack creates is below `.dev/` (see [`layout`]). So it can be found again,
+//! or removed, after any process was killed.
 
 use std::process::ExitCode;
 
@@ -23,14 +25,17 @@ use crate::supervisor::Request;
 pub mod cgroups;
 pub mod command;
 pub mod credentials;
+pub mod demo;
 pub mod down;
 pub mod environment;
+mod files;
 pub mod host_cluster;
 pub mod images;
 pub mod kernel;
 pub mod kubectl;
 pub mod layout;
 pub mod leftovers;
+pub mod names;
 pub mod network;
 pub mod nodes;
 pub mod recipes;
@@ -40,6 +45,7 @@ pub mod status;
 pub mod steps;
 pub mod supervisor;
 pub mod up;
+pub mod versions;
 pub mod workers;
 pub mod yoke;
 
@@ -53,87 +59,87 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Build what is missing and start what does not run.
+    /// Build missing binaries, and start everything that does not run.
     Up {
-        /// What keeps the host API's state: kine-nats or etcd.
+        /// Datastore of the host API: kine-nats or etcd.
         #[arg(long, env = "HOST_STORE", default_value = "kine-nats")]
         host_store: HostStore,
-        /// Stop after this step.
+        /// Last step to run.
         #[arg(long, default_value = "demo")]
         until: Step,
-        /// Leave out a step; what it makes must be there already.
+        /// Step to leave out; its result must exist already. Can be repeated.
         #[arg(long)]
         skip: Vec<Step>,
-        /// How this workspace's binaries are built.
+        /// Cargo profile for this workspace's binaries.
         #[arg(long, env = "YOKE_PROFILE", default_value = "dev")]
         profile: Profile,
-        /// Releases of Kubernetes that tenants can have beside the host's own, with blanks between them.
+        /// Kubernetes versions for tenants, in addition to the host's own; separated by spaces.
         #[arg(long, env = "YOKE_VERSIONS", default_value = "")]
         versions: Releases,
-        /// Build metrics-server for workers, which takes minutes.
+        /// Build metrics-server for workers. This takes minutes.
         #[arg(long, env = "YOKE_METRICS_SERVER")]
         metrics_server: bool,
     },
-    /// Stop and remove everything but the build cache.
+    /// Stop and remove everything except the build cache.
     Down,
     /// Write the images of this workspace's binaries to `.dev/images`.
     Images {
-        /// How they are built.
+        /// Cargo profile for the binaries.
         #[arg(long, env = "YOKE_PROFILE", default_value = "release")]
         profile: Profile,
     },
     /// Add a worker to the demo cluster.
     Worker(workers::Options),
-    /// Drain a worker, and remove all of it.
+    /// Drain a worker and remove it with all its files.
     RemoveWorker {
-        /// The name of its Node.
+        /// Name of the worker's Node.
         name: String,
     },
     /// Add a node to the host cluster.
     HostNode(nodes::Options),
-    /// Kill all that runs on a node that was added, its pods too.
+    /// Kill all processes of an added node, including its pods.
     KillHostNode {
-        /// Its number, from 2 on.
+        /// Number of the node, at least 2.
         number: u8,
     },
-    /// Cut a node that was added off from all others.
+    /// Disconnect an added node from all other nodes.
     CutHostNode {
-        /// Its number, from 2 on.
+        /// Number of the node, at least 2.
         number: u8,
-        /// End that.
+        /// Reconnect the node instead.
         #[arg(long)]
         mend: bool,
     },
-    /// Remove a node that was added.
+    /// Remove an added node.
     RemoveHostNode {
-        /// Its number, from 2 on.
+        /// Number of the node, at least 2.
         number: u8,
     },
-    /// Show how every component is; exit 1 when one does not work.
+    /// Show the state of every component; exit 1 if one is down.
     Status,
     /// Print the pid of a supervised process.
     Pid {
-        /// Its name, as `status` shows it.
+        /// Name of the process, as shown by `status`.
         name: String,
     },
     /// Stop and start a supervised process.
     Restart {
-        /// Its name, as `status` shows it.
+        /// Name of the process, as shown by `status`.
         name: String,
     },
-    /// Keep processes running (started by `up`).
+    /// Supervise processes (started by `up`).
     #[command(hide = true)]
     Supervise {
-        /// Do not start another daemon when this one is killed.
+        /// Do not start another daemon if this one is killed.
         #[arg(long)]
         unguarded: bool,
-        /// The number of the node whose processes they are.
+        /// Number of the node whose processes to supervise.
         #[arg(long, default_value_t = FIRST_NODE)]
         node: u8,
     },
 }
 
-/// Parses the command line and does what it asks.
+/// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
     let args = Args::parse();
     let done = tokio::runtime::Builder::new_multi_thread()
@@ -145,7 +151,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            steps::complain(&format!("yoke-dev: {error:#}"));
+            steps::print_error(&format!("yoke-dev: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -170,61 +176,42 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
                 metrics_server,
                 plan: steps::plan(until, &skip),
             };
-            // The failed step has been shown already.
+            // The reporter has shown the failed step already.
             let done = up::up(&layout, options).await.is_ok();
-            Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(to_exit_code(done))
         }
         Verb::Down => {
             let _lock = layout.lock()?;
             down::down(&layout).await.map(|()| ExitCode::SUCCESS)
         }
-        Verb::Images { profile } => {
-            let _lock = layout.lock()?;
-            let (files, digests) = images::export(&layout, profile).await?;
-            for file in files {
-                steps::say(&file.display().to_string());
-            }
-            let value = serde_json::json!({"worker": {"digests": digests}});
-            steps::say(&format!("value of the chart, for join lines:\n{value}"));
-            Ok(ExitCode::SUCCESS)
-        }
-        Verb::Worker(options) => {
-            let added = workers::add(&layout, &options).await?;
-            Ok(if added { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
+        Verb::Images { profile } => export_images(&layout, profile).await,
+        Verb::Worker(options) => workers::add(&layout, &options).await.map(to_exit_code),
         Verb::RemoveWorker { name } => workers::remove(&layout, &name).await.map(|()| ExitCode::SUCCESS),
         Verb::HostNode(options) => {
             let _lock = layout.lock()?;
             let added = nodes::add(&layout, &options).await?;
-            Ok(if added { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(to_exit_code(added))
         }
         Verb::KillHostNode { number } => nodes::kill(&layout, number).await.map(|()| ExitCode::SUCCESS),
-        Verb::CutHostNode { number, mend } => nodes::cut(&layout, number, mend).await.map(|()| ExitCode::SUCCESS),
+        Verb::CutHostNode { number, mend } => {
+            match mend {
+                true => nodes::reconnect(&layout, number).await?,
+                false => nodes::disconnect(&layout, number).await?,
+            }
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::RemoveHostNode { number } => {
             let _lock = layout.lock()?;
             nodes::remove(&layout, number).await.map(|()| ExitCode::SUCCESS)
         }
-        Verb::Status => {
-            let well = status::status(&layout).await?;
-            Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
-        Verb::Pid { name } => {
-            let services = supervisor::client::processes(&layout)
-                .await
-                .context("the supervisor does not answer")?;
-            let service = services.into_iter().find(|service| service.name == name);
-            let pid = service
-                .and_then(|service| service.pid)
-                .with_context(|| format!("{name} does not run"))?;
-            steps::say(&pid.to_string());
-            Ok(ExitCode::SUCCESS)
-        }
+        Verb::Status => status::status(&layout).await.map(to_exit_code),
+        Verb::Pid { name } => print_pid(&layout, &name).await,
         Verb::Restart { name } => {
-            supervisor::client::ask(&layout, &Request::Restart(name)).await?;
+            supervisor::client::request(&layout, &Request::Restart(name)).await?;
             Ok(ExitCode::SUCCESS)
         }
         Verb::Supervise { unguarded, node } => {
-            let layout = layout.of_node(node);
+            let layout = layout.for_node(node);
             if unguarded {
                 supervisor::daemon::run(layout).await?;
             } else {
@@ -233,4 +220,34 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn to_exit_code(success: bool) -> ExitCode {
+    match success {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+async fn export_images(layout: &Layout, profile: Profile) -> anyhow::Result<ExitCode> {
+    let _lock = layout.lock()?;
+    let (files, digests) = images::export::export(layout, profile).await?;
+    for file in files {
+        steps::print_line(&file.display().to_string());
+    }
+    let value = serde_json::json!({"worker": {"digests": digests}});
+    steps::print_line(&format!("value of the chart, for join commands:\n{value}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn print_pid(layout: &Layout, name: &str) -> anyhow::Result<ExitCode> {
+    let services = supervisor::client::processes(layout)
+        .await
+        .context("the supervisor does not answer: `make up` starts it")?;
+    let service = services.into_iter().find(|service| service.name == name);
+    let pid = service
+        .and_then(|service| service.pid)
+        .with_context(|| format!("{name} is not running"))?;
+    steps::print_line(&pid.to_string());
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `yoke-dev`: the development stack, called by the Makefile.
+//! `yoke-dev`: command line of the development stack, called by the Makefile.
 
 use std::process::ExitCode;
 

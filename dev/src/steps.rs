@@ -1,4 +1,4 @@
-//! The steps of `make up`, and showing steps.
+//! Steps of `make up`, and the display of steps.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// What a step does, as it is shown, and what to try when it fails.
+/// Texts that are shown for a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Label {
-    /// What it does.
+    /// Title: the action, in the imperative.
     pub title: &'static str,
-    /// What to try.
+    /// Advice for the user if the step fails.
     pub advice: &'static str,
 }
 
-/// A step of `make up`. Each does nothing when it was done already.
+/// A step of `make up`. A step that is done already does nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 #[value(rename_all = "kebab-case")]
 pub enum Step {
-    /// What must be there before.
+    /// Checks of the computer.
     Prerequisites,
     /// Debian packages.
     Packages,
@@ -27,21 +27,21 @@ pub enum Step {
     Binaries,
     /// This workspace's binaries.
     Workspace,
-    /// The node's network namespace.
+    /// Network namespaces of the nodes.
     Network,
-    /// Keys, certificates and claims.
+    /// Keys, certificates and NATS claims.
     Credentials,
-    /// The supervisor.
+    /// Supervisors.
     Supervisor,
     /// nats-server.
     Nats,
-    /// The host API's datastore.
+    /// Datastore of the host API.
     HostStore,
-    /// The host's control plane.
+    /// Control plane of the host.
     HostApi,
     /// containerd.
     Containerd,
-    /// Images.
+    /// Images of third-party binaries.
     Images,
     /// kubelet, kube-proxy and the NetworkPolicy firewall.
     Node,
@@ -51,11 +51,11 @@ pub enum Step {
     CertManager,
     /// Yoke's chart.
     Yoke,
-    /// The demo tenant and cluster.
+    /// Demo tenant and cluster.
     Demo,
 }
 
-/// In the order in which each needs the ones before it.
+/// All steps. Each one needs the steps before it.
 pub const ORDER: [Step; 17] = [
     Step::Prerequisites,
     Step::Packages,
@@ -77,7 +77,7 @@ pub const ORDER: [Step; 17] = [
 ];
 
 impl Step {
-    /// How it is shown.
+    /// The texts that are shown for the step.
     pub fn label(self) -> Label {
         Label {
             title: self.title(),
@@ -87,12 +87,12 @@ impl Step {
 
     fn title(self) -> &'static str {
         match self {
-            Self::Prerequisites => "check what must be there",
+            Self::Prerequisites => "check prerequisites",
             Self::Packages => "install Debian packages",
-            Self::Binaries => "build the Go binaries, fetch Envoy",
+            Self::Binaries => "build the Go binaries, download Envoy",
             Self::Workspace => "build Yoke's binaries",
-            Self::Network => "make the node's network",
-            Self::Credentials => "make keys and certificates",
+            Self::Network => "create the nodes' network",
+            Self::Credentials => "create keys and certificates",
             Self::Supervisor => "start the supervisor",
             Self::Nats => "start NATS",
             Self::HostStore => "start the host's datastore",
@@ -103,30 +103,30 @@ impl Step {
             Self::Dns => "start cluster DNS",
             Self::CertManager => "start cert-manager",
             Self::Yoke => "install Yoke's chart",
-            Self::Demo => "make the demo cluster",
+            Self::Demo => "create the demo cluster",
         }
     }
 
     fn advice(self) -> &'static str {
         match self {
-            Self::Prerequisites => "mend what is said above, then run `make up` again",
+            Self::Prerequisites => "fix the problem above, then run `make up` again",
             Self::Packages => "check that Debian's mirror is reachable (`apt-get update`), then run `make up` again",
             Self::Binaries => {
                 "check that the Go module proxy (`go env GOPROXY`) and PyPI are reachable and the disk has 10 GB free, \
-                 then run `make up` again: what was built is kept"
+                 then run `make up` again: finished builds are cached"
             }
-            Self::Workspace => "fix what the compiler says, then run `make up` again",
-            Self::Network => "`make down` removes what is left of a former network; then run `make up` again",
+            Self::Workspace => "fix the compiler errors, then run `make up` again",
+            Self::Network => "`make down` removes remains of an earlier network; then run `make up` again",
             Self::Credentials => "`make down` removes the old ones; then run `make up` again",
             Self::Dns | Self::CertManager | Self::Yoke | Self::Demo => {
                 "look at the pods: KUBECONFIG=.dev/host.kubeconfig .dev/bin/kubectl get pods -A, and `make status`"
             }
-            _ => "`make status` shows what is down; logs are in .dev/log; `make down && make up` starts afresh",
+            _ => "`make status` shows what is down; logs are in .dev/log; `make down && make up` creates a new stack",
         }
     }
 }
 
-/// The steps up to and including `last`, without those in `skip`.
+/// Steps up to and including `last`, without the steps in `skip`.
 pub fn plan(last: Step, skip: &[Step]) -> Vec<Step> {
     ORDER
         .into_iter()
@@ -137,13 +137,13 @@ pub fn plan(last: Step, skip: &[Step]) -> Vec<Step> {
 /// Shows steps: a spinner on a terminal, plain lines elsewhere.
 #[derive(Debug)]
 pub struct Reporter {
-    begun: Instant,
+    started: Instant,
     terminal: bool,
     total: usize,
     done: usize,
 }
 
-/// Shows what a running step is at.
+/// Shows the part that a running step works on.
 #[derive(Debug, Clone)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -155,27 +155,27 @@ impl Progress {
     pub fn at(&self, part: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(format!("{}: {part}", self.title)),
-            None => say(&format!("           {part}")),
+            None => print_line(&format!("           {part}")),
         }
     }
 }
 
 impl Reporter {
-    /// For `total` steps that begin now.
+    /// Reporter for `total` steps that start now.
     pub fn new(total: usize) -> Self {
         Self {
-            begun: Instant::now(),
+            started: Instant::now(),
             terminal: io::stdout().is_terminal(),
             total,
             done: 0,
         }
     }
 
-    /// Shows that a step begins.
-    pub fn begin(&mut self, step: Label) -> Progress {
+    /// Shows that a step starts.
+    pub fn start(&mut self, step: Label) -> Progress {
         self.done += 1;
         if !self.terminal {
-            say(&format!(
+            print_line(&format!(
                 "[{:>2}/{}] {:>5} {}",
                 self.done,
                 self.total,
@@ -198,30 +198,30 @@ impl Reporter {
         }
     }
 
-    /// Shows that a step ended well, and what it did.
-    pub fn end(&self, step: Label, progress: Progress, took: Duration, note: &str) {
+    /// Shows that a step succeeded, and what it did.
+    pub fn finish(&self, step: Label, progress: Progress, took: Duration, note: &str) {
         let took = to_seconds(took);
         match progress.bar {
             Some(bar) => {
                 bar.finish_and_clear();
                 let title = step.title;
-                say(&format!(
+                print_line(&format!(
                     "✓ [{:>2}/{}] {took:>6} {title}{}",
                     self.done,
                     self.total,
                     with_comma(note)
                 ));
             }
-            None => say(&format!("           done in {took}{}", with_comma(note))),
+            None => print_line(&format!("           done in {took}{}", with_comma(note))),
         }
     }
 
-    /// Shows that a step failed: which, why, and what to try.
+    /// Shows that a step failed: which one, why, and what to try.
     pub fn fail(&self, step: Label, progress: Progress, error: &Error) {
         if let Some(bar) = progress.bar {
             bar.finish_and_clear();
         }
-        complain(&describe_failure(
+        print_error(&describe_failure(
             step,
             &format!("{} of {}", self.done, self.total),
             &self.elapsed(),
@@ -229,32 +229,32 @@ impl Reporter {
         ));
     }
 
-    /// Time since the first step began.
+    /// Time since the first step started.
     pub fn elapsed(&self) -> String {
-        to_seconds(self.begun.elapsed())
+        to_seconds(self.started.elapsed())
     }
 }
 
-/// Prints a line. A reader that went away (`make up | head`) is no reason to stop.
-pub fn say(line: &str) {
+/// Prints a line. A closed pipe (`make up | head`) is ignored.
+pub fn print_line(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-/// Prints what went wrong, apart from what was asked for.
-pub fn complain(text: &str) {
+/// Prints an error to standard error.
+pub fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Runs one step with its output shown.
+/// Runs one step and shows its progress.
 pub async fn show<F>(reporter: &mut Reporter, step: Label, work: impl FnOnce(Progress) -> F) -> Result<()>
 where
     F: Future<Output = Result<String>>,
 {
-    let progress = reporter.begin(step);
-    let begun = Instant::now();
+    let progress = reporter.start(step);
+    let started = Instant::now();
     match work(progress.clone()).await {
         Ok(note) => {
-            reporter.end(step, progress, begun.elapsed(), &note);
+            reporter.finish(step, progress, started.elapsed(), &note);
             Ok(())
         }
         Err(error) => {
@@ -264,7 +264,7 @@ where
     }
 }
 
-/// Which step failed, why, and what to try.
+/// Text of a failure: which step, why, and what to try.
 fn describe_failure(step: Label, place: &str, elapsed: &str, error: &Error) -> String {
     format!(
         "✗ step {place} failed after {elapsed}: {}\n{}\n  try: {}",
@@ -274,7 +274,7 @@ fn describe_failure(step: Label, place: &str, elapsed: &str, error: &Error) -> S
     )
 }
 
-/// The chain of an error, one a line.
+/// The error and its causes, one per line.
 fn describe(error: &Error) -> String {
     error
         .chain()

@@ -1,14 +1,15 @@
-//! A small supervisor: there is no init system to lean on.
+//! A small process supervisor, because there is no init system to rely on.
 //!
 //! ```text
-//!   yoke-dev up ──control socket, a line of JSON each way──▶ daemon ──▶ one keeper a service ──▶ process
+//!   yoke-dev up ──control socket, a line of JSON each way──▶ daemon ──▶ one runner per service ──▶ process
 //!                                                              │            │
 //!                                         .dev/run/services/*.json     .dev/run/pids/*.json
 //! ```
 //!
-//! Each node has one. The daemon runs inside the node's network namespace and in the node's own control group, and what it
-//! starts inherits both. It writes down what it was told to keep and which processes (pid and start time) it keeps, so that the next
-//! daemon takes over the processes of one that was killed. It signals only those.
+//! Each node has one. The daemon runs inside the node's network namespace and control group, and
+//! its processes inherit both. It persists the services that it runs, and their processes (pid and
+//! start time). So the next daemon takes over the processes of a killed one. It sends signals only
+//! to these processes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,86 +18,88 @@ use serde::{Deserialize, Serialize};
 
 pub mod client;
 pub mod daemon;
-mod keeper;
 mod probe;
 mod process;
+mod runner;
 
 /// A process to keep running.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Service {
-    /// Its name, which names its log.
+    /// Name of the service, and of its log.
     pub name: String,
     /// Program and arguments.
     pub command: Vec<String>,
-    /// Environment in addition to `PATH`.
+    /// Environment variables, in addition to `PATH`.
     pub env: BTreeMap<String, String>,
-    /// How to tell that it works.
+    /// Health check.
     pub probe: Probe,
-    /// Changes when a file that the process read at its start has changed; then it is started anew.
+    /// Hash of the files that the process reads at its start. A change restarts the process.
     pub stamp: String,
 }
 
 impl Service {
-    /// Whether a process that was started for `other` serves for this one: how it is probed makes no difference to it.
+    /// Whether a process that was started for `other` can serve this service too. A changed probe
+    /// needs no restart.
     fn same_process(&self, other: &Self) -> bool {
         (&self.name, &self.command, &self.env, &self.stamp) == (&other.name, &other.command, &other.env, &other.stamp)
     }
 }
 
-/// How to tell that a service works.
+/// Health check of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Probe {
-    /// An HTTP GET without TLS answers 200.
+    /// An HTTP GET without TLS must return 200.
     Http {
         /// Host and port, inside the node's namespace.
         address: String,
         /// Path and query.
         path: String,
     },
-    /// A command ends with success.
+    /// A command must succeed.
     Command(Vec<String>),
 }
 
-/// What is asked of the daemon.
+/// Requests to the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Keep this service running; start it anew if it differs from what is kept under its name.
+    /// Keep this service running. Restart it if it differs from the running service of the same
+    /// name.
     Keep(Box<Service>),
     /// Stop and start a service.
     Restart(String),
     /// Report every service.
     Status {
-        /// Whether to ask each one whether it works; without it only processes are looked at.
+        /// Whether to run the health checks. If false, only processes are checked.
         probe: bool,
     },
-    /// End, leaving the processes to the next daemon.
+    /// Exit, and leave the processes to the next daemon.
     HandOver,
-    /// Stop every service at once, by force after two seconds, and end.
+    /// Stop all services at the same time, by force after two seconds, and exit.
     Shutdown,
 }
 
-/// The daemon's answer.
+/// The daemon's reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done.
+    /// The request succeeded.
     Done,
-    /// The answer to [`Request::Status`].
+    /// Reply to [`Request::Status`].
     Status(Vec<ServiceStatus>),
-    /// Not done, and why.
+    /// The request failed, with the reason.
     Refused(String),
 }
 
-/// How a service is.
+/// State of a service.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ServiceStatus {
-    /// Its name.
+    /// Name of the service.
     pub name: String,
-    /// Its process, while it runs.
+    /// Pid of its process, while it runs.
     pub pid: Option<u32>,
-    /// How often it was started by this daemon after the first time.
+    /// Number of restarts by this daemon.
     pub restarts: u32,
-    /// Nothing when the probe succeeded, else what it said.
+    /// `None` if the service is healthy, else the reason.
     pub problem: Option<String>,
-    /// Its log.
+    /// Path of its log.
     pub log: PathBuf,
 }

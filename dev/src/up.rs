@@ -1,15 +1,18 @@
-//! `make up`: from whatever is there to a running stack, one step after the other.
+//! `make up`: brings the stack from any state to running, one step at a time.
 
 use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::command::find_program;
 use crate::credentials::{self, host_pki};
+use crate::demo;
 use crate::environment;
+use crate::files::link;
 use crate::host_cluster::node::Node;
 use crate::host_cluster::services::Services;
-use crate::host_cluster::{self, HostStore, manifests};
+use crate::host_cluster::{HostStore, manifests};
 use crate::images::{self, Images};
 use crate::kernel;
 use crate::kubectl::Kubectl;
@@ -27,22 +30,22 @@ use crate::yoke;
 const PROCESS_LIMIT: Duration = Duration::from_secs(90);
 const ROLLOUT_LIMIT: Duration = Duration::from_secs(180);
 
-/// What is asked of `make up`.
+/// Options of `make up`.
 #[derive(Debug)]
 pub struct Options {
-    /// What keeps the host API's state.
+    /// Datastore of the host API.
     pub store: HostStore,
-    /// How this workspace is built.
+    /// Cargo profile of this workspace's binaries.
     pub profile: Profile,
-    /// The releases of Kubernetes that tenants can have.
+    /// Kubernetes versions that tenants can choose.
     pub releases: Releases,
     /// Whether workers have metrics-server.
     pub metrics_server: bool,
-    /// The steps.
+    /// The steps to run.
     pub plan: Vec<Step>,
 }
 
-/// Brings the stack up.
+/// Runs the planned steps.
 pub async fn up(layout: &Layout, options: Options) -> Result<()> {
     let mut reporter = Reporter::new(options.plan.len());
     let Options {
@@ -65,14 +68,14 @@ pub async fn up(layout: &Layout, options: Options) -> Result<()> {
     for step in plan {
         steps::show(&mut reporter, step.label(), |progress| stack.perform(step, progress)).await?;
     }
-    steps::say(&format!("\nup in {}", reporter.elapsed()));
+    steps::print_line(&format!("\nup in {}", reporter.elapsed()));
     if let Some(namespaces) = &stack.namespaces {
-        steps::say(&build_farewell(layout, namespaces));
+        steps::print_line(&build_final_message(layout, namespaces));
     }
     Ok(())
 }
 
-/// What steps hand on to later ones.
+/// Results that steps pass to later steps.
 struct Stack<'a> {
     layout: &'a Layout,
     store: HostStore,
@@ -80,23 +83,23 @@ struct Stack<'a> {
     releases: Releases,
     metrics_server: bool,
     network: Option<Network>,
-    /// The first node, and those that were added.
+    /// The first node, followed by the added nodes.
     nodes: Vec<Node>,
-    /// What the demo cluster answered.
+    /// Namespaces of the demo cluster, as kubectl printed them.
     namespaces: Option<String>,
 }
 
 impl Stack<'_> {
-    /// Performs one step and says what it did.
+    /// Runs one step and returns a note on what it did.
     async fn perform(&mut self, step: Step, progress: Progress) -> Result<String> {
         match step {
             Step::Prerequisites => {
                 debian::check_prerequisites()?;
-                self.store.settle(self.layout)?;
+                self.store.record_choice(self.layout)?;
                 kernel::prepare()
             }
             Step::Packages => Ok(match debian::install().await?.join(" ") {
-                nothing if nothing.is_empty() => "nothing was missing".to_owned(),
+                nothing if nothing.is_empty() => "all are installed".to_owned(),
                 packages => packages,
             }),
             Step::Binaries => self.make_binaries(&progress).await,
@@ -104,27 +107,13 @@ impl Stack<'_> {
                 let changed = rust::make(self.layout, self.profile).await?;
                 Ok(format!("{changed} of {} changed", rust::BINARIES.len()))
             }
-            Step::Network => {
-                let network = Network::choose(self.layout).await?;
-                let mut nodes = vec![Node::new(self.layout, &network, FIRST_NODE)];
-                nodes.extend(Node::added(self.layout, &network));
-                for node in &nodes {
-                    network.apply(node).await?;
-                }
-                environment::write(self.layout, &network)?;
-                let notes = nodes
-                    .iter()
-                    .map(|node| format!("{} {} pods {}", node.name, node.plan.ip, node.plan.pods));
-                let note = notes.collect::<Vec<_>>().join(", ");
-                (self.network, self.nodes) = (Some(network), nodes);
-                Ok(note)
-            }
+            Step::Network => self.create_network().await,
             Step::Credentials => {
                 let made = credentials::apply(self.layout, self.network()?)?;
                 for node in self.added() {
-                    host_pki::add_node(self.layout, self.network()?, node).context("making a node's certificate")?;
+                    host_pki::add_node(self.layout, self.network()?, node).context("issuing a node's certificate")?;
                 }
-                Ok(if made { "made" } else { "kept" }.to_owned())
+                Ok(if made { "created" } else { "unchanged" }.to_owned())
             }
             Step::Supervisor => self.start_supervisor().await,
             Step::Nats => self.run(self.services()?.nats()?).await,
@@ -145,22 +134,20 @@ impl Stack<'_> {
             Step::CertManager => self.start_cert_manager().await,
             Step::Yoke => self.install_yoke(&progress).await,
             Step::Demo => {
-                let demo = yoke::make_demo(self.layout).await?;
-                self.namespaces = Some(demo.namespaces);
-                let woken = if demo.woken { "was asleep and is woken, " } else { "" };
-                Ok(format!("{woken}Ready after {:.1}s", demo.took.as_secs_f64()))
+                let created = demo::create(self.layout).await?;
+                self.namespaces = Some(created.namespaces);
+                let woken = if created.woken { "woken from sleep, " } else { "" };
+                Ok(format!("{woken}Ready after {:.1}s", created.took.as_secs_f64()))
             }
         }
     }
 
     fn network(&self) -> Result<&Network> {
-        self.network
-            .as_ref()
-            .context("the network is chosen by an earlier step")
+        self.network.as_ref().context("this step needs the step `network`")
     }
 
     fn first(&self) -> Result<&Node> {
-        self.nodes.first().context("the nodes are known by an earlier step")
+        self.nodes.first().context("this step needs the step `network`")
     }
 
     fn added(&self) -> impl Iterator<Item = &Node> {
@@ -183,6 +170,23 @@ impl Stack<'_> {
         Kubectl::new(self.layout)
     }
 
+    /// Chooses the network, and creates the namespaces of all nodes.
+    async fn create_network(&mut self) -> Result<String> {
+        let network = Network::choose(self.layout).await?;
+        let mut nodes = vec![Node::new(self.layout, &network.plan, FIRST_NODE)];
+        nodes.extend(Node::added(self.layout, &network.plan));
+        for node in &nodes {
+            network.apply(node).await?;
+        }
+        environment::write(self.layout, &network)?;
+        let notes = nodes
+            .iter()
+            .map(|node| format!("{} {} pods {}", node.name, node.plan.ip, node.plan.pods));
+        let note = notes.collect::<Vec<_>>().join(", ");
+        (self.network, self.nodes) = (Some(network), nodes);
+        Ok(note)
+    }
+
     async fn make_binaries(&self, progress: &Progress) -> Result<String> {
         let mut built = Vec::new();
         let metrics_server = self.metrics_server.then_some(&go::METRICS_SERVER);
@@ -194,11 +198,11 @@ impl Stack<'_> {
             }
         }
         progress.at("envoy");
-        if recipes::envoy(self.layout).await.context("fetching Envoy")? == Made::Built {
+        if recipes::envoy(self.layout).await.context("downloading Envoy")? == Made::Built {
             built.push("envoy");
         }
-        let ctr = host_cluster::find_program("ctr").context("ctr is not installed")?;
-        recipes::link(&ctr, &self.layout.binary("ctr"))?;
+        let ctr = find_program("ctr").context("ctr is not installed")?;
+        link(&ctr, &self.layout.binary("ctr"))?;
         Ok(if built.is_empty() {
             "all from the cache".to_owned()
         } else {
@@ -214,7 +218,7 @@ impl Stack<'_> {
         Ok(String::new())
     }
 
-    /// Keeps a service of the first node and waits until it works.
+    /// Starts a service of the first node, and waits until it is healthy.
     async fn run(&self, service: Service) -> Result<String> {
         nodes::run(self.first()?, service).await
     }
@@ -225,8 +229,8 @@ impl Stack<'_> {
         self.run(services.api_server()?).await?;
         progress.at("kube-controller-manager, kube-scheduler");
         let (manager, scheduler) = (services.controller_manager()?, services.scheduler()?);
-        client::keep(self.layout, manager.clone()).await?;
-        client::keep(self.layout, scheduler.clone()).await?;
+        client::run_service(self.layout, manager.clone()).await?;
+        client::run_service(self.layout, scheduler.clone()).await?;
         for service in [manager, scheduler] {
             client::wait_healthy(self.layout, &service.name, PROCESS_LIMIT).await?;
         }
@@ -234,7 +238,7 @@ impl Stack<'_> {
     }
 
     async fn load_images(&self) -> Result<String> {
-        let loaded = Images::open(self.layout).load_released(&self.releases).await?;
+        let loaded = Images::open(self.layout).load_third_party(&self.releases).await?;
         self.mirror_images().await?;
         Ok(format!("{loaded} loaded"))
     }
@@ -249,7 +253,7 @@ impl Stack<'_> {
         Ok(notes.join(", "))
     }
 
-    /// Other nodes have the images that the first one has.
+    /// Copies the first node's images to the other nodes.
     async fn mirror_images(&self) -> Result<()> {
         for node in self.added() {
             images::mirror(self.layout, &node.layout).await?;
@@ -284,7 +288,7 @@ impl Stack<'_> {
             "--timeout=2s",
         ];
         kubectl
-            .until("cert-manager's CRDs being served", &established, PROCESS_LIMIT)
+            .until("cert-manager's CRDs to be served", &established, PROCESS_LIMIT)
             .await?;
         self.deploy(manifests::build_cert_manager(), "cert-manager", "cert-manager")
             .await
@@ -296,9 +300,9 @@ impl Stack<'_> {
         self.mirror_images().await?;
         progress.at("chart");
         yoke::install(self.layout, self.network()?, &names, &self.releases).await?;
-        let pruned = images::prune(self.layout).await.context("removing former images")?;
+        let pruned = images::prune(self.layout).await.context("removing old images")?;
         self.mirror_images().await?;
-        Ok(format!("{loaded} images changed, {pruned} former ones removed"))
+        Ok(format!("{loaded} images changed, {pruned} old ones removed"))
     }
 
     async fn deploy(&self, manifest: String, namespace: &str, deployment: &str) -> Result<String> {
@@ -309,8 +313,8 @@ impl Stack<'_> {
     }
 }
 
-/// The three things to paste.
-fn build_farewell(layout: &Layout, namespaces: &str) -> String {
+/// Final message with three things to paste.
+fn build_final_message(layout: &Layout, namespaces: &str) -> String {
     let kubeconfig = layout.demo_kubeconfig();
     let bin = layout.bin();
     format!(

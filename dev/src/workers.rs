@@ -1,81 +1,62 @@
-//! `make worker`: adds a worker to a tenant's cluster, as anybody with the Tenant's SSH key would.
+//! `make worker`: adds a worker to a tenant's cluster, in the same way as any holder of the
+//! Tenant's SSH key.
 //!
 //! ```text
-//!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo ─▶ its line, in the worker's namespace: worker-binary, run --rm ─▶ its Node is Ready
+//!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo ─▶ its output, run in the worker's namespace ─▶ the Node is Ready
 //! ```
 //!
-//! A worker is a process of the stack's control group, and what it starts is in a group of its own. Its folder
-//! `.dev/workers/<number>` holds its pid, its line, its kubeconfig, what its machine has of its own in `/usr/local/bin` as `bin`, and
-//! all that is the worker's own in `root`.
+//! The worker's process belongs to the stack's control group. Its child processes have a group of
+//! their own. Its folder `.dev/workers/<number>` holds these files:
+//!
+//! - its pid, join command and kubeconfig
+//! - `bin`, mounted at `/usr/local/bin` in its mount namespace
+//! - `root`, all state of the worker.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal};
-use tokio::time::Instant;
 
 use crate::cgroups::Cgroups;
-use crate::command::Command;
-use crate::credentials::write_secret;
-use crate::host_cluster::find_program;
-use crate::images;
-use crate::kubectl::Kubectl;
 use crate::layout::Layout;
-use crate::leftovers::entries;
+use crate::names::DEMO;
 use crate::network::Network;
-use crate::network::lan::{Port, WORKERS_MAX};
-use crate::recipes::{Made, make_executable};
+use crate::recipes::Made;
 use crate::ssh;
 use crate::steps::{self, Label, Reporter};
 use crate::supervisor::client;
-use crate::yoke::DEMO;
+use crate::workers::worker::Worker;
 
 mod bundle;
+mod worker;
 
 const BUNDLE: Label = Label {
     title: "pack the worker's programs",
-    advice: "`make up` makes what is missing; then run `make worker` again",
+    advice: "`make up` builds missing programs; then run `make worker` again",
 };
 const NETWORK: Label = Label {
-    title: "make the worker's network",
-    advice: "`make down && make up` starts afresh",
+    title: "create the worker's network",
+    advice: "`make down && make up` creates a new stack",
 };
 const JOIN: Label = Label {
-    title: "get the join line by SSH",
+    title: "get a join command over SSH",
     advice: "`make status` shows what is down",
 };
 const START: Label = Label {
-    title: "start the worker by its line",
+    title: "start the worker with its join command",
     advice: "look at .dev/log and .dev/workers/*/root/logs, then run `make worker` again",
 };
 
-/// Its program is fetched, others are copied, images loaded; a kubelet starts and joins.
-const READY_LIMIT: Duration = Duration::from_secs(180);
-/// Pods are drained, then everything is removed.
-const LEAVE_LIMIT: Duration = Duration::from_secs(180);
-const POLL: Duration = Duration::from_millis(300);
-/// A worker's name is this and its number.
-const PREFIX: &str = "worker-";
-/// Where a join line puts the program, and where people have programs of their own.
-const PLACE: &str = "/usr/local/bin";
-/// That of a machine that somebody logs in to.
-const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
-/// How a join line ends, but for the token.
-const JOINS: &str = "exec $p join $0";
-
-/// What is asked of `make worker`.
+/// Options of `make worker`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The Cluster to join.
+    /// Cluster to join.
     #[arg(long, default_value = DEMO)]
     cluster: String,
-    /// The SSH key of its Tenant, if it is not the demo tenant's.
+    /// SSH key of the Cluster's Tenant; by default, the demo tenant's.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// File with a join line, if none is to be asked for.
+    /// File with a join command; by default, a new one is requested.
     #[arg(long, value_name = "FILE")]
     line_file: Option<PathBuf>,
     /// End the worker after this time, such as 2h or 90m.
@@ -83,32 +64,35 @@ pub struct Options {
     ttl: Option<String>,
 }
 
-/// Adds a worker. False when a step failed, which was shown.
+/// Adds a worker. Returns false if a step failed; the failure has been shown.
 pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     let network = Network::read(layout)?;
     let (Some(network), true) = (network, client::processes(layout).await.is_some()) else {
-        bail!("the stack is down: `make up` starts it");
+        bail!("the stack is not running: `make up` starts it");
     };
     let mut reporter = Reporter::new(4);
     let (worker, lock) = (Worker::claim(layout)?, lock(layout)?);
     let added = async {
         steps::show(&mut reporter, BUNDLE, |_| async {
             Ok(match bundle::make(layout).await? {
-                Made::Built => "made".to_owned(),
-                Made::Cached => "kept".to_owned(),
+                Made::Built => "packed".to_owned(),
+                Made::Cached => "unchanged".to_owned(),
             })
         })
         .await?;
         steps::show(&mut reporter, NETWORK, |_| async {
-            network.plug_in(&worker.port).await?;
-            Ok(format!("{} in {}", worker.port.address, worker.port.namespace))
+            network.connect_worker(&worker.link).await?;
+            Ok(format!("{} in {}", worker.link.address, worker.link.namespace))
         })
         .await?;
         drop(lock);
         let key = options.key.clone().unwrap_or_else(|| ssh::demo_key(layout));
         let ssh = |words: &[&str]| ssh::command(layout, &network, &key, words);
-        steps::show(&mut reporter, JOIN, |_| worker.ask(ssh, options)).await?;
-        worker.give_key(&key)?;
+        steps::show(&mut reporter, JOIN, |_| {
+            worker.request_join(ssh, &options.cluster, options.line_file.as_deref())
+        })
+        .await?;
+        worker.install_ssh(&key)?;
         steps::show(&mut reporter, START, |_| async {
             worker.start(&network, options.ttl.as_deref()).await?;
             worker.wait_ready().await
@@ -116,9 +100,9 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
         .await
     };
     if added.await.is_err() {
-        // One that runs may still be looked at, and goes with `make down`.
+        // A running worker stays for inspection. `make down` removes it.
         if worker.find_process().is_none() {
-            worker.forget().await?;
+            worker.remove_files().await?;
         }
         return Ok(false);
     }
@@ -126,7 +110,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
         Some(_) => worker.kubeconfig(),
         None => layout.demo_kubeconfig(),
     };
-    steps::say(&format!(
+    steps::print_line(&format!(
         "\n{} is Ready after {}. Its cluster's workers:\n\n     {} --kubeconfig {} get nodes -o wide\n",
         worker.name,
         reporter.elapsed(),
@@ -136,13 +120,11 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Drains a worker, and removes all of it.
+/// Drains a worker and removes it with all its files.
 pub async fn remove(layout: &Layout, name: &str) -> Result<()> {
-    let number = name.strip_prefix(PREFIX).and_then(|number| number.parse().ok());
-    let worker = number.map(|number| Worker::new(layout, number));
-    match worker.filter(|worker| worker.folder.is_dir()) {
+    match Worker::find(layout, name) {
         Some(worker) => worker.leave().await,
-        None => bail!("there is no worker {name}"),
+        None => bail!("no worker is called {name}: `make status` lists the workers"),
     }
 }
 
@@ -151,17 +133,18 @@ pub async fn status(layout: &Layout) -> Vec<(String, Option<String>)> {
     let mut found = Vec::new();
     for worker in Worker::list(layout) {
         let problem = match worker.find_process() {
-            // It has left by itself.
+            // The worker has left by itself.
             None if !worker.root().exists() => continue,
-            None => Some("it was killed".to_owned()),
-            Some(_) => worker.ask_ready().await.err().map(|error| format!("{error:#}")),
+            None => Some("its process was killed".to_owned()),
+            Some(_) => worker.check_ready().await.err().map(|error| format!("{error:#}")),
         };
         found.push((worker.name, problem));
     }
     found
 }
 
-/// Kills what runs of all workers, and returns how many there were. Their folders and namespaces go with those of the stack.
+/// Kills the processes of all workers and returns the number of workers. `down` removes their
+/// folders and namespaces with the stack.
 pub async fn kill_all(layout: &Layout) -> Result<usize> {
     let workers = Worker::list(layout);
     for group in workers.iter().filter_map(Worker::find_group) {
@@ -172,273 +155,18 @@ pub async fn kill_all(layout: &Layout) -> Result<usize> {
     Ok(workers.len())
 }
 
-/// Packs the programs of workers, and says where they are.
+/// Packs the programs of workers and returns their folder.
 pub(crate) async fn pack(layout: &Layout) -> Result<PathBuf> {
-    fs::create_dir_all(layout.workers()).context("making .dev/workers")?;
+    fs::create_dir_all(layout.workers()).context("creating .dev/workers")?;
     let _lock = lock(layout)?;
     bundle::make(layout).await.context("packing the programs of workers")?;
     Ok(layout.bundle())
 }
 
-/// Taken by one at a time who makes what workers share.
+/// Locks the files that all workers share.
 fn lock(layout: &Layout) -> Result<File> {
     let path = layout.workers().join("lock");
     let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
     file.lock().with_context(|| format!("locking {}", path.display()))?;
     Ok(file)
-}
-
-/// A worker on this machine.
-struct Worker<'a> {
-    layout: &'a Layout,
-    /// Of its Node.
-    name: String,
-    folder: PathBuf,
-    port: Port,
-}
-
-impl<'a> Worker<'a> {
-    fn new(layout: &'a Layout, number: u8) -> Self {
-        Self {
-            layout,
-            name: format!("{PREFIX}{number}"),
-            folder: layout.workers().join(number.to_string()),
-            port: Port::new(layout, number),
-        }
-    }
-
-    /// The first one that there is not. Its folder says that it is taken.
-    fn claim(layout: &'a Layout) -> Result<Self> {
-        fs::create_dir_all(layout.workers()).context("making .dev/workers")?;
-        for number in 1..=WORKERS_MAX {
-            let worker = Self::new(layout, number);
-            match fs::create_dir(&worker.folder) {
-                Ok(()) => return Ok(worker),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error).with_context(|| format!("making {}", worker.folder.display())),
-            }
-        }
-        bail!("there are {WORKERS_MAX} workers, as many as have an address: `make down` removes them all")
-    }
-
-    /// Those of a clone.
-    fn list(layout: &'a Layout) -> Vec<Self> {
-        let folders = entries(&layout.workers());
-        let mut numbers: Vec<u8> = folders
-            .iter()
-            .filter_map(|folder| folder.file_name()?.to_str()?.parse().ok())
-            .collect();
-        numbers.sort_unstable();
-        numbers.into_iter().map(|number| Self::new(layout, number)).collect()
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
-    }
-
-    fn root(&self) -> PathBuf {
-        self.file("root")
-    }
-
-    fn kubeconfig(&self) -> PathBuf {
-        self.file("kubeconfig")
-    }
-
-    fn line(&self) -> PathBuf {
-        self.file("line")
-    }
-
-    fn bin(&self) -> PathBuf {
-        self.file("bin")
-    }
-
-    fn log(&self) -> PathBuf {
-        self.layout.log().join(format!("{}.log", self.name))
-    }
-
-    /// The line that it joins by, and the cluster's kubeconfig, from the SSH server.
-    async fn ask(&self, ssh: impl Fn(&[&str]) -> Command, options: &Options) -> Result<String> {
-        let line = match &options.line_file {
-            Some(file) => fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
-            None => ssh(&["join", &options.cluster]).output().await?,
-        };
-        write_secret(&self.line(), &line)?;
-        let kubeconfig = ssh(&["kubeconfig", &options.cluster]).output().await?;
-        write_secret(&self.kubeconfig(), &kubeconfig)?;
-        Ok(String::new())
-    }
-
-    /// The machine's `ssh` has the Tenant's key, and knows the server.
-    fn give_key(&self, key: &Path) -> Result<()> {
-        let program = find_program("ssh").context("ssh is not installed")?;
-        let script = format!(
-            "#!/bin/sh\nexec '{}' -F none -i '{}' -o IdentitiesOnly=yes -o IdentityAgent=none \\\n  \
-             -o StrictHostKeyChecking=yes -o UserKnownHostsFile='{}' \"$@\"\n",
-            program.display(),
-            key.display(),
-            ssh::known_hosts(self.layout).display()
-        );
-        let ssh = self.bin().join("ssh");
-        fs::create_dir_all(self.bin()).context("making the worker's programs")?;
-        fs::write(&ssh, script).context("writing the worker's ssh")?;
-        make_executable(&ssh)
-    }
-
-    /// Starts it, in the background.
-    async fn start(&self, network: &Network, ttl: Option<&str>) -> Result<()> {
-        // No DNS server knows the API's name.
-        let name = "--output=jsonpath={.clusters[0].cluster.tls-server-name}";
-        let name = self.kubectl(&["config", "view", "--minify", name]).output().await?;
-        let hosts = format!("127.0.0.1 localhost\n{} {name}\n", network.node_ip());
-        fs::write(self.file("hosts"), hosts).context("writing the worker's hosts")?;
-        // What this process starts is found in the group when the stack goes.
-        Cgroups::discover(&self.layout.stack_name())?.join_host(std::process::id())?;
-        // Not a child: whoever ran `make worker` waits for none.
-        let script = r#"exec setsid --fork sh -c 'echo $$ > "$0/pid" && exec "$@"' "$@" >>"$0" 2>&1 </dev/null"#;
-        let line = fs::read_to_string(self.line()).context("reading the worker's line")?;
-        let line = to_ephemeral(&line)?;
-        let mut command = Command::new("sh")
-            .env("PATH", PATH)
-            .args(["-c", script])
-            .arg(self.log())
-            .arg(&self.folder)
-            .args(self.to_entry())
-            .args(["sh", "-c", &line, "sh"])
-            .args(["--rm", "--allow-cgroup-v1", "--name", &self.name])
-            .args(["--node-ip", &self.port.address.to_string()])
-            .arg("--root")
-            .arg(self.root())
-            .arg("--bundle")
-            .arg(self.layout.bundle());
-        if let Some(ttl) = ttl {
-            command = command.args(["--ttl", ttl]);
-        }
-        command.run().await.context("starting yoke-worker")
-    }
-
-    /// How programs get to where the worker is: its network, its own hosts and its own programs.
-    fn to_entry(&self) -> Vec<String> {
-        let namespace = format!("--net=/run/netns/{}", self.port.namespace);
-        let script = format!(r#"mount --bind "$0/hosts" /etc/hosts && mount --bind "$0/bin" {PLACE} && exec "$@""#);
-        let folder = self.folder.display().to_string();
-        [
-            "nsenter", &namespace, "unshare", "--mount", "sh", "-c", &script, &folder,
-        ]
-        .map(str::to_owned)
-        .into()
-    }
-
-    async fn wait_ready(&self) -> Result<String> {
-        let deadline = Instant::now() + READY_LIMIT;
-        loop {
-            let Err(problem) = self.ask_ready().await else {
-                return Ok(format!("{} is Ready", self.name));
-            };
-            if self.find_process().is_none() {
-                bail!("it has ended\n{}", client::log_tail(&self.log()));
-            }
-            if Instant::now() > deadline {
-                let log = client::log_tail(&self.log());
-                bail!("its Node is not Ready after {READY_LIMIT:?}: {problem:#}\n{log}");
-            }
-            tokio::time::sleep(POLL).await;
-        }
-    }
-
-    async fn ask_ready(&self) -> Result<()> {
-        let ready = "--output=jsonpath={.status.conditions[?(@.type==\"Ready\")]['status','message']}";
-        let args = ["--request-timeout=5s", "get", "node", &self.name, ready];
-        let said = match self.kubectl(&args).output().await {
-            Ok(said) => said,
-            Err(error) => bail!(error.to_line()),
-        };
-        if said.split(' ').next() == Some("True") {
-            return Ok(());
-        }
-        bail!("Ready={said}");
-    }
-
-    fn kubectl(&self, args: &[&str]) -> Command {
-        Kubectl::new(self.layout).with(&self.kubeconfig(), args)
-    }
-
-    /// The process that was started, if it still runs.
-    fn find_process(&self) -> Option<Pid> {
-        let text = fs::read_to_string(self.file("pid")).ok()?;
-        let pid: i32 = text.trim().parse().ok()?;
-        // Another one may have got its pid since.
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let root = self.root();
-        let own = arguments
-            .split(|byte| *byte == 0)
-            .any(|argument| Path::new(&*String::from_utf8_lossy(argument)) == root);
-        own.then(|| Pid::from_raw(pid))?
-    }
-
-    /// The control group of what it has started.
-    fn find_group(&self) -> Option<String> {
-        let text = fs::read(self.root().join("worker.json")).ok()?;
-        let worker: serde_json::Value = serde_json::from_slice(&text).ok()?;
-        let id = worker["id"].as_str()?;
-        id.bytes()
-            .all(|byte| byte.is_ascii_hexdigit())
-            .then(|| format!("yoke-worker-{id}"))
-    }
-
-    async fn leave(&self) -> Result<()> {
-        if let Some(pid) = self.find_process() {
-            rustix::process::kill_process(pid, Signal::TERM).context("telling the worker to leave")?;
-        }
-        let deadline = Instant::now() + LEAVE_LIMIT;
-        while self.find_process().is_some() {
-            if Instant::now() > deadline {
-                bail!("it does not end\n{}", client::log_tail(&self.log()));
-            }
-            tokio::time::sleep(POLL).await;
-        }
-        // It was killed.
-        if self.root().exists() {
-            let mut entry = self.to_entry().into_iter();
-            Command::new(entry.next().unwrap_or_default())
-                .args(entry)
-                .arg(Path::new(PLACE).join(images::GIVEN))
-                .args(["leave", "--root"])
-                .arg(self.root())
-                .limit(LEAVE_LIMIT)
-                .run()
-                .await?;
-        }
-        self.forget().await
-    }
-
-    /// Removes what is left of one that does not run.
-    async fn forget(&self) -> Result<()> {
-        self.port.remove().await.context("removing the worker's network")?;
-        fs::remove_dir_all(&self.folder).with_context(|| format!("removing {}", self.folder.display()))
-    }
-}
-
-/// A join line that takes more words, and makes of a machine without systemd a worker that stays until it is ended: all else is as
-/// it was printed.
-fn to_ephemeral(line: &str) -> Result<String> {
-    let line = line.trim_end();
-    let (before, token) = line
-        .split_once(JOINS)
-        .with_context(|| format!("no {JOINS:?} in {line:?}"))?;
-    Ok(format!("exec {before}exec $p run \"$@\" $0{token} \"$@\""))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_is_as_it_was_printed_but_for_one_word() {
-        let line = to_ephemeral("sh -c 'p=/a; c $p || exit 1; exec $p join $0' yoke1.x\n").unwrap();
-        assert_eq!(
-            line,
-            r#"exec sh -c 'p=/a; c $p || exit 1; exec $p run "$@" $0' yoke1.x "$@""#
-        );
-        assert!(to_ephemeral("yoke-worker join yoke1.x").is_err());
-    }
 }

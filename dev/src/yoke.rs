@@ -1,4 +1,4 @@
-//! Yoke on the host cluster: its chart and the values for it, and the demo tenant.
+//! Installs Yoke on the host cluster: its CRDs, its chart, and the chart's values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,32 +9,25 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use data_encoding::BASE64;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use crate::command::Command;
 use crate::credentials::nats;
-use crate::host_cluster::{API_PORT, KUBERNETES_VERSION, NODE_NAME};
 use crate::images;
+use crate::images::contents::{KUBE_PROXY, WORKER_BINARY};
 use crate::kubectl::{CACHE_VARIABLE, Kubectl};
 use crate::layout::Layout;
+use crate::names::{BASE_DOMAIN, HOST_API_PORT, INGRESS_PORT, NAMESPACE, NODE_NAME};
 use crate::network::Network;
 use crate::releases::{self, Releases};
 use crate::ssh;
+use crate::versions::{self, KUBERNETES_VERSION};
 
-/// The namespace of Yoke's own processes.
-pub const NAMESPACE: &str = "yoke-system";
-/// The domain of every tenant cluster's public name.
-pub const BASE_DOMAIN: &str = "yoke.test";
-/// The port of the ingress.
-pub const INGRESS_PORT: u16 = 443;
-/// The name of the tenant, and of its cluster, that `make up` makes.
-pub const DEMO: &str = "demo";
 const PKI_NAMESPACE: &str = "yoke-pki";
 const RELEASE: &str = "yoke";
 const READY_LIMIT: Duration = Duration::from_secs(180);
-const POLL: Duration = Duration::from_millis(300);
 
-/// Installs the chart with these images (by binary), or upgrades it. The values stay in `.dev/yoke-values.yaml`.
+/// Installs or upgrades the chart with these images (by binary). The values stay in
+/// `.dev/yoke-values.yaml`.
 pub async fn install(
     layout: &Layout,
     network: &Network,
@@ -45,45 +38,12 @@ pub async fn install(
     kubectl
         .apply(build_prerequisites(layout)?)
         .await
-        .context("making Yoke's namespaces, Secret and Issuer")?;
-    let crds = layout.root().join("crds");
-    let mut manifest = String::new();
-    for entry in fs::read_dir(&crds)
-        .with_context(|| format!("reading {}", crds.display()))?
-        .flatten()
-    {
-        let path = entry.path();
-        manifest.push_str(&fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?);
-        manifest.push_str("\n---\n");
-    }
-    kubectl.apply(manifest).await.context("installing Yoke's CRDs")?;
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd/clusters.yoke.drzzl.io",
-        "--timeout=2s",
-    ];
-    kubectl
-        .until("Yoke's CRDs being served", &established, READY_LIMIT)
-        .await?;
+        .context("creating Yoke's namespaces, Secret and Issuer")?;
+    install_crds(layout, &kubectl).await?;
 
-    // A release that a killed helm left pending would keep every later one waiting. What it had made so far is adopted.
-    kubectl
-        .command(&[
-            "--namespace",
-            NAMESPACE,
-            "delete",
-            "secrets",
-            &format!(
-                "--selector=owner=helm,name={RELEASE},status in (pending-install,pending-upgrade,pending-rollback)"
-            ),
-        ])
-        .run()
-        .await
-        .context("removing the record of a chart's installation that was broken off")?;
-
+    remove_interrupted_release(&kubectl).await?;
     let values = values_file(layout);
-    let digests = images::digests(&layout.binary(images::GIVEN))?;
+    let digests = images::digests(&layout.binary(WORKER_BINARY))?;
     let content = build_values(network.node_ip(), names, &digests, releases);
     fs::write(&values, format!("{content:#}\n")).context("writing the chart's values")?;
     Command::new(layout.binary("helm"))
@@ -116,122 +76,50 @@ pub async fn install(
     ssh::write_known(layout, network).await
 }
 
-/// The demo cluster, as it came to be.
-#[derive(Debug)]
-pub struct Demo {
-    /// How long it took until it was Ready.
-    pub took: Duration,
-    /// Whether it was asleep before.
-    pub woken: bool,
-    /// What `kubectl get namespaces` printed.
-    pub namespaces: String,
+/// Applies Yoke's CRDs, and waits until the API server serves them.
+async fn install_crds(layout: &Layout, kubectl: &Kubectl<'_>) -> Result<()> {
+    let crds = layout.root().join("crds");
+    let mut manifest = String::new();
+    for entry in fs::read_dir(&crds)
+        .with_context(|| format!("reading {}", crds.display()))?
+        .flatten()
+    {
+        let path = entry.path();
+        manifest.push_str(&fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?);
+        manifest.push_str("\n---\n");
+    }
+    kubectl.apply(manifest).await.context("installing Yoke's CRDs")?;
+    let established = [
+        "wait",
+        "--for=condition=Established",
+        "crd/clusters.yoke.drzzl.io",
+        "--timeout=2s",
+    ];
+    kubectl
+        .until("Yoke's CRDs to be served", &established, READY_LIMIT)
+        .await
+        .map(drop)
 }
 
-/// Makes the demo tenant and cluster, wakes it if it sleeps, and waits until the API answers through the ingress.
-pub async fn make_demo(layout: &Layout) -> Result<Demo> {
-    let kubectl = Kubectl::new(layout);
-    let spec = json!({"sshKeys": [{"name": "make-up", "publicKey": ssh::make_demo_key(layout).await?}]});
-    let begun = Instant::now();
-    let tenant =
-        json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}, "spec": spec});
-    kubectl.apply(tenant.to_string()).await?;
-    // The tenant's namespace is the operator's to make; until then nothing can be put into it.
+/// Removes the record of a release that a killed helm left pending, which would block every later
+/// one. helm adopts the objects that it created.
+async fn remove_interrupted_release(kubectl: &Kubectl<'_>) -> Result<()> {
     kubectl
-        .until(
-            "the tenant's namespace appearing",
-            &["get", "namespace", DEMO],
-            READY_LIMIT,
-        )
-        .await?;
-    let cluster = json!({
-        "apiVersion": "yoke.drzzl.io/v1alpha1",
-        "kind": "Cluster",
-        "metadata": {"name": DEMO, "namespace": DEMO},
-        // Workers may join it (`make worker`), and are behind NAT.
-        "spec": {"konnectivity": "Enabled", "state": "Running"},
-    });
-    kubectl
-        .apply(cluster.to_string())
-        .await
-        .context("making the demo cluster")?;
-    let timeout = format!("--timeout={}s", READY_LIMIT.as_secs());
-    let cluster = format!("cluster.yoke.drzzl.io/{DEMO}");
-    let woken = wake(&kubectl, &cluster).await.context("waking the demo cluster")?;
-    let wait = ["--namespace", DEMO, "wait", "--for=condition=Ready", &cluster, &timeout];
-    if let Err(error) = kubectl.command(&wait).run().await {
-        let conditions =
-            "--output=jsonpath={range .status.conditions[*]}  {.type}={.status} {.reason}: {.message}{'\\n'}{end}";
-        let why = kubectl
-            .command(&["--namespace", DEMO, "get", &cluster, conditions])
-            .output()
-            .await;
-        return Err(error).context(format!(
-            "the demo cluster is not Ready\n{}",
-            why.unwrap_or_default().trim_end()
-        ));
-    }
-    let took = begun.elapsed();
-    let secret = format!("{DEMO}-kubeconfig");
-    let encoded = kubectl
         .command(&[
             "--namespace",
-            DEMO,
-            "get",
-            "secret",
-            &secret,
-            "--output=jsonpath={.data.value}",
+            NAMESPACE,
+            "delete",
+            "secrets",
+            &format!(
+                "--selector=owner=helm,name={RELEASE},status in (pending-install,pending-upgrade,pending-rollback)"
+            ),
         ])
-        .output()
+        .run()
         .await
-        .context("reading the demo cluster's kubeconfig")?;
-    let kubeconfig = BASE64
-        .decode(encoded.trim().as_bytes())
-        .context("decoding the demo cluster's kubeconfig")?;
-    let kubeconfig = String::from_utf8(kubeconfig).context("decoding the demo cluster's kubeconfig")?;
-    crate::credentials::write_secret(&layout.demo_kubeconfig(), &kubeconfig)?;
-    Ok(Demo {
-        took,
-        woken,
-        namespaces: demo_namespaces(layout).await?,
-    })
+        .context("removing the record of an interrupted chart installation")
 }
 
-/// Ends a cluster's sleep; whether it slept.
-async fn wake(kubectl: &Kubectl<'_>, cluster: &str) -> Result<bool> {
-    let state = "--output=jsonpath={.status.conditions[?(@.type=='Asleep')].status}";
-    let asleep = kubectl
-        .command(&["--namespace", DEMO, "get", cluster, state])
-        .output()
-        .await?;
-    if asleep.trim() != "True" {
-        return Ok(false);
-    }
-    let end = "yoke.drzzl.io/sleep=end";
-    let annotate = ["--namespace", DEMO, "annotate", "--overwrite", cluster, end];
-    kubectl.command(&annotate).run().await?;
-    Ok(true)
-}
-
-/// `kubectl get namespaces` as the tenant, through the ingress.
-async fn demo_namespaces(layout: &Layout) -> Result<String> {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        let answer = Kubectl::new(layout)
-            .with(
-                &layout.demo_kubeconfig(),
-                &["--request-timeout=5s", "get", "namespaces"],
-            )
-            .output()
-            .await;
-        match answer {
-            Ok(namespaces) => return Ok(namespaces),
-            Err(error) if Instant::now() > deadline => return Err(error).context("asking the demo cluster"),
-            Err(_) => tokio::time::sleep(POLL).await,
-        }
-    }
-}
-
-/// The values that were given to the chart, an example for other hosts too.
+/// The values of the chart. They are also an example for other hosts.
 pub fn values_file(layout: &Layout) -> PathBuf {
     layout.dev().join("yoke-values.yaml")
 }
@@ -244,7 +132,8 @@ fn build_values(
 ) -> Value {
     let image = |binary: &str| names.get(binary).cloned().unwrap_or_default();
     let host = format!("{node}/32");
-    // The ingress's address is the first node's, and what is lost with another one are control planes.
+    // The ingress address belongs to the first node. Loss of another node must affect only control
+    // planes.
     let first = json!({"kubernetes.io/hostname": NODE_NAME});
     json!({
         "namespaces": {"create": false},
@@ -255,9 +144,9 @@ fn build_values(
             "ingressXds": image("yoke-ingress-xds"),
             "sshUi": image("yoke-ssh-ui"),
             "kineNats": image("kine-nats"),
-            "envoy": images::ENVOY,
-            "konnectivityServer": images::KONNECTIVITY_SERVER,
-            "konnectivityAgent": images::KONNECTIVITY_AGENT,
+            "envoy": versions::ENVOY_IMAGE,
+            "konnectivityServer": versions::KONNECTIVITY_SERVER_IMAGE,
+            "konnectivityAgent": versions::KONNECTIVITY_AGENT_IMAGE,
             "pullPolicy": "IfNotPresent",
         },
         "versions": releases.all().map(build_version).collect::<Vec<_>>(),
@@ -268,11 +157,11 @@ fn build_values(
             "secretName": "yoke-nats",
             "replicas": 1,
         },
-        "hostAPI": {"cidrs": [host], "port": API_PORT},
+        "hostAPI": {"cidrs": [host], "port": HOST_API_PORT},
         "ingress": {
             "address": node,
             "port": INGRESS_PORT,
-            // Local keeps the clients' addresses, by which the gate limits.
+            // Local preserves client addresses, which the ingress rate-limits.
             "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
             "replicas": 1,
             "nodeSelector": first,
@@ -281,25 +170,29 @@ fn build_values(
         "ingressXds": {"replicas": 1, "logLevel": "info", "nodeSelector": first},
         "pricePerHour": "0.02 EUR",
         "worker": {"digests": digests},
-        "ssh": {
+        "ssh": build_ssh_values(node),
+    })
+}
+
+fn build_ssh_values(node: Ipv4Addr) -> Value {
+    json!({
+        "enabled": true,
+        "port": ssh::PORT,
+        "contact": "the user who ran `make up`",
+        "host": format!("{node}:{}", ssh::PORT),
+        "nodeSelector": {"kubernetes.io/hostname": NODE_NAME},
+        "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
+        "api": {
             "enabled": true,
-            "port": ssh::PORT,
-            "contact": "whoever ran `make up`",
-            "host": format!("{node}:{}", ssh::PORT),
-            "nodeSelector": first,
-            "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
-            "api": {
-                "enabled": true,
-                "host": ssh::API_HOST,
-                "port": ssh::API_PORT,
-                "tlsSecret": ssh::API_SECRET,
-                "issuerRef": {"name": ssh::API_SECRET, "kind": "Issuer"},
-            },
+            "host": ssh::API_HOST,
+            "port": ssh::API_PORT,
+            "tlsSecret": ssh::API_SECRET,
+            "issuerRef": {"name": ssh::API_SECRET, "kind": "Issuer"},
         },
     })
 }
 
-/// An entry of the catalogue.
+/// An entry of the version catalogue.
 fn build_version(release: &str) -> Value {
     let [api_server, controller_manager, scheduler] =
         releases::PROGRAMS.map(|program| releases::to_image(program, release));
@@ -310,15 +203,15 @@ fn build_version(release: &str) -> Value {
             "kubeAPIServer": api_server,
             "kubeControllerManager": controller_manager,
             "kubeScheduler": scheduler,
-            "kubeProxy": releases::to_image(images::KUBE_PROXY, KUBERNETES_VERSION),
-            "coreDNS": images::COREDNS,
-            "metricsServer": images::METRICS_SERVER,
+            "kubeProxy": releases::to_image(KUBE_PROXY, KUBERNETES_VERSION),
+            "coreDNS": versions::COREDNS_IMAGE,
+            "metricsServer": versions::METRICS_SERVER_IMAGE,
         },
     })
 }
 
-/// The namespaces, what Yoke is given of NATS (a key that signs accounts, and a user that pushes them), and who signs the
-/// certificate of its HTTPS API.
+/// Builds the namespaces, the Secret with Yoke's access to NATS (a key that signs accounts, and a
+/// user that pushes them), and the issuer for its HTTPS API.
 fn build_prerequisites(layout: &Layout) -> Result<String> {
     let read = |name: &str| {
         let path = nats::file(layout, name);
@@ -343,8 +236,8 @@ fn build_prerequisites(layout: &Layout) -> Result<String> {
     Ok(objects.join("\n---\n"))
 }
 
-/// Who signs the certificate of the HTTPS API: a CA of its own. One that is signed by itself alone has no issuer's name, which
-/// OpenSSL takes for none.
+/// Builds the CA that issues the certificate of the HTTPS API. A self-signed server certificate
+/// would have no issuer name, and OpenSSL treats that as missing.
 fn build_api_issuer() -> [Value; 3] {
     let root = format!("{}-root", ssh::API_SECRET);
     let object = |kind: &str, name: &str, spec: Value| {

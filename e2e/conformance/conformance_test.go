@@ -1,5 +1,5 @@
-// Package conformance has those of Kubernetes' own end-to-end tests that need nothing but an API and its controllers:
-// sig-api-machinery's and sig-auth's. run.sh builds and runs them.
+// Package conformance contains the end-to-end tests of Kubernetes that need only an API and its controllers: those of
+// sig-api-machinery and sig-auth. run.sh builds and runs them.
 package conformance
 
 import (
@@ -38,9 +38,9 @@ func TestKubernetes(t *testing.T) {
 	ginkgo.RunSpecs(t, "Kubernetes", suite, reporter)
 }
 
-// keepServerName answers a kubeconfig in which the cluster has another name than the context. Where they have one, the framework
-// says the server's address once more to all clients, and who does so loses `tls-server-name`: a cluster behind an ingress is
-// not reached without it.
+// keepServerName writes a kubeconfig in which cluster and context have different names, and returns its path. If the names are
+// equal, the framework overrides the server's address in all clients. That override loses `tls-server-name`, without which a
+// cluster behind an ingress is unreachable.
 func keepServerName(t *testing.T, path string) string {
 	kubeconfig, err := clientcmd.LoadFromFile(path)
 	if err != nil {

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs those of Kubernetes' own end-to-end tests that need no node against a cluster, as its tenant reaches it:
+# Runs Kubernetes' end-to-end tests that need no node, against a cluster and through the ingress:
 #
 #   run.sh KUBECONFIG [arguments of the tests: -ginkgo.focus=TEXT, …]
 #
-# skipped.txt says which are left out, and why. Wants kubectl in YOKE_BIN or PATH, and go. Builds in CONTRACT_CACHE (by
-# default ~/.cache/yoke/contract); all that was said is there after a run, too.
+# skipped.txt lists the tests to skip, with reasons. This needs kubectl in YOKE_BIN or PATH, and go. It builds in
+# CONTRACT_CACHE (by default ~/.cache/yoke/contract), where it also leaves the complete output.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -33,11 +33,11 @@ if [ $result != 0 ]; then
     echo "conformance: failed, see $log" >&2
     exit 1
 fi
-# As many as there are, unless some were chosen: a run of nothing proves nothing.
+# All tests must have run, or at least one if the caller chose some: an empty run would pass.
 passed=$(sed -n 's/^SUCCESS! -- \([0-9]*\) Passed.*/\1/p' "$log")
 case "$*" in
 *-ginkgo.focus*) least=1 ;;
 *) least=135 ;;
 esac
-[ "${passed:-0}" -ge $least ] || { echo "conformance: ${passed:-none} passed, fewer than $least" >&2; exit 1; }
+[ "${passed:-0}" -ge $least ] || { echo "conformance: only ${passed:-0} tests passed, expected at least $least" >&2; exit 1; }
 echo "conformance: $passed passed ($log)"

@@ -1,13 +1,15 @@
-//! Clients of a cluster that write down what was acknowledged: afterwards all of it is there, in order, none twice. What was done
-//! twice has another version than the one that was acknowledged.
+//! Clients of a cluster that record which writes were acknowledged. At the end, every acknowledged
+//! write must be present, in order, and exactly once. A write that was applied twice has another
+//! resourceVersion than the acknowledged one.
 //!
 //! ```text
-//!  append, some at once ▶ objects of each one after the other ┐
-//!  count ───────────────▶ one object, read and changed        ├─▶ every acknowledged write is there, in order, none twice
-//!  probe ───────────────▶ answers, and when                   ┘
+//!  append (several) ─▶ objects, one after the other     ┐
+//!  count ────────────▶ one object, read and changed     ├─▶ every acknowledged write is present, in order, once
+//!  probe ────────────▶ answers, and their times         ┘
 //! ```
 //!
-//! What some write at once is in one batch of the store, which is left open as a whole when the store dies.
+//! Concurrent writes share one batch of the store. If the store dies, the outcome of the whole
+//! batch is unknown.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,42 +26,44 @@ use tokio::task::JoinHandle;
 
 use crate::stack::{client, configuration};
 
-/// How long a client waits for an answer, and how often it asks for one.
+/// Interval between requests of a client that got no answer.
 pub const PROBE_EVERY: Duration = Duration::from_millis(50);
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
-/// How long each client may wait for its last answer, of a cluster that answers.
+/// Timeout for each client's last answer, from a healthy cluster.
 const LAST_LIMIT: Duration = Duration::from_secs(60);
-/// What the names of all that is appended begin with.
+/// Prefix of all names of appended objects.
 pub(crate) const APPENDED: &str = "appended-";
 const COUNTER: &str = "counter";
 const VALUE: &str = "value";
 
-/// Of each object that a client has made, the version that was acknowledged; of one that was made without an answer, none.
+/// For each object that one client created: the acknowledged resourceVersion, or `None` if the
+/// creation was not acknowledged.
 pub type Appended = Vec<Option<u64>>;
 
-/// What was acknowledged, and when the API answered.
+/// The acknowledged writes, and the times of the API's answers.
 #[derive(Debug)]
 pub struct Record {
-    /// What each client made one after the other, [`name_of`] by name.
+    /// Objects that each client created one after the other, named by [`name_of`].
     pub appended: Vec<Appended>,
     /// Changes of one object.
     pub counted: Counted,
-    /// When each of them was acknowledged.
+    /// Time of each acknowledged change.
     pub changes: Vec<Instant>,
-    /// Each answer.
+    /// Time of each answer.
     pub answers: Vec<Instant>,
 }
 
-/// How far an object's number was raised.
+/// State of an object with a number that one client increments.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted {
-    /// The number that was acknowledged last.
+    /// Last acknowledged number.
     pub reached: u64,
-    /// The version of the object since; none while it is open whether it was raised once more.
+    /// resourceVersion of the object with that number. `None` while the outcome of a further
+    /// increment is unknown.
     version: Option<u64>,
 }
 
-/// The clients, while they run.
+/// The running clients.
 #[derive(Debug)]
 pub struct Clients {
     kubeconfig: PathBuf,
@@ -69,7 +73,7 @@ pub struct Clients {
     probe: Probe,
 }
 
-/// A client that asks all the time whether the API answers.
+/// A client that checks continuously whether the API answers.
 #[derive(Debug)]
 pub struct Probe {
     stop: Arc<AtomicBool>,
@@ -77,15 +81,15 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Begins to ask.
-    pub async fn begin(kubeconfig: &Path) -> Result<Self> {
+    /// Starts the client.
+    pub async fn start(kubeconfig: &Path) -> Result<Self> {
         let (client, stop) = (connect(kubeconfig).await?, Arc::default());
         let probing = tokio::spawn(probe(client, Arc::clone(&stop)));
         Ok(Self { stop, probing })
     }
 
-    /// Ends it by one more answer. When each came.
-    pub async fn end(self) -> Result<Vec<Instant>> {
+    /// Stops the client after one more answer. Returns the time of each answer.
+    pub async fn stop(self) -> Result<Vec<Instant>> {
         self.stop.store(true, Ordering::Relaxed);
         let answers = tokio::time::timeout(LAST_LIMIT, self.probing).await;
         answers.context("waiting for the last answer")??
@@ -93,8 +97,8 @@ impl Probe {
 }
 
 impl Clients {
-    /// Begins to write to a cluster that answers; so many append at once.
-    pub async fn begin(kubeconfig: &Path, appenders: usize) -> Result<Self> {
+    /// Starts the clients on a healthy cluster. `appenders` clients append concurrently.
+    pub async fn start(kubeconfig: &Path, appenders: usize) -> Result<Self> {
         let api: Api<ConfigMap> = Api::namespaced(connect(kubeconfig).await?, "default");
         api.create(&PostParams::default(), &config_map(COUNTER, 0)).await?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -105,15 +109,15 @@ impl Clients {
         Ok(Self {
             appending,
             counting: tokio::spawn(count(connect(kubeconfig).await?, stop.clone())),
-            probe: Probe::begin(kubeconfig).await?,
+            probe: Probe::start(kubeconfig).await?,
             kubeconfig: kubeconfig.to_owned(),
             stop,
         })
     }
 
-    /// Ends each of them by one more answer, of a cluster that answers, and looks whether everything is there that was
-    /// acknowledged.
-    pub async fn end(self) -> Result<Record> {
+    /// Stops each client after one more answer of the healthy cluster, and checks that every
+    /// acknowledged write is present.
+    pub async fn stop(self) -> Result<Record> {
         self.stop.store(true, Ordering::Relaxed);
         let written = async { tokio::try_join!(try_join_all(self.appending), self.counting) };
         let written = tokio::time::timeout(LAST_LIMIT, written).await;
@@ -123,7 +127,7 @@ impl Clients {
             appended: appended.into_iter().collect::<Result<_>>()?,
             counted,
             changes,
-            answers: self.probe.end().await?,
+            answers: self.probe.stop().await?,
         };
         check(&self.kubeconfig, &record).await?;
         Ok(record)
@@ -131,29 +135,29 @@ impl Clients {
 }
 
 impl Record {
-    /// Objects that were made, of all clients.
+    /// Number of objects that all clients created.
     pub fn objects(&self) -> u64 {
         self.appended.iter().map(|appended| appended.len() as u64).sum()
     }
 
-    /// The longest time without an answer.
+    /// Longest time without an answer.
     pub fn longest_outage(&self) -> Duration {
         longest_gap(&self.answers)
     }
 }
 
-/// The longest time between two answers.
+/// Longest time between two answers.
 pub fn longest_gap(answers: &[Instant]) -> Duration {
     let gaps = answers.windows(2).map(|pair| pair[1] - pair[0]);
     gaps.max().unwrap_or_default()
 }
 
-/// The name of an object that a client has appended.
+/// Name of an appended object.
 pub fn name_of(appender: usize, number: u64) -> String {
     format!("{}{number:06}", prefix_of(appender))
 }
 
-/// What the names of all objects of a client begin with.
+/// Prefix of the names of one client's objects.
 pub(crate) fn prefix_of(appender: usize) -> String {
     format!("{APPENDED}{appender}-")
 }
@@ -169,7 +173,8 @@ fn config_map(name: &str, value: u64) -> ConfigMap {
     }
 }
 
-/// The answer, if one came in time and says yes or no: what else came, or did not, leaves it open.
+/// Result of a request whose outcome is known: success, 404 or 409. `None` for any other error and
+/// for a timeout.
 async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Option<Result<T, u16>> {
     match tokio::time::timeout(REQUEST_LIMIT, request).await {
         Ok(Ok(done)) => Some(Ok(done)),
@@ -178,14 +183,14 @@ async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Option<Res
     }
 }
 
-/// A client of which each try is one request: what is asked again unseen may have been done before.
+/// A client without automatic retries: a hidden retry may repeat a write that was applied.
 async fn connect(kubeconfig: &Path) -> Result<Client> {
     let mut config = configuration(kubeconfig).await?;
     config.default_retry = false;
     Client::try_from(config).context("making a client")
 }
 
-/// Makes one object after the other.
+/// Creates one object after the other.
 async fn append(appender: usize, client: Client, stop: Arc<AtomicBool>) -> Result<Appended> {
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
     let (mut appended, mut is_open) = (Appended::new(), false);
@@ -195,9 +200,9 @@ async fn append(appender: usize, client: Client, stop: Arc<AtomicBool>) -> Resul
         let object = config_map(&name, number);
         match answer(api.create(&PostParams::default(), &object)).await {
             Some(Ok(made)) => appended.push(Some(version_of(&made)?)),
-            // An earlier try was done without an answer.
+            // An earlier attempt was applied but not acknowledged.
             Some(Err(409)) if is_open => appended.push(None),
-            Some(Err(code)) => bail!("creating {name} was answered {code}"),
+            Some(Err(code)) => bail!("creating {name} failed with status {code}"),
             None => {
                 is_open = true;
                 tokio::time::sleep(PROBE_EVERY).await;
@@ -211,7 +216,8 @@ async fn append(appender: usize, client: Client, stop: Arc<AtomicBool>) -> Resul
     }
 }
 
-/// Raises one object's number by one, again and again. Nobody else does. What it reached, and when each change was acknowledged.
+/// Increments one object's number repeatedly, as the only writer. Returns the last state and the
+/// time of each acknowledged change.
 async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(Counted, Vec<Instant>)> {
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
     let (mut counted, mut changes) = (Counted::default(), Vec::new());
@@ -234,8 +240,8 @@ async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(Counted, Vec<In
                     return Ok((counted, changes));
                 }
             }
-            Some(Err(404)) => bail!("the counter is gone"),
-            // It was certainly not done.
+            Some(Err(404)) => bail!("the counter does not exist"),
+            // The write was certainly not applied.
             Some(Err(_)) => {}
             None => counted.version = None,
         }
@@ -243,7 +249,8 @@ async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(Counted, Vec<In
 }
 
 impl Counted {
-    /// The number of the object as it is now. An error unless it is what was acknowledged, or what was left open was done once.
+    /// Returns the object's current number. Fails unless it equals the acknowledged state, or the
+    /// unacknowledged increment was applied once.
     fn check(&self, object: &ConfigMap) -> Result<u64> {
         let (found, version) = (read(object)?, version_of(object)?);
         let as_acknowledged = found == self.reached && self.version.is_none_or(|known| known == version);
@@ -256,15 +263,18 @@ impl Counted {
 }
 
 fn version_of(object: &ConfigMap) -> Result<u64> {
-    Ok(object.resource_version().context("no resourceVersion")?.parse()?)
+    Ok(object
+        .resource_version()
+        .context("the object has no resourceVersion")?
+        .parse()?)
 }
 
 fn read(object: &ConfigMap) -> Result<u64> {
     let value = object.data.as_ref().and_then(|data| data.get(VALUE));
-    Ok(value.context("an object without its value")?.parse()?)
+    Ok(value.context("the object has no value")?.parse()?)
 }
 
-/// When the API answered.
+/// Records the times of the API's answers.
 async fn probe(client: Client, stop: Arc<AtomicBool>) -> Result<Vec<Instant>> {
     let api: Api<Namespace> = Api::all(client);
     let mut answers = Vec::new();
@@ -279,7 +289,7 @@ async fn probe(client: Client, stop: Arc<AtomicBool>) -> Result<Vec<Instant>> {
     }
 }
 
-/// Looks whether everything is there that was acknowledged, in the order in which it was.
+/// Checks that every acknowledged write is present, in order.
 async fn check(kubeconfig: &Path, record: &Record) -> Result<()> {
     let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
     let objects = api.list(&ListParams::default()).await?.items;
@@ -290,7 +300,7 @@ async fn check(kubeconfig: &Path, record: &Record) -> Result<()> {
     Ok(())
 }
 
-/// The same, of what one client has made.
+/// Checks the objects that one client created.
 fn check_order(objects: &[ConfigMap], prefix: &str, appended: &Appended) -> Result<()> {
     let mut stored = BTreeMap::new();
     for object in objects.iter().filter(|object| object.name_any().starts_with(prefix)) {
@@ -299,18 +309,18 @@ fn check_order(objects: &[ConfigMap], prefix: &str, appended: &Appended) -> Resu
     ensure!(!appended.is_empty(), "no object {prefix} was acknowledged");
     ensure!(
         stored.len() == appended.len(),
-        "{} objects {prefix} are there where {} were acknowledged",
+        "{} objects {prefix} exist, but {} were acknowledged",
         stored.len(),
         appended.len()
     );
     for ((version, number), (expected, acknowledged)) in stored.into_iter().zip((0u64..).zip(appended)) {
         ensure!(
             number == expected,
-            "object {prefix}{number} was made where {expected} was"
+            "object {prefix}{number} is in the place of {expected}"
         );
         ensure!(
             acknowledged.is_none_or(|acknowledged| acknowledged == version),
-            "object {prefix}{number} has version {version}, and {acknowledged:?} was acknowledged"
+            "object {prefix}{number} has version {version}, but {acknowledged:?} was acknowledged"
         );
     }
     Ok(())
@@ -327,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_was_done_twice_is_found() {
+    fn missing_and_repeated_writes_are_found() {
         let made = |objects: &[(u64, u64)]| -> Vec<ConfigMap> {
             let name = |number| name_of(0, number);
             objects
@@ -338,14 +348,14 @@ mod tests {
         let acknowledged = vec![Some(3), None, Some(9)];
         for (rule, objects, met) in [
             ("as acknowledged", made(&[(0, 3), (1, 7), (2, 9)]), true),
-            ("one is lost", made(&[(0, 3), (2, 9)]), false),
+            ("an object is lost", made(&[(0, 3), (2, 9)]), false),
             (
-                "one is there that nobody has made",
+                "an object that no client created",
                 made(&[(0, 3), (1, 7), (2, 9), (3, 11)]),
                 false,
             ),
-            ("two in another order", made(&[(0, 3), (1, 10), (2, 9)]), false),
-            ("one was made twice", made(&[(0, 3), (1, 7), (2, 12)]), false),
+            ("two objects in another order", made(&[(0, 3), (1, 10), (2, 9)]), false),
+            ("an object was created twice", made(&[(0, 3), (1, 7), (2, 12)]), false),
         ] {
             let found = check_order(&objects, &prefix_of(0), &acknowledged);
             assert_eq!(found.is_ok(), met, "{rule}: {found:?}");
@@ -362,12 +372,12 @@ mod tests {
         );
         for (rule, counted, value, version, met) in [
             ("as acknowledged", closed, 5, 20, true),
-            ("it was raised twice to the same", closed, 5, 21, false),
-            ("it was raised by nobody", closed, 6, 21, false),
-            ("it was lost", closed, 4, 20, false),
-            ("what was left open was not done", open, 5, 20, true),
-            ("what was left open was done", open, 6, 21, true),
-            ("it was done twice", open, 7, 22, false),
+            ("a change was applied twice", closed, 5, 21, false),
+            ("an increment that no client made", closed, 6, 21, false),
+            ("an increment is lost", closed, 4, 20, false),
+            ("the unacknowledged increment was not applied", open, 5, 20, true),
+            ("the unacknowledged increment was applied", open, 6, 21, true),
+            ("the unacknowledged increment was applied twice", open, 7, 22, false),
         ] {
             let found = counted.check(&stored(COUNTER, value, version));
             assert_eq!(found.is_ok(), met, "{rule}: {found:?}");

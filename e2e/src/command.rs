@@ -1,4 +1,4 @@
-//! Running programs as a user does, with everything they said.
+//! Runs programs as a user does and captures their output.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tokio::process::Command;
 
-/// What a program said and how it ended.
+/// Output and exit status of a program.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// Exit status; `None` when a signal ended it.
+    /// Exit status; `None` if a signal ended the program.
     pub code: Option<i32>,
     /// Standard output.
     pub stdout: String,
@@ -18,12 +18,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// Whether the program ended with status 0.
+    /// Whether the program exited with status 0.
     pub fn success(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// Standard output of a program that must succeed.
+    /// Returns standard output. Fails unless the program succeeded.
     pub fn ok(self) -> Result<String> {
         if self.success() {
             return Ok(self.stdout);
@@ -31,16 +31,16 @@ impl Output {
         bail!("exit {:?}\nstdout: {}\nstderr: {}", self.code, self.stdout, self.stderr)
     }
 
-    /// Standard output and error of a program that must fail.
+    /// Returns standard output and standard error. Fails if the program succeeded.
     pub fn refused(self) -> Result<String> {
         if self.success() {
-            bail!("succeeded where it should have been refused: {}", self.stdout);
+            bail!("succeeded, but should have been refused: {}", self.stdout);
         }
         Ok(self.stdout + &self.stderr)
     }
 }
 
-/// Runs `command` to its end; longer than `limit` is an error and ends it.
+/// Runs `command` until it exits. Kills it and fails after `limit`.
 pub async fn run(mut command: Command, limit: Duration) -> Result<Output> {
     let line = format!("{:?}", command.as_std());
     let child = command
@@ -52,7 +52,7 @@ pub async fn run(mut command: Command, limit: Duration) -> Result<Output> {
         .with_context(|| format!("starting {line}"))?;
     let output = tokio::time::timeout(limit, child.wait_with_output())
         .await
-        .with_context(|| format!("{line} was not done after {limit:?}"))?
+        .with_context(|| format!("{line} did not finish within {limit:?}"))?
         .with_context(|| format!("waiting for {line}"))?;
     Ok(Output {
         code: output.status.code(),

@@ -1,4 +1,4 @@
-//! The floor of whatever waits for an API server: that one's own start.
+//! Lower bound of every wait for an API server: the start of the API server itself.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,18 +8,19 @@ use tokio::process::Command;
 
 use crate::{process, run, wait_for};
 
-/// What it is called in tables.
+/// Title of this value in tables.
 pub const TITLE: &str = "of that, the API server by itself";
-/// Run where an API server is: says when its own port answers, in seconds since the machine was started. To look whether the port is
-/// open takes less from that start than to ask.
+/// Script for the network namespace of an API server. It prints the time of the first answer on the
+/// server's port, in seconds since boot. It first polls whether the port is open, which costs the
+/// starting server less than requests.
 const FIRST_ANSWER: &str = "until (: </dev/tcp/127.0.0.1/6443) 2>/dev/null; do sleep 0.05; done
     until curl --insecure --silent --max-time 1 --output /dev/null https://127.0.0.1:6443/version; do sleep 0.01; done
     cut -d' ' -f1 /proc/uptime";
-/// Ticks a second in `/proc/PID/stat`, on every architecture that Yoke runs on.
+/// Clock ticks per second in `/proc/PID/stat`, on every architecture that Yoke runs on.
 const TICKS: f64 = 100.0;
 
-/// How long the API server of a Cluster takes that starts next, from its process' start to its first answer on its own port, be it a
-/// refusal: nothing that waits for it is quicker.
+/// Measures the next start of a Cluster's API server: from process start to its first answer on its
+/// own port. A refusal counts as an answer. Nothing that waits for the API server can be faster.
 #[derive(Debug)]
 pub struct Floor {
     name: String,
@@ -27,7 +28,7 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Of the Cluster's API servers that start from now on.
+    /// Measures API servers of the Cluster that start from now on.
     pub fn before(name: &str) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
@@ -35,7 +36,8 @@ impl Floor {
         })
     }
 
-    /// Waits for the start of one on this machine, and for its first answer.
+    /// Waits until an API server starts on this computer and answers. Returns the time between
+    /// both.
     pub async fn measure(self, limit: Duration) -> Result<Duration> {
         let pid = wait_for("an API server to start", limit, || async {
             Ok(api_servers(&self.name)?.difference(&self.known).next().copied())
@@ -43,7 +45,7 @@ impl Floor {
         .await?;
         let stat =
             std::fs::read_to_string(format!("/proc/{pid}/stat")).context("reading when an API server started")?;
-        // proc(5): the 22nd field; the second one is the name in brackets and may hold anything.
+        // proc(5): the 22nd field. The second field, a name in parentheses, may contain anything.
         let ticks = stat
             .rsplit(')')
             .next()
@@ -52,11 +54,11 @@ impl Floor {
         let mut ask = Command::new("nsenter");
         ask.args(["--target", &pid.to_string(), "--net", "--", "bash", "-c", FIRST_ANSWER]);
         let answered: f64 = run(ask, limit).await?.ok()?.trim().parse()?;
-        Duration::try_from_secs_f64(answered - started).context("an API server that answered before it started")
+        Duration::try_from_secs_f64(answered - started).context("the API server answered before it started")
     }
 }
 
-/// The API servers of a Cluster that run on this machine.
+/// Pids of a Cluster's API servers on this computer.
 fn api_servers(name: &str) -> Result<BTreeSet<u32>> {
     let named = format!("--external-hostname={name}-");
     let arguments = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

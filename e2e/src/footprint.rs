@@ -1,4 +1,5 @@
-//! What a stack holds on this machine, in NATS and in the host's API, counted: what has grown after many rounds of the same is leaked.
+//! Counts the resources that a stack holds on this computer, in NATS and in the host's API. A count
+//! that has grown after many equal rounds is a leak.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +15,8 @@ use crate::process::{anonymous_memory, list_pids};
 use crate::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// Processes that serve all clusters, or go on while one sleeps: what one of these keeps adds up.
+/// Processes that serve all clusters, or that keep running while one sleeps. Leaks in these
+/// processes add up.
 const SERVERS: [&str; 13] = [
     "yoke-operator",
     "yoke-ingress-xds",
@@ -30,20 +32,24 @@ const SERVERS: [&str; 13] = [
     "kubelet",
     "containerd",
 ];
-/// What there is of each Cluster in the host's API, and is made anew here and there. Events come and go.
+/// Kinds of objects in the host's API that exist for each Cluster, even if they are recreated at
+/// times. Events are left out because they expire.
 const KINDS: &str = "namespaces,secrets,configmaps,services,endpointslices,serviceaccounts,statefulsets,pods,\
                      poddisruptionbudgets,networkpolicies,certificates,certificaterequests,clusters,jointokens";
-/// Memory that a server may take for its work: it is given back late, and in parts.
+/// Allowed growth of a server's memory, in bytes. Servers release memory late and in parts.
 const MEMORY: u64 = 16 << 20;
-/// The same of those of this name, which collect no garbage and are much smaller. The store has caches, and as many as there are.
+/// Prefix and allowance for Yoke's own processes, which have no garbage collector and are much
+/// smaller. kine-nats has caches, and there are several.
 const OWN: &str = "memory of yoke-";
 const OWN_MEMORY: u64 = 4 << 20;
-/// Connections to others come with requests, and go when nobody has used them for a while: of HTTP/1.1 there are as many as
-/// there were requests at once. The kubelet's and the load balancer's probes are connections, too, and may be there just then.
+/// Number of further files that a server may hold open. Connections come with requests and close
+/// after some idle time. HTTP/1.1 has as many as there were concurrent requests. Probes of the
+/// kubelet and the load balancer are connections too.
 const FILES: u64 = 8;
-/// Envoy has two of each connection that it passes on: of each of those above one more.
+/// Envoy holds two connections for each one that it forwards, so it may hold twice as many.
 const PASSED_ON: &str = "files of envoy";
-/// One connection more for a follower of the log and one for who asks, which have some subscriptions each.
+/// Allowed growth in NATS: one connection for a follower of the log and one for a request, with
+/// some subscriptions each.
 const CONNECTIONS: u64 = 2;
 const SUBSCRIPTIONS: u64 = 8;
 
@@ -52,7 +58,8 @@ const SUBSCRIPTIONS: u64 = 8;
 pub struct Footprint(BTreeMap<String, u64>);
 
 impl Footprint {
-    /// Counts what the stack has now, and what is in other control groups, such as those of workers.
+    /// Counts the resources of the stack, and the processes in further control groups, such as
+    /// those of workers.
     pub async fn take(stack: &Stack, others: &[String]) -> Result<Self> {
         let mut groups = vec![stack.var("YOKE_NETNS")?.to_owned()];
         groups.extend_from_slice(others);
@@ -73,7 +80,7 @@ impl Footprint {
         Ok(counts)
     }
 
-    /// What of it has grown until `later`, by more than there is reason for without a leak.
+    /// Lists the counts that have grown until `later` by more than the allowance.
     pub fn grown(&self, later: &Self) -> Vec<String> {
         let grown = later.0.iter().filter(|(name, after)| {
             let before = self.0.get(*name).copied().unwrap_or_default();
@@ -84,7 +91,8 @@ impl Footprint {
             .collect()
     }
 
-    /// Whether the same programs run and listen: one that begins has its ports a while after its process.
+    /// Whether the same programs run and listen. A starting program opens its ports some time after
+    /// its process starts.
     pub fn runs_as(&self, other: &Self) -> bool {
         let running = |counts: &Self| {
             let mut counts = counts.0.clone();
@@ -94,7 +102,8 @@ impl Footprint {
         running(self) == running(other)
     }
 
-    /// The same, with memory as it was later: what a server reads once and keeps is no leak, and what it leaks grows on.
+    /// Returns these counts with the memory of `later`. Memory that a server reads once and caches
+    /// is no leak; a leak grows further.
     pub fn with_memory_of(mut self, later: &Self) -> Self {
         let is_memory = |name: &String| name.starts_with("memory ");
         self.0.retain(|name, _| !is_memory(name));
@@ -103,7 +112,7 @@ impl Footprint {
         self
     }
 
-    /// Both, side by side.
+    /// Both footprints as a table.
     pub fn beside(&self, later: &Self) -> String {
         let names: BTreeSet<_> = self.0.keys().chain(later.0.keys()).collect();
         let at = |counts: &Self, name: &String| counts.0.get(name).copied().unwrap_or_default();
@@ -119,7 +128,7 @@ impl Footprint {
     fn add_processes(&mut self, groups: &[String]) -> Result<()> {
         let (mut networks, mut ports, mut links) = (BTreeSet::new(), 0, 0);
         for pid in list_pids()? {
-            // A process that ends meanwhile has nothing any more.
+            // A process that has exited meanwhile holds nothing.
             let (Some(name), Some(place)) = (name_of(pid), place_of(pid, groups)) else {
                 continue;
             };
@@ -150,11 +159,12 @@ impl Footprint {
             ask.arg(format!("--net=/run/netns/{}", stack.var("YOKE_NETNS")?))
                 .args(["--", "curl", "--silent", "--fail", "--max-time", "5"])
                 .arg(format!("http://127.0.0.1:8222/{path}"));
-            let said: Value = serde_json::from_str(&run(ask, LIMIT).await?.ok()?).context("reading what NATS says")?;
+            let said: Value =
+                serde_json::from_str(&run(ask, LIMIT).await?.ok()?).context("parsing the monitoring data of NATS")?;
             for name in names {
                 let count = said[name]
                     .as_u64()
-                    .with_context(|| format!("NATS does not tell its {name}"))?;
+                    .with_context(|| format!("NATS does not report its {name}"))?;
                 self.count(format!("NATS {name}"), count);
             }
         }
@@ -166,7 +176,7 @@ impl Footprint {
     }
 }
 
-/// By how much a count may grow.
+/// Maximum growth of a count that is no leak.
 fn allowance(name: &str, before: u64) -> u64 {
     match name.split(' ').next() {
         Some("memory") if name.starts_with(OWN) => before / 8 + OWN_MEMORY,
@@ -179,14 +189,15 @@ fn allowance(name: &str, before: u64) -> u64 {
     }
 }
 
-/// The name of a process' program: the kernel's own name for it is cut short.
+/// Name of a process' program. The kernel's own process name is truncated.
 fn name_of(pid: u32) -> Option<String> {
     let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let name = program.file_name()?.to_str()?;
     Some(name.trim_end_matches(" (deleted)").to_owned())
 }
 
-/// Where a process of one of these groups is: the host's own ones and those of a worker are told apart from those of pods.
+/// Describes which group a process is in. Processes of pods count separately from other processes
+/// of the host or of a worker.
 fn place_of(pid: u32, groups: &[String]) -> Option<String> {
     let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let parts = || own.lines().flat_map(|line| line.split('/'));
@@ -199,7 +210,7 @@ fn place_of(pid: u32, groups: &[String]) -> Option<String> {
     Some(format!("in {pods}{group}"))
 }
 
-/// Groups at and below those with this name, in all hierarchies.
+/// Number of groups with this name, including groups below them, in all hierarchies.
 fn count_groups(name: &str) -> u64 {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root)
@@ -221,7 +232,7 @@ fn count_folders(folder: &Path) -> u64 {
     1 + folders.map(|folder| count_folders(&folder.path())).sum::<u64>()
 }
 
-/// Ports that are listened on where a process is, and those of UDP that anybody may send to.
+/// Number of TCP ports that listen in a process' network namespace, and of unconnected UDP ports.
 fn count_ports(pid: u32) -> u64 {
     const LISTENING: &str = "0A";
     const UNCONNECTED: &str = "07";
@@ -287,8 +298,8 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_later_has_not_begun() {
-        let begun = footprint(&[("processes a", 2), ("ports", 7), ("memory of a", 1)]);
+    fn a_program_that_does_not_listen_yet_has_not_started() {
+        let started = footprint(&[("processes a", 2), ("ports", 7), ("memory of a", 1)]);
         for (rule, other, expected) in [
             (
                 "another memory",
@@ -298,12 +309,12 @@ mod tests {
             ("a port less", footprint(&[("processes a", 2), ("ports", 6)]), false),
             ("a process less", footprint(&[("processes a", 1), ("ports", 7)]), false),
         ] {
-            assert_eq!(begun.runs_as(&other), expected, "{rule}");
+            assert_eq!(started.runs_as(&other), expected, "{rule}");
         }
     }
 
     #[test]
-    fn memory_that_is_taken_until_halfway_is_no_leak() {
+    fn memory_that_is_allocated_until_halfway_is_no_leak() {
         let before = footprint(&[("processes a", 2), ("memory of a", 40 << 20)]);
         let halfway = footprint(&[("processes a", 3), ("memory of a", 100 << 20)]);
         let before = before.with_memory_of(&halfway);

@@ -1,5 +1,6 @@
-//! A client that holds a watch, as controllers do: when it ends, the client begins it again from where it was, and lists anew
-//! where the API server says that it cannot. One that has just started knows no older changes than its own first list.
+//! A client that holds a watch, like a controller. When the watch ends, the client resumes it from
+//! the last resourceVersion. If the API server answers that the version is too old, the client
+//! lists again. A newly started API server knows no changes older than its own first list.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -15,27 +16,28 @@ use tokio::task::JoinHandle;
 
 use crate::acknowledged::{APPENDED, Record, name_of, prefix_of};
 
-/// How soon the client asks again.
+/// Delay before the client sends the next request.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A watch that says nothing for so long is taken for dead: what is watched is written all the time.
+/// A watch without events for this long counts as broken, because the watched objects change
+/// continuously.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The status of a version that is too old.
+/// HTTP status for a resourceVersion that is too old.
 const EXPIRED: u16 = 410;
-/// How long one request may take.
+/// Timeout of one watch request.
 const WATCH_SECONDS: u32 = 280;
 
-/// What was seen so far.
+/// Events seen so far.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// Names, in the order in which they were made.
+    /// Names in the order of creation.
     made: Vec<String>,
-    /// How often the watch was asked for.
-    asks: usize,
-    /// How often all was listed anew.
+    /// Number of watch requests.
+    requests: usize,
+    /// Number of lists after the first one.
     lists: usize,
-    /// The longest time between two events.
+    /// Longest time between two events.
     gap: Duration,
-    /// Why it cannot be gone on with.
+    /// Reason why the watch cannot continue.
     failure: Option<String>,
 }
 
@@ -47,11 +49,14 @@ pub struct HeldWatch {
 }
 
 impl HeldWatch {
-    /// Begins it: what is made from now on is seen.
-    pub async fn begin(client: Client) -> Result<Self> {
+    /// Starts the watch. Objects that are created from now on are seen.
+    pub async fn start(client: Client) -> Result<Self> {
         let api: Api<ConfigMap> = Api::namespaced(client, "default");
         let list = api.list(&ListParams::default().limit(1)).await.context("listing")?;
-        let version = list.metadata.resource_version.context("a list without its version")?;
+        let version = list
+            .metadata
+            .resource_version
+            .context("the list has no resourceVersion")?;
         let (sender, seen) = watch::channel(Seen::default());
         let task = tokio::spawn(async move {
             let Err(error) = hold(api, version, &sender).await;
@@ -60,13 +65,13 @@ impl HeldWatch {
         Ok(Self { seen, task })
     }
 
-    /// Waits until the making of an object was seen.
+    /// Waits until the creation of an object was seen.
     pub async fn wait_for(&self, name: &str, limit: Duration) -> Result<()> {
         self.wait_until(name, limit, |made| made.iter().rev().any(|made| made == name))
             .await
     }
 
-    /// Waits until the making of so many more objects was seen than by now.
+    /// Waits until the creation of `count` further objects was seen.
     pub async fn wait_for_more(&self, count: usize, limit: Duration) -> Result<()> {
         let count = self.seen.borrow().made.len() + count;
         self.wait_until(&format!("{count} objects"), limit, |made| made.len() >= count)
@@ -84,47 +89,47 @@ impl HeldWatch {
 
     async fn wait_until(&self, what: &str, limit: Duration, holds: impl Fn(&[String]) -> bool) -> Result<()> {
         let mut seen = self.seen.clone();
-        let told = seen.wait_for(|seen| seen.failure.is_some() || holds(&seen.made));
-        let told = tokio::time::timeout(limit, told).await;
-        let told = told.with_context(|| format!("the watch did not tell of {what} within {limit:?}"))?;
-        let failure = told.context("the watch ended badly")?.failure.clone();
-        failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot go on: {failure}")))
+        let delivered = seen.wait_for(|seen| seen.failure.is_some() || holds(&seen.made));
+        let delivered = tokio::time::timeout(limit, delivered).await;
+        let delivered = delivered.with_context(|| format!("the watch did not deliver {what} within {limit:?}"))?;
+        let failure = delivered.context("the task of the watch panicked")?.failure.clone();
+        failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot continue: {failure}")))
     }
 
-    /// How often the watch was asked for so far.
-    pub fn asks(&self) -> usize {
-        self.seen.borrow().asks
+    /// Number of watch requests so far.
+    pub fn requests(&self) -> usize {
+        self.seen.borrow().requests
     }
 
-    /// The longest time between two events, and how often all was listed anew.
+    /// Longest time between two events, and number of lists after the first one.
     pub fn interruptions(&self) -> (Duration, usize) {
         let seen = self.seen.borrow();
         (seen.gap, seen.lists)
     }
 
-    /// Ends it. An error unless it told of all objects of a record once, in order.
+    /// Ends the watch. Fails unless it delivered all objects of a record once and in order.
     pub fn check(self, record: &Record) -> Result<()> {
-        let made = self.end()?;
+        let made = self.stop()?;
         for (appender, appended) in record.appended.iter().enumerate() {
             let expected = (0..appended.len() as u64).map(|number| name_of(appender, number));
             let of_this = |name: &&String| name.starts_with(&prefix_of(appender));
-            let told: Vec<_> = made.iter().filter(of_this).collect();
+            let delivered: Vec<_> = made.iter().filter(of_this).collect();
             ensure!(
-                expected.eq(told.iter().copied().cloned()),
-                "the watch told {} of {}, or in another order",
-                told.len(),
+                expected.eq(delivered.iter().copied().cloned()),
+                "the watch delivered {} of {} objects, or in another order",
+                delivered.len(),
                 appended.len()
             );
         }
         Ok(())
     }
 
-    /// Ends it. Names of what was made, each as often as it was told.
-    pub fn end(self) -> Result<Vec<String>> {
+    /// Ends the watch. Returns the names of created objects, once for each event.
+    pub fn stop(self) -> Result<Vec<String>> {
         self.task.abort();
         let seen = self.seen.borrow();
         match &seen.failure {
-            Some(failure) => bail!("the watch could not go on: {failure}"),
+            Some(failure) => bail!("the watch could not continue: {failure}"),
             None => Ok(seen.made.clone()),
         }
     }
@@ -135,20 +140,20 @@ async fn hold(api: Api<ConfigMap>, mut version: String, seen: &watch::Sender<See
     loop {
         match follow(&api, &mut version, &mut last, seen).await? {
             End::Interrupted => tokio::time::sleep(PAUSE).await,
-            End::Expired => list_anew(&api, &mut version, seen).await?,
+            End::Expired => list_again(&api, &mut version, seen).await?,
         }
     }
 }
 
-/// Why a watch has ended.
+/// Why a watch ended.
 enum End {
-    /// It may go on.
+    /// The watch can be resumed.
     Interrupted,
-    /// The API server knows nothing so old.
+    /// The API server no longer knows the version.
     Expired,
 }
 
-/// Watches until that ends.
+/// Watches until the watch ends.
 async fn follow(
     api: &Api<ConfigMap>,
     version: &mut String,
@@ -156,11 +161,11 @@ async fn follow(
     seen: &watch::Sender<Seen>,
 ) -> Result<End> {
     let parameters = WatchParams::default().timeout(WATCH_SECONDS);
-    seen.send_modify(|seen| seen.asks += 1);
+    seen.send_modify(|seen| seen.requests += 1);
     let mut events = match tokio::time::timeout(SILENCE, api.watch(&parameters, version)).await {
         Ok(Ok(events)) => events.boxed(),
         Ok(Err(kube::Error::Api(status))) if status.code == EXPIRED => return Ok(End::Expired),
-        // It sleeps, or is not there.
+        // The cluster is asleep or unreachable.
         Ok(Err(_)) | Err(_) => return Ok(End::Interrupted),
     };
     while let Ok(Some(Ok(event))) = tokio::time::timeout(SILENCE, events.next()).await {
@@ -175,7 +180,10 @@ async fn follow(
             }
             WatchEvent::Modified(object) | WatchEvent::Deleted(object) => {
                 let name = object.name_any();
-                ensure!(!name.starts_with(APPENDED), "{name} was changed, which nobody did");
+                ensure!(
+                    !name.starts_with(APPENDED),
+                    "{name} was changed or deleted unexpectedly"
+                );
                 *version = to_version(&object)?;
             }
             WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
@@ -186,8 +194,8 @@ async fn follow(
     Ok(End::Interrupted)
 }
 
-/// What was made meanwhile, in its order.
-async fn list_anew(api: &Api<ConfigMap>, version: &mut String, seen: &watch::Sender<Seen>) -> Result<()> {
+/// Adds the objects that were created since the watch ended, in order.
+async fn list_again(api: &Api<ConfigMap>, version: &mut String, seen: &watch::Sender<Seen>) -> Result<()> {
     let listed = tokio::time::timeout(SILENCE, api.list(&ListParams::default())).await;
     let Ok(Ok(list)) = listed else {
         tokio::time::sleep(PAUSE).await;
@@ -207,10 +215,13 @@ async fn list_anew(api: &Api<ConfigMap>, version: &mut String, seen: &watch::Sen
             .filter(|name| !known.contains(name));
         seen.made.extend(new);
     });
-    *version = list.metadata.resource_version.context("a list without its version")?;
+    *version = list
+        .metadata
+        .resource_version
+        .context("the list has no resourceVersion")?;
     Ok(())
 }
 
 fn to_version(object: &ConfigMap) -> Result<String> {
-    object.resource_version().context("an object without its version")
+    object.resource_version().context("the object has no resourceVersion")
 }

@@ -1,4 +1,4 @@
-//! The second node of the host cluster, which tests lose and drain.
+//! The second node of the host cluster, which tests kill, disconnect and drain.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,31 +18,31 @@ use crate::wait::wait_for;
 
 const NUMBER: u8 = 2;
 const FIRST: &str = "yoke-host";
-/// A taint that keeps new pods off a node, and is no notice that the node is about to go.
+/// Taint that keeps new pods off a node. It does not announce that the node goes away.
 const FULL: &str = "yoke-e2e/full";
-/// Its images are copied, and a kubelet starts.
+/// Timeout of a start: copies images and starts a kubelet.
 const START_LIMIT: Duration = Duration::from_secs(300);
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The second node.
 #[derive(Clone)]
 pub struct HostNode {
-    /// Of its Node.
+    /// Name of its Node object.
     pub name: String,
     stack: Stack,
 }
 
 impl HostNode {
-    /// The node, which is added where there is none, and started where it was lost.
+    /// Adds the node if it is missing, and starts it if it was lost.
     pub async fn second(stack: &Stack) -> Result<Self> {
         let node = Self::new(stack);
         node.start().await?;
-        // A test that was broken off may have left it so.
-        node.take_all(false).await?;
+        // Undo what an interrupted test may have left.
+        node.take_all_new_pods(false).await?;
         Ok(node)
     }
 
-    /// The node, if there is one.
+    /// The node, if it exists.
     pub fn find(stack: &Stack) -> Option<Self> {
         let node = Self::new(stack);
         node.folder().is_dir().then_some(node)
@@ -55,35 +55,35 @@ impl HostNode {
         }
     }
 
-    /// Where the stack keeps what is the node's own.
+    /// Folder with the node's own state.
     pub fn folder(&self) -> PathBuf {
         self.stack.dir.join(format!("nodes/{NUMBER}"))
     }
 
-    /// Kills all that runs there at once, pods too.
+    /// Kills all processes of the node at once, including pods.
     pub async fn kill(&self) -> Result<()> {
         self.call(&["kill-host-node", &NUMBER.to_string()], LIMIT).await
     }
 
-    /// Starts it; a node that runs stays as it is.
+    /// Starts the node. A running node is left alone.
     pub async fn start(&self) -> Result<()> {
         self.call(&["host-node", "--number", &NUMBER.to_string()], START_LIMIT)
             .await
     }
 
-    /// Cuts it off from all others.
-    pub async fn cut(&self) -> Result<()> {
+    /// Disconnects the node from all others.
+    pub async fn disconnect(&self) -> Result<()> {
         self.call(&["cut-host-node", &NUMBER.to_string()], LIMIT).await
     }
 
-    /// Ends that.
-    pub async fn mend(&self) -> Result<()> {
+    /// Reconnects the node.
+    pub async fn reconnect(&self) -> Result<()> {
         self.call(&["cut-host-node", &NUMBER.to_string(), "--mend"], LIMIT)
             .await
     }
 
-    /// Has all new pods put there, or anywhere.
-    pub async fn take_all(&self, all: bool) -> Result<()> {
+    /// With `all`, new pods can only be scheduled on this node; otherwise on any node.
+    pub async fn take_all_new_pods(&self, all: bool) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.stack.host.clone());
         wait_for("the taints of the first node", LIMIT * 2, async || {
             let mut node = nodes.get(FIRST).await?;
@@ -100,12 +100,12 @@ impl HostNode {
         .await
     }
 
-    /// A Cluster whose control plane is there: its hosted namespace, its kubeconfig and its pod, of which the kubelet has said
-    /// that it is ready.
+    /// Creates a Cluster whose control plane runs on this node. Returns its control-plane
+    /// namespace, its kubeconfig and its pod, which the kubelet has reported as ready.
     pub async fn ready_cluster(&self, tenant: &TenantFixture, name: &str) -> Result<(String, PathBuf, Pod)> {
-        self.take_all(true).await?;
+        self.take_all_new_pods(true).await?;
         let made = tenant.ready_cluster(name).await;
-        self.take_all(false).await?;
+        self.take_all_new_pods(false).await?;
         let (cluster, kubeconfig) = made?;
         let hosted = hosted_namespace(&cluster)?;
         let selector = format!("yoke.drzzl.io/cluster={name}");
@@ -114,12 +114,12 @@ impl HostNode {
             Ok(Some(pod).filter(is_ready))
         })
         .await?;
-        let place = place_of(&pod);
+        let place = node_of(&pod);
         ensure!(place == Some(&self.name), "the control plane is on {place:?}");
         Ok((hosted, kubeconfig, pod))
     }
 
-    /// The pid of its kubelet.
+    /// Pid of the node's kubelet.
     pub fn kubelet(&self) -> Result<u32> {
         let text = std::fs::read(self.folder().join("run/pids/kubelet.json")).context("reading a pid")?;
         let record: Value = serde_json::from_slice(&text).context("reading a pid")?;
@@ -136,14 +136,14 @@ impl HostNode {
     }
 }
 
-/// Whether the kubelet says that a pod is ready.
+/// Whether the kubelet reports a pod as ready.
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
     ready.any(|condition| condition.status == "True")
 }
 
-/// The node that a pod is on.
-pub fn place_of(pod: &Pod) -> Option<&String> {
+/// Name of the node that a pod runs on.
+pub fn node_of(pod: &Pod) -> Option<&String> {
     pod.spec.as_ref()?.node_name.as_ref()
 }

@@ -1,14 +1,15 @@
 //! Harness for tests on the running development stack: `make up` first, then `cargo test -p yoke-e2e`.
 //!
 //! ```text
-//!  .dev/env ──▶ Stack ──▶ host API (kube)      a Tenant of its own for each test, removed at its end
-//!                     ├─▶ kubectl, kubectl-yoke   as a user runs them
-//!                     └─▶ network namespaces      to look from a pod, from the node, from outside
+//!  .dev/env ──▶ Stack ──▶ host API (kube)         one Tenant per test, removed at its end
+//!                     ├─▶ kubectl, kubectl-yoke   as users run them
+//!                     └─▶ network namespaces      to connect from a pod, from the node, from outside
 //! ```
 //!
-//! Warnings and errors that Yoke's processes log meanwhile fail a test, unless they are listed ([`logs`]).
+//! A test fails if Yoke's processes log warnings or errors that are not listed ([`logs`]).
 //!
-//! A test waits for a state and never for a time; every wait has a limit and says what it last saw.
+//! A test waits for a state and never for a time. Every wait has a timeout, and its failure reports
+//! the last observation.
 
 pub mod acknowledged;
 pub mod command;
@@ -39,3 +40,4 @@ pub use victim::Victim;
 pub use wait::{wait_for, wait_until, watch_for};
 pub use worker::Worker;
 pub use workload::Workload;
+pub use yoke_test_support::eventually;

@@ -1,12 +1,12 @@
-//! What Yoke's own processes log while a test runs: a warning or an error that is not listed fails the test.
+//! Logs of Yoke's processes during a test. A warning or an error that is not listed fails the test.
 //!
 //! ```text
 //!  pods of yoke-system ────────────┐
-//!  stores of the test's Clusters ──┼──▶ lines since the test began ──▶ those not listed ──▶ the test fails
+//!  stores of the test's Clusters ──┼──▶ lines since the test started ──▶ unlisted lines ──▶ the test fails
 //!  the host's own store, .dev/log ─┘
 //! ```
 //!
-//! What a pod said that the test itself replaced is gone with the pod.
+//! The log of a pod that the test itself replaced is lost with the pod.
 
 use std::path::PathBuf;
 
@@ -21,26 +21,26 @@ use crate::stack::Stack;
 /// A warning or an error that may appear.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
-    /// Text that the line holds.
+    /// Part of the line.
     pub says: &'static str,
-    /// Why it may be there.
+    /// Why the line may appear.
     pub because: &'static str,
 }
 
-/// What may appear in any test.
+/// Lines that may appear in any test.
 const ALWAYS: &[Expected] = &[
     Expected {
         says: "connection closed before message completed",
-        because: "the host's API server closed an idle connection just when a request was sent; it is sent again",
+        because: "the host's API server closed an idle connection while a request was sent; the client retries",
     },
     Expected {
         says: "tls handshake eof",
-        because: "an Envoy was ended, or had waited for a second, while it connected to ingress-xds; it connects again",
+        because: "an Envoy was stopped, or timed out after a second, while it connected to ingress-xds; it reconnects",
     },
 ];
 
-/// What tells of a request that was not answered in time and is sent again. On a busy machine each may appear in any log, but
-/// not more often than [`SELDOM`].
+/// Lines about requests that timed out and are retried. On a busy computer each may appear in any
+/// log, but not more often than [`SELDOM`].
 const LATE: &[&str] = &[
     "The log does not answer",
     "a Cluster cannot be woken",
@@ -52,22 +52,22 @@ const LATE: &[&str] = &[
 ];
 const SELDOM: usize = 3;
 
-/// The processes whose lines are in the form that `yoke-runtime` writes.
+/// Selector of the pods that log in the format of `yoke-runtime`.
 const SYSTEM: &str = "app.kubernetes.io/part-of=yoke,app.kubernetes.io/name!=envoy";
 const STORE: &str = "kine-nats";
 
-/// The logs from a moment on.
+/// The logs from a point in time on.
 #[derive(Debug)]
 pub struct Journal {
     since: Timestamp,
     host_store: PathBuf,
-    /// Length of the file at the beginning.
+    /// Length of the file at the start.
     skipped: usize,
 }
 
 impl Journal {
-    /// Begins now.
-    pub fn begin(stack: &Stack) -> Self {
+    /// Starts now.
+    pub fn start(stack: &Stack) -> Self {
         let host_store = stack.dir.join("log/kine-nats.log");
         Self {
             since: Timestamp::now(),
@@ -76,7 +76,7 @@ impl Journal {
         }
     }
 
-    /// Unlisted lines of the stores of control planes in a hosted namespace.
+    /// Unlisted lines of the stores in a control-plane namespace.
     pub async fn unlisted_in_control_plane(
         &self,
         stack: &Stack,
@@ -87,7 +87,7 @@ impl Journal {
         self.unlisted_in_pods(stack, hosted, &select, Some(STORE), listed).await
     }
 
-    /// Unlisted lines of Yoke's own pods and of the store of the host's API.
+    /// Unlisted lines of Yoke's own pods and of the host API's store.
     pub async fn unlisted_in_system(&self, stack: &Stack, listed: &[Expected]) -> Result<Vec<String>> {
         let select = ListParams::default().labels(SYSTEM);
         let mut found = self
@@ -137,7 +137,7 @@ impl Journal {
         };
         match pods.logs(pod, &parameters).await {
             Ok(log) => Ok(log),
-            // It has not started yet, or is gone.
+            // The container has not started yet, or has gone.
             Err(kube::Error::Api(status)) if status.code == 400 || status.code == 404 => Ok(String::new()),
             Err(error) => Err(error).with_context(|| format!("reading the log of {} in {pod}", ran.name)),
         }
@@ -154,7 +154,7 @@ impl Journal {
     }
 }
 
-/// Leaves out what tells of something late, if it does so seldom.
+/// Removes lines about slow requests if they are rare.
 fn drop_late(complaints: &mut Vec<&str>) {
     for says in LATE {
         let is_late = |line: &str| line.contains(says);
@@ -164,8 +164,8 @@ fn drop_late(complaints: &mut Vec<&str>) {
     }
 }
 
-/// Whether a line that is not older than `since` tells of something wrong. What is not in the processes' own form is
-/// written by a panic, or by something worse.
+/// Whether a line that is not older than `since` reports a problem. A line in another format comes
+/// from a panic, or from something worse.
 fn is_complaint(line: &str, since: Timestamp) -> bool {
     let fields: Value = serde_json::from_str(line).unwrap_or_default();
     let mut words = line.split_whitespace();
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_errors_and_what_is_no_log_line_are_complaints() {
+    fn warnings_errors_and_other_formats_are_complaints() {
         let since = "2026-01-01T00:00:10Z".parse().unwrap();
         for (line, expected) in [
             (
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_is_left_out_while_it_is_seldom() {
+    fn rare_lines_about_slow_requests_are_ignored() {
         let late = format!("WARN {}", LATE[0]);
         for count in 0..=SELDOM + 1 {
             let mut complaints = vec![late.as_str(); count];

@@ -1,4 +1,4 @@
-//! Looking at the network from a pod, from the node, or from a namespace made for the test.
+//! Tries network connections from a pod, from the node, or from the test's own namespace.
 
 use std::time::Duration;
 
@@ -11,51 +11,52 @@ use crate::command::run;
 use crate::stack::Stack;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
-/// How timeout(1) ends when it ended the command.
+/// Exit status of timeout(1) after it ended the command.
 const TIMED_OUT: i32 = 124;
 
-/// What a TCP connection attempt met. That it could not be made at all (no process to look from, no route) is an error.
+/// Result of a TCP connection attempt. If no attempt was possible (no process, no route), that is
+/// an error instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum Reachability {
     /// The connection was accepted.
     Open,
-    /// The answer was a refusal.
+    /// The connection was refused.
     Refused,
-    /// Nothing answered.
+    /// There was no answer.
     Silent,
 }
 
-/// A place to look from.
+/// Where to connect from.
 #[derive(Clone, Debug)]
-pub enum From {
+pub enum Origin {
     /// The network namespace of a process.
     Process(u32),
-    /// The namespace that the test itself runs in.
+    /// The network namespace of the test.
     Here,
 }
 
-/// Tries a TCP connection to `address` (`IP`, port) from a place.
-pub async fn knock(from: &From, address: &str, port: u16) -> Result<Door> {
+/// Tries a TCP connection to `address` (an IP address) and `port`.
+pub async fn try_connect(from: &Origin, address: &str, port: u16) -> Result<Reachability> {
     let script = format!("exec 3<>/dev/tcp/{address}/{port}");
     let limit = CONNECT_LIMIT.as_secs().to_string();
     let mut command = Command::new("env");
-    if let From::Process(pid) = from {
+    if let Origin::Process(pid) = from {
         command.args(["nsenter", "--target", &pid.to_string(), "--net", "--"]);
     }
     command.args(["timeout", &limit, "bash", "-c", &script]);
     let output = run(command, CONNECT_LIMIT * 3).await?;
     match output.code {
-        Some(0) => Ok(Door::Open),
-        Some(TIMED_OUT) => Ok(Door::Silent),
-        _ if output.stderr.contains("Connection refused") => Ok(Door::Refused),
+        Some(0) => Ok(Reachability::Open),
+        Some(TIMED_OUT) => Ok(Reachability::Silent),
+        _ if output.stderr.contains("Connection refused") => Ok(Reachability::Refused),
         _ => bail!(
-            "no connection to {address}:{port} could be tried from {from:?}: {}",
+            "cannot try a connection to {address}:{port} from {from:?}: {}",
             output.stderr.trim()
         ),
     }
 }
 
-/// The first running pod that a label selector finds.
+/// The first running pod that matches a label selector.
 pub async fn pod(stack: &Stack, namespace: &str, selector: &str) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(stack.host.clone(), namespace);
     let found = pods
@@ -69,7 +70,7 @@ pub async fn pod(stack: &Stack, namespace: &str, selector: &str) -> Result<Pod> 
         .with_context(|| format!("no running pod {selector} in {namespace}"))
 }
 
-/// A pod's address.
+/// IP address of a pod.
 pub fn pod_ip(pod: &Pod) -> Result<String> {
     pod.status
         .as_ref()
@@ -77,7 +78,7 @@ pub fn pod_ip(pod: &Pod) -> Result<String> {
         .context("the pod has no address yet")
 }
 
-/// The process on this machine that is the given container of a pod.
+/// Pid on this computer of a pod's container.
 pub async fn container_pid(stack: &Stack, pod: &Pod, container: &str) -> Result<u32> {
     let status = pod.status.as_ref().context("the pod has no status")?;
     let all = status.container_statuses.iter().flatten();
@@ -90,12 +91,12 @@ pub async fn container_pid(stack: &Stack, pod: &Pod, container: &str) -> Result<
                 .strip_prefix("containerd://")
                 .map(str::to_owned)
         })
-        .with_context(|| format!("container {container} does not run"))?;
+        .with_context(|| format!("container {container} is not running"))?;
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     let mut command = stack.program("ctr");
     command
         .arg("--address")
-        .arg(stack.containerd(node.context("the pod is nowhere")?)?)
+        .arg(stack.containerd(node.context("the pod has no node")?)?)
         .args(["--namespace", "k8s.io", "tasks", "ls"]);
     let tasks = run(command, Duration::from_secs(20)).await?.ok()?;
     tasks

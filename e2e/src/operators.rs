@@ -1,4 +1,4 @@
-//! The operators of the host, of which one acts.
+//! The operators of the host. Leader election selects the active one.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -7,12 +7,12 @@ use kube::Api;
 
 use crate::stack::Stack;
 
-/// Where they are.
+/// Namespace of the operators.
 pub const NAMESPACE: &str = "yoke-system";
-/// Their Deployment, and the Lease that says which one acts.
+/// Name of their Deployment, and of the Lease for leader election.
 pub const NAME: &str = "yoke-operator";
 
-/// Changes their Deployment by a merge patch, and waits until its pods are as it says.
+/// Applies a merge patch to the Deployment, and waits until it has rolled out.
 pub async fn change(stack: &Stack, patch: &serde_json::Value) -> Result<()> {
     let (patch, deployment) = (patch.to_string(), format!("deployment/{NAME}"));
     let change = ["patch", "-n", NAMESPACE, &deployment, "--type=merge", "-p", &patch];
@@ -21,13 +21,11 @@ pub async fn change(stack: &Stack, patch: &serde_json::Value) -> Result<()> {
     stack.host_kubectl(&rollout).await?.ok().map(drop)
 }
 
-/// The pod of the one that acts.
+/// Pod of the leader.
 pub async fn acting(stack: &Stack) -> Result<Pod> {
     let leases: Api<Lease> = Api::namespaced(stack.host.clone(), NAMESPACE);
-    let spec = leases.get(NAME).await?.spec.context("a Lease that says nothing")?;
-    let holder = spec.holder_identity.context("nobody holds the Lease")?;
+    let spec = leases.get(NAME).await?.spec.context("the Lease has no spec")?;
+    let holder = spec.holder_identity.context("the Lease has no holder")?;
     let pods: Api<Pod> = Api::namespaced(stack.host.clone(), NAMESPACE);
-    pods.get(&holder)
-        .await
-        .context("looking for the pod of who holds the Lease")
+    pods.get(&holder).await.context("reading the pod of the Lease holder")
 }

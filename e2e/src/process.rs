@@ -1,23 +1,25 @@
-//! What a process has used, from `/proc`.
+//! Resource usage of processes, from `/proc`.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-/// Ticks a second in `/proc/PID/stat`: fixed at 100 in Linux' user interface on every architecture that Yoke runs on.
+/// Clock ticks per second in `/proc/PID/stat`. Linux fixes them at 100 on every architecture that
+/// Yoke runs on.
 const TICKS: u64 = 100;
 
-/// Processor time that a process has used, user and system.
+/// CPU time that a process has used, user and system.
 pub fn cpu_time(pid: u32) -> Result<Duration> {
     let stat =
         std::fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("reading the times of {pid}"))?;
-    // The second field is the name in brackets and may hold anything; fields are counted from behind it (proc(5): 14, 15).
+    // proc(5): fields 14 and 15. The second field, a name in parentheses, may contain anything, so
+    // fields are counted from its end.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let tick = |index: usize| -> Result<u64> { Ok(fields.get(index).context("short stat line")?.parse()?) };
     Ok(Duration::from_millis((tick(11)? + tick(12)?) * 1000 / TICKS))
 }
 
-/// Every process of the machine.
+/// Pids of all processes on this computer.
 pub fn list_pids() -> Result<Vec<u32>> {
     let entries = std::fs::read_dir("/proc").context("listing the processes")?.flatten();
     Ok(entries
@@ -25,7 +27,7 @@ pub fn list_pids() -> Result<Vec<u32>> {
         .collect())
 }
 
-/// A process and those that its first thread started.
+/// Pids of a process and of the children of its first thread.
 pub fn family(pid: u32) -> Result<Vec<u32>> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.with_context(|| format!("reading the children of {pid}"))?;
@@ -55,13 +57,13 @@ pub fn anonymous_memory(pid: u32) -> Result<u64> {
     Ok(kibibytes * 1024)
 }
 
-/// Processor time that all of the machine has used, but for what nobody used.
+/// CPU time that the whole computer has used, without idle time.
 pub fn machine_time() -> Result<Duration> {
-    let stat = std::fs::read_to_string("/proc/stat").context("reading the times of the machine")?;
+    let stat = std::fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
     let line = stat.lines().next().context("an empty stat")?;
     let ticks = line.split_whitespace().skip(1).map(str::parse::<u64>);
     let ticks = ticks.collect::<Result<Vec<_>, _>>().context("a time is not a number")?;
-    // proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user.
+    // proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guest time is part of user.
     let used = ticks
         .iter()
         .take(8)
@@ -71,9 +73,9 @@ pub fn machine_time() -> Result<Duration> {
     Ok(Duration::from_millis(used * 1000 / TICKS))
 }
 
-/// Memory of the machine that is not available, in bytes.
+/// Memory of the computer that is not available, in bytes.
 pub fn taken_memory() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").context("reading the memory of the machine")?;
+    let text = std::fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
     let kibibytes = |name: &str| -> Result<u64> {
         let line = text
             .lines()

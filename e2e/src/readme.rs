@@ -1,4 +1,4 @@
-//! The commands of `README.md`, so that tests can run them as a reader would.
+//! Finds the commands of `README.md`, so that tests can run them like a reader.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use tokio::process::Command;
 
 use crate::command::run;
 
-/// How long the commands of one kind of block may take together.
+/// Timeout of all commands in one kind of block.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The checkout.
+/// Root folder of the checkout.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The commands in all blocks that begin with "```" and `kind`, in their order. None is an error: the README's form has
-/// changed.
+/// Commands in all blocks that begin with "```" and `kind`, in order. Fails if there are none,
+/// because the README's format has changed.
 pub fn commands(kind: &str) -> Result<Vec<String>> {
     let readme = std::fs::read_to_string(root().join("README.md")).context("reading the README")?;
     let found = parse(&readme, kind);
@@ -25,7 +25,7 @@ pub fn commands(kind: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The commands that stand in the text itself, between backquotes, and begin with a program's name.
+/// Commands in the running text, between backquotes, that start with a program's name.
 pub fn inline(program: &str) -> Result<Vec<String>> {
     let readme = std::fs::read_to_string(root().join("README.md")).context("reading the README")?;
     let found = parse_inline(&readme, program);
@@ -33,14 +33,15 @@ pub fn inline(program: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Every kind of block that the README has.
+/// Every kind of block in the README.
 pub fn kinds() -> Result<Vec<String>> {
     let readme = std::fs::read_to_string(root().join("README.md")).context("reading the README")?;
     let fences = readme.lines().filter_map(|line| line.strip_prefix("```"));
     Ok(fences.filter(|kind| !kind.is_empty()).map(str::to_owned).collect())
 }
 
-/// Runs commands in one shell, as a reader would type them; the first that fails ends it. Returns what they printed.
+/// Runs commands in one shell, as a reader would type them, until the first failure. Returns their
+/// output.
 pub async fn type_in(directory: &Path, environment: &[(&str, &Path)], commands: &[String]) -> Result<String> {
     let script = commands.join("\n");
     let mut shell = Command::new("bash");
@@ -49,7 +50,7 @@ pub async fn type_in(directory: &Path, environment: &[(&str, &Path)], commands: 
         .current_dir(directory)
         .env_remove("KUBECONFIG")
         .envs(environment.iter().copied());
-    run(shell, LIMIT).await?.ok().context("the last command shown failed")
+    run(shell, LIMIT).await?.ok().context("the last printed command failed")
 }
 
 fn parse(readme: &str, kind: &str) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! OpenSSH's own clients, as somebody with a Tenant's key has them.
+//! Runs OpenSSH's clients with a Tenant's key.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::command::{Output, run};
 use crate::stack::Stack;
 use crate::tenant::READY_LIMIT;
 
-/// A key that was drawn for a test.
+/// A key that was generated for a test.
 #[derive(Debug)]
 pub struct Key {
-    /// The private key.
+    /// Path of the private key.
     pub path: PathBuf,
     public: String,
     _files: tempfile::TempDir,
 }
 
 impl Key {
-    /// Draws one.
-    pub async fn draw() -> Result<Self> {
+    /// Generates a key.
+    pub async fn generate() -> Result<Self> {
         let files = tempfile::tempdir().context("making a folder")?;
         let path = files.path().join("key");
         let mut keygen = Command::new("ssh-keygen");
@@ -37,7 +37,7 @@ impl Key {
         })
     }
 
-    /// Of a Tenant that has it, under the name `test`.
+    /// Spec of a Tenant with this key, named `test`.
     pub fn to_spec(&self) -> TenantSpec {
         TenantSpec {
             ssh_keys: vec![SshKey {
@@ -57,7 +57,7 @@ pub async fn ssh(stack: &Stack, key: &Path, line: &str) -> Result<Output> {
     run(command, READY_LIMIT + Duration::from_secs(30)).await
 }
 
-/// Copies a file of the SSH server, with a private key.
+/// Copies a file from the SSH server, with a private key.
 pub async fn scp(stack: &Stack, key: &Path, file: &str, to: &Path) -> Result<Output> {
     let mut command = Command::new("scp");
     command.args(options(stack, key));
@@ -65,7 +65,7 @@ pub async fn scp(stack: &Stack, key: &Path, file: &str, to: &Path) -> Result<Out
     run(command, Duration::from_secs(60)).await
 }
 
-/// OpenSSH's options for somebody with this key.
+/// OpenSSH options for this key.
 fn options(stack: &Stack, key: &Path) -> Vec<String> {
     let known_hosts = stack.dir.join("ssh/known_hosts");
     let options = [

@@ -1,4 +1,4 @@
-//! The running development stack, found by the file `.dev/env` that `make up` writes.
+//! The running development stack, found through the file `.dev/env` that `make up` writes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use crate::command::{Output, run};
 
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
-/// Where everything of the running stack is.
+/// Access to the running stack.
 #[derive(Clone)]
 pub struct Stack {
     /// The folder `.dev`.
     pub dir: PathBuf,
-    /// Client of the host's API as its administrator.
+    /// Client of the host's API, with administrator permissions.
     pub host: Client,
     env: BTreeMap<String, String>,
 }
@@ -36,7 +36,7 @@ impl Stack {
         Ok(Self { dir, host, env })
     }
 
-    /// A client of the host's API that the administrator uses as another user.
+    /// A client of the host's API in which the administrator impersonates a user.
     pub async fn host_as(&self, user: &str) -> Result<Client> {
         let mut config = configuration(&self.dir.join("host.kubeconfig")).await?;
         config.auth_info.impersonate = Some(user.to_owned());
@@ -56,12 +56,12 @@ impl Stack {
         self.var("YOKE_INGRESS")
     }
 
-    /// The domain under which every cluster has its public name.
+    /// Parent domain of all clusters' public names.
     pub fn base_domain(&self) -> Result<&str> {
         self.var("YOKE_BASE_DOMAIN")
     }
 
-    /// A program of `.dev/bin`.
+    /// A command for a program in `.dev/bin`.
     pub fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.dir.join("bin").join(name));
         command
@@ -70,7 +70,7 @@ impl Stack {
         command
     }
 
-    /// The socket of a host node's containerd. Nodes that were added have their number at the end of their names.
+    /// Socket of a host node's containerd. Names of added nodes end in their number.
     pub fn containerd(&self, node: &str) -> Result<PathBuf> {
         Ok(match added_number(node) {
             Some(number) => self.dir.join(format!("nodes/{number}/run/containerd.sock")),
@@ -78,7 +78,7 @@ impl Stack {
         })
     }
 
-    /// The pid of a process that the stack's supervisor keeps.
+    /// Pid of a process that the stack's supervisor runs.
     pub async fn supervised_pid(&self, name: &str) -> Result<u32> {
         let mut command = self.program("yoke-dev");
         command.args(["pid", name]);
@@ -131,7 +131,7 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
     Client::try_from(configuration(kubeconfig).await?).context("making a client")
 }
 
-/// A client with a `User-Agent` of its own.
+/// A client with its own `User-Agent`.
 pub async fn client_called(kubeconfig: &Path, agent: &str) -> Result<Client> {
     let mut config = configuration(kubeconfig).await?;
     config.headers.push(("user-agent".parse()?, agent.parse()?));

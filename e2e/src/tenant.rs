@@ -1,4 +1,4 @@
-//! A Tenant of a test's own, with the Clusters made in it; all is removed at the test's end.
+//! A Tenant for one test, with its Clusters. The end of the test removes all of them.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use crate::logs::{Expected, Journal};
 use crate::stack::Stack;
 use crate::wait::watch_for;
 
-/// How long a Cluster may take to be `Ready` on a busy machine; the usual time is in `docs/benchmarks.md`.
+/// Time until a Cluster is `Ready` on a busy computer. The usual time is in `docs/benchmarks.md`.
 pub const READY_LIMIT: Duration = Duration::from_secs(180);
 const DELETE_LIMIT: Duration = Duration::from_secs(120);
 
-/// A Tenant made for one test.
+/// A Tenant that was created for one test.
 pub struct TenantFixture {
-    /// The stack that it is on.
+    /// The stack of the Tenant.
     pub stack: Stack,
-    /// Its name, which is also its namespace.
+    /// Name of the Tenant, and of its namespace.
     pub name: String,
     files: tempfile::TempDir,
     journal: Journal,
@@ -30,19 +30,20 @@ pub struct TenantFixture {
 }
 
 impl TenantFixture {
-    /// Makes the Tenant `e2e-<test>` and waits until it is ready; one that an interrupted run left is removed first.
+    /// Creates the Tenant `e2e-<test>` and waits until it is ready. Removes one that an interrupted
+    /// run left.
     pub async fn create(stack: &Stack, test: &str) -> Result<Self> {
         Self::create_with(stack, test, TenantSpec::default()).await
     }
 
-    /// Like [`Self::create`] with a spec.
+    /// Like [`Self::create`], with a spec.
     pub async fn create_with(stack: &Stack, test: &str, spec: TenantSpec) -> Result<Self> {
         let name = format!("e2e-{test}");
         let fixture = Self {
             stack: stack.clone(),
             name,
             files: tempfile::tempdir().context("making a folder")?,
-            journal: Journal::begin(stack),
+            journal: Journal::start(stack),
             expected: Vec::new(),
         };
         fixture.clear().await.context("removing what an earlier run left")?;
@@ -61,7 +62,7 @@ impl TenantFixture {
         Ok(fixture)
     }
 
-    /// Expects that Yoke's processes log this while the test runs.
+    /// Allows Yoke's processes to log these lines during the test.
     pub fn expecting(mut self, expected: &[Expected]) -> Self {
         self.expected.extend_from_slice(expected);
         self
@@ -72,7 +73,7 @@ impl TenantFixture {
         Api::namespaced(self.stack.host.clone(), &self.name)
     }
 
-    /// Creates a Cluster and returns at once.
+    /// Creates a Cluster and returns immediately.
     pub async fn create_cluster(&self, name: &str, spec: ClusterSpec) -> Result<Cluster> {
         self.clusters()
             .create(&PostParams::default(), &Cluster::new(name, spec))
@@ -85,7 +86,7 @@ impl TenantFixture {
         self.ready_cluster_with(name, ClusterSpec::default()).await
     }
 
-    /// The same, of what a spec asks for.
+    /// Like [`Self::ready_cluster`], with a spec.
     pub async fn ready_cluster_with(&self, name: &str, spec: ClusterSpec) -> Result<(Cluster, PathBuf)> {
         self.create_cluster(name, spec).await?;
         let cluster = self
@@ -95,7 +96,8 @@ impl TenantFixture {
         Ok((cluster, kubeconfig))
     }
 
-    /// Writes the kubeconfig of a Cluster to a file, as a tenant gets it: from the Secret in the Tenant's namespace.
+    /// Writes the kubeconfig of a Cluster to a file. Reads it like a tenant, from the Secret in the
+    /// Tenant's namespace.
     pub async fn kubeconfig(&self, name: &str) -> Result<PathBuf> {
         let secrets: Api<Secret> = Api::namespaced(self.stack.host.clone(), &self.name);
         let secret = secrets
@@ -111,7 +113,7 @@ impl TenantFixture {
         Ok(path)
     }
 
-    /// Waits until a condition has a state that speaks of the present generation.
+    /// Waits until a condition of the current generation has the given status.
     pub async fn wait_condition(
         &self,
         name: &str,
@@ -121,7 +123,7 @@ impl TenantFixture {
     ) -> Result<Cluster> {
         let what = format!("Cluster {name} to have {condition}={status}");
         watch_for(&what, limit, self.clusters(), name, |cluster: Option<Cluster>| {
-            let cluster = cluster.context("no such Cluster")?;
+            let cluster = cluster.context("the Cluster does not exist")?;
             let conditions = cluster
                 .status
                 .as_ref()
@@ -144,7 +146,7 @@ impl TenantFixture {
         .await
     }
 
-    /// Changes a Cluster by a merge patch.
+    /// Applies a merge patch to a Cluster.
     pub async fn patch_cluster(&self, name: &str, patch: serde_json::Value) -> Result<Cluster> {
         self.clusters()
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
@@ -162,13 +164,13 @@ impl TenantFixture {
         gone(clusters, name).await
     }
 
-    /// Waits until a Cluster is gone that somebody else deletes.
+    /// Waits until a Cluster is gone that something else deletes.
     pub async fn until_gone(&self, name: &str) -> Result<()> {
         gone(self.clusters(), name).await
     }
 
-    /// Ends the test: removes the Tenant with all its Clusters, waits until they are gone, and looks at what was logged
-    /// meanwhile.
+    /// Ends the test: removes the Tenant with all its Clusters, waits until they are gone, and
+    /// checks the logs.
     pub async fn remove(&self) -> Result<()> {
         let mut unlisted = Vec::new();
         for cluster in self.clusters().list(&Default::default()).await?.items {
@@ -184,7 +186,7 @@ impl TenantFixture {
         unlisted.extend(self.journal.unlisted_in_system(&self.stack, &self.expected).await?);
         ensure!(
             unlisted.is_empty(),
-            "Yoke logged what no test expects:\n{}",
+            "Yoke logged unexpected lines:\n{}",
             unlisted.join("\n")
         );
         Ok(())
@@ -224,7 +226,7 @@ pub fn is_true(conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Con
         .any(|condition| condition.type_ == of.as_str() && condition.status == "True")
 }
 
-/// The namespace of a Cluster's control plane.
+/// Namespace of a Cluster's control plane.
 pub fn hosted_namespace(cluster: &Cluster) -> Result<String> {
     let id = cluster.id().context("the Cluster has no identity yet")?;
     Ok(id.hosted_namespace().to_string())

@@ -1,4 +1,4 @@
-//! Processes that a test ends, stops or cuts off.
+//! Processes that a test kills, stops or disconnects.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -13,22 +13,22 @@ use crate::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Something that can be killed.
+/// A process that can be killed.
 #[derive(Clone, Debug)]
 pub enum Victim {
-    /// A process that the development stack's supervisor keeps, by its name there.
+    /// A process of the development stack's supervisor, by its name there.
     Supervised(&'static str),
-    /// A container of a pod: namespace, label selector, container.
+    /// A container of a pod: namespace, label selector, container name.
     Container(String, &'static str, &'static str),
 }
 
-/// The network of a pod, which is there as long as this is held: a container may end and start again meanwhile, and its process
-/// with it.
+/// The network namespace of a pod. This value keeps it open while containers of the pod exit and
+/// restart.
 #[derive(Debug)]
 pub struct PodNetwork(File);
 
 impl Victim {
-    /// Its process now.
+    /// Current pid of the process.
     pub async fn pid(&self, stack: &Stack) -> Result<u32> {
         match self {
             Self::Supervised(name) => stack.supervised_pid(name).await,
@@ -39,7 +39,7 @@ impl Victim {
         }
     }
 
-    /// What it is called.
+    /// Name for messages.
     pub fn name(&self) -> String {
         match self {
             Self::Supervised(name) => (*name).to_owned(),
@@ -49,14 +49,14 @@ impl Victim {
 }
 
 impl PodNetwork {
-    /// The network that a process is in.
+    /// The network namespace of a process.
     pub fn of(pid: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/ns/net");
         File::open(&path).map(Self).with_context(|| format!("opening {path}"))
     }
 
-    /// Cuts the pod off from everything but itself.
-    pub async fn cut(&self) -> Result<()> {
+    /// Disconnects the pod from everything but itself.
+    pub async fn disconnect(&self) -> Result<()> {
         self.change(
             "table inet chaos {
                 chain in { type filter hook input priority -300; policy drop; iif lo accept; }
@@ -66,8 +66,8 @@ impl PodNetwork {
         .await
     }
 
-    /// Ends that.
-    pub async fn mend(&self) -> Result<()> {
+    /// Reconnects the pod.
+    pub async fn reconnect(&self) -> Result<()> {
         self.change("delete table inet chaos").await
     }
 
@@ -79,7 +79,7 @@ impl PodNetwork {
     }
 }
 
-/// Sends a signal, by its name without `SIG`.
+/// Sends a signal, named without `SIG`.
 pub async fn signal(pid: u32, name: &str) -> Result<()> {
     let mut kill = Command::new("kill");
     kill.args([&format!("-{name}"), &pid.to_string()]);

@@ -1,8 +1,8 @@
-//! Waiting for a state, with a limit.
+//! Waits for a state, with a timeout.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use futures::TryStreamExt as _;
@@ -10,30 +10,30 @@ use kube::api::Api;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
 use serde::de::DeserializeOwned;
+use yoke_test_support::eventually;
 
-const POLL: Duration = Duration::from_millis(200);
-
-/// Calls `observe` until it gives `Ok(Some(_))` or `limit` is over; the error then names `what` and the last observation.
+/// Calls `observe` until it returns `Ok(Some(_))` or `limit` has passed. The error names `what` and
+/// the last observation.
 pub async fn wait_for<T, F, Fut>(what: &str, limit: Duration, mut observe: F) -> Result<T>
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<Option<T>>>,
 {
-    let begin = Instant::now();
-    loop {
-        let last = match observe().await {
-            Ok(Some(value)) => return Ok(value),
-            Ok(None) => "not yet".to_owned(),
-            Err(error) => format!("{error:#}"),
-        };
-        if begin.elapsed() > limit {
-            bail!("waited {limit:?} for {what}; last seen: {last}");
-        }
-        tokio::time::sleep(POLL).await;
+    let observe = async || observe().await?.map(Found).context("not yet");
+    let Found(value) = eventually(what, limit, observe, |_| true).await?;
+    Ok(value)
+}
+
+/// A value that needs no `Debug`: a wait that finds one does not report it.
+struct Found<T>(T);
+
+impl<T> Debug for Found<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("found")
     }
 }
 
-/// Like [`wait_for`] for a condition without a value; `Err` counts as "not yet".
+/// Like [`wait_for`], for a condition without a value. `Err` counts as "not yet".
 pub async fn wait_until<F, Fut>(what: &str, limit: Duration, mut holds: F) -> Result<()>
 where
     F: FnMut() -> Fut,
@@ -46,8 +46,9 @@ where
     .await
 }
 
-/// Watches an object of the host's API until `observe` gives `Ok(Some(_))` or `limit` is over; the error then names `what`
-/// and the last observation. `None` is an object that is not there.
+/// Watches an object of the host's API until `observe` returns `Ok(Some(_))` or `limit` has passed.
+/// The error names `what` and the last observation. `observe` gets `None` if the object does not
+/// exist.
 pub async fn watch_for<K, T>(
     what: &str,
     limit: Duration,
@@ -62,7 +63,7 @@ where
     let look = async {
         let mut states = std::pin::pin!(watch_object(api, name).default_backoff());
         loop {
-            // The watch begins anew after an error, and a pause.
+            // After an error, the watch restarts with backoff.
             let state = match states.try_next().await {
                 Ok(state) => state.context("the watch ended")?,
                 Err(error) => {

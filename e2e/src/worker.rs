@@ -1,4 +1,5 @@
-//! Workers of tenants' clusters: real kubelets behind NAT on this machine, made as `make worker` makes them.
+//! Workers of tenants' clusters: real kubelets behind NAT on this computer, started like with `make
+//! worker`.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -14,45 +15,46 @@ use crate::ssh::ssh;
 use crate::stack::{Stack, configuration};
 use crate::wait::wait_until;
 
-/// An image whose program serves on port 8080, is a client with the arguments `get URL`, and wants a terminal with `type`.
+/// Image of a program that serves on port 8080, sends a request with the arguments `get URL`, and
+/// reads a terminal with `type`.
 pub const ECHO: &str = "docker.io/yoke/echo:dev";
 
-/// The SSH server hears of Tenants by a watch.
+/// The SSH server watches Tenants, so it knows a new key with a delay.
 const KEY_LIMIT: Duration = Duration::from_secs(20);
-/// Its programs are packed, it joins, and it is Ready.
+/// Timeout of joining: its programs are packed, and its Node becomes Ready.
 const JOIN_LIMIT: Duration = Duration::from_secs(300);
 const SIGNAL_LIMIT: Duration = Duration::from_secs(10);
-/// Its Pods are drained.
+/// Timeout of leaving: its Pods are drained.
 const REMOVE_LIMIT: Duration = Duration::from_secs(200);
-/// One that a test which was broken off has left ends by itself.
+/// Lifetime of a worker, in case its test is interrupted.
 const TTL: &str = "2h";
 
-/// A running worker. It begins to leave when it is dropped.
+/// A running worker. Dropping it starts its removal.
 pub struct Worker {
-    /// Of its Node.
+    /// Name of its Node.
     pub name: String,
     stack: Stack,
     left: bool,
 }
 
 impl Worker {
-    /// Adds one to a cluster of the Tenant that has this SSH key; it is Ready then.
+    /// Adds a worker to a cluster of the Tenant with this SSH key, and waits until it is Ready.
     pub async fn join(stack: &Stack, key: &Path, cluster: &str) -> Result<Self> {
-        Self::join_by(stack, key, cluster, None).await
+        Self::join_with(stack, key, cluster, None).await
     }
 
-    /// The same by a line that was printed, if there is one.
-    pub async fn join_by(stack: &Stack, key: &Path, cluster: &str, line: Option<&str>) -> Result<Self> {
+    /// Like [`Self::join`], with a join command if one is given.
+    pub async fn join_with(stack: &Stack, key: &Path, cluster: &str, line: Option<&str>) -> Result<Self> {
         wait_until("the key to be known", KEY_LIMIT, async || {
             Ok(ssh(stack, key, "clusters").await?.success())
         })
         .await?;
         let said = try_to_join(stack, key, cluster, line).await?;
-        Self::find(stack, &said.ok()?)
+        Self::from_output(stack, &said.ok()?)
     }
 
-    /// The one that `make worker` says it has added.
-    pub fn find(stack: &Stack, said: &str) -> Result<Self> {
+    /// The worker that the output of `make worker` names.
+    pub fn from_output(stack: &Stack, said: &str) -> Result<Self> {
         let name = said
             .lines()
             .find_map(|line| line.split_once(" is Ready after "))
@@ -64,21 +66,21 @@ impl Worker {
         })
     }
 
-    /// Where the stack keeps what it knows of it.
+    /// Folder of the stack with the worker's state.
     pub fn folder(&self) -> PathBuf {
         let number = self.name.rsplit('-').next().unwrap_or_default();
         self.stack.dir.join("workers").join(number)
     }
 
-    /// When its line had fetched its program.
-    pub fn fetched(&self) -> Result<SystemTime> {
+    /// Time when the join command had downloaded the program.
+    pub fn downloaded_at(&self) -> Result<SystemTime> {
         let program = std::fs::metadata(self.folder().join("bin/yoke-worker"));
         program
             .and_then(|program| program.modified())
-            .context("looking at the worker's program")
+            .context("reading the time of the worker's program")
     }
 
-    /// A client of a cluster, be it the worker's or not, that shows what the worker's kubelet shows.
+    /// A client of any cluster that authenticates with the worker's kubelet certificate.
     pub async fn client(&self, kubeconfig: &Path) -> Result<Client> {
         let certificate = self.folder().join("root/pki/kubelet-client-current.pem");
         let certificate = certificate.to_str().context("a path that is not UTF-8")?.to_owned();
@@ -91,28 +93,29 @@ impl Worker {
         Client::try_from(config).context("making a client")
     }
 
-    /// The control group of what it has started.
+    /// Control group of the processes that the worker started.
     pub fn control_group(&self) -> Result<String> {
-        let text = std::fs::read(self.folder().join("root/worker.json")).context("reading what the worker is")?;
-        let worker: serde_json::Value = serde_json::from_slice(&text).context("reading what the worker is")?;
+        let text = std::fs::read(self.folder().join("root/worker.json")).context("reading worker.json")?;
+        let worker: serde_json::Value = serde_json::from_slice(&text).context("reading worker.json")?;
         let id = worker["id"].as_str().context("the worker has no id")?;
         Ok(format!("yoke-worker-{id}"))
     }
 
-    /// Kills all of it at once, as if its machine had lost power.
+    /// Kills all its processes at once, like a power failure.
     pub async fn kill(&self) -> Result<()> {
         let pid = self.pid()?.to_string();
-        // The box first, which takes all others along; it would leave in order if the one that keeps it were killed first.
+        // Kills the sandbox first, which takes its processes along. If its parent were killed
+        // first, the sandbox would leave in order.
         let script = r#"boxed=$(cat /proc/$0/task/$0/children) && [ -n "$boxed" ] && kill -9 $boxed $0"#;
         let mut kill = Command::new("sh");
         kill.args(["-c", script, &pid]);
         run(kill, SIGNAL_LIMIT).await?.ok().map(drop)
     }
 
-    /// Sends a signal to all of it but its Pods, by its name without `SIG`.
+    /// Sends a signal, named without `SIG`, to all its processes except its Pods.
     pub async fn signal(&self, name: &str) -> Result<()> {
         let keeper = self.pid()?;
-        let boxed = family(keeper)?.pop().context("the worker has no box")?;
+        let boxed = family(keeper)?.pop().context("the worker has no sandbox process")?;
         let inside = format!("/proc/{boxed}/ns/pid_for_children");
         let inside = std::fs::read_link(&inside).with_context(|| format!("reading {inside}"))?;
         let is_inside = |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|own| own == inside);
@@ -122,24 +125,24 @@ impl Worker {
         run(kill, SIGNAL_LIMIT).await?.ok().map(drop)
     }
 
-    /// The process that keeps its box.
+    /// Pid of the process that supervises the sandbox.
     fn pid(&self) -> Result<u32> {
         let pid = std::fs::read_to_string(self.folder().join("pid")).context("reading the worker's pid")?;
         pid.trim().parse().context("the worker's pid is not a number")
     }
 
-    /// Drains it, and waits until nothing of it is left.
+    /// Drains the worker, and waits until it is removed.
     pub async fn remove(mut self) -> Result<()> {
         self.left = true;
         let mut command = self.stack.program("yoke-dev");
         command.args(["remove-worker", &self.name]);
         run(command, REMOVE_LIMIT).await?.ok()?;
-        ensure!(!self.folder().exists(), "the folder of {} is left", self.name);
+        ensure!(!self.folder().exists(), "the folder of {} still exists", self.name);
         Ok(())
     }
 
-    /// What it, and its parts, said last.
-    pub fn last_words(&self) -> String {
+    /// Last log lines of the worker and of its processes.
+    pub fn recent_logs(&self) -> String {
         let root = self.folder().join("root/logs");
         let logs = [
             self.stack.dir.join(format!("log/{}.log", self.name)),
@@ -158,7 +161,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if !self.left {
-            // Nobody waits: it ends.
+            // The removal continues in the background.
             let mut command = self.stack.program("yoke-dev");
             command.args(["remove-worker", &self.name]);
             let _ = command.into_std().spawn();
@@ -166,7 +169,8 @@ impl Drop for Worker {
     }
 }
 
-/// What comes of a worker that joins by a line of its own choice, or by one that the SSH server prints.
+/// Runs `make worker`'s command with the given join command, or with one that the SSH server
+/// prints.
 pub async fn try_to_join(stack: &Stack, key: &Path, cluster: &str, line: Option<&str>) -> Result<Output> {
     let mut command = stack.program("yoke-dev");
     command

@@ -8,26 +8,26 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
+use yoke_test_support::eventually;
 
 use crate::command::{Output, run};
 use crate::stack::Stack;
-use crate::wait::wait_until;
 use crate::worker::ECHO;
 
-/// An image is there; a Pod that is not up by then never is.
+/// Timeout of a Pod's start. The image is present, so a Pod that takes longer never starts.
 pub const POD_LIMIT: Duration = Duration::from_secs(60);
 
-/// A cluster, and who uses it.
+/// A cluster, and the credentials to use it.
 #[derive(Clone, Copy)]
 pub struct Workload<'a> {
-    /// The stack that it is on.
+    /// The stack of the cluster.
     pub stack: &'a Stack,
-    /// With which it is asked.
+    /// Kubeconfig of the cluster.
     pub kubeconfig: &'a Path,
 }
 
 impl Workload<'_> {
-    /// What kubectl says, which must succeed.
+    /// Runs kubectl, which must succeed. Returns its output.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.stack.kubectl(self.kubeconfig, arguments).await?.ok()
     }
@@ -41,7 +41,7 @@ impl Workload<'_> {
         self.kubectl(&["apply", "-f", path]).await.map(drop)
     }
 
-    /// Runs [`ECHO`] with arguments in a Pod, on one of the workers or on any.
+    /// Runs [`ECHO`] with arguments in a Pod, on the given worker or on any.
     pub async fn run_pod(&self, name: &str, arguments: &[&str], node: Option<&str>) -> Result<()> {
         let selector = node.map(|node| json!({"kubernetes.io/hostname": node}));
         let pod = json!({
@@ -57,27 +57,39 @@ impl Workload<'_> {
 
     /// Waits until a Pod has a phase.
     pub async fn wait_phase(&self, pod: &str, phase: &str) -> Result<()> {
-        wait_until(&format!("Pod {pod} to be {phase}"), POD_LIMIT, async || {
-            let found = ["get", "pod", pod, "-o", "jsonpath={.status.phase}"];
-            Ok(self.kubectl(&found).await? == phase)
-        })
-        .await
+        let find = ["get", "pod", pod, "-o", "jsonpath={.status.phase}"];
+        let what = format!("Pod {pod} to be {phase}");
+        eventually(
+            &what,
+            POD_LIMIT,
+            async || self.kubectl(&find).await,
+            |found| found == phase,
+        )
+        .await?;
+        Ok(())
     }
 
     /// Waits until the add-on's Pods are ready on every worker.
     pub async fn wait_addon(&self, daemon_set: &str, workers: usize) -> Result<()> {
         let ready = "jsonpath={.status.updatedNumberScheduled} {.status.numberReady}";
         let find = ["get", "daemonset", daemon_set, "-n", "kube-system", "-o", ready];
-        wait_until(
-            &format!("{daemon_set} on {workers} workers"),
+        let (what, all) = (
+            format!("{daemon_set} on {workers} workers"),
+            format!("{workers} {workers}"),
+        );
+        eventually(
+            &what,
             POD_LIMIT * 2,
-            async || Ok(self.kubectl(&find).await? == format!("{workers} {workers}")),
+            async || self.kubectl(&find).await,
+            |found| *found == all,
         )
-        .await
+        .await?;
+        Ok(())
     }
 
-    /// Where kube-proxy sends questions of names, and what it and cluster DNS said last, for the message of a test that fails.
-    pub async fn last_words(&self) -> String {
+    /// Endpoints of cluster DNS, and last log lines of cluster DNS and kube-proxy, for the message
+    /// of a failed test.
+    pub async fn recent_logs(&self) -> String {
         let questions = [
             "get endpointslices -n kube-system -o jsonpath={.items[*].endpoints}",
             "logs -n kube-system daemonset/coredns --timestamps --tail=12",
@@ -91,13 +103,14 @@ impl Workload<'_> {
         said.join("\n")
     }
 
-    /// What a URL answers to a Pod.
+    /// Sends a request from a Pod to a URL.
     pub async fn ask_from(&self, pod: &str, url: &str) -> Result<Output> {
         let exec = ["exec", pod, "--", "/echo", "get", url];
         self.stack.kubectl(self.kubeconfig, &exec).await
     }
 
-    /// What a terminal shows on which somebody runs kubectl, types some keys when it asks for them, and enter.
+    /// Runs kubectl on a terminal. Once the output contains `asks`, types `keys` and enter. Returns
+    /// all output.
     pub async fn on_terminal(&self, arguments: &[&str], asks: &str, keys: &str) -> Result<String> {
         let (program, kubeconfig) = (self.stack.dir.join("bin/kubectl"), self.kubeconfig.display());
         let line = format!(
@@ -125,12 +138,12 @@ impl Workload<'_> {
         };
         let ended = tokio::time::timeout(POD_LIMIT, used).await;
         let shown = String::from_utf8_lossy(&shown).into_owned();
-        let ended = ended.with_context(|| format!("{line} was not done; it showed {shown:?}"))??;
+        let ended = ended.with_context(|| format!("{line} timed out; it showed {shown:?}"))??;
         ensure!(ended.success(), "{line}: {ended}: {shown:?}");
         Ok(shown)
     }
 
-    /// What a Pod's port answers through `kubectl port-forward`.
+    /// Sends a request to a Pod's port through `kubectl port-forward`.
     pub async fn ask_forwarded(&self, pod: &str) -> Result<String> {
         let mut command = self.stack.program("kubectl");
         command.arg("--kubeconfig").arg(self.kubeconfig);
@@ -142,8 +155,8 @@ impl Workload<'_> {
             .spawn()?;
         let mut lines = BufReader::new(forward.stdout.take().context("no output")?).lines();
         let line = tokio::time::timeout(POD_LIMIT, lines.next_line()).await??;
-        // Forwarding from 127.0.0.1:41234 -> 8080
-        let line = line.context("kubectl port-forward said nothing")?;
+        // Format: Forwarding from 127.0.0.1:41234 -> 8080
+        let line = line.context("kubectl port-forward printed nothing")?;
         let port = line.split_whitespace().nth(2).context("no address")?;
         let mut curl = Command::new("curl");
         let url = format!("http://{port}/");

@@ -1,14 +1,15 @@
-//! Random losses under clients that write down what was acknowledged: `make chaos`.
+//! Random faults under clients that record what was acknowledged: `make chaos`.
 //!
 //! ```text
-//!  faults ─▶ control plane, Envoy, ingress-xds, operator, NATS     one every few seconds
-//!  faults ─▶ the second node of the host, with a control plane     all of it killed, or cut off
-//!  watch ──▶ what was made (`held_watch.rs`)                       it told of all of it, once
-//!  clients ▶ what was acknowledged (`acknowledged.rs`)             afterwards all of it is there
-//!                                                                  the outages of each kind of fault are printed
+//!  faults ─▶ control plane, Envoy, ingress-xds, operator, NATS    one every few seconds
+//!  faults ─▶ the second node of the host, with a control plane    all of it killed, or disconnected
+//!  watch ──▶ created objects (`held_watch.rs`)                    every one was delivered, once
+//!  clients ▶ acknowledged writes (`acknowledged.rs`)              every one is present at the end
+//!                                                                 the outages of each kind of fault are printed
 //! ```
 //!
-//! All kinds come once in random order, then all of them again. What cannot be done yet comes again later.
+//! All kinds of faults happen once in random order, then again. A fault that is not possible yet is
+//! tried again later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -19,40 +20,41 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Record};
 use yoke_e2e::held_watch::HeldWatch;
-use yoke_e2e::host_node::{is_ready, place_of};
+use yoke_e2e::host_node::{is_ready, node_of};
 use yoke_e2e::stack::client;
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::{PodNetwork, signal};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, Victim, network, wait_for};
 
 const SECONDS: u64 = 600;
-/// One fault is asked for in each such time at least: most take less than half of it, with the pause before, and the longest, a
-/// node that is waited for, killed and started again, takes three times as much.
+/// At least one fault is required per interval of this length. Most take less than half of it,
+/// including the pause before. The longest takes three times as much: wait for a node, kill it and
+/// start it again.
 const SECONDS_EACH: u64 = 20;
-/// How long a process is stopped.
+/// Time for which a process is stopped.
 const STOP: Duration = Duration::from_secs(30);
-/// How long a control plane may take to be ready where it can be lost with its node.
+/// Timeout until a control plane is ready on the node that will be lost.
 const BACK_LIMIT: Duration = Duration::from_secs(60);
-/// Clients that append at once.
+/// Number of clients that append concurrently.
 const APPENDERS: usize = 4;
 const CONTROL_PLANE: &str = "yoke.drzzl.io/component=control-plane";
 
 const ALL: [Expected; 1] = [Expected {
     says: "",
-    because: "everything is killed, stopped and cut off",
+    because: "everything is killed, stopped and disconnected",
 }];
 
-/// What happens to whom.
+/// A fault and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Kill(&'static str),
     Stop(&'static str),
-    CutOff,
+    Disconnect,
     DeletePod,
     KillSystem(&'static str, &'static str),
     KillSupervised(&'static str),
     KillNode,
-    CutNode,
+    DisconnectNode,
 }
 
 const FAULTS: [Fault; 13] = [
@@ -61,22 +63,22 @@ const FAULTS: [Fault; 13] = [
     Fault::Kill("kube-controller-manager"),
     Fault::Stop("kube-apiserver"),
     Fault::Stop("kine-nats"),
-    Fault::CutOff,
+    Fault::Disconnect,
     Fault::DeletePod,
     Fault::KillSystem("app.kubernetes.io/name=envoy", "envoy"),
     Fault::KillSystem("app.kubernetes.io/name=yoke-ingress-xds", "ingress-xds"),
     Fault::KillSystem("app.kubernetes.io/name=yoke-operator", "operator"),
     Fault::KillSupervised("nats-server"),
     Fault::KillNode,
-    Fault::CutNode,
+    Fault::DisconnectNode,
 ];
 
-/// What ends a fault that does not end by itself.
+/// Ends a fault that does not end by itself.
 enum Undo {
     Nothing,
     Continue(u32),
-    Mend(PodNetwork),
-    BringBack,
+    Reconnect(PodNetwork),
+    RestartNode,
 }
 
 impl std::fmt::Display for Fault {
@@ -84,15 +86,15 @@ impl std::fmt::Display for Fault {
         match self {
             Self::Kill(what) | Self::KillSystem(_, what) | Self::KillSupervised(what) => write!(f, "kill -9 {what}"),
             Self::Stop(what) => write!(f, "SIGSTOP {what}"),
-            Self::CutOff => f.write_str("network cut"),
+            Self::Disconnect => f.write_str("network cut"),
             Self::DeletePod => f.write_str("pod deleted at once"),
             Self::KillNode => f.write_str("node lost, all killed"),
-            Self::CutNode => f.write_str("node lost, cut off"),
+            Self::DisconnectNode => f.write_str("node lost, cut off"),
         }
     }
 }
 
-/// The cluster that suffers.
+/// The cluster under test.
 struct Target {
     stack: Stack,
     hosted: String,
@@ -104,8 +106,9 @@ impl Target {
         Victim::Container(self.hosted.clone(), CONTROL_PLANE, name)
     }
 
-    /// One fault after the other, until the end. Those that were done, and what kept others from being done.
-    async fn suffer_all(&self, random: &mut StdRng, end: Instant) -> Result<(Vec<(Instant, Fault)>, Vec<String>)> {
+    /// Injects one fault after the other until `end`. Returns the injected faults, and why others
+    /// failed.
+    async fn inject_faults(&self, random: &mut StdRng, end: Instant) -> Result<(Vec<(Instant, Fault)>, Vec<String>)> {
         let (mut due, mut faults, mut failures) = (Vec::new(), Vec::new(), Vec::new());
         while Instant::now() < end {
             if due.is_empty() {
@@ -116,32 +119,32 @@ impl Target {
             let pause = Duration::from_secs(random.random_range(1..=30));
             let Some(fault) = due.pop() else { continue };
             let mut now = vec![fault];
-            if matches!(fault, Fault::KillNode | Fault::CutNode) {
-                // Back to where it can be lost again.
+            if matches!(fault, Fault::KillNode | Fault::DisconnectNode) {
+                // Moves the control plane back to the node that will be lost.
                 now.push(Fault::DeletePod);
             }
             for fault in now {
-                match self.begin(fault).await {
+                match self.inject(fault).await {
                     Ok(undo) => {
                         faults.push((Instant::now(), fault));
-                        self.end(undo, pause)
+                        self.undo(undo, pause)
                             .await
                             .with_context(|| format!("ending: {fault}"))?;
                     }
-                    // Who was hit just before is not there yet.
+                    // The target of an earlier fault may not have recovered yet.
                     Err(error) => {
                         failures.push(format!("{fault}: {error:#}"));
                         due.insert(0, fault);
                     }
                 }
-                self.second.take_all(true).await?;
+                self.second.take_all_new_pods(true).await?;
             }
         }
         Ok((faults, failures))
     }
 
-    /// Does it. Gives what ends it later.
-    async fn begin(&self, fault: Fault) -> Result<Undo> {
+    /// Injects a fault. Returns how to end it.
+    async fn inject(&self, fault: Fault) -> Result<Undo> {
         match fault {
             Fault::Kill(name) => signal(self.container(name).pid(&self.stack).await?, "KILL").await?,
             Fault::KillSystem(selector, name) => {
@@ -152,61 +155,62 @@ impl Target {
             Fault::DeletePod => self.delete_pod().await?,
             Fault::KillNode => {
                 self.wait_on_second().await?;
-                self.second.take_all(false).await?;
+                self.second.take_all_new_pods(false).await?;
                 self.second.kill().await?;
-                return Ok(Undo::BringBack);
+                return Ok(Undo::RestartNode);
             }
-            Fault::CutNode => {
+            Fault::DisconnectNode => {
                 self.wait_on_second().await?;
-                self.second.take_all(false).await?;
-                self.second.cut().await?;
-                return Ok(Undo::BringBack);
+                self.second.take_all_new_pods(false).await?;
+                self.second.disconnect().await?;
+                return Ok(Undo::RestartNode);
             }
             Fault::Stop(name) => {
                 let pid = self.container(name).pid(&self.stack).await?;
                 signal(pid, "STOP").await?;
                 return Ok(Undo::Continue(pid));
             }
-            Fault::CutOff => {
+            Fault::Disconnect => {
                 let network = PodNetwork::of(self.container("kube-apiserver").pid(&self.stack).await?)?;
-                network.cut().await?;
-                return Ok(Undo::Mend(network));
+                network.disconnect().await?;
+                return Ok(Undo::Reconnect(network));
             }
         }
         Ok(Undo::Nothing)
     }
 
-    /// Undoes it after `pause` where it does not end by itself. What cannot be undone would spoil all that comes after.
-    async fn end(&self, undo: Undo, pause: Duration) -> Result<()> {
+    /// Ends a fault after `pause`, unless it ends by itself. A failure here would spoil all later
+    /// faults.
+    async fn undo(&self, undo: Undo, pause: Duration) -> Result<()> {
         match undo {
             Undo::Nothing => {}
             Undo::Continue(pid) => {
                 tokio::time::sleep(STOP).await;
-                // Its liveness probe may have ended it.
+                // The liveness probe may have killed the process.
                 let _ = signal(pid, "CONT").await;
             }
-            Undo::Mend(network) => {
+            Undo::Reconnect(network) => {
                 tokio::time::sleep(pause).await;
-                network.mend().await?;
+                network.reconnect().await?;
             }
-            Undo::BringBack => {
+            Undo::RestartNode => {
                 tokio::time::sleep(pause).await;
-                self.second.mend().await?;
+                self.second.reconnect().await?;
                 self.second.start().await?;
             }
         }
         Ok(())
     }
 
-    /// Waits until the control plane is where it is lost with the node.
+    /// Waits until the control plane is ready on the second node.
     async fn wait_on_second(&self) -> Result<()> {
         wait_for(
             "the control plane to be ready on the second node",
             BACK_LIMIT,
             async || {
                 let pod = network::pod(&self.stack, &self.hosted, CONTROL_PLANE).await?;
-                let place = place_of(&pod);
-                ensure!(place == Some(&self.second.name), "it is on {place:?}");
+                let node = node_of(&pod);
+                ensure!(node == Some(&self.second.name), "it is on {node:?}");
                 Ok(is_ready(&pod).then_some(()))
             },
         )
@@ -226,12 +230,13 @@ impl Target {
             "--force",
         ];
         let deleted = self.stack.host_kubectl(&delete).await?.ok()?;
-        ensure!(!deleted.is_empty(), "there is no pod");
+        ensure!(!deleted.is_empty(), "no pod was deleted");
         Ok(())
     }
 }
 
-/// An error unless there were as many faults as the time has room for, and each kind of them where that is enough for all.
+/// Fails unless there were enough faults for the time, and each kind of fault if the time allows
+/// all kinds.
 fn require(faults: &[Fault], length: Duration) -> Result<()> {
     let least = usize::try_from(length.as_secs() / SECONDS_EACH)?;
     ensure!(
@@ -243,13 +248,13 @@ fn require(faults: &[Fault], length: Duration) -> Result<()> {
     let missing: Vec<_> = missing.map(ToString::to_string).collect();
     ensure!(
         missing.is_empty() || least < FAULTS.len(),
-        "not done once: {}",
+        "kinds of faults that did not happen: {}",
         missing.join(", ")
     );
     Ok(())
 }
 
-/// A time without what clients want, and the fault before the one that it came of.
+/// A time without service, and the fault before the one that caused it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outage {
     length: Duration,
@@ -266,8 +271,9 @@ impl std::fmt::Display for Outage {
     }
 }
 
-/// The longest times without an answer, and without an acknowledged change, after each kind of fault: the last that came before
-/// their end. And what had come before that, for what it left may have been in the way.
+/// Table of the longest times without an answer and without an acknowledged change, for each kind
+/// of fault. An outage belongs to the last fault before its end. The table also shows the fault
+/// before that, whose effects may still have lasted.
 fn show_outages(faults: &[(Instant, Fault)], record: &Record) -> String {
     let (answers, changes) = (
         find_longest(faults, &record.answers),
@@ -297,13 +303,13 @@ fn find_longest(faults: &[(Instant, Fault)], times: &[Instant]) -> BTreeMap<Stri
     let mut longest: BTreeMap<String, Outage> = BTreeMap::new();
     for pair in times.windows(2) {
         let length = pair[1] - pair[0];
-        let count = faults.partition_point(|(begun, _)| *begun < pair[1]);
-        let Some((&(begun, fault), earlier)) = faults[..count].split_last() else {
+        let count = faults.partition_point(|(started, _)| *started < pair[1]);
+        let Some((&(started, fault), earlier)) = faults[..count].split_last() else {
             continue;
         };
         let known = longest.entry(fault.to_string()).or_default();
         if length > PROBE_EVERY * 4 && length > known.length {
-            let before = earlier.last().map(|(time, fault)| (*fault, begun - *time));
+            let before = earlier.last().map(|(time, fault)| (*fault, started - *time));
             *known = Outage { length, before };
         }
     }
@@ -330,20 +336,20 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     second.start().await?;
     let tenant = TenantFixture::create(&stack, "chaos").await?.expecting(&ALL);
     let (hosted, kubeconfig, _) = second.ready_cluster(&tenant, "a").await?;
-    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
-    let clients = Clients::begin(&kubeconfig, APPENDERS).await?;
+    let watch = HeldWatch::start(client(&kubeconfig).await?).await?;
+    let clients = Clients::start(&kubeconfig, APPENDERS).await?;
     let target = Target {
         stack: stack.clone(),
         hosted,
         second: second.clone(),
     };
-    second.take_all(true).await?;
-    let suffered = target.suffer_all(&mut random, Instant::now() + length).await;
-    // Whatever came of it: others use the nodes, too.
-    second.mend().await?;
+    second.take_all_new_pods(true).await?;
+    let injected = target.inject_faults(&mut random, Instant::now() + length).await;
+    // Restore the node whatever the result, because other tests use it too.
+    second.reconnect().await?;
     second.start().await?;
-    second.take_all(false).await?;
-    let (faults, failures) = suffered?;
+    second.take_all_new_pods(false).await?;
+    let (faults, failures) = injected?;
     for failure in failures {
         println!("{failure}");
     }
@@ -352,14 +358,14 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
         stack.kubectl(&kubeconfig, &get).await?.ok().map(Some)
     })
     .await?;
-    let record = clients.end().await?;
+    let record = clients.stop().await?;
     println!("{}", show_outages(&faults, &record));
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
-    println!("A watch told all of them once, in order, paused {gap:.1?} and listed anew {lists} times.");
+    println!("A watch delivered all of them once, in order, paused {gap:.1?} and listed again {lists} times.");
     println!(
-        "{} faults. {} objects of {APPENDERS} clients and {} changes of one were acknowledged: all are there, in order, none twice",
+        "{} faults. {} objects of {APPENDERS} clients and {} changes of one were acknowledged: all exist, in order, none twice",
         faults.len(),
         record.objects(),
         record.counted.reached
@@ -369,7 +375,7 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
 }
 
 #[test]
-fn faults_that_did_not_happen_are_missed() {
+fn missing_faults_are_reported() {
     let thrice = [FAULTS; 3].concat();
     let without_a_node: Vec<_> = thrice
         .iter()

@@ -1,12 +1,12 @@
-//! A Cluster sleeps and wakes again and again, with a worker and with a client that holds a watch and does not count as use:
-//! nothing is lost, and nothing is left behind.
+//! A Cluster sleeps and wakes repeatedly, with a worker and with a watch client that does not count
+//! as activity. Nothing is lost, and nothing leaks.
 //!
 //! ```text
-//!  nobody but the client that holds the watch is there ─▶ it sleeps by itself
+//!  only the client with the watch is connected ─▶ it falls asleep by itself
 //!
-//!  an object is made ─▶ the watch tells of it ─▶ sleep=now ─▶ it is asleep, and stays so though the watch is asked for again
-//!         ▲                                                                                                  │
-//!         └──────────────────────────── CYCLES times ──────────────────── kubectl asks, and it is Ready ◀────┘
+//!  an object is created ─▶ the watch delivers it ─▶ sleep=now ─▶ it is asleep, and stays so on watch requests
+//!         ▲                                                                              │
+//!         └──────────── CYCLES times ──────── kubectl sends a request, and it is Ready ◀─┘
 //! ```
 
 use std::cell::RefCell;
@@ -30,27 +30,29 @@ use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_for};
 
 const CYCLES: usize = 200;
-/// Cycles before the first count: what is made once, or read ahead, is there then.
+/// Cycles before the first count, so that one-time allocations and caches are included in it.
 const WARM_UP: usize = 3;
 const AGENT: &str = "held-watch/1";
-/// The shortest time that there is, and one that never comes here.
+/// Shortest allowed time of inactivity, and one that never passes in this test.
 const SHORTEST: &str = "1m";
 const NEVER: &str = "8h";
-/// How long it is looked whether it stays asleep: once when it went to sleep by itself, in the first cycles, and in the others.
+/// Time to check that it stays asleep: after it fell asleep by itself, in the first cycles, and in
+/// the others.
 const STAYS_BY_ITSELF: Duration = Duration::from_secs(60);
 const STAYS_FIRST: Duration = Duration::from_secs(15);
 const STAYS: Duration = Duration::from_secs(2);
-/// An operator that starts again meanwhile begins to count anew.
+/// A restarted operator starts to count inactivity again.
 const SLEEP_LIMIT: Duration = Duration::from_secs(300);
-/// Who asks for a watch a second time was answered the first time, ten seconds before, as it is told to wait.
-const ASKS: usize = 2;
-/// In which of the cycles after the first that time is waited for, as it is when it went to sleep by itself.
+/// Number of watch requests that show that the first one was answered. The answer tells the client
+/// to wait ten seconds before its second request.
+const REQUESTS: usize = 2;
+/// Every n-th later cycle also waits for that number of requests.
 const LOOKED_AT: usize = 20;
 const LOOK: Duration = Duration::from_millis(200);
-/// When nothing began or ended for so long, all has begun.
+/// If no process started or stopped for this long, all have started.
 const STILL: Duration = Duration::from_secs(10);
-/// What ended is gone by then, and so are connections that nobody uses, and memory of one piece of work: Go gives it back after
-/// some minutes.
+/// Timeout until exited processes, idle connections and temporary memory are gone. Go releases
+/// memory after some minutes.
 const SETTLE_LIMIT: Duration = Duration::from_secs(600);
 
 fn name_of(cycle: usize) -> String {
@@ -71,8 +73,8 @@ fn spec() -> ClusterSpec {
     }
 }
 
-/// What suffers the cycles.
-struct Cycled<'a> {
+/// The cluster under test.
+struct CycledCluster<'a> {
     stack: &'a Stack,
     tenant: &'a TenantFixture,
     objects: Api<ConfigMap>,
@@ -82,40 +84,43 @@ struct Cycled<'a> {
     worker: Worker,
 }
 
-impl Cycled<'_> {
-    /// One sleep and one wake. How long it took until nothing of the control plane ran, and until the API answered again.
-    async fn turn(&self, cycle: usize) -> Result<(Duration, Duration)> {
+impl CycledCluster<'_> {
+    /// One sleep and one wake. Returns the time until no control-plane pod ran, and the time until
+    /// the API answered again.
+    async fn run_cycle(&self, cycle: usize) -> Result<(Duration, Duration)> {
         self.make(cycle).await?;
         self.watch.wait_for(&name_of(cycle), READY_LIMIT).await?;
-        let (begun, asked) = (Instant::now(), self.watch.asks());
+        let (started, asked) = (Instant::now(), self.watch.requests());
         let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
         self.tenant.patch_cluster("a", annotation).await?;
         self.wait_asleep().await?;
-        let slept = begun.elapsed();
-        let (time, asks) = match cycle {
-            0..WARM_UP => (STAYS_FIRST, self.watch.asks() + ASKS),
-            _ if cycle.is_multiple_of(LOOKED_AT) => (STAYS, self.watch.asks() + ASKS),
-            // Once, when its watch was ended.
+        let slept = started.elapsed();
+        let (time, requests) = match cycle {
+            0..WARM_UP => (STAYS_FIRST, self.watch.requests() + REQUESTS),
+            _ if cycle.is_multiple_of(LOOKED_AT) => (STAYS, self.watch.requests() + REQUESTS),
+            // One request: after the sleep ended the watch.
             _ => (STAYS, asked + 1),
         };
-        self.stay_asleep(time, asks).await?;
+        self.check_asleep(time, requests).await?;
         Ok((slept, self.wake().await?))
     }
 
-    /// Nobody uses it but the client that holds the watch: it goes to sleep by itself. How long that took.
+    /// Falls asleep by itself, because only the client with the watch is connected. Returns how
+    /// long that took.
     async fn sleep_by_itself(&self) -> Result<Duration> {
         let after = |time: &str| json!({"spec": {"sleep": {"afterInactivity": time}}});
-        let begun = Instant::now();
+        let started = Instant::now();
         self.tenant.patch_cluster("a", after(SHORTEST)).await?;
         let asleep = self.wait_asleep().await?;
-        let slept = begun.elapsed();
+        let slept = started.elapsed();
         let conditions = asleep.status.context("no status")?.conditions;
         let reason = Reason::AsleepOnInactivity.to_string();
         ensure!(
             conditions.iter().any(|condition| condition.reason == reason),
             "it sleeps for another reason: {conditions:?}"
         );
-        self.stay_asleep(STAYS_BY_ITSELF, self.watch.asks() + ASKS).await?;
+        self.check_asleep(STAYS_BY_ITSELF, self.watch.requests() + REQUESTS)
+            .await?;
         self.wake().await?;
         self.tenant.patch_cluster("a", after(NEVER)).await?;
         self.wait_condition(ConditionType::Ready, READY_LIMIT).await?;
@@ -132,21 +137,25 @@ impl Cycled<'_> {
         self.tenant.wait_condition("a", of, "True", limit).await
     }
 
-    /// Looks whether it sleeps on for so long, and until the client that holds the watch has asked for it so often in all.
-    async fn stay_asleep(&self, time: Duration, asks: usize) -> Result<()> {
-        let begun = Instant::now();
-        while begun.elapsed() < time || self.watch.asks() < asks {
-            ensure!(begun.elapsed() < time + READY_LIMIT, "the watch is not asked for again");
+    /// Checks that it stays asleep for `time`, and until the client has sent `requests` watch requests
+    /// in total.
+    async fn check_asleep(&self, time: Duration, requests: usize) -> Result<()> {
+        let started = Instant::now();
+        while started.elapsed() < time || self.watch.requests() < requests {
+            ensure!(
+                started.elapsed() < time + READY_LIMIT,
+                "the client sends no further watch request"
+            );
             let status = self.tenant.clusters().get("a").await?.status;
             let activity = status.and_then(|status| status.activity).unwrap_or_default();
             ensure!(activity.asleep_since().is_some(), "it was woken: {activity:?}");
-            ensure!(self.pod().await?.is_none(), "a pod is there: {activity:?}");
+            ensure!(self.pod().await?.is_none(), "the control plane has a pod: {activity:?}");
             tokio::time::sleep(LOOK).await;
         }
         Ok(())
     }
 
-    /// Has somebody ask it who counts. How long it took to answer.
+    /// Sends a request that counts as activity. Returns the time until the answer.
     async fn wake(&self) -> Result<Duration> {
         let asked = Instant::now();
         let get = ["get", "namespaces", "-o", "name"];
@@ -174,8 +183,9 @@ impl Cycled<'_> {
         Ok(pods.get_opt("control-plane-0").await?)
     }
 
-    /// What the stack has when nothing changes any more: the worker's Node is Ready and has its add-ons, and one pod runs.
-    async fn rest(&self) -> Result<Footprint> {
+    /// Footprint of the stack once nothing changes: the worker's Node is Ready and has its add-ons,
+    /// and one control-plane pod runs.
+    async fn wait_until_settled(&self) -> Result<Footprint> {
         wait_for("the worker to be Ready", READY_LIMIT, async || {
             let find = ["get", "pods", "-n", &self.hosted, "-o", "name"];
             let pods = self.stack.host_kubectl(&find).await?.ok()?;
@@ -192,13 +202,13 @@ impl Cycled<'_> {
         for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {
             inside.wait_addon(addon, 1).await?;
         }
-        // Controllers begin after their API.
+        // Controllers start after their API server.
         let before = RefCell::new(Footprint::default());
-        wait_for("all to have begun", READY_LIMIT, async || {
+        wait_for("all to have started", READY_LIMIT, async || {
             tokio::time::sleep(STILL).await;
             let now = Footprint::take(self.stack, &[self.worker.control_group()?]).await?;
-            let former = before.replace(now.clone());
-            ensure!(now.runs_as(&former), "something begins or ends");
+            let previous = before.replace(now.clone());
+            ensure!(now.runs_as(&previous), "a process started or stopped");
             Ok(Some(now))
         })
         .await
@@ -216,14 +226,14 @@ fn count_of_cycles() -> Result<usize> {
 async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let cycles = WARM_UP + count_of_cycles()?;
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "cycles", key.to_spec()).await?;
     let (cluster, kubeconfig) = tenant.ready_cluster_with("a", spec()).await?;
-    let cycled = Cycled {
+    let cycled = CycledCluster {
         stack: &stack,
         tenant: &tenant,
         objects: Api::namespaced(client(&kubeconfig).await?, "default"),
-        watch: HeldWatch::begin(client_called(&kubeconfig, AGENT).await?).await?,
+        watch: HeldWatch::start(client_called(&kubeconfig, AGENT).await?).await?,
         hosted: hosted_namespace(&cluster)?,
         worker: Worker::join(&stack, &key.path, "a").await?,
         kubeconfig,
@@ -234,22 +244,25 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let (mut slept, mut woke) = (Vec::new(), Vec::new());
     for cycle in 0..cycles {
         if cycle == WARM_UP {
-            before = cycled.rest().await?;
+            before = cycled.wait_until_settled().await?;
         }
         if cycle == cycles / 2 && cycle > WARM_UP {
-            let halfway = cycled.rest().await?;
+            let halfway = cycled.wait_until_settled().await?;
             println!("{}", before.beside(&halfway));
             before = before.with_memory_of(&halfway);
         }
-        let (sleep, wake) = cycled.turn(cycle).await.with_context(|| format!("cycle {cycle}"))?;
-        println!("cycle {cycle}: no pod after {sleep:.1?}, an answer {wake:.1?} after it was asked for");
+        let (sleep, wake) = cycled
+            .run_cycle(cycle)
+            .await
+            .with_context(|| format!("cycle {cycle}"))?;
+        println!("cycle {cycle}: no pod after {sleep:.1?}, an answer {wake:.1?} after the request");
         slept.push(sleep);
         woke.push(wake);
     }
 
     let after = RefCell::new(Footprint::default());
-    let settled = wait_for("all that is left to be as before", SETTLE_LIMIT, async || {
-        let now = cycled.rest().await?;
+    let settled = wait_for("all counts to be as before", SETTLE_LIMIT, async || {
+        let now = cycled.wait_until_settled().await?;
         let grown = before.grown(&now);
         after.replace(now);
         ensure!(grown.is_empty(), "{}", grown.join(", "));
@@ -272,14 +285,14 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let stored: Vec<_> = stored.into_iter().filter_map(|object| object.metadata.name).collect();
     let missing: Vec<_> = expected.iter().filter(|name| !stored.contains(name)).collect();
     ensure!(missing.is_empty(), "{missing:?} are lost");
-    let Cycled { watch, worker, .. } = cycled;
+    let CycledCluster { watch, worker, .. } = cycled;
     let (_, lists) = watch.interruptions();
-    println!("the client that holds the watch listed anew {lists} times");
-    // It woke once before, too.
-    ensure!(lists <= cycles + 1, "more than once for each wake");
-    let mut told = watch.end()?;
-    told.retain(|name| name.starts_with("cycle-"));
-    ensure!(told == expected, "the watch told {told:?}");
+    println!("the watch client listed again {lists} times");
+    // One more than cycles, because it woke once before them.
+    ensure!(lists <= cycles + 1, "more than once per wake");
+    let mut delivered = watch.stop()?;
+    delivered.retain(|name| name.starts_with("cycle-"));
+    ensure!(delivered == expected, "the watch delivered {delivered:?}");
     worker.remove().await?;
     tenant.remove().await
 }

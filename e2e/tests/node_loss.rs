@@ -1,5 +1,5 @@
-//! A machine of the host is lost with a control plane on it: the cluster goes on elsewhere, with all that was acknowledged. One that
-//! comes back from the dead does no harm.
+//! A node of the host is lost with a control plane on it. The cluster continues on another node
+//! with every acknowledged write. A node that returns does no harm.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,31 +15,32 @@ use tokio::sync::Mutex;
 use yoke_api::labels::INCARNATION;
 use yoke_e2e::acknowledged::Clients;
 use yoke_e2e::held_watch::HeldWatch;
-use yoke_e2e::host_node::place_of;
+use yoke_e2e::host_node::node_of;
 use yoke_e2e::stack::client;
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::signal;
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, network, operators, wait_for, wait_until, watch_for};
 
-/// How soon the loss is to be called one.
-const CALLED_SOON: Duration = Duration::from_secs(10);
-/// How soon the API is to answer from elsewhere, on a machine that does nothing else. Without the operator, Kubernetes takes more
-/// than five minutes.
+/// Time within which the operator must declare the loss.
+const DECLARED_SOON: Duration = Duration::from_secs(10);
+/// Time within which the API must answer from another node, on an otherwise idle computer. Without
+/// the operator, Kubernetes takes more than five minutes.
 const BACK_SOON: Duration = Duration::from_secs(15);
-/// The same where the operator that acts is lost with it: another one acts after 10 s, and has that to find out then.
+/// Like [`BACK_SOON`], if the leading operator is lost too. The standby becomes the leader after 10
+/// s, and then has to detect the loss.
 const BACK_BY_ANOTHER: Duration = Duration::from_secs(35);
-/// How long is waited for that.
+/// Timeout of that wait.
 const BACK_LIMIT: Duration = Duration::from_secs(90);
-/// How long one attempt may take: what is not answered is asked again, on a connection of its own.
+/// Timeout of one attempt. The next attempt uses a new connection.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// A store that was cut off connects again, and hears of its successor.
+/// Timeout until a reconnected store knows its successor.
 const FENCE_LIMIT: Duration = Duration::from_secs(60);
 const FENCED: &str = "fenced by the writer of epoch";
-/// Objects made before, and after, that show that all goes on.
+/// Number of objects that are created before and after the loss, to show that writes work.
 const WRITES: usize = 20;
-/// Clusters that are lost with another one.
+/// Clusters that are lost together with another one.
 const OTHERS: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
-/// One test after the other: each loses the same node.
+/// Serializes the tests, because each loses the same node.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 const EXPECTED: [Expected; 1] = [Expected {
@@ -47,75 +48,76 @@ const EXPECTED: [Expected; 1] = [Expected {
     because: "a node of the host is lost",
 }];
 
-/// A cluster, and where it runs.
-struct Moved {
+/// A cluster under test, and its node.
+struct LostCluster {
     stack: Stack,
     node: HostNode,
     tenant: TenantFixture,
-    placed: Placed,
+    control_plane: ControlPlane,
 }
 
 /// A control plane on the second node.
-struct Placed {
+struct ControlPlane {
     hosted: String,
     kubeconfig: PathBuf,
     pod: Pod,
 }
 
-/// How long it took since a loss.
-struct Elsewhere {
-    /// Until the operator called it one.
-    called: Duration,
-    /// Until another control plane answered.
+/// Times since the loss.
+struct Recovery {
+    /// Until the operator declared the loss.
+    declared: Duration,
+    /// Until the new control plane answered.
     answered: Duration,
 }
 
-impl Moved {
-    /// A Cluster whose control plane is on the second node.
+impl LostCluster {
+    /// Creates a Cluster whose control plane runs on the second node.
     async fn place(test: &str) -> Result<Self> {
         let stack = Stack::connect().await?;
         let node = HostNode::second(&stack).await?;
         let tenant = TenantFixture::create(&stack, test).await?.expecting(&EXPECTED);
-        let placed = Placed::new(&node, &tenant, "a").await?;
+        let control_plane = ControlPlane::new(&node, &tenant, "a").await?;
         Ok(Self {
             stack,
             node,
             tenant,
-            placed,
+            control_plane,
         })
     }
 
-    async fn pods(&self, placed: &Placed) -> Result<Vec<Pod>> {
-        let pods: Api<Pod> = Api::namespaced(self.stack.host.clone(), &placed.hosted);
+    async fn pods(&self, control_plane: &ControlPlane) -> Result<Vec<Pod>> {
+        let pods: Api<Pod> = Api::namespaced(self.stack.host.clone(), &control_plane.hosted);
         Ok(pods.list(&ListParams::default()).await?.items)
     }
 
-    /// Clients of it, once they have written.
-    async fn use_it(&self) -> Result<(HeldWatch, Clients)> {
-        let watch = HeldWatch::begin(client(&self.placed.kubeconfig).await?).await?;
-        let clients = Clients::begin(&self.placed.kubeconfig, 1).await?;
+    /// Clients of the cluster that have written already.
+    async fn start_clients(&self) -> Result<(HeldWatch, Clients)> {
+        let watch = HeldWatch::start(client(&self.control_plane.kubeconfig).await?).await?;
+        let clients = Clients::start(&self.control_plane.kubeconfig, 1).await?;
         watch.wait_for_more(WRITES, READY_LIMIT).await?;
         Ok((watch, clients))
     }
 
-    /// Waits until the loss is called, and until another pod answers, on another node. How long both took since then.
-    async fn wait_elsewhere(&self) -> Result<Elsewhere> {
+    /// Waits until the operator declares the loss, and until another pod on another node answers.
+    /// Returns both times since now.
+    async fn wait_recovery(&self) -> Result<Recovery> {
         let lost = Instant::now();
-        let called = async { self.wait_called().await.map(|()| lost.elapsed()) };
-        let answered = async { self.wait_answer(&self.placed).await.map(|()| lost.elapsed()) };
-        let (called, answered) = tokio::try_join!(called, answered)?;
-        Ok(Elsewhere { called, answered })
+        let declared = async { self.wait_declared().await.map(|()| lost.elapsed()) };
+        let answered = async { self.wait_answer(&self.control_plane).await.map(|()| lost.elapsed()) };
+        let (declared, answered) = tokio::try_join!(declared, answered)?;
+        Ok(Recovery { declared, answered })
     }
 
-    /// Waits until the operator has called for another start.
-    async fn wait_called(&self) -> Result<()> {
-        let sets: Api<StatefulSet> = Api::namespaced(self.stack.host.clone(), &self.placed.hosted);
-        let former = self.placed.pod.metadata.annotations.as_ref();
-        let former = former
+    /// Waits until the operator starts a new incarnation.
+    async fn wait_declared(&self) -> Result<()> {
+        let sets: Api<StatefulSet> = Api::namespaced(self.stack.host.clone(), &self.control_plane.hosted);
+        let previous = self.control_plane.pod.metadata.annotations.as_ref();
+        let previous = previous
             .and_then(|all| all.get(INCARNATION))
             .context("a pod without incarnation")?;
         watch_for(
-            "the loss to be called",
+            "the loss to be declared",
             BACK_LIMIT,
             sets,
             "control-plane",
@@ -124,22 +126,22 @@ impl Moved {
                 let annotations = template.and_then(|meta| meta.annotations).unwrap_or_default();
                 Ok(annotations
                     .get(INCARNATION)
-                    .is_some_and(|now| now != former)
+                    .is_some_and(|now| now != previous)
                     .then_some(()))
             },
         )
         .await
     }
 
-    /// Waits until another pod answers, on another node.
-    async fn wait_answer(&self, placed: &Placed) -> Result<()> {
+    /// Waits until another pod on another node answers.
+    async fn wait_answer(&self, control_plane: &ControlPlane) -> Result<()> {
         wait_until("the API to answer from elsewhere", BACK_LIMIT, async || {
-            let pods = self.pods(placed).await?;
-            let seen: Vec<_> = pods.iter().map(|pod| (&pod.metadata.uid, place_of(pod))).collect();
+            let pods = self.pods(control_plane).await?;
+            let seen: Vec<_> = pods.iter().map(|pod| (&pod.metadata.uid, node_of(pod))).collect();
             let elsewhere =
-                |pod: &Pod| pod.metadata.uid != placed.pod.metadata.uid && place_of(pod) != Some(&self.node.name);
+                |pod: &Pod| pod.metadata.uid != control_plane.pod.metadata.uid && node_of(pod) != Some(&self.node.name);
             ensure!(pods.len() == 1 && pods.iter().all(elsewhere), "{seen:?}");
-            let api = client(&placed.kubeconfig).await?;
+            let api = client(&control_plane.kubeconfig).await?;
             let answer = tokio::time::timeout(ANSWER_LIMIT, api.apiserver_version()).await;
             answer.context("no answer")??;
             Ok(true)
@@ -147,28 +149,28 @@ impl Moved {
         .await
     }
 
-    /// What the former store has said, as long as this is held: the kubelet removes the file.
+    /// Opens the log of the previous store. The open file outlives its removal by the kubelet.
     fn open_log(&self) -> Result<std::fs::File> {
-        let Placed { hosted, pod, .. } = &self.placed;
+        let ControlPlane { hosted, pod, .. } = &self.control_plane;
         let uid = pod.metadata.uid.as_deref().context("a pod without a uid")?;
         let folder = format!("log/pods/{hosted}_control-plane-0_{uid}/kine-nats/0.log");
         let path = self.node.folder().join(folder);
         std::fs::File::open(&path).with_context(|| format!("opening {}", path.display()))
     }
 
-    /// Waits until nothing of the former pod runs any more.
-    async fn wait_gone(&self, former: u32) -> Result<()> {
-        wait_until("the former control plane to end", READY_LIMIT, async || {
-            Ok(!PathBuf::from(format!("/proc/{former}")).exists())
+    /// Waits until the process of the previous pod has exited.
+    async fn wait_gone(&self, previous: u32) -> Result<()> {
+        wait_until("the previous control plane to exit", READY_LIMIT, async || {
+            Ok(!PathBuf::from(format!("/proc/{previous}")).exists())
         })
         .await?;
-        let pods = self.pods(&self.placed).await?;
+        let pods = self.pods(&self.control_plane).await?;
         ensure!(pods.len() == 1, "{} pods", pods.len());
         Ok(())
     }
 }
 
-impl Placed {
+impl ControlPlane {
     async fn new(node: &HostNode, tenant: &TenantFixture, name: &str) -> Result<Self> {
         let (hosted, kubeconfig, pod) = node.ready_cluster(tenant, name).await?;
         Ok(Self {
@@ -187,27 +189,31 @@ fn read_all(file: &mut std::fs::File) -> Result<String> {
     Ok(text)
 }
 
-/// Ends the clients when what they make from here on was told of. What they noticed.
-async fn conclude(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Result<String> {
-    let noticed = check(watch, clients, elsewhere).await?;
-    let Elsewhere { called, answered } = elsewhere;
-    ensure!(*called < CALLED_SOON && *answered < BACK_SOON, "too late: {noticed}");
+/// Ends the clients after the watch has delivered further objects, and checks the times. Returns a
+/// report.
+async fn conclude(watch: HeldWatch, clients: Clients, recovery: &Recovery) -> Result<String> {
+    let noticed = check(watch, clients, recovery).await?;
+    let Recovery { declared, answered } = recovery;
+    ensure!(
+        *declared < DECLARED_SOON && *answered < BACK_SOON,
+        "too late: {noticed}"
+    );
     Ok(noticed)
 }
 
-async fn check(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Result<String> {
+async fn check(watch: HeldWatch, clients: Clients, recovery: &Recovery) -> Result<String> {
     watch.wait_for_more(WRITES, READY_LIMIT).await?;
-    let record = clients.end().await?;
+    let record = clients.stop().await?;
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
-    // What kube-apiserver's cache had not told before its end it cannot tell afterwards.
-    ensure!(lists <= 1, "the watch listed anew {lists} times");
-    let Elsewhere { called, answered } = elsewhere;
+    // An event that kube-apiserver's watch cache had not delivered before its end is lost.
+    ensure!(lists <= 1, "the watch listed again {lists} times");
+    let Recovery { declared, answered } = recovery;
     Ok(format!(
-        "The loss was called after {called:.1?}, and the API answered from another node after {answered:.1?}.\n\
-         {} objects and {} changes of one, all as acknowledged; the longest outage {:.1?}. The watch told all of them once, in \
-         order, paused {gap:.1?} and listed anew {lists} times.",
+        "The loss was declared after {declared:.1?}, and the API answered from another node after {answered:.1?}.\n\
+         {} objects and {} changes of one, all as acknowledged; the longest outage {:.1?}. The watch delivered all of them once, in \
+         order, paused {gap:.1?} and listed again {lists} times.",
         record.objects(),
         record.counted.reached,
         record.longest_outage()
@@ -215,60 +221,61 @@ async fn check(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Res
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_comes_back_from_the_dead_does_no_harm() -> Result<()> {
+async fn a_disconnected_node_that_returns_does_no_harm() -> Result<()> {
     let _alone = ALONE.lock().await;
-    let moved = Moved::place("node-loss").await?;
-    let done = cut_and_find(&moved).await;
-    // Whatever came of it: others use the node, too.
-    moved.node.mend().await?;
+    let lost = LostCluster::place("node-loss").await?;
+    let done = disconnect_and_report(&lost).await;
+    // Restore the node whatever the result, because other tests use it too.
+    lost.node.reconnect().await?;
     println!("{}", done?);
-    moved.tenant.remove().await
+    lost.tenant.remove().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
+async fn a_killed_node_is_replaced() -> Result<()> {
     let _alone = ALONE.lock().await;
-    let moved = Moved::place("node-kill").await?;
-    let done = kill_and_find(&moved).await;
-    // Whatever came of it: others use the node, too.
-    moved.node.start().await?;
+    let lost = LostCluster::place("node-kill").await?;
+    let done = kill_and_report(&lost).await;
+    // Restore the node whatever the result, because other tests use it too.
+    lost.node.start().await?;
     println!("{}", done?);
-    moved.tenant.remove().await
+    lost.tenant.remove().await
 }
 
-/// They start in turns, and as one Tenant's do: half as many at once as there are cores and one more.
+/// The operator limits concurrent starts. One Tenant's control planes start half as many at a time
+/// as there are cores, plus one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_who_are_lost_together_all_go_on() -> Result<()> {
+async fn control_planes_that_are_lost_together_all_recover() -> Result<()> {
     let _alone = ALONE.lock().await;
-    let moved = Moved::place("node-many").await?;
+    let lost = LostCluster::place("node-many").await?;
     let mut all = Vec::new();
     for name in OTHERS {
-        all.push(Placed::new(&moved.node, &moved.tenant, name).await?);
+        all.push(ControlPlane::new(&lost.node, &lost.tenant, name).await?);
     }
-    moved.node.kill().await?;
-    let lost = Instant::now();
-    let waiting = all.iter().chain([&moved.placed]);
-    let waiting = waiting.map(async |placed| moved.wait_answer(placed).await.map(|()| lost.elapsed()));
+    lost.node.kill().await?;
+    let killed = Instant::now();
+    let waiting = all.iter().chain([&lost.control_plane]);
+    let waiting = waiting.map(async |control_plane| lost.wait_answer(control_plane).await.map(|()| killed.elapsed()));
     let answered = try_join_all(waiting).await;
-    // Whatever came of it: others use the node, too.
-    moved.node.start().await?;
+    // Restore the node whatever the result, because other tests use it too.
+    lost.node.start().await?;
     let mut answered = answered?;
     answered.sort();
     println!(
         "{} control planes were lost together; their APIs answered from elsewhere after {answered:.1?}",
         answered.len()
     );
-    moved.tenant.remove().await
+    lost.tenant.remove().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
+async fn the_leading_operator_may_be_lost_with_it() -> Result<()> {
     let _alone = ALONE.lock().await;
-    let moved = Moved::place("node-operator").await?;
-    let deployments: Api<Deployment> = Api::namespaced(moved.stack.host.clone(), operators::NAMESPACE);
+    let lost = LostCluster::place("node-operator").await?;
+    let deployments: Api<Deployment> = Api::namespaced(lost.stack.host.clone(), operators::NAMESPACE);
     let before = deployments.get(operators::NAME).await?.spec.context("no spec")?;
     let (replicas, before) = (before.replicas, before.template.spec.context("no pods")?);
-    // On each node one, and not as the scheduler likes.
+    // One replica on each node, regardless of the scheduler's preference.
     let mut apart = before.topology_spread_constraints.clone().unwrap_or_default();
     for constraint in &mut apart {
         constraint.when_unsatisfiable = "DoNotSchedule".to_owned();
@@ -278,76 +285,81 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
         json!({"spec": {"replicas": replicas, "template": {"spec": pods}}})
     };
     let done = async {
-        moved.node.take_all(true).await?;
-        let first = operators::change(&moved.stack, &change(Some(1), Value::Null, json!(apart))).await;
-        moved.node.take_all(false).await?;
+        lost.node.take_all_new_pods(true).await?;
+        let first = operators::change(&lost.stack, &change(Some(1), Value::Null, json!(apart))).await;
+        lost.node.take_all_new_pods(false).await?;
         first?;
-        // Whoever comes first acts.
-        wait_until("the operator on the second node to act", BACK_LIMIT, async || {
-            let acting = operators::acting(&moved.stack).await?;
-            Ok(place_of(&acting) == Some(&moved.node.name))
-        })
+        // The first operator to start is the leader.
+        wait_until(
+            "the operator on the second node to be the leader",
+            BACK_LIMIT,
+            async || {
+                let acting = operators::acting(&lost.stack).await?;
+                Ok(node_of(&acting) == Some(&lost.node.name))
+            },
+        )
         .await?;
-        operators::change(&moved.stack, &json!({"spec": {"replicas": 2}})).await?;
-        kill_with_operator(&moved).await
+        operators::change(&lost.stack, &json!({"spec": {"replicas": 2}})).await?;
+        kill_with_operator_and_report(&lost).await
     };
     let done = done.await;
-    // Whatever came of it: others use the node, too, and take for granted where the operator is.
-    moved.node.start().await?;
+    // Restore the node whatever the result, because other tests use it and rely on where the
+    // operator runs.
+    lost.node.start().await?;
     let back = (json!(before.node_selector), json!(before.topology_spread_constraints));
-    operators::change(&moved.stack, &change(replicas, back.0, back.1)).await?;
+    operators::change(&lost.stack, &change(replicas, back.0, back.1)).await?;
     println!("{}", done?);
-    moved.tenant.remove().await
+    lost.tenant.remove().await
 }
 
-/// What came of a loss of power of the node where the operator is that acts.
-async fn kill_with_operator(moved: &Moved) -> Result<String> {
-    let (watch, clients) = moved.use_it().await?;
-    moved.node.kill().await?;
-    let elsewhere = moved.wait_elsewhere().await?;
-    let noticed = check(watch, clients, &elsewhere).await?;
-    ensure!(elsewhere.answered < BACK_BY_ANOTHER, "too late: {noticed}");
-    Ok(format!("With the operator that acts: {noticed}"))
+/// Kills the node of the leading operator, and reports the result.
+async fn kill_with_operator_and_report(lost: &LostCluster) -> Result<String> {
+    let (watch, clients) = lost.start_clients().await?;
+    lost.node.kill().await?;
+    let recovery = lost.wait_recovery().await?;
+    let noticed = check(watch, clients, &recovery).await?;
+    ensure!(recovery.answered < BACK_BY_ANOTHER, "too late: {noticed}");
+    Ok(format!("With the leading operator: {noticed}"))
 }
 
-/// What came of a loss of power.
-async fn kill_and_find(moved: &Moved) -> Result<String> {
-    let (watch, clients) = moved.use_it().await?;
-    moved.node.kill().await?;
-    let elsewhere = moved.wait_elsewhere().await?;
-    conclude(watch, clients, &elsewhere).await
+/// Kills the node, and reports the result.
+async fn kill_and_report(lost: &LostCluster) -> Result<String> {
+    let (watch, clients) = lost.start_clients().await?;
+    lost.node.kill().await?;
+    let recovery = lost.wait_recovery().await?;
+    conclude(watch, clients, &recovery).await
 }
 
-/// What came of a cut that ends.
-async fn cut_and_find(moved: &Moved) -> Result<String> {
-    let store = network::container_pid(&moved.stack, &moved.placed.pod, "kine-nats").await?;
-    let api_server = network::container_pid(&moved.stack, &moved.placed.pod, "kube-apiserver").await?;
-    let mut log = moved.open_log()?;
-    let (watch, clients) = moved.use_it().await?;
-    moved.node.cut().await?;
-    let elsewhere = moved.wait_elsewhere().await?;
+/// Disconnects and reconnects the node, and reports the result.
+async fn disconnect_and_report(lost: &LostCluster) -> Result<String> {
+    let store = network::container_pid(&lost.stack, &lost.control_plane.pod, "kine-nats").await?;
+    let api_server = network::container_pid(&lost.stack, &lost.control_plane.pod, "kube-apiserver").await?;
+    let mut log = lost.open_log()?;
+    let (watch, clients) = lost.start_clients().await?;
+    lost.node.disconnect().await?;
+    let recovery = lost.wait_recovery().await?;
 
-    // The former store is to be fenced by its log, and not by a kubelet that was quicker.
-    let kubelet = moved.node.kubelet()?;
+    // The log must fence the previous store, not the kubelet, which could be faster.
+    let kubelet = lost.node.kubelet()?;
     signal(kubelet, "STOP").await?;
-    moved.node.mend().await?;
+    lost.node.reconnect().await?;
     let mended = Instant::now();
-    let fenced = wait_for("the former store to be fenced", FENCE_LIMIT, async || {
+    let fenced = wait_for("the previous store to be fenced", FENCE_LIMIT, async || {
         let said = read_all(&mut log.try_clone()?)?;
         let last: Vec<_> = said.lines().rev().take(4).collect();
-        ensure!(said.contains(FENCED), "it says {last:?}");
+        ensure!(said.contains(FENCED), "its last lines are {last:?}");
         Ok(Some(mended.elapsed()))
     })
     .await;
     signal(kubelet, "CONT").await?;
     let fenced = fenced?;
-    moved.wait_gone(store).await?;
-    moved.wait_gone(api_server).await?;
+    lost.wait_gone(store).await?;
+    lost.wait_gone(api_server).await?;
     let ended = mended.elapsed();
-    ensure!(read_all(&mut log)?.contains(FENCED), "its log is another one");
+    ensure!(read_all(&mut log)?.contains(FENCED), "the log was replaced");
 
-    let noticed = conclude(watch, clients, &elsewhere).await?;
+    let noticed = conclude(watch, clients, &recovery).await?;
     Ok(format!(
-        "{noticed}\nThe node was back: the former store found that it was replaced after {fenced:.1?}, and had ended after {ended:.1?}."
+        "{noticed}\nThe node was reconnected: the previous store was fenced after {fenced:.1?}, and had exited after {ended:.1?}."
     ))
 }

@@ -1,4 +1,5 @@
-//! A worker that is lost without a word is forgotten after the time that its JoinToken says, and one that was silent for less stays.
+//! A worker that disappears is removed after the time in its JoinToken. A worker that was silent
+//! for a shorter time stays.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +7,18 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::jiff::Timestamp;
 use yoke_e2e::ssh::{Key, ssh};
 use yoke_e2e::tenant::READY_LIMIT;
-use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_until};
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, eventually};
 
-/// Half of what the JoinToken says.
+/// Half of the JoinToken's time.
 const HALF: Duration = Duration::from_secs(30);
-/// It is looked for silent Nodes every 25 s, three times, and they go after another minute.
+/// The operator looks for silent Nodes every 25 s, three times, and deletes them after another
+/// minute.
 const GONE_LIMIT: Duration = Duration::from_secs(360);
 
 #[tokio::test]
-async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
+async fn a_silent_worker_is_removed_and_one_that_returns_stays() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "silence", key.to_spec()).await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
     let inside = Workload {
@@ -24,8 +26,8 @@ async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
         kubeconfig: &kubeconfig,
     };
     let line = ssh(&stack, &key.path, "join a --uses 2 --reap-after 1m").await?.ok()?;
-    let lost = Worker::join_by(&stack, &key.path, "a", Some(&line)).await?;
-    let back = Worker::join_by(&stack, &key.path, "a", Some(&line)).await?;
+    let lost = Worker::join_with(&stack, &key.path, "a", Some(&line)).await?;
+    let back = Worker::join_with(&stack, &key.path, "a", Some(&line)).await?;
     for (pod, worker) in [("on-lost", &lost), ("on-back", &back)] {
         inside.run_pod(pod, &[], Some(&worker.name)).await?;
         inside.wait_phase(pod, "Running").await?;
@@ -47,34 +49,27 @@ async fn a_silent_worker_goes_and_one_that_comes_back_stays() -> Result<()> {
             "jsonpath={.spec.renewTime}",
         ];
         let renewed: Timestamp = inside.kubectl(&renewed).await?.parse().context("a Lease's time")?;
-        Duration::try_from(Timestamp::now().duration_since(renewed)).context("a Lease of the future")
+        Duration::try_from(Timestamp::now().duration_since(renewed)).context("the Lease's time is in the future")
     };
 
     back.signal("STOP").await?;
     lost.kill().await?;
-    let begun = Instant::now();
-    wait_until("a worker to be silent", READY_LIMIT, async || {
-        Ok(silent().await? >= HALF)
-    })
-    .await?;
+    let started = Instant::now();
+    eventually("a worker to be silent", READY_LIMIT, silent, |time| *time >= HALF).await?;
     back.signal("CONT").await?;
-    wait_until("it to be heard of again", READY_LIMIT, async || {
-        Ok(silent().await? < HALF)
-    })
-    .await?;
+    let what = "the worker to renew its Lease again";
+    eventually(what, READY_LIMIT, silent, |time| *time < HALF).await?;
     for what in [&node_of_lost, "pod/on-lost"] {
-        wait_until(&format!("{what} to be gone"), GONE_LIMIT, async || {
-            Ok(find(what).await?.is_empty())
-        })
-        .await?;
-        println!("{what} was gone {:.0?} after the worker was killed", begun.elapsed());
+        let gone = format!("{what} to be gone");
+        eventually(&gone, GONE_LIMIT, async || find(what).await, String::is_empty).await?;
+        println!("{what} was gone {:.0?} after the worker was killed", started.elapsed());
     }
     let told = "jsonpath={.items[*].involvedObject.name}";
     let told = ["get", "events", "-A", "--field-selector=reason=NodeSilent", "-o", told];
     let told = inside.kubectl(&told).await?;
-    ensure!(told == lost.name, "NodeSilent is told of {told:?}");
+    ensure!(told == lost.name, "NodeSilent events are about {told:?}");
     let now = [find(&node_of_back).await?, find("pod/on-back").await?];
-    ensure!(now == kept, "{now:?} were {kept:?} before");
+    ensure!(now == kept, "the UIDs are {now:?}, but were {kept:?} before");
     for worker in [lost, back] {
         worker.remove().await?;
     }

@@ -1,5 +1,5 @@
-//! A machine of the host is drained with a control plane on it, or its pod is deleted: another pod takes over, with all that was
-//! acknowledged, and those who use the cluster notice a pause.
+//! A node of the host is drained with a control plane on it, or the control plane's pod is deleted.
+//! Another pod takes over with every acknowledged write, and clients notice only a pause.
 
 use std::time::{Duration, Instant};
 
@@ -13,18 +13,18 @@ use tokio::sync::Mutex;
 use yoke_api::labels::INCARNATION;
 use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Probe, longest_gap};
 use yoke_e2e::held_watch::HeldWatch;
-use yoke_e2e::host_node::{is_ready, place_of};
+use yoke_e2e::host_node::{is_ready, node_of};
 use yoke_e2e::stack::client;
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, wait_for};
 
-/// How long nobody may be answered.
+/// Maximum time without an answer.
 const LONGEST: Duration = Duration::from_secs(2);
-/// Objects made before, and after, that show that all goes on.
+/// Number of objects that are created before and after the takeover, to show that writes work.
 const WRITES: usize = 20;
-/// Those that leave a node together.
+/// Clusters that leave a node together.
 const MANY: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
-/// One test after the other: each measures a pause.
+/// Serializes the tests, because each measures a pause.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 const EXPECTED: [Expected; 1] = [Expected {
@@ -33,29 +33,34 @@ const EXPECTED: [Expected; 1] = [Expected {
 }];
 
 /// A cluster on the second node.
-struct Drained {
+struct DrainedCluster {
     stack: Stack,
     node: HostNode,
     hosted: String,
     pod: Pod,
 }
 
-impl Drained {
-    /// Waits until evictions wait: while the cluster was made, there was no other node for it.
-    async fn is_held(&self) -> Result<()> {
+impl DrainedCluster {
+    /// Waits until the PodDisruptionBudget blocks evictions. While the cluster was created, it had
+    /// no other node.
+    async fn wait_evictions_blocked(&self) -> Result<()> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.stack.host.clone(), &self.hosted);
-        wait_for("a budget that Kubernetes has seen", READY_LIMIT, async || {
-            let found = budgets.list(&ListParams::default()).await?;
-            let seen = found.items.iter().any(|budget| {
-                let seen = budget.status.as_ref().and_then(|status| status.observed_generation);
-                seen == budget.metadata.generation
-            });
-            Ok(seen.then_some(()))
-        })
+        wait_for(
+            "a PodDisruptionBudget that Kubernetes has observed",
+            READY_LIMIT,
+            async || {
+                let found = budgets.list(&ListParams::default()).await?;
+                let seen = found.items.iter().any(|budget| {
+                    let seen = budget.status.as_ref().and_then(|status| status.observed_generation);
+                    seen == budget.metadata.generation
+                });
+                Ok(seen.then_some(()))
+            },
+        )
         .await
     }
 
-    /// Drains the node of control planes, as people do.
+    /// Drains the control planes from the node, like an administrator.
     async fn drain(&self) -> Result<()> {
         let selector = "--pod-selector=yoke.drzzl.io/component=control-plane";
         let drain = [
@@ -74,17 +79,14 @@ async fn list_pods(stack: &Stack, hosted: &str) -> Result<Vec<Pod>> {
     Ok(pods.list(&ListParams::default()).await?.items)
 }
 
-/// The pod that serves when the former is gone; it is not on this node.
+/// Waits until exactly one other pod serves. It must not run on the node `left`.
 async fn successor(stack: &Stack, hosted: &str, former: &Pod, left: Option<&str>) -> Result<Pod> {
-    wait_for("one pod, another one", READY_LIMIT, async || {
+    wait_for("exactly one other pod", READY_LIMIT, async || {
         let mut pods = list_pods(stack, hosted).await?;
-        let seen: Vec<_> = pods
-            .iter()
-            .map(|pod| (pod.name_any(), place_of(pod).cloned()))
-            .collect();
+        let seen: Vec<_> = pods.iter().map(|pod| (pod.name_any(), node_of(pod).cloned())).collect();
         ensure!(pods.len() == 1, "{seen:?}");
         let pod = pods.pop().context("no pod")?;
-        let is_elsewhere = place_of(&pod).is_some_and(|place| Some(place.as_str()) != left);
+        let is_elsewhere = node_of(&pod).is_some_and(|place| Some(place.as_str()) != left);
         ensure!(is_elsewhere && pod.name_any() != former.name_any(), "{seen:?}");
         Ok(Some(pod))
     })
@@ -96,28 +98,28 @@ fn incarnation_of(pod: &Pod) -> Option<&String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
+async fn a_control_plane_leaves_a_drained_node_before_its_pod_ends() -> Result<()> {
     let _alone = ALONE.lock().await;
     let stack = Stack::connect().await?;
     let node = HostNode::second(&stack).await?;
     let tenant = TenantFixture::create(&stack, "takeover").await?.expecting(&EXPECTED);
     let (hosted, kubeconfig, pod) = node.ready_cluster(&tenant, "a").await?;
-    let drained = Drained {
+    let drained = DrainedCluster {
         stack: stack.clone(),
         node: node.clone(),
         hosted,
         pod,
     };
-    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
-    let clients = Clients::begin(&kubeconfig, 1).await?;
+    let watch = HeldWatch::start(client(&kubeconfig).await?).await?;
+    let clients = Clients::start(&kubeconfig, 1).await?;
     watch.wait_for_more(WRITES, READY_LIMIT).await?;
-    drained.is_held().await?;
-    let begun = Instant::now();
+    drained.wait_evictions_blocked().await?;
+    let started = Instant::now();
     let result = drained.drain().await;
-    let took = begun.elapsed();
+    let took = started.elapsed();
     let (hosted, pod) = (&drained.hosted, &drained.pod);
     let successor = successor(&stack, hosted, pod, Some(&node.name)).await;
-    // Whatever came of it: others use the node, too.
+    // Restore the node whatever the result, because other tests use it too.
     stack.host_kubectl(&["uncordon", &node.name]).await?.ok()?;
     result?;
     let noticed = conclude(pod, &successor?, clients, watch).await?;
@@ -125,9 +127,9 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
     tenant.remove().await
 }
 
-/// All of them are given notice at once, and each is left to others before it goes.
+/// All control planes get notice at once. Each moves to another node before its pod ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
+async fn many_control_planes_leave_a_drained_node() -> Result<()> {
     let _alone = ALONE.lock().await;
     let stack = Stack::connect().await?;
     let node = HostNode::second(&stack).await?;
@@ -135,51 +137,51 @@ async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
     let mut all = Vec::new();
     for name in MANY {
         let (hosted, kubeconfig, pod) = node.ready_cluster(&tenant, name).await?;
-        let drained = Drained {
+        let drained = DrainedCluster {
             stack: stack.clone(),
             node: node.clone(),
             hosted,
             pod,
         };
-        drained.is_held().await?;
+        drained.wait_evictions_blocked().await?;
         all.push((drained, kubeconfig));
     }
-    let probes = try_join_all(all.iter().map(|(_, kubeconfig)| Probe::begin(kubeconfig))).await?;
-    let begun = Instant::now();
+    let probes = try_join_all(all.iter().map(|(_, kubeconfig)| Probe::start(kubeconfig))).await?;
+    let started = Instant::now();
     let result = all[0].0.drain().await;
-    let took = begun.elapsed();
+    let took = started.elapsed();
     let mut ended = Vec::new();
     for ((drained, _), probe) in all.into_iter().zip(probes) {
         let successor = successor(&stack, &drained.hosted, &drained.pod, Some(&node.name)).await;
-        ended.push((drained.pod, successor, probe.end().await));
+        ended.push((drained.pod, successor, probe.stop().await));
     }
-    // Whatever came of it: others use the node, too.
+    // Restore the node whatever the result, because other tests use it too.
     stack.host_kubectl(&["uncordon", &node.name]).await?.ok()?;
     result?;
     let mut longest = Vec::new();
     for (former, successor, answers) in ended {
         ensure!(
             incarnation_of(&successor?) == incarnation_of(&former),
-            "it is another start"
+            "it is another incarnation"
         );
         longest.push(longest_gap(&answers?));
     }
     longest.sort();
     let noticed = format!(
-        "Drained of {} in {took:.1?}: the longest times without an answer {longest:.2?}",
+        "Drained {} in {took:.1?}: the longest times without an answer {longest:.2?}",
         longest.len()
     );
     println!("{noticed}");
     ensure!(
         longest.last().is_some_and(|longest| *longest < LONGEST),
-        "too long: {noticed}"
+        "the pause is too long: {noticed}"
     );
     tenant.remove().await
 }
 
-/// Nobody gives notice: the pod is deleted, as an eviction that is let through does.
+/// There is no notice: the pod is deleted, like after an admitted eviction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
+async fn a_deleted_pod_serves_until_another_one_does() -> Result<()> {
     let _alone = ALONE.lock().await;
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "ending").await?.expecting(&EXPECTED);
@@ -189,35 +191,36 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
         Ok(list_pods(&stack, &hosted).await?.pop().filter(is_ready))
     })
     .await?;
-    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
-    let clients = Clients::begin(&kubeconfig, 1).await?;
+    let watch = HeldWatch::start(client(&kubeconfig).await?).await?;
+    let clients = Clients::start(&kubeconfig, 1).await?;
     watch.wait_for_more(WRITES, READY_LIMIT).await?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let name = pod.name_any();
     let delete = ["delete", "pod", &name, "-n", &hosted, "--timeout=60s"];
     stack.host_kubectl(&delete).await?.ok()?;
-    let took = begun.elapsed();
+    let took = started.elapsed();
     let successor = successor(&stack, &hosted, &pod, None).await?;
     let noticed = conclude(&pod, &successor, clients, watch).await?;
     println!("Ended in {took:.1?}: {noticed}");
     tenant.remove().await
 }
 
-/// Ends the clients when what they make from here on was told of. What they noticed, which must be little.
+/// Ends the clients after the watch has delivered further objects. Returns a report, and fails if
+/// the pause was too long.
 async fn conclude(former: &Pod, successor: &Pod, clients: Clients, watch: HeldWatch) -> Result<String> {
     let since = Instant::now();
     watch.wait_for_more(WRITES, READY_LIMIT).await?;
-    let record = clients.end().await?;
+    let record = clients.stop().await?;
     ensure!(
         record.answers.last().is_some_and(|last| *last > since),
-        "nobody answers"
+        "the API does not answer"
     );
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
     let noticed = format!(
         "{} took over from {}. {} objects and {} changes of one, all as acknowledged; the longest time without an answer {:.2?}, \
-         asked each {PROBE_EVERY:?}. The watch told all of them once, in order, paused {gap:.2?} and listed anew {lists} times.",
+         probed every {PROBE_EVERY:?}. The watch delivered all of them once, in order, paused {gap:.2?} and listed again {lists} times.",
         successor.name_any(),
         former.name_any(),
         record.objects(),
@@ -226,9 +229,9 @@ async fn conclude(former: &Pod, successor: &Pod, clients: Clients, watch: HeldWa
     );
     ensure!(
         incarnation_of(successor) == incarnation_of(former),
-        "it is another start: {noticed}"
+        "it is another incarnation: {noticed}"
     );
-    ensure!(record.longest_outage() < LONGEST, "too long: {noticed}");
-    ensure!(lists == 0, "the watch listed all anew: {noticed}");
+    ensure!(record.longest_outage() < LONGEST, "the pause is too long: {noticed}");
+    ensure!(lists == 0, "the watch had to list again: {noticed}");
     Ok(noticed)
 }

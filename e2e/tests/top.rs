@@ -1,5 +1,6 @@
-//! `kubectl top` of two workers: the API server asks metrics-server by konnectivity, and metrics-server the kubelets of both.
-//! Needs a stack whose workers have its image: `make test-slow` brings it up.
+//! `kubectl top` with two workers: the API server calls metrics-server through konnectivity, and
+//! metrics-server calls both kubelets. This needs a stack whose workers have the image of
+//! metrics-server; `make test-slow` starts one.
 
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use yoke_e2e::ssh::Key;
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_until};
 
-/// metrics-server starts, and has asked each kubelet twice, 15 s apart.
+/// Timeout until metrics-server has started and read each kubelet twice, 15 s apart.
 const TOP_LIMIT: Duration = Duration::from_secs(150);
 
-/// Whether a line of `kubectl top` begins with the name, and has numbers for processors and memory.
+/// Whether a line of `kubectl top` starts with the name and has numbers for CPU and memory.
 fn has_usage(said: &str, name: &str) -> bool {
     said.lines().any(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -30,7 +31,7 @@ fn has_usage(said: &str, name: &str) -> bool {
 #[tokio::test]
 async fn top_shows_what_two_workers_use() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "top", key.to_spec()).await?;
     let mut spec = ClusterSpec {
         konnectivity: Konnectivity::Enabled,

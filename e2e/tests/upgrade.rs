@@ -1,5 +1,6 @@
-//! A change of `spec.version` restarts the control plane on the new version, and back, and its workers follow. Needs a stack whose
-//! catalogue has both versions: `make test-slow` brings it up.
+//! A change of `spec.version` restarts the control plane on the new version, and back, and its
+//! workers follow. This needs a stack whose catalogue has both versions; `make test-slow` starts
+//! one.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_until};
 const FROM: &str = "v1.35.4";
 const TO: &str = "v1.35.5";
 
-/// Two workers are drained, start another kubelet and are Ready, one after the other.
+/// Timeout until two workers were drained, restarted their kubelet and became Ready, one after the
+/// other.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(300);
 
 #[tokio::test]
@@ -66,7 +68,7 @@ async fn version_goes_up_and_back_within_a_minor() -> Result<()> {
 #[tokio::test]
 async fn workers_follow_one_after_another() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "follow", key.to_spec()).await?;
     let spec = ClusterSpec {
         version: Some(FROM.into()),
@@ -97,7 +99,7 @@ async fn workers_follow_one_after_another() -> Result<()> {
 
     tenant.patch_cluster("a", json!({"spec": {"version": TO}})).await?;
     wait_until("both workers to have the version", FOLLOW_LIMIT, async || {
-        // Its API server starts again first.
+        // The cluster's API server restarts first.
         let Ok(found) = nodes().await else { return Ok(false) };
         let away = found.iter().filter(|node| node.ends_with("true")).count();
         ensure!(away <= 1, "more than one is drained at a time: {found:?}");
@@ -106,8 +108,8 @@ async fn workers_follow_one_after_another() -> Result<()> {
     .await?;
     let updated = ConditionType::WorkersUpdated;
     let cluster = tenant.wait_condition("a", updated, "True", READY_LIMIT).await?;
-    let told = cluster.status.and_then(|status| status.workers).context("no workers")?;
-    ensure!((told.total, told.updated) == (2, 2), "{told:?}");
+    let counts = cluster.status.and_then(|status| status.workers).context("no workers")?;
+    ensure!((counts.total, counts.updated) == (2, 2), "{counts:?}");
     inside
         .kubectl(&["rollout", "status", "deployment/web", "--timeout=90s"])
         .await?;

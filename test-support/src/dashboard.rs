@@ -1,10 +1,10 @@
-//! A Grafana dashboard in docs/dashboards, as far as a test of its metrics reads it.
+//! Checks the Grafana dashboards in docs/dashboards against the exported metrics.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// The name of the data source, where a query would be.
+/// Name of the data source variable, which appears in place of a query.
 const DATA_SOURCE: &str = "prometheus";
 
 /// A dashboard.
@@ -12,14 +12,15 @@ const DATA_SOURCE: &str = "prometheus";
 pub struct Dashboard(Value);
 
 impl Dashboard {
-    /// The one of this file name.
+    /// Reads the dashboard with this file name.
     pub fn read(name: &str) -> Self {
         let file = format!("{}/../docs/dashboards/{name}", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
         Self(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}")))
     }
 
-    /// The metrics that it shows, each of which must be exported. `words` are what else its expressions are made of.
+    /// Returns the metrics that the dashboard shows, and panics if one is not in `exported`.
+    /// `words` are the functions and labels in its expressions.
     pub fn shown(&self, exported: &BTreeSet<String>, words: &[&str]) -> BTreeSet<String> {
         let mut expressions = Vec::new();
         collect(&self.0, &mut expressions);
@@ -40,7 +41,7 @@ impl Dashboard {
         shown
     }
 
-    /// Fails if panels lie upon each other, share a number or have no description.
+    /// Panics if panels overlap, share an id, or have no description.
     pub fn check_panels(&self) {
         let panels = self.0["panels"].as_array().map_or(&[][..], Vec::as_slice);
         assert!(!panels.is_empty(), "no panels");
@@ -60,7 +61,7 @@ impl Dashboard {
     }
 }
 
-/// All expressions and queries.
+/// Collects all expressions and queries.
 fn collect(value: &Value, into: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {

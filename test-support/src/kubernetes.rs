@@ -1,39 +1,39 @@
-//! A real kube-apiserver of a test's own.
+//! Starts a real kube-apiserver for one test.
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use yoke_pki::service_account::ServiceAccountKey;
 
-use crate::{Process, free_port};
+use crate::{Process, eventually, free_port};
 
-/// The token of who may do everything.
+/// Token of a user with all permissions.
 pub const OWNER_TOKEN: &str = "host-admin";
-/// How long the server may take until it is ready, and objects of a new kind until they are served.
+/// Timeout until the server is ready, and until a new kind is served.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// How a server is started.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
     /// URL of its store.
     pub store: &'a str,
-    /// Where it listens.
+    /// Address to listen on.
     pub address: SocketAddr,
-    /// Who it knows beside the owner: token, name. If there is anybody, RBAC says what they may; otherwise everybody may do
+    /// Further users: token, name. With users, RBAC is on; without users, everyone may do
     /// everything.
     pub users: &'a [(&'a str, &'a str)],
-    /// More arguments.
+    /// Additional arguments.
     pub arguments: &'a [String],
-    /// Variables of its environment.
+    /// Environment variables.
     pub environment: &'a [(&'a str, &'a str)],
 }
 
 impl<'a> Options<'a> {
-    /// A server on a free port of loopback that knows its owner only.
+    /// A server on a free loopback port without further users.
     pub fn new(store: &'a str) -> Self {
         Self {
             store,
@@ -44,40 +44,35 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// The URL of the server.
+    /// URL of the server.
     pub fn url(&self) -> String {
         format!("https://{}", self.address)
     }
 
-    /// Starts the server, with its files in `dir`, and waits until it is ready.
+    /// Starts the server with its files in `dir`, and waits until it is ready.
     ///
     /// # Panics
     ///
-    /// If it is not ready in time.
+    /// Panics if the server is not ready in time.
     pub async fn start(&self, dir: &Path) -> (Process, Client) {
         let arguments = self.prepare(dir);
         let process = Process::spawn_with(dir, "kube-apiserver", &arguments, self.environment);
         let client = connect(&self.url(), OWNER_TOKEN);
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        let ask = async || {
             let request = http::Request::get("/readyz").body(Vec::new()).expect("a request");
-            if client.request_text(request).await.is_ok() {
-                return (process, client);
-            }
-            assert!(
-                Instant::now() < deadline,
-                "kube-apiserver is not ready: {}",
-                process.log()
-            );
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            client.request_text(request).await
+        };
+        if let Err(error) = eventually("kube-apiserver to be ready", LIMIT, ask, |_| true).await {
+            panic!("{error}; its log: {}", process.log());
         }
+        (process, client)
     }
 
-    /// Writes the files of the server into `dir`. Answers its arguments.
+    /// Writes the files of the server into `dir`. Returns its arguments.
     ///
     /// # Panics
     ///
-    /// If they cannot be written.
+    /// Panics if the files cannot be written.
     pub fn prepare(&self, dir: &Path) -> Vec<String> {
         let key = ServiceAccountKey::generate().expect("a key can be drawn");
         let mut tokens = format!("{OWNER_TOKEN},admin,admin,\"system:masters\"\n");
@@ -112,7 +107,8 @@ impl<'a> Options<'a> {
             "--service-account-issuer=https://host.example".into(),
             format!("--service-account-key-file={path}/sa.pub"),
             format!("--service-account-signing-key-file={path}/sa.key"),
-            // What is dialled there is this machine. A range for each port: a server has its own to itself.
+            // Service addresses are loopback addresses. The range depends on the port, so each
+            // server has its own.
             format!("--service-cluster-ip-range=127.{high}.{low}.0/24"),
         ];
         arguments.extend_from_slice(self.arguments);
@@ -120,11 +116,11 @@ impl<'a> Options<'a> {
     }
 }
 
-/// A client of a server with somebody's token. It does not ask for the server's certificate.
+/// A client that authenticates with a token. It does not verify the server's certificate.
 ///
 /// # Panics
 ///
-/// If the URL is none.
+/// Panics if the URL is invalid.
 pub fn connect(url: &str, token: &str) -> Client {
     let mut config = kube::Config::new(url.parse().expect("a URL"));
     config.accept_invalid_certs = true;
@@ -132,11 +128,11 @@ pub fn connect(url: &str, token: &str) -> Client {
     Client::try_from(config).expect("a client")
 }
 
-/// Gives a server Yoke's CRDs, and waits until objects of every kind that it was given can be made.
+/// Installs Yoke's CRDs and `more`, and waits until the server serves every kind.
 ///
 /// # Panics
 ///
-/// If it refuses one, or does not serve it in time.
+/// Panics if the server refuses a CRD, or does not serve it in time.
 pub async fn install_crds(client: &Client, more: &[CustomResourceDefinition]) {
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
@@ -150,18 +146,14 @@ pub async fn install_crds(client: &Client, more: &[CustomResourceDefinition]) {
             .await
             .expect("the CRD is taken");
     }
-    let deadline = Instant::now() + LIMIT;
-    while !crds
-        .list(&Default::default())
+    let find_missing = async || {
+        let all = crds.list(&Default::default()).await?.items;
+        let missing = all.into_iter().filter(|crd| !is_served(crd));
+        Ok::<_, kube::Error>(missing.filter_map(|crd| crd.metadata.name).collect::<Vec<_>>())
+    };
+    eventually("no CRD to be missing", LIMIT, find_missing, Vec::is_empty)
         .await
-        .expect("CRDs")
-        .items
-        .iter()
-        .all(is_served)
-    {
-        assert!(Instant::now() < deadline, "CRDs are not established");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+        .expect("CRDs are established");
 }
 
 fn is_served(crd: &CustomResourceDefinition) -> bool {

@@ -1,10 +1,11 @@
-//! What tests of several crates need to run real programs beside each other on one machine.
+//! Helpers for tests of several crates that run real programs side by side.
 
-// What goes wrong here is the test's failure.
+// A failure here is a failure of the test.
 #![allow(clippy::panic)]
 
 #[cfg(feature = "dashboard")]
 mod dashboard;
+mod eventually;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 mod port;
@@ -12,5 +13,6 @@ mod process;
 
 #[cfg(feature = "dashboard")]
 pub use dashboard::Dashboard;
+pub use eventually::{TimedOut, eventually, eventually_blocking};
 pub use port::free_port;
 pub use process::Process;

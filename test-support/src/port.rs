@@ -1,4 +1,4 @@
-//! Ports for programs that cannot be told to take any free one and say which.
+//! Chooses ports for programs that cannot choose a free port themselves and report it.
 
 use std::io::ErrorKind;
 use std::net::TcpStream;
@@ -7,22 +7,23 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Mutex, PoisonError};
 
-/// Beneath what Kubernetes gives to node ports (30000) and Linux to outgoing connections (`ip_local_port_range`, 32768): no
-/// connection takes one of these for its own end between the moment it is chosen and the moment its server listens, nor while
-/// that server is restarted.
+/// Range of ports. It is below Kubernetes' node ports (from 30000) and Linux' ports for outgoing
+/// connections (`ip_local_port_range`, from 32768). So no outgoing connection takes one of these
+/// ports before its server listens, or while the server restarts.
 const PORTS: Range<u16> = 20_000..30_000;
 
-/// The processes that ask at the same time begin to look this far from each other.
+/// Processes that choose at the same time start this far apart.
 const STRIDE: u32 = 101;
 
-/// What this process has taken, until it ends.
+/// Ports that this process holds until it exits.
 static TAKEN: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
 
-/// A TCP port of loopback that nobody listens on, and that no process gets from here while this one lives.
+/// Returns a loopback TCP port on which nothing listens. No other process gets it from here while
+/// this one lives.
 ///
 /// # Panics
 ///
-/// If every port is taken.
+/// Panics if every port is taken.
 pub fn free_port() -> u16 {
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     let first = std::process::id().wrapping_mul(STRIDE) + u32::try_from(taken.len()).unwrap_or_default();
@@ -35,11 +36,13 @@ pub fn free_port() -> u16 {
     port
 }
 
-/// Takes a port if nobody has: a name in the abstract namespace of unix sockets has one owner, and goes with it.
+/// Locks a port if it is free. The lock is a name in the abstract namespace of Unix sockets: it has
+/// one owner and disappears with the owner.
 fn take(port: u16) -> Option<UnixListener> {
     let name = SocketAddr::from_abstract_name(format!("yoke-test-port-{port}")).ok()?;
     let lock = UnixListener::bind_addr(&name).ok()?;
-    // Not by listening: a program that is started at that moment has a copy of every socket until it is executed.
+    // Connects instead of listening: a program that is starting at the same time holds a copy of
+    // every socket until it executes.
     let nobody = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
     TcpStream::connect(("127.0.0.1", port))
         .is_err_and(nobody)
@@ -54,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_gets_a_port_twice() {
+    fn no_port_is_given_twice() {
         let ports: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| [(); 50].map(|()| free_port()))).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
@@ -64,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_where_somebody_listens_is_not_free() {
+    fn a_port_with_a_listener_is_not_free() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(take(listener.local_addr().unwrap().port()).is_none());
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// A process; dropped, it is killed.
+/// A process that is killed when it is dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -11,21 +11,21 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program of the folder that `YOKE_BIN` names, or of `PATH`. What it says on standard error goes to
+    /// Starts a program from the folder in `YOKE_BIN`, or from `PATH`. Its standard error goes to
     /// `PROGRAM.log` in `dir`.
     ///
     /// # Panics
     ///
-    /// If it cannot be started.
+    /// Panics if the program cannot be started.
     pub fn spawn(dir: &Path, program: &str, arguments: &[String]) -> Self {
         Self::spawn_with(dir, program, arguments, &[])
     }
 
-    /// The same, with variables in its environment.
+    /// Like [`Self::spawn`], with environment variables.
     ///
     /// # Panics
     ///
-    /// If it cannot be started.
+    /// Panics if the program cannot be started.
     pub fn spawn_with(dir: &Path, program: &str, arguments: &[String], environment: &[(&str, &str)]) -> Self {
         let bin = std::env::var_os("YOKE_BIN").map_or_else(PathBuf::new, PathBuf::from);
         let path = dir.join(format!("{program}.log"));
@@ -42,17 +42,17 @@ impl Process {
         Self { child, log: path }
     }
 
-    /// Its process id.
+    /// Pid of the process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has not ended.
+    /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What it has said on standard error.
+    /// Standard error of the process so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-// Command device-plugin offers a device to Pods, as the device plugins of vendors do: `device-plugin RESOURCE FILE`, and none
-// if the file is no device. With `blind` after it it does not look, as those that find what they offer in /sys.
+// Command device-plugin offers a device to Pods, like the device plugins of vendors: `device-plugin RESOURCE FILE`. It offers no
+// device if the file is not one. With a third argument `blind` it does not check the file, like plugins that find devices in /sys.
 package main
 
 import (
@@ -43,7 +43,7 @@ func run(args []string) error {
 	}
 	endpoint := strings.ReplaceAll(resource, "/", "-") + ".sock"
 	path := api.DevicePluginPath + endpoint
-	// One that was killed has left it.
+	// A killed plugin leaves its socket.
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		return err
 	}

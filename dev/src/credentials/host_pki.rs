@@ -1,6 +1,6 @@
-//! The host cluster's own certificates: one authority for servers and clients, one for the front proxy, a key that signs
-//! service-account tokens, and a kubeconfig for each component. None of it has to do with tenants' certificates, which
-//! cert-manager makes.
+//! Certificates of the host cluster: a CA for servers and clients, a CA for the front proxy, a key
+//! that signs service-account tokens, and a kubeconfig for each component. Certificates of tenant
+//! clusters are separate: cert-manager issues them.
 
 use std::fs;
 use std::net::IpAddr;
@@ -13,24 +13,24 @@ use rcgen::{
 };
 use serde_json::json;
 
-use super::write_secret;
-use crate::host_cluster::API_PORT;
+use crate::files::write_secret;
 use crate::host_cluster::node::Node;
 use crate::layout::{FIRST_NODE, Layout};
+use crate::names::HOST_API_PORT;
 use crate::network::Network;
 
 const VALID_FROM: (i32, u8, u8) = (2024, 1, 1);
-/// The stack is made and removed within days; nothing renews these.
+/// A stack lives for days only, so nothing renews these certificates.
 const VALID_UNTIL: (i32, u8, u8) = (2044, 1, 1);
 
-/// A certificate authority that signs leaves.
+/// A certificate authority with its key.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: String,
     key: String,
 }
 
-/// What a leaf says.
+/// Contents of a certificate to issue.
 #[derive(Debug)]
 pub struct Leaf<'a> {
     common_name: &'a str,
@@ -40,17 +40,17 @@ pub struct Leaf<'a> {
     usages: Vec<ExtendedKeyUsagePurpose>,
 }
 
-/// A leaf and its key, in PEM.
+/// A certificate and its key, in PEM.
 #[derive(Debug)]
 pub struct Issued {
-    /// The certificate.
+    /// The certificate, in PEM.
     pub certificate: String,
-    /// The key.
+    /// The private key, in PEM.
     pub key: String,
 }
 
 impl<'a> Leaf<'a> {
-    /// A server's certificate.
+    /// A server certificate.
     pub fn server(common_name: &'a str, dns_names: &'a [&'a str], addresses: &'a [IpAddr]) -> Self {
         let usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         Self {
@@ -62,7 +62,7 @@ impl<'a> Leaf<'a> {
         }
     }
 
-    /// A client's certificate: the name is the user, the organization the group.
+    /// A client certificate: the common name is the user, the organization is the group.
     pub fn client(common_name: &'a str, organization: Option<&'a str>) -> Self {
         let usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         Self {
@@ -76,7 +76,7 @@ impl<'a> Leaf<'a> {
 }
 
 impl Authority {
-    /// A new self-signed authority.
+    /// Creates a self-signed CA with a new key.
     pub fn new(name: &str) -> Result<Self> {
         let key = KeyPair::generate()?;
         let params = authority_params(name)?;
@@ -89,7 +89,7 @@ impl Authority {
         })
     }
 
-    /// The authority that [`Self::new`] made under this name.
+    /// Opens the CA that [`Self::new`] created under this name.
     fn open(name: &str, certificate: String, key: String) -> Result<Self> {
         let signing = KeyPair::from_pem(&key).context("reading the key of an authority")?;
         Ok(Self {
@@ -99,12 +99,12 @@ impl Authority {
         })
     }
 
-    /// The authority's certificate, in PEM.
+    /// The certificate of the CA, in PEM.
     pub fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// Signs a leaf with a new key.
+    /// Issues a certificate with a new key.
     pub fn issue(&self, leaf: &Leaf<'_>) -> Result<Issued> {
         let key = KeyPair::generate()?;
         let mut params = params(leaf.common_name)?;
@@ -156,13 +156,13 @@ fn serial() -> Result<[u8; 16]> {
 
 const AUTHORITY: &str = "yoke-dev-host";
 
-/// Users of the host API in the control plane: file name of the kubeconfig, user.
+/// Clients of the host API in the control plane: file name of the kubeconfig, user name.
 const USERS: &[(&str, &str)] = &[
     ("kube-controller-manager", "system:kube-controller-manager"),
     ("kube-scheduler", "system:kube-scheduler"),
 ];
 
-/// Makes every file of the host cluster, and of its first node.
+/// Writes all files of the host cluster and of its first node.
 pub fn write(layout: &Layout, network: &Network) -> Result<()> {
     let authority = Authority::new(AUTHORITY)?;
     let front_proxy = Authority::new("yoke-dev-front-proxy")?;
@@ -172,9 +172,7 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
     fs::write(pki.join("front-proxy-ca.crt"), front_proxy.certificate())
         .context("writing the front proxy's authority")?;
 
-    let service_account = KeyPair::generate()?;
-    write_secret(&pki.join("sa.key"), &service_account.serialize_pem())?;
-    fs::write(pki.join("sa.pub"), service_account.public_key_pem()).context("writing the service-account key")?;
+    write_service_account_key(layout)?;
 
     let node = network.node_ip().into();
     let loopback = IpAddr::from([127, 0, 0, 1]);
@@ -222,10 +220,17 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
     for (file, user) in USERS {
         write_kubeconfig(layout, network, &authority, file, &Leaf::client(user, None))?;
     }
-    write_node(&authority, network, &Node::new(layout, network, FIRST_NODE))
+    write_node(&authority, network, &Node::new(layout, &network.plan, FIRST_NODE))
 }
 
-/// Makes the files of a node that is added, unless it has them.
+/// Writes the key pair that signs service-account tokens.
+fn write_service_account_key(layout: &Layout) -> Result<()> {
+    let (pki, key) = (layout.pki(), KeyPair::generate()?);
+    write_secret(&pki.join("sa.key"), &key.serialize_pem())?;
+    fs::write(pki.join("sa.pub"), key.public_key_pem()).context("writing the service-account key")
+}
+
+/// Writes the files of an added node, unless they exist and the same CA issued them.
 pub fn add_node(layout: &Layout, network: &Network, node: &Node) -> Result<()> {
     let (pki, own) = (layout.pki(), node.layout.pki());
     let complete = own.join("ca.crt");
@@ -234,16 +239,16 @@ pub fn add_node(layout: &Layout, network: &Network, node: &Node) -> Result<()> {
         return Ok(());
     }
     for dir in [&own, &node.layout.config()] {
-        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
     }
     let key = fs::read_to_string(pki.join("ca.key")).context("reading the key of the host's certificate authority")?;
     let authority = Authority::open(AUTHORITY, certificate, key)?;
     write_node(&authority, network, node)?;
-    // Last: a run that is cut off before here starts over.
+    // Written last: an interrupted run starts over.
     fs::write(&complete, authority.certificate()).context("writing the host's certificate authority")
 }
 
-/// A node's own certificate, and how its processes ask the host API.
+/// Writes a node's serving certificate and the kubeconfigs of its processes.
 fn write_node(authority: &Authority, network: &Network, node: &Node) -> Result<()> {
     let (name, layout) = (node.name.as_str(), &node.layout);
     let (names, addresses) = ([name], [node.plan.ip.into()]);
@@ -281,10 +286,10 @@ fn write_kubeconfig(
 }
 
 fn to_server(network: &Network) -> String {
-    format!("https://{}:{API_PORT}", network.node_ip())
+    format!("https://{}:{HOST_API_PORT}", network.node_ip())
 }
 
-/// A kubeconfig with everything in it. JSON, which is YAML.
+/// A self-contained kubeconfig. It is JSON, which is valid YAML.
 fn build_kubeconfig(server: &str, authority: &str, client: &Issued) -> String {
     let config = json!({
         "apiVersion": "v1",

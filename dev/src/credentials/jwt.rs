@@ -1,38 +1,40 @@
-//! Pure: NATS's claims, signed with nkeys.
+//! Pure: builds NATS claims as JWTs signed with nkeys.
 //!
-//! The format is that of `nats-io/jwt` version 2: a header, the claims and an Ed25519 signature over both, each in
-//! base64url without padding. The server verifies the chain operator → account → user without asking anybody.
+//! The format is `nats-io/jwt` version 2: a header, the claims and an Ed25519 signature over both,
+//! each in base64url without padding. The server verifies the chain operator → account → user
+//! offline.
 
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use nkeys::KeyPair;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha512_256};
 
-/// What the claims are about.
+/// The kinds of claims.
 #[derive(Debug, Clone)]
 pub enum Claims {
-    /// The root of trust: which keys may sign accounts, and which account is the system's.
+    /// The root of trust: the keys that may sign accounts, and the system account.
     Operator {
-        /// Public keys that sign accounts in the operator's place.
+        /// Public keys that may sign accounts on behalf of the operator.
         signing_keys: Vec<String>,
         /// Public key of the system account.
         system_account: String,
     },
-    /// An account.
+    /// A NATS account.
     Account {
-        /// Bytes of file storage for JetStream; `None` is no JetStream at all (the system account cannot have it).
+        /// File storage for JetStream, in bytes. `None` disables JetStream (the system account must
+        /// not have it).
         disk_storage: Option<u64>,
     },
-    /// A user with all rights inside its account.
+    /// A user with all permissions in its account.
     User,
 }
 
-/// Signing failed: the issuer holds no seed.
+/// Signing failed because the issuer has no seed.
 #[derive(Debug, thiserror::Error)]
 #[error("signing claims with a key that cannot sign")]
 pub struct SigningError(#[source] nkeys::error::Error);
 
-/// Builds and signs claims about `subject` (a public key), at `issued_at` (seconds since 1970).
+/// Builds and signs claims about `subject` (a public key). `issued_at` is in seconds since 1970.
 pub fn sign(
     claims: &Claims,
     name: &str,
@@ -47,7 +49,7 @@ pub fn sign(
         "nats": claims.to_json(),
         "sub": subject,
     });
-    // The identifier is a hash of the claims without it.
+    // The identifier is a hash of the claims without the identifier.
     body["jti"] = Value::String(BASE32_NOPAD.encode(&Sha512_256::digest(body.to_string())));
     let header = json!({"alg": "ed25519-nkey", "typ": "JWT"});
     let signed = [header, body]
@@ -57,7 +59,7 @@ pub fn sign(
     Ok(format!("{signed}.{}", BASE64URL_NOPAD.encode(&signature)))
 }
 
-/// A credentials file: a user's claims and seed, as NATS clients read it.
+/// A credentials file for NATS clients: a user's JWT and seed.
 pub fn to_creds(jwt: &str, seed: &str) -> String {
     format!(
         "-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n\

@@ -1,4 +1,5 @@
-//! NATS in operator mode: keys, the claims that the server is configured with, users, its certificate, its configuration.
+//! NATS in operator mode: writes keys, account claims, users, the server certificate and the server
+//! configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,39 +9,40 @@ use nkeys::KeyPair;
 
 use super::host_pki::{Authority, Leaf};
 use super::jwt::{self, Claims};
-use super::write_secret;
+use crate::files::write_secret;
 use crate::layout::Layout;
 use crate::network::Network;
 
-/// The port of clients.
+/// Client port.
 pub const PORT: u16 = 4222;
-/// The port of the monitoring endpoint, on loopback inside the node's namespace.
+/// Port of the monitoring endpoint, on loopback in the node's network namespace.
 pub const MONITOR_PORT: u16 = 8222;
-/// What JetStream may use on disk. Streams reserve their limit when they are made, so this is overcommitted on purpose.
+/// Disk limit for JetStream. Streams reserve their limit on creation, so this value overcommits the
+/// disk on purpose.
 const MAX_FILE_STORE: &str = "1TB";
 const HOST_STORAGE: u64 = 64 << 30;
 
-/// A file below `.dev/nats`.
+/// Path of a file in `.dev/nats`.
 pub fn file(layout: &Layout, name: &str) -> PathBuf {
     layout.nats().join(name)
 }
 
-/// The credentials of the host store's user.
+/// Credentials of the host store's user.
 pub const HOST_CREDS: &str = "host.creds";
-/// The credentials of a user of the system account, which may push claims.
+/// Credentials of a user of the system account, which may push account claims.
 pub const SYSTEM_CREDS: &str = "system.creds";
-/// The operator's signing seed, which may sign accounts.
+/// Seed of the operator's signing key, which may sign accounts.
 pub const OPERATOR_SIGNING_SEED: &str = "operator-signing.nk";
-/// The certificate authority of NATS's own certificate.
+/// CA of the NATS server certificate.
 pub const CA: &str = "ca.crt";
-/// The server's configuration.
+/// Configuration of the NATS server.
 pub const CONFIG: &str = "nats.conf";
 
-/// Makes every file of NATS. Data of a former set of keys is of no use to the new one, and goes.
+/// Writes all files of NATS. Deletes existing data, because new keys cannot read it.
 pub fn write(layout: &Layout, network: &Network) -> Result<()> {
     let _ = fs::remove_dir_all(file(layout, "data"));
     let _ = fs::remove_dir_all(file(layout, "jwt"));
-    fs::create_dir_all(file(layout, "jwt")).context("making the folder of account claims")?;
+    fs::create_dir_all(file(layout, "jwt")).context("creating the folder of account claims")?;
 
     let now = jiff::Timestamp::now().as_second();
     let (operator, signing) = (KeyPair::new_operator(), KeyPair::new_operator());
@@ -98,7 +100,8 @@ struct ServerConfig<'a> {
     preload: &'a [(String, String)],
 }
 
-/// `sync_interval: always`, because by default NATS acknowledges what it has not yet written to the disk.
+/// Builds the server configuration. `sync_interval: always` is needed because NATS by default
+/// acknowledges writes before they reach the disk.
 fn build_config(config: &ServerConfig<'_>) -> String {
     let dir = config.dir.display();
     let preload: String = config

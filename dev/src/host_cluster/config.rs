@@ -1,4 +1,4 @@
-//! Pure: the configuration files of the node's processes.
+//! Pure: builds the configuration files of a node's processes.
 
 use std::path::Path;
 
@@ -6,8 +6,9 @@ use serde_json::json;
 
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
+use crate::names::NAMESPACE;
 use crate::network::Network;
-use crate::yoke::NAMESPACE;
+use crate::versions::PAUSE_IMAGE;
 
 pub(super) const CONTAINERD: &str = "containerd.toml";
 pub(super) const CNI: &str = "cni/10-yoke.conflist";
@@ -16,12 +17,10 @@ pub(super) const KUBE_PROXY: &str = "kube-proxy.json";
 pub(super) const RESOLV_CONF: &str = "resolv.conf";
 pub(super) const AUDIT_POLICY: &str = "audit-policy.json";
 
-/// The image that holds a pod's namespaces.
-pub(crate) const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10";
 /// A development host runs many small control planes.
 const MAX_PODS: u32 = 500;
 
-/// `restrict_oom_score_adj`: without `CAP_SYS_RESOURCE` no sandbox starts otherwise.
+/// Without `CAP_SYS_RESOURCE`, no sandbox starts unless `restrict_oom_score_adj` is set.
 pub(super) fn build_containerd(layout: &Layout, runc: &Path) -> String {
     let dir = layout.containerd();
     format!(
@@ -63,7 +62,8 @@ temp = "{dir}/tmp"
     )
 }
 
-/// Addresses of pods are not masked: policies on other nodes tell pods apart by them, and there is a way back to each.
+/// Pod addresses are not masqueraded: network policies on other nodes match pods by address, and
+/// every node has a route back to each pod.
 pub(super) fn build_cni(node: &Node, network: &Network) -> String {
     let layout = &node.layout;
     let config = json!({
@@ -75,7 +75,7 @@ pub(super) fn build_cni(node: &Node, network: &Network) -> String {
                 "bridge": "yoke0",
                 "mtu": network.plan.mtu,
                 "isGateway": true,
-                // The bridge of a stack that was made before nodes could be added had the whole block.
+                // A stack from before multiple nodes has the whole pod subnet on its bridge.
                 "forceAddress": true,
                 "hairpinMode": true,
                 "ipam": {
@@ -123,14 +123,14 @@ pub(super) fn build_kubelet(node: &Node, network: &Network, cgroup_root: &str) -
         "serializeImagePulls": false,
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"imagefs.available": "0%", "nodefs.available": "0%", "memory.available": "0%"},
-        // A killed control plane comes back at once; the default grows to five minutes.
+        // Restart a killed control plane quickly. The default backoff grows to five minutes.
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "featureGates": {"KubeletCrashLoopBackOffMax": true},
     });
     format!("{config:#}\n")
 }
 
-/// What the API server writes down: each write that the operator asks for but renewals of its Lease, and nothing else.
+/// The audit policy of the host API: log only the operator's writes, except renewals of its Lease.
 pub(super) fn build_audit_policy() -> String {
     let policy = json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -149,7 +149,7 @@ pub(super) fn build_audit_policy() -> String {
     format!("{policy:#}\n")
 }
 
-/// The sysctls of connection tracking belong to the root namespace, so kube-proxy leaves them alone.
+/// Leaves the conntrack sysctls alone, because they belong to the root network namespace.
 pub(super) fn build_kube_proxy(layout: &Layout, network: &Network) -> String {
     let config = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

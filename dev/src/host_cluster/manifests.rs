@@ -1,20 +1,20 @@
-//! Pure: the objects that every cluster needs before it is of use.
+//! Pure: builds the manifests of the objects that every cluster needs.
 
-use crate::images;
 use crate::network::Network;
+use crate::versions::{CERT_MANAGER_IMAGE, COREDNS_IMAGE};
 
 /// Cluster DNS.
 pub fn build_coredns(network: &Network) -> String {
     fill(
         include_str!("../../manifests/coredns.yaml"),
         &[
-            ("COREDNS_IMAGE", images::COREDNS),
+            ("COREDNS_IMAGE", COREDNS_IMAGE),
             ("DNS_IP", &network.plan.dns_service_ip().to_string()),
         ],
     )
 }
 
-/// What the NetworkPolicy firewall may read.
+/// RBAC of kube-router, the NetworkPolicy firewall.
 pub fn build_kube_router() -> String {
     fill(include_str!("../../manifests/kube-router.yaml"), &[])
 }
@@ -23,7 +23,7 @@ pub fn build_kube_router() -> String {
 pub fn build_cert_manager() -> String {
     fill(
         include_str!("../../manifests/cert-manager.yaml"),
-        &[("CERT_MANAGER_IMAGE", images::CERT_MANAGER)],
+        &[("CERT_MANAGER_IMAGE", CERT_MANAGER_IMAGE)],
     )
 }
 

@@ -1,33 +1,33 @@
-//! A node of the host cluster: a value with a number. The first one comes with the stack and runs its control plane, too;
-//! the others are added.
+//! A node of the host cluster, identified by a number. The stack starts with the first node, which
+//! also runs the host's control plane. Other nodes are added later.
 
 use crate::command::Command;
-use crate::host_cluster::NODE_NAME;
+use crate::files::list_entries;
 use crate::layout::{FIRST_NODE, Layout};
-use crate::leftovers::entries;
-use crate::network::plan::NodePlan;
-use crate::network::{Network, enter};
+use crate::names::NODE_NAME;
+use crate::network::netns::enter;
+use crate::network::plan::{NetworkPlan, NodePlan};
 
-/// One node.
+/// One node of the host cluster.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// From 1 on.
+    /// Number, starting at 1.
     pub number: u8,
-    /// Of its Node.
+    /// Name of its Node object.
     pub name: String,
-    /// The clone's folders, and this node's own.
+    /// The clone's folders, and this node's own folders.
     pub layout: Layout,
-    /// Its addresses, and names of its links.
+    /// Addresses and link names of the node.
     pub plan: NodePlan,
     /// Name of its network namespace.
     pub namespace: String,
-    /// The network namespace of its link's other end, if it is not the root namespace.
+    /// Network namespace of its link's other end; `None` means the root namespace.
     pub outside: Option<String>,
 }
 
 impl Node {
-    /// The node with this number, whether there is one or not.
-    pub fn new(layout: &Layout, network: &Network, number: u8) -> Self {
+    /// The node with this number. It need not exist.
+    pub fn new(layout: &Layout, network: &NetworkPlan, number: u8) -> Self {
         let stack = layout.stack_name();
         let (name, namespace, outside) = match number {
             FIRST_NODE => (NODE_NAME.to_owned(), stack, None),
@@ -40,16 +40,16 @@ impl Node {
         Self {
             number,
             name,
-            layout: layout.of_node(number),
-            plan: network.plan.node(number),
+            layout: layout.for_node(number),
+            plan: network.node(number),
             namespace,
             outside,
         }
     }
 
-    /// The nodes that were added, by their folders.
-    pub fn added(layout: &Layout, network: &Network) -> Vec<Self> {
-        let mut numbers: Vec<u8> = entries(&layout.nodes())
+    /// All added nodes, found by their folders.
+    pub fn added(layout: &Layout, network: &NetworkPlan) -> Vec<Self> {
+        let mut numbers: Vec<u8> = list_entries(&layout.nodes())
             .iter()
             .filter_map(|folder| folder.file_name()?.to_str()?.parse().ok())
             .collect();
@@ -58,7 +58,7 @@ impl Node {
         numbers.into_iter().map(node).collect()
     }
 
-    /// A program in its network.
+    /// A command for `program` in the node's network namespace.
     pub fn enter(&self, program: &str) -> Command {
         enter(&self.namespace, program)
     }

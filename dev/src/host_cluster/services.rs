@@ -1,4 +1,4 @@
-//! The host's processes: what each is called with and how it is asked whether it works.
+//! The host's processes: command line and health probe of each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,32 +9,34 @@ use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 use super::node::Node;
-use super::{API_PORT, HostStore, config, find_program};
+use super::{HostStore, config};
+use crate::command::find_program;
 use crate::credentials::nats;
 use crate::layout::Layout;
+use crate::names::HOST_API_PORT;
 use crate::network::Network;
 use crate::supervisor::{Probe, Service};
 
 const STORE_CLIENT: &str = "127.0.0.1:2379";
 const STORE_METRICS: &str = "127.0.0.1:2381";
 const HOST_STREAM: &str = "KINE_host";
-/// A thousand Clusters are made with less.
+/// Maximum size of one audit log. A test that creates a thousand Clusters writes less.
 const AUDIT_MEGABYTES: u32 = 256;
 
 /// Builds the services of one node.
 #[derive(Debug, Clone, Copy)]
 pub struct Services<'a> {
-    /// Where what is not the node's own is.
+    /// The clone's folders, for files that are not the node's own.
     pub layout: &'a Layout,
-    /// The stack's addresses.
+    /// Addresses of the stack.
     pub network: &'a Network,
     /// The node.
     pub node: &'a Node,
 }
 
 impl Services<'_> {
-    /// nats-server. Its health without `js-server-only` looks at every account, and waits two seconds for each one that
-    /// was deleted.
+    /// nats-server. The probe uses `js-server-only`: the full health check visits every account,
+    /// and waits two seconds for each deleted one.
     pub fn nats(&self) -> Result<Service> {
         let config = nats::file(self.layout, nats::CONFIG);
         let probe = http(
@@ -44,7 +46,7 @@ impl Services<'_> {
         self.service("nats-server", "nats-server", flag("-c", &config), probe, &[&config])
     }
 
-    /// The store of the host API.
+    /// Datastore of the host API.
     pub fn store(&self, store: HostStore) -> Result<Service> {
         match store {
             HostStore::KineNats => self.kine_nats(),
@@ -94,7 +96,7 @@ impl Services<'_> {
         let audit = self.layout.config().join(config::AUDIT_POLICY);
         let args = vec![
             format!("--etcd-servers=http://{STORE_CLIENT}"),
-            format!("--secure-port={API_PORT}"),
+            format!("--secure-port={HOST_API_PORT}"),
             "--bind-address=0.0.0.0".to_owned(),
             format!("--advertise-address={}", self.network.node_ip()),
             format!("--service-cluster-ip-range={}", self.network.plan.services),
@@ -147,7 +149,8 @@ impl Services<'_> {
             format!("--service-account-private-key-file={}", file("sa.key")),
             format!("--cluster-signing-cert-file={}", file("ca.crt")),
             format!("--cluster-signing-key-file={}", file("ca.key")),
-            // To end a namespace takes a hundred requests and more; 20 a second are what it may make by default.
+            // Deleting a namespace takes more than a hundred requests. The default limit is 20 per
+            // second.
             "--kube-api-qps=200".to_owned(),
             "--kube-api-burst=400".to_owned(),
         ]);
@@ -175,7 +178,7 @@ impl Services<'_> {
         )
     }
 
-    /// containerd. Its shims outlive it, and so do the pods.
+    /// containerd. Its shims and the pods outlive it.
     pub fn containerd(&self) -> Result<Service> {
         let config = self.node.layout.config().join(config::CONTAINERD);
         let program = find_program("containerd").context("containerd is not installed")?;
@@ -235,7 +238,7 @@ impl Services<'_> {
         )
     }
 
-    /// kube-router, for nothing but NetworkPolicy.
+    /// kube-router, used only for NetworkPolicy.
     pub fn kube_router(&self) -> Result<Service> {
         let kubeconfig = self.node.layout.kubeconfig("kube-router");
         let args = vec![
@@ -257,8 +260,8 @@ impl Services<'_> {
         )
     }
 
-    /// What kube-controller-manager and kube-scheduler have in common. One of each runs, so there is no leader to elect,
-    /// and none to wait for after a restart.
+    /// Flags common to kube-controller-manager and kube-scheduler. Each runs once, so leader
+    /// election is off and a restart need not wait for it.
     fn component_args(&self, name: &str, port: u16) -> Vec<String> {
         let kubeconfig = self.layout.kubeconfig(name).display().to_string();
         let pki = self.layout.pki();
@@ -324,13 +327,13 @@ fn flag(name: &str, file: &Path) -> Vec<String> {
     vec![name.to_owned(), file.display().to_string()]
 }
 
-/// A hash over the content of small files, and the size and time of binaries (which are linked from the cache, where
-/// nothing changes in place).
+/// Hash of a service's files: the content of small files, size and modification time of binaries.
+/// Binaries are links into the build cache, where no file changes in place.
 fn stamp(files: &[&Path]) -> Result<String> {
     const SMALL: u64 = 1 << 20;
     let mut hash = Sha256::new();
     for file in files {
-        let meta = fs::metadata(file).with_context(|| format!("looking at {}", file.display()))?;
+        let meta = fs::metadata(file).with_context(|| format!("reading the metadata of {}", file.display()))?;
         if meta.len() <= SMALL {
             hash.update(fs::read(file).with_context(|| format!("reading {}", file.display()))?);
         } else {

@@ -1,4 +1,4 @@
-//! Pure: an OCI image layout in a tar, with one layer. The same files give the same bytes.
+//! Pure: builds an OCI image layout with one layer, as a tar. Equal files give equal bytes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,19 +14,19 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const DIRECTORY_MODE: u32 = 0o755;
 const SHARED_DIRECTORY_MODE: u32 = 0o1777;
 const FILE_MODE: u32 = 0o755;
-/// Programs expect it, and an image of theirs would have it.
+/// Programs expect this folder, and an official image would contain it.
 const TMP: &str = "tmp";
 
 /// A file in an image.
 #[derive(Debug, Clone)]
 pub struct ImageFile {
-    /// Its path, without the leading slash.
+    /// Path, without the leading slash.
     pub path: String,
-    /// Its bytes.
+    /// Content.
     pub content: Vec<u8>,
 }
 
-/// An image, not yet named.
+/// An image without a name.
 #[derive(Debug, Clone)]
 pub struct Image {
     layer: Blob,
@@ -54,7 +54,8 @@ impl Blob {
 }
 
 impl Image {
-    /// Builds an image of `files` whose entry point is `entrypoint`, found on the image's `PATH`, and that has a volume there.
+    /// Builds an image of `files`. `entrypoint` is found on the image's `PATH`. `volume` is the
+    /// path of a volume.
     pub fn build(files: &[ImageFile], entrypoint: &str, volume: Option<&str>) -> io::Result<Self> {
         let layer = Blob::new(build_layer(files)?);
         let mut config = json!({
@@ -84,18 +85,20 @@ impl Image {
         })
     }
 
-    /// The SHA-256 of the layer, in hexadecimal.
+    /// SHA-256 of the layer, in hexadecimal.
     pub fn layer_digest(&self) -> &str {
         &self.layer.digest
     }
 
-    /// The tar that `ctr images import` and the tools of registries read, with the image under each of `names`.
+    /// The tar that `ctr images import` and registry tools read, with the image under each of
+    /// `names`.
     pub fn to_archive(&self, names: &[String]) -> io::Result<Vec<u8>> {
         let manifests: Vec<Value> = names
             .iter()
             .map(|name| {
                 let mut descriptor = self.manifest.describe(MANIFEST);
-                // containerd takes the one, other tools the other, which is the tag alone.
+                // containerd reads the first annotation, other tools the second, which holds only
+                // the tag.
                 let tag = name.rsplit(':').next();
                 descriptor["annotations"] =
                     json!({"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag});
@@ -149,7 +152,7 @@ fn append(archive: &mut tar::Builder<Vec<u8>>, path: &str, content: &[u8], mode:
     archive.append_data(&mut header, path, content)
 }
 
-/// Root's, from 1970: nothing of the machine or the moment gets in.
+/// Owner root, time 1970: nothing depends on the computer or the time of the build.
 fn header(size: u64, mode: u32) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_size(size);

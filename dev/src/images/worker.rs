@@ -1,38 +1,38 @@
-//! The image of a worker: `yoke-worker`, the bundle that it makes a machine a worker by, and what both call of the machine.
+//! The image of a worker: `yoke-worker`, the bundle from which it installs a worker, and the
+//! programs of this computer that both call.
 //!
-//! A container of it needs all privileges, and a volume for what the worker writes: the layers of its Pods cannot be put upon
-//! those of a container.
+//! A container of this image needs all privileges. It also needs a volume for what the worker
+//! writes, because overlayfs layers of Pods cannot be placed on the container's own overlayfs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{Contents, build as build_image, oci, shared_libraries};
+use super::contents::{Contents, WORKER_BINARY, build as build_image, shared_libraries};
+use super::oci;
 
-/// Its binary.
-pub const PROGRAM: &str = "yoke-worker";
-/// Its repository and binary.
-pub(super) const IMAGE: (&str, &str) = ("docker.io/yoke/worker", PROGRAM);
+/// Repository and binary of the image.
+pub(super) const IMAGE: (&str, &str) = ("docker.io/yoke/worker", WORKER_BINARY);
 
-/// Where `yoke-worker` looks for a bundle.
+/// Path at which `yoke-worker` looks for a bundle.
 const BUNDLE: &str = "usr/lib/yoke-worker";
-/// Names all that is in a bundle.
+/// File that lists all files of a bundle.
 const SUMS: &str = "SHA256SUMS";
-/// By which registries are known. A machine may have none.
+/// CA certificates for registries. The computer may have none.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// Where `yoke-worker` keeps all that is the worker's.
+/// Folder where `yoke-worker` stores all state of the worker.
 const VOLUME: &str = "/var/lib/yoke-worker";
 
-/// The kubelet looks there for users whose numbers Pods may have.
+/// The kubelet reads these files to map user IDs of Pods.
 const USERS: &[(&str, &str)] = &[
     ("etc/passwd", "root:x:0:0:root:/:/sbin/nologin\n"),
     ("etc/group", "root:x:0:\n"),
 ];
 
-/// Builds it of the binary and a bundle.
+/// Builds the image from the binary and a bundle.
 pub async fn build(binary: PathBuf, bundle: &Path) -> Result<oci::Image> {
-    let mut contents = Contents::find(PROGRAM, binary).await?;
+    let mut contents = Contents::find(WORKER_BINARY, binary).await?;
     (contents.volume, contents.texts) = (Some(VOLUME), USERS);
     let sums = fs::read_to_string(bundle.join(SUMS)).context("reading what is in a worker's bundle")?;
     for name in list_names(&sums).chain([SUMS]) {
@@ -46,10 +46,10 @@ pub async fn build(binary: PathBuf, bundle: &Path) -> Result<oci::Image> {
         let place = AUTHORITIES.trim_start_matches('/').to_owned();
         contents.others.push((place, AUTHORITIES.into()));
     }
-    build_image(PROGRAM, &contents).await
+    build_image(WORKER_BINARY, &contents).await
 }
 
-/// Files, as `sha256sum` writes them beside their digests.
+/// File names in the output of `sha256sum`.
 fn list_names(sums: &str) -> impl Iterator<Item = &str> {
     let names = sums.lines().filter_map(|line| line.split_once("  "));
     names.map(|(_, name)| name.trim_start_matches("./"))
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_a_bundle_are_those_with_digests() {
+    fn files_of_a_bundle_are_the_ones_with_digests() {
         let sums = "00  kubelet\n11  ./images/pause.tar\n";
         assert_eq!(list_names(sums).collect::<Vec<_>>(), ["kubelet", "images/pause.tar"]);
     }

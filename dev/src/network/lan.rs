@@ -1,4 +1,5 @@
-//! The workers' network: each has a namespace of its own, in a LAN that a router with NAT connects to the host node.
+//! Network of the workers. Each worker has a namespace, in a LAN that a NAT router connects to the
+//! host node.
 //!
 //! ```text
 //!   yoke-<id>                   yoke-<id>-nat                          yoke-<id>-worker-1
@@ -7,14 +8,15 @@
 //!                                                              yoke-<id>-worker-2
 //! ```
 //!
-//! It only leads out: nobody outside has a way to a worker. All of its links are in these namespaces and go with them, and so
-//! the addresses are the same in every clone.
+//! Connections only lead out: nothing outside can reach a worker. All links are in these namespaces
+//! and are deleted with them, so every clone uses the same addresses.
 
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
 
-use super::{Network, enter, ip, namespaces};
+use super::Network;
+use super::netns::{enter, ip, list_namespaces};
 use crate::command::Command;
 use crate::layout::Layout;
 
@@ -23,12 +25,13 @@ const NODE_LINK: &str = "workers0";
 const NODE_IP: &str = "192.0.2.1";
 const ROUTER_OUTSIDE: &str = "192.0.2.2";
 const ROUTER_INSIDE: &str = "10.200.0.1";
-/// A bridge without an address of its own has the lowest of its ports', and another one when that port goes: workers would speak to the
-/// former for most of a minute.
+/// Fixed address of the router's bridge. By default a bridge takes the lowest address of its ports,
+/// which changes when that port is removed. Workers would then send to the previous address for
+/// most of a minute.
 const ROUTER_MAC: &str = "02:00:0a:c8:00:01";
-/// The first number's address.
+/// Address of worker 1.
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 200, 0, 2);
-/// As many as have an address.
+/// Maximum number of workers: the number of addresses.
 pub const WORKERS_MAX: u8 = 253;
 
 const RULES: &str = "
@@ -42,19 +45,19 @@ table ip nat {
 }
 ";
 
-/// One worker's place in the network.
+/// The network connection of one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
-    /// Name of its namespace.
+pub struct WorkerLink {
+    /// Name of its network namespace.
     pub namespace: String,
-    /// Its address.
+    /// IP address of the worker.
     pub address: Ipv4Addr,
-    /// Its cable's end at the router.
+    /// Name of the router's end of its link.
     link: String,
 }
 
-impl Port {
-    /// Of the worker with this number, from 1 to [`WORKERS_MAX`].
+impl WorkerLink {
+    /// The connection of the worker with this number, from 1 to [`WORKERS_MAX`].
     pub fn new(layout: &Layout, number: u8) -> Self {
         Self {
             namespace: format!("{}-worker-{number}", layout.stack_name()),
@@ -63,14 +66,14 @@ impl Port {
         }
     }
 
-    /// A program there.
+    /// A command for `program` in the worker's namespace.
     pub fn enter(&self, program: &str) -> Command {
         enter(&self.namespace, program)
     }
 
-    /// Removes it.
+    /// Removes the namespace, if it exists.
     pub async fn remove(&self) -> Result<()> {
-        if namespaces().contains(&self.namespace) {
+        if list_namespaces().contains(&self.namespace) {
             ip(&["netns", "delete", &self.namespace]).await?;
         }
         Ok(())
@@ -78,23 +81,25 @@ impl Port {
 }
 
 impl Network {
-    /// Makes a worker's namespace, and the router if there is none.
-    pub async fn plug_in(&self, port: &Port) -> Result<()> {
+    /// Creates a worker's namespace, and the router if it is missing.
+    pub async fn connect_worker(&self, port: &WorkerLink) -> Result<()> {
         let router = format!("{}-nat", self.namespace);
-        // The rules are made last: a router that has them is whole.
+        // The firewall rules are created last: a router with rules is complete.
         if !enter(&router, "nft")
             .args(["list", "table", "ip", "nat"])
             .succeeds()
             .await
         {
-            self.make_router(&router).await.context("making the workers' router")?;
+            self.make_router(&router)
+                .await
+                .context("creating the workers' router")?;
         }
-        let Port {
+        let WorkerLink {
             namespace,
             address,
             link,
         } = port;
-        // What is left of one that was killed.
+        // Remove what a killed worker left.
         port.remove().await?;
         let _ = ip(&["-n", &router, "link", "delete", link]).await;
         ip_each(&[
@@ -107,15 +112,15 @@ impl Network {
             format!("-n {namespace} route add default via {ROUTER_INSIDE}"),
         ])
         .await
-        .context("making the worker's network")
+        .context("creating the worker's network")
     }
 
     async fn make_router(&self, router: &str) -> Result<()> {
         let node = &self.namespace;
-        if namespaces().iter().any(|name| name == router) {
+        if list_namespaces().iter().any(|name| name == router) {
             ip(&["netns", "delete", router]).await?;
         }
-        // The kernel removes the links of a namespace a moment later.
+        // The kernel removes the links of a deleted namespace with a delay.
         let _ = ip(&["-n", node, "link", "delete", NODE_LINK]).await;
         ip_each(&[
             format!("netns add {router}"),
@@ -153,7 +158,7 @@ mod tests {
     #[test]
     fn every_number_has_an_address_in_the_lan() {
         let layout = Layout::new(Path::new("/y"), Path::new("/c"));
-        let port = |number| Port::new(&layout, number);
+        let port = |number| WorkerLink::new(&layout, number);
         assert_eq!(port(1).address, Ipv4Addr::new(10, 200, 0, 2));
         assert_eq!(port(WORKERS_MAX).address, Ipv4Addr::new(10, 200, 0, 254));
         assert!(port(WORKERS_MAX).link.len() <= 15);

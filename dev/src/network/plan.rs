@@ -1,4 +1,4 @@
-//! Pure: the addresses and link names of a clone, from its name.
+//! Pure: derives the addresses and link names of a clone from its name.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -8,14 +8,14 @@ use sha2::{Digest, Sha256};
 
 use crate::layout::FIRST_NODE;
 
-/// Links between the root namespace and a node: /30 blocks of the shared address space (RFC 6598).
+/// Subnet for links: /30 blocks of the shared address space (RFC 6598).
 const LINKS: Subnet = Subnet {
     base: Ipv4Addr::new(100, 64, 0, 0),
     prefix: 10,
 };
 
 const LINK_PREFIX: u8 = 30;
-/// Services and pods: /20 blocks.
+/// Subnets for Services and pods: /20 blocks.
 const SERVICES: Subnet = Subnet {
     base: Ipv4Addr::new(10, 64, 0, 0),
     prefix: 10,
@@ -27,26 +27,26 @@ const PODS: Subnet = Subnet {
 };
 
 const CLUSTER_PREFIX: u8 = 20;
-/// A node's part of the pods' block: more addresses than a kubelet has pods.
+/// Prefix of a node's part of the pod subnet. It has more addresses than a kubelet runs pods.
 const NODE_PODS_PREFIX: u8 = 22;
-/// Links between the first node and the others.
+/// Prefix of the subnet for links between the first node and the others.
 const NODES_PREFIX: u8 = 28;
-/// As many as there are parts of the pods' block.
+/// Maximum number of nodes: the number of parts in the pod subnet.
 pub const NODES_MAX: u8 = 1 << (NODE_PODS_PREFIX - CLUSTER_PREFIX);
-/// The tenth address of the Service subnet, where cluster DNS is by custom.
+/// Address of cluster DNS: by custom the tenth of the Service subnet.
 const DNS_HOST: u32 = 10;
 
 /// An IPv4 subnet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subnet {
-    /// The first address.
+    /// First address.
     pub base: Ipv4Addr,
-    /// How many leading bits are fixed.
+    /// Prefix length in bits.
     pub prefix: u8,
 }
 
 impl Subnet {
-    /// Reads `a.b.c.d/n` or `a.b.c.d`; nothing else (such as `default`) is a subnet here.
+    /// Parses `a.b.c.d/n` or `a.b.c.d`. Returns `None` for other texts, such as `default`.
     pub fn parse(text: &str) -> Option<Self> {
         let (base, prefix) = text.split_once('/').unwrap_or((text, "32"));
         let prefix = prefix.parse().ok().filter(|prefix| *prefix <= 32)?;
@@ -61,14 +61,14 @@ impl Subnet {
         Ipv4Addr::from(u32::from(self.base).wrapping_add(offset))
     }
 
-    /// Whether the two share an address.
+    /// Whether the subnets share an address.
     pub fn overlaps(&self, other: &Self) -> bool {
         let shift = 32 - u32::from(self.prefix.min(other.prefix));
         let network = |address: Ipv4Addr| u32::from(address).checked_shr(shift).unwrap_or(0);
         network(self.base) == network(other.base)
     }
 
-    /// The block of length `prefix` inside `self` that `number` (taken modulo their count) names.
+    /// Block `number` of length `prefix` inside this subnet. Numbers wrap around.
     fn block(&self, prefix: u8, number: u32) -> Self {
         let count = 1_u32 << (prefix - self.prefix);
         Self {
@@ -84,50 +84,51 @@ impl fmt::Display for Subnet {
     }
 }
 
-/// The addresses and names of one clone's network.
+/// Addresses and link names of one clone's network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPlan {
-    /// The link's own subnet.
+    /// Subnet of the link between root namespace and first node.
     pub link: Subnet,
-    /// The root namespace's end.
+    /// Address of the root namespace's end.
     pub gateway_ip: Ipv4Addr,
-    /// The first node's end.
+    /// Address of the first node's end.
     pub node_ip: Ipv4Addr,
-    /// Links of the first node and the others.
+    /// Subnet of the links between the first node and the others.
     pub nodes: Subnet,
-    /// Pods of the host cluster.
+    /// Subnet of the host cluster's pods.
     pub pods: Subnet,
-    /// Services of the host cluster.
+    /// Subnet of the host cluster's Services.
     pub services: Subnet,
-    /// Name of the root namespace's end.
+    /// Link name of the root namespace's end.
     pub host_link: String,
-    /// Name of the node's end.
+    /// Link name of the first node's end.
     pub node_link: String,
     /// MTU of the links and of the pods.
     pub mtu: u32,
 }
 
-/// One node's part of it.
+/// Addresses and link names of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePlan {
-    /// The other end of its link, by which it reaches all others.
+    /// Address of the other end of its link: its default gateway.
     pub gateway_ip: Ipv4Addr,
-    /// Its own end.
+    /// Address of its own end.
     pub ip: Ipv4Addr,
-    /// Prefix of both.
+    /// Prefix length of both addresses.
     pub prefix: u8,
-    /// Its pods.
+    /// Subnet of its pods.
     pub pods: Subnet,
-    /// Name of the other end of its link.
+    /// Link name of the other end.
     pub outer_link: String,
-    /// Name of its own end.
+    /// Link name of its own end.
     pub inner_link: String,
-    /// What the other end reaches by it.
+    /// Subnets that the other end routes to this node.
     pub behind: Vec<Subnet>,
 }
 
 impl NetworkPlan {
-    /// The network of the clone called `id`. `attempt` moves to other subnets when the first ones are taken.
+    /// Derives the network of the clone called `id`. Each `attempt` gives other subnets, in case
+    /// the first ones are taken.
     pub fn derive(id: &str, attempt: u32, mtu: u32) -> Self {
         let digest = Sha256::digest(format!("{id}/{attempt}"));
         let number = |at: usize| u32::from_be_bytes([digest[at], digest[at + 1], digest[at + 2], digest[at + 3]]);
@@ -145,28 +146,29 @@ impl NetworkPlan {
         }
     }
 
-    /// The Service address of the host API.
+    /// Service address of the host API.
     pub fn api_service_ip(&self) -> Ipv4Addr {
         self.services.host(1)
     }
 
-    /// The Service address of cluster DNS.
+    /// Service address of cluster DNS.
     pub fn dns_service_ip(&self) -> Ipv4Addr {
         self.services.host(DNS_HOST)
     }
 
-    /// Every subnet that must not be in use already.
+    /// Every subnet that must be unused before.
     pub fn subnets(&self) -> [Subnet; 4] {
         [self.link, self.nodes, self.pods, self.services]
     }
 
-    /// Whether none of its subnets is in another one, nor in any of `taken`.
+    /// Whether its subnets overlap neither each other nor any of `taken`.
     pub fn is_free(&self, taken: &[Subnet]) -> bool {
         let overlaps = |subnet: &Subnet| taken.iter().any(|other| subnet.overlaps(other));
         !self.link.overlaps(&self.nodes) && !self.subnets().iter().any(overlaps)
     }
 
-    /// The part of the node with this number, from 1 to [`NODES_MAX`]. All others are linked to the first one.
+    /// Plan of the node with this number, from 1 to [`NODES_MAX`]. All other nodes are linked to
+    /// the first one.
     pub fn node(&self, number: u8) -> NodePlan {
         let pods = self.pods.block(NODE_PODS_PREFIX, u32::from(number) - 1);
         if number == FIRST_NODE {
@@ -193,7 +195,7 @@ impl NetworkPlan {
     }
 }
 
-/// Name of the root namespace's end of a clone's link; interface names have at most 15 characters.
+/// Link name of the root namespace's end. Interface names have at most 15 characters.
 pub fn host_link(id: &str) -> String {
     format!("yk{id}h")
 }

@@ -1,11 +1,10 @@
-//! Debian packages, and what must be on the machine before anything else.
+//! Installs Debian packages, and checks what the computer must provide.
 
 use anyhow::{Result, bail};
 
-use crate::command::Command;
-use crate::host_cluster::find_program;
+use crate::command::{Command, find_program};
 
-/// Program that shows that a package is there, and the package.
+/// Program that indicates an installed package, and the package.
 const PACKAGES: &[(&str, &str)] = &[
     ("containerd", "containerd"),
     ("runc", "runc"),
@@ -17,18 +16,18 @@ const PACKAGES: &[(&str, &str)] = &[
     ("nsenter", "util-linux"),
     ("mount", "mount"),
     ("python3", "python3"),
-    // For the tests: a TLS client that shows what it was given, a client of HTTP, and kill(1).
+    // For tests: a TLS client that shows the server's certificate, an HTTP client, and kill(1).
     ("openssl", "openssl"),
     ("curl", "curl"),
     ("kill", "procps"),
-    // The clients of the SSH server: in its tests, and of people. In its tests, a terminal for them.
+    // SSH clients, for tests and for people; and a terminal for tests.
     ("ssh", "openssh-client"),
     ("tmux", "tmux"),
-    // What keeps workers on most machines. In tests it runs beside this machine's own.
+    // The usual supervisor of workers. Tests run it beside this computer's own instance.
     ("systemd-analyze", "systemd"),
 ];
 
-/// Installs the packages that are missing and returns their names.
+/// Installs the missing packages and returns their names.
 pub async fn install() -> Result<Vec<&'static str>> {
     let mut missing: Vec<&str> = PACKAGES
         .iter()
@@ -64,10 +63,10 @@ async fn apt(args: &[&str]) -> Result<()> {
 /// Checks what the stack cannot install by itself.
 pub fn check_prerequisites() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("the development stack makes network namespaces, mounts and control groups, and so must run as root");
+        bail!("the development stack creates network namespaces, mounts and control groups: run it as root");
     }
     if find_program("apt-get").is_none() {
-        bail!("there is no apt-get here: the development stack is made for Debian 12");
+        bail!("apt-get is missing: the development stack needs Debian 12");
     }
     Ok(())
 }

@@ -1,28 +1,29 @@
-//! Binaries built from Go modules, one small module of ours (`dev/go/<name>`) for each: it pins the versions, and its
-//! `go.sum` pins the content.
+//! Builds binaries from Go modules. Each has a small module in `dev/go/<name>`, which pins the
+//! versions. Its `go.sum` pins the content.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{Made, cache_key, cached, link};
+use super::{Made, cache_key, cached};
 use crate::command::Command;
-use crate::host_cluster::KUBERNETES_VERSION;
+use crate::files::link;
 use crate::layout::Layout;
+use crate::versions::KUBERNETES_VERSION;
 
-/// One module and the binaries it gives.
+/// A Go module and its binaries.
 #[derive(Debug)]
 pub struct Recipe {
-    /// The folder below `dev/go`.
+    /// Folder below `dev/go`.
     pub module: &'static str,
-    /// Packages, and the name of each one's binary.
+    /// Packages, and the binary name of each.
     pub binaries: &'static [(&'static str, &'static str)],
-    /// The release of Kubernetes that it is of, which its binaries are told.
+    /// Kubernetes version to set in the binaries, if they need one.
     kubernetes: Option<&'static str>,
 }
 
-/// Every module that is built.
+/// Every module that is built by default.
 pub const RECIPES: &[Recipe] = &[
     Recipe {
         module: "workloads",
@@ -98,8 +99,8 @@ pub const RECIPES: &[Recipe] = &[
         binaries: &[("helm.sh/helm/v4/cmd/helm", "helm")],
         kubernetes: None,
     },
-    // etcdctl asks the stores, in tests and by hand; etcdutl reads what it saved; etcd is the host's datastore with
-    // `HOST_STORE=etcd`.
+    // etcdctl queries the stores, in tests and by hand. etcdutl reads snapshots. etcd is the host's
+    // datastore with `HOST_STORE=etcd`.
     Recipe {
         module: "etcd",
         binaries: &[
@@ -111,15 +112,16 @@ pub const RECIPES: &[Recipe] = &[
     },
 ];
 
-/// What answers `kubectl top`. It takes minutes, for another release of Kubernetes' libraries than that of the others: a stack has
-/// it if it is asked for.
+/// metrics-server, which serves `kubectl top`. It is built only on request: it uses another version
+/// of the Kubernetes libraries, so its build takes minutes.
 pub const METRICS_SERVER: Recipe = Recipe {
     module: "metrics-server",
     binaries: &[("sigs.k8s.io/metrics-server/cmd/metrics-server", "metrics-server")],
     kubernetes: None,
 };
 
-/// Control planes and kubelets of other releases, for tests that change a cluster's version. Each binary's name ends in the release.
+/// Control planes and kubelets of other Kubernetes versions, for tests that upgrade a cluster. Each
+/// binary's name ends in the version.
 const CONTROL_PLANES: &[Recipe] = &[Recipe {
     module: "kubernetes-1.35.5",
     binaries: &[
@@ -135,7 +137,7 @@ const CONTROL_PLANES: &[Recipe] = &[Recipe {
 }];
 
 impl Recipe {
-    /// Builds the binaries if the cache has none, and puts them into `.dev/bin`.
+    /// Builds the binaries unless they are cached, and puts them into `.dev/bin`.
     pub async fn make(&self, layout: &Layout) -> Result<Made> {
         let source = layout.root().join("dev/go").join(self.module);
         let version = Command::new("go")
@@ -167,14 +169,15 @@ impl Recipe {
         })
         .await
         .with_context(|| format!("building {}", self.module))?;
-        fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+        fs::create_dir_all(layout.bin()).context("creating .dev/bin")?;
         for (_, binary) in self.binaries {
             link(&result.join(binary), &layout.binary(binary))?;
         }
         Ok(made)
     }
 
-    /// Clients cannot parse the version of a Kubernetes binary that was not told one.
+    /// Linker flags that set the Kubernetes version. Clients cannot parse the version of a
+    /// Kubernetes binary built without them.
     fn to_linker_flags(&self) -> String {
         let mut flags = "-s -w".to_owned();
         if let Some(version) = self.kubernetes {
@@ -195,17 +198,17 @@ impl Recipe {
     }
 }
 
-/// The control plane and the kubelet of a release other than the host's.
+/// Control plane and kubelet of a version other than the host's.
 pub fn find_control_plane(release: &str) -> Option<&'static Recipe> {
     CONTROL_PLANES.iter().find(|recipe| recipe.kubernetes == Some(release))
 }
 
-/// The releases other than the host's that can be built.
+/// Versions other than the host's that can be built.
 pub fn other_releases() -> impl Iterator<Item = &'static str> {
     CONTROL_PLANES.iter().filter_map(|recipe| recipe.kubernetes)
 }
 
-/// The folder of a module that one of ours requires, for files that are not Go.
+/// Source folder of a required module, for files that are not Go.
 pub async fn module_dir(layout: &Layout, module: &str, path: &str) -> Result<PathBuf> {
     let dir = Command::new("go")
         .args(["list", "-m", "-f", "{{.Dir}}", path])
@@ -217,7 +220,7 @@ pub async fn module_dir(layout: &Layout, module: &str, path: &str) -> Result<Pat
     Ok(PathBuf::from(dir.trim()))
 }
 
-/// Names and contents below a folder, in order.
+/// Reads file names and contents below a folder, sorted by name.
 fn read_tree(dir: &Path, into: &mut Vec<Vec<u8>>) -> Result<()> {
     let mut entries: Vec<_> = fs::read_dir(dir)
         .with_context(|| format!("reading {}", dir.display()))?
@@ -240,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kubernetes_is_told_its_version() {
+    fn kubernetes_gets_its_version_at_link_time() {
         let kubernetes = RECIPES.iter().find(|recipe| recipe.module == "kubernetes").unwrap();
         let flags = kubernetes.to_linker_flags();
         assert!(flags.contains("version.gitVersion=v1.35.4 "), "{flags}");

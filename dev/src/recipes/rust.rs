@@ -1,12 +1,12 @@
-//! This workspace's own binaries.
+//! Builds this workspace's binaries.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{copy, make_executable, same_file};
 use crate::command::Command;
+use crate::files::{copy, make_executable, same_file};
 use crate::layout::Layout;
 
 /// Package and binary of each.
@@ -20,7 +20,7 @@ pub const BINARIES: &[(&str, &str)] = &[
     ("yoke-worker", "yoke-worker"),
 ];
 
-/// How this workspace is built.
+/// Cargo profile of this workspace's binaries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Profile {
     /// Fast to build.
@@ -29,7 +29,8 @@ pub enum Profile {
     Release,
 }
 
-/// Builds all of them in one run of cargo and copies those that changed into `.dev/bin`. Returns how many changed.
+/// Builds all binaries in one cargo run and copies changed ones into `.dev/bin`. Returns how many
+/// changed.
 pub async fn make(layout: &Layout, profile: Profile) -> Result<usize> {
     let built = build(layout, profile).await?;
     let changed = install(layout, &built, BINARIES.iter().map(|(_, binary)| *binary))?;
@@ -37,7 +38,7 @@ pub async fn make(layout: &Layout, profile: Profile) -> Result<usize> {
     Ok(changed)
 }
 
-/// Builds all of them. Returns the folder that they are in.
+/// Builds all binaries. Returns the folder with the results.
 pub async fn build(layout: &Layout, profile: Profile) -> Result<PathBuf> {
     let (name, folder) = match profile {
         Profile::Dev => ("dev", "debug"),
@@ -56,37 +57,37 @@ pub async fn build(layout: &Layout, profile: Profile) -> Result<PathBuf> {
     Ok(target.join(folder))
 }
 
-/// What kubectl runs to complete the plugin's words.
+/// Installs the script that kubectl runs to complete arguments of the plugin.
 async fn install_completion(layout: &Layout) -> Result<()> {
     let script = Command::new(layout.binary("kubectl-yoke"))
         .args(["completion", "kubectl"])
         .output()
         .await
-        .context("asking the plugin for kubectl's completion")?;
+        .context("generating kubectl's completion script with the plugin")?;
     let file = layout.binary("kubectl_complete-yoke");
     fs::write(&file, script).with_context(|| format!("writing {}", file.display()))?;
     make_executable(&file)
 }
 
-/// Copies this very program, as which the supervisor runs. True when it changed.
+/// Installs a copy of this program, which the supervisor runs. Returns true if the program changed.
 pub fn install_self(layout: &Layout) -> Result<bool> {
     let own = std::env::current_exe().context("finding this program's own binary")?;
     let installed = layout.binary("yoke-dev");
     if own == installed || same_file(&own, &installed) {
         return Ok(false);
     }
-    fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+    fs::create_dir_all(layout.bin()).context("creating .dev/bin")?;
     copy(&own, &installed).context("installing yoke-dev")?;
     Ok(true)
 }
 
 fn install<'a>(layout: &Layout, built: &Path, binaries: impl Iterator<Item = &'a str>) -> Result<usize> {
-    fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+    fs::create_dir_all(layout.bin()).context("creating .dev/bin")?;
     let mut changed = 0;
     for binary in binaries {
         let (built, installed) = (built.join(binary), layout.binary(binary));
         if !same_file(&built, &installed) {
-            // A copy: cargo may write to its own file while a process runs from this one.
+            // A copy: cargo may overwrite its own file while a process runs from this one.
             copy(&built, &installed).with_context(|| format!("installing {binary}"))?;
             changed += 1;
         }

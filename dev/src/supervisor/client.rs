@@ -1,4 +1,4 @@
-//! Talking to the daemon, and starting it.
+//! Client of the daemon; also starts the daemon.
 
 use std::io;
 use std::path::Path;
@@ -18,15 +18,15 @@ const REPLY_LIMIT: Duration = Duration::from_secs(180);
 const START_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(150);
 const LOG_LINES: usize = 15;
-/// A process that ends this often while it is waited for will not come up by itself.
+/// Number of restarts after which a service counts as crash-looping, and waiting for it ends.
 const CRASH_LOOP: u32 = 6;
 
-/// One request to the daemon.
-pub async fn ask(layout: &Layout, request: &Request) -> Result<Reply> {
+/// Sends one request to the daemon and returns the reply.
+pub async fn request(layout: &Layout, message: &Request) -> Result<Reply> {
     let exchange = async {
         let stream = UnixStream::connect(layout.control_socket()).await?;
         let (reader, mut writer) = stream.into_split();
-        let mut line = serde_json::to_vec(request)?;
+        let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         writer.write_all(&line).await?;
         let mut answer = String::new();
@@ -36,31 +36,32 @@ pub async fn ask(layout: &Layout, request: &Request) -> Result<Reply> {
     let answer = tokio::time::timeout(REPLY_LIMIT, exchange)
         .await
         .context("the supervisor does not answer")?
-        .context("asking the supervisor")?;
-    match serde_json::from_str(&answer).context("reading the supervisor's answer")? {
+        .context("sending a request to the supervisor")?;
+    match serde_json::from_str(&answer).context("parsing the supervisor's reply")? {
         Reply::Refused(reason) => bail!("{reason}"),
         reply => Ok(reply),
     }
 }
 
-/// Every service the daemon keeps, probed now; nothing when no daemon runs.
+/// Every service of the daemon, with health checks. `None` if no daemon runs.
 pub async fn status(layout: &Layout) -> Option<Vec<ServiceStatus>> {
-    ask_status(layout, true).await
+    request_status(layout, true).await
 }
 
-/// Every service the daemon keeps, not probed; nothing when no daemon runs.
+/// Every service of the daemon, without health checks. `None` if no daemon runs.
 pub async fn processes(layout: &Layout) -> Option<Vec<ServiceStatus>> {
-    ask_status(layout, false).await
+    request_status(layout, false).await
 }
 
-async fn ask_status(layout: &Layout, probe: bool) -> Option<Vec<ServiceStatus>> {
-    match ask(layout, &Request::Status { probe }).await {
+async fn request_status(layout: &Layout, probe: bool) -> Option<Vec<ServiceStatus>> {
+    match request(layout, &Request::Status { probe }).await {
         Ok(Reply::Status(services)) => Some(services),
         _ => None,
     }
 }
 
-/// Starts the daemon of a node in the node's namespace; one of another build hands over to it.
+/// Starts the daemon of a node in the node's namespace. With `replace`, a running daemon hands over
+/// first.
 pub async fn start_daemon(node: &Node, replace: bool) -> Result<()> {
     let layout = &node.layout;
     let running = processes(layout).await.is_some();
@@ -68,11 +69,11 @@ pub async fn start_daemon(node: &Node, replace: bool) -> Result<()> {
         return Ok(());
     }
     if running {
-        ask(layout, &Request::HandOver)
+        request(layout, &Request::HandOver)
             .await
             .context("handing over to a new supervisor")?;
     }
-    // The daemon must not hold the pipes that this command reads, or it would be waited for.
+    // The daemon must not inherit the pipes of this command, or this command would wait for it.
     let script = r#"exec setsid --fork "$0" supervise --node "$2" >>"$1" 2>&1 </dev/null"#;
     node.enter("sh")
         .args(["-c", script])
@@ -96,30 +97,33 @@ pub async fn start_daemon(node: &Node, replace: bool) -> Result<()> {
     Ok(())
 }
 
-/// Tells the daemon to keep a service.
-pub async fn keep(layout: &Layout, service: Service) -> Result<()> {
+/// Makes the daemon run a service.
+pub async fn run_service(layout: &Layout, service: Service) -> Result<()> {
     let name = service.name.clone();
-    ask(layout, &Request::Keep(Box::new(service)))
+    request(layout, &Request::Keep(Box::new(service)))
         .await
         .with_context(|| format!("starting {name}"))?;
     Ok(())
 }
 
-/// Waits until a service's probe succeeds.
+/// Waits until a service is healthy.
 pub async fn wait_healthy(layout: &Layout, name: &str, limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     let mut first_restarts: Option<u32> = None;
     loop {
         let services = status(layout).await.context("the supervisor does not answer")?;
         let Some(service) = services.into_iter().find(|service| service.name == name) else {
-            bail!("the supervisor does not know {name}");
+            bail!("the supervisor has no service {name}");
         };
         let Some(problem) = service.problem else { return Ok(()) };
         let restarts = service
             .restarts
             .saturating_sub(*first_restarts.get_or_insert(service.restarts));
         if restarts >= CRASH_LOOP {
-            bail!("{name} ended {restarts} times: {problem}\n{}", log_tail(&service.log));
+            bail!(
+                "{name} is crash-looping, with {restarts} restarts: {problem}\n{}",
+                log_tail(&service.log)
+            );
         }
         if Instant::now() > deadline {
             bail!(
@@ -131,7 +135,7 @@ pub async fn wait_healthy(layout: &Layout, name: &str, limit: Duration) -> Resul
     }
 }
 
-/// The last lines of a log, and where the others are.
+/// Last lines of a log, and its path.
 pub fn log_tail(log: &Path) -> String {
     let text = std::fs::read(log)
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())

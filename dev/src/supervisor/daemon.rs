@@ -1,4 +1,4 @@
-//! The daemon: owns the keepers, answers the control socket.
+//! The daemon: owns the runners and serves the control socket.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,21 +10,21 @@ use anyhow::{Context, Result};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::keeper::{Keeper, STOP_LIMIT, State};
+use super::runner::{Runner, STOP_LIMIT, State};
 use super::{Reply, Request, Service, ServiceStatus};
 use crate::cgroups::Cgroups;
 use crate::layout::Layout;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
-/// What is shut down is removed next: nothing is lost by not waiting for kube-apiserver's watches.
+/// Stopped services are deleted next, so there is no need to wait for kube-apiserver's watches.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
-/// Ended daemons are replaced after this; a daemon that cannot start at all does not take the machine with it.
+/// Delay before an exited daemon is replaced. It limits the load if the daemon cannot start at all.
 const GUARD_PAUSE: Duration = Duration::from_millis(300);
 
-/// The services in the order in which they were first kept, which is the order in which they depend on each other.
+/// The runners are ordered by first start, which is the order of their dependencies.
 struct Daemon {
     layout: Layout,
-    keepers: Vec<Keeper>,
+    runners: Vec<Runner>,
 }
 
 enum After {
@@ -32,13 +32,13 @@ enum After {
     End,
 }
 
-/// Runs a daemon, and another one when that is killed, until one ends of itself.
+/// Runs a daemon, and replaces it when it is killed, until a daemon exits with success.
 pub async fn guard(layout: &Layout) -> Result<()> {
     let program = std::env::current_exe().context("finding the supervisor's own binary")?;
-    Cgroups::discover(&layout.group())?.join_host(std::process::id())?;
+    Cgroups::discover(&layout.control_group())?.join_host(std::process::id())?;
     loop {
         let status = tokio::process::Command::new(&program)
-            .args(["supervise", "--unguarded", "--node", &layout.number().to_string()])
+            .args(["supervise", "--unguarded", "--node", &layout.node_number().to_string()])
             .current_dir(layout.root())
             .status()
             .await
@@ -46,54 +46,61 @@ pub async fn guard(layout: &Layout) -> Result<()> {
         if status.success() {
             return Ok(());
         }
-        log(layout, &format!("the daemon ended with {status}; starting another"));
+        log(
+            layout,
+            &format!("the daemon exited with {status}; starting another one"),
+        );
         tokio::time::sleep(GUARD_PAUSE).await;
     }
 }
 
-/// Runs a daemon until it is told to end.
+/// Runs a daemon until a request ends it.
 pub async fn run(layout: Layout) -> Result<()> {
-    Cgroups::discover(&layout.group())?.join_host(std::process::id())?;
+    Cgroups::discover(&layout.control_group())?.join_host(std::process::id())?;
     for dir in [services_dir(&layout), pids_dir(&layout), layout.log()] {
-        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     }
     let socket = layout.control_socket();
     let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket).with_context(|| format!("listening on {}", socket.display()))?;
     let mut daemon = Daemon {
-        keepers: Vec::new(),
+        runners: Vec::new(),
         layout,
     };
     daemon.take_over()?;
     log(
         &daemon.layout,
-        &format!("daemon {} keeps {} services", std::process::id(), daemon.keepers.len()),
+        &format!(
+            "daemon {} supervises {} services",
+            std::process::id(),
+            daemon.runners.len()
+        ),
     );
     loop {
         let (stream, _) = listener.accept().await.context("accepting on the control socket")?;
         match tokio::time::timeout(REQUEST_LIMIT, read(stream)).await {
             Ok(Ok((request, stream))) => {
-                let (reply, after) = daemon.obey(request).await;
+                let (reply, after) = daemon.handle(request).await;
                 answer(stream, &reply).await;
                 if let After::End = after {
                     return Ok(());
                 }
             }
             Ok(Err(error)) => log(&daemon.layout, &format!("unreadable request: {error:#}")),
-            Err(_) => log(&daemon.layout, "a request did not come in time"),
+            Err(_) => log(&daemon.layout, "a client connected but sent no request in time"),
         }
     }
 }
 
 impl Daemon {
-    /// Keeps what the former daemon was told to keep.
+    /// Starts the services that the previous daemon persisted.
     fn take_over(&mut self) -> Result<()> {
         let mut found = BTreeMap::new();
         for entry in fs::read_dir(services_dir(&self.layout))
-            .context("reading the services to keep")?
+            .context("reading the persisted services")?
             .flatten()
         {
-            // A file that was being written when the machine stopped is made again by the next `up`.
+            // A file that was incomplete at a crash is written again by the next `up`.
             let complete = entry.path().extension().is_some_and(|extension| extension == "json");
             let service = fs::read(entry.path())
                 .ok()
@@ -111,31 +118,31 @@ impl Daemon {
     fn spawn(&mut self, service: Service) {
         let log = self.log_file(&service.name);
         let record = pids_dir(&self.layout).join(format!("{}.json", service.name));
-        self.keepers.push(Keeper::spawn(service, log, record));
+        self.runners.push(Runner::spawn(service, log, record));
     }
 
-    async fn obey(&mut self, request: Request) -> (Reply, After) {
+    async fn handle(&mut self, request: Request) -> (Reply, After) {
         let reply = match request {
-            Request::Keep(service) => self.keep(*service).await,
-            Request::Restart(name) => match self.keepers.iter().find(|keeper| keeper.service.name == name) {
-                Some(keeper) => {
-                    keeper.restart().await;
+            Request::Keep(service) => self.set_service(*service).await,
+            Request::Restart(name) => match self.runners.iter().find(|runner| runner.service.name == name) {
+                Some(runner) => {
+                    runner.restart().await;
                     Ok(Reply::Done)
                 }
                 None => Ok(Reply::Refused(format!("no service is called {name}"))),
             },
             Request::Status { probe } => Ok(Reply::Status(self.status(probe).await)),
             Request::HandOver => {
-                for keeper in self.keepers.drain(..) {
-                    keeper.leave().await;
+                for runner in self.runners.drain(..) {
+                    runner.detach().await;
                 }
                 return (Reply::Done, After::End);
             }
             Request::Shutdown => {
                 let stops: Vec<_> = self
-                    .keepers
+                    .runners
                     .drain(..)
-                    .map(|keeper| tokio::spawn(keeper.stop(SHUTDOWN_LIMIT)))
+                    .map(|runner| tokio::spawn(runner.stop(SHUTDOWN_LIMIT)))
                     .collect();
                 for stop in stops {
                     let _ = stop.await;
@@ -149,49 +156,49 @@ impl Daemon {
         )
     }
 
-    async fn keep(&mut self, service: Service) -> Result<Reply> {
+    async fn set_service(&mut self, service: Service) -> Result<Reply> {
         let at = self
-            .keepers
+            .runners
             .iter()
-            .position(|keeper| keeper.service.name == service.name);
-        if at.is_some_and(|at| self.keepers[at].service == service) {
+            .position(|runner| runner.service.name == service.name);
+        if at.is_some_and(|at| self.runners[at].service == service) {
             return Ok(Reply::Done);
         }
         // The number keeps the order for the next daemon.
-        let number = at.unwrap_or(self.keepers.len());
+        let number = at.unwrap_or(self.runners.len());
         let file = services_dir(&self.layout).join(format!("{number:02}-{}.json", service.name));
         let partial = file.with_extension("partial");
         fs::write(&partial, serde_json::to_vec_pretty(&service)?).context("recording a service")?;
         fs::rename(&partial, &file).context("recording a service")?;
         match at {
             None => self.spawn(service),
-            Some(at) if self.keepers[at].service.same_process(&service) => self.keepers[at].service = service,
+            Some(at) if self.runners[at].service.same_process(&service) => self.runners[at].service = service,
             Some(at) => {
-                self.keepers.remove(at).stop(STOP_LIMIT).await;
+                self.runners.remove(at).stop(STOP_LIMIT).await;
                 self.spawn(service);
-                let keeper = self.keepers.pop().context("a keeper was just added")?;
-                self.keepers.insert(at, keeper);
+                let runner = self.runners.pop().context("a runner was just added")?;
+                self.runners.insert(at, runner);
             }
         }
         Ok(Reply::Done)
     }
 
     async fn status(&self, probe: bool) -> Vec<ServiceStatus> {
-        let probes = self.keepers.iter().map(|keeper| {
-            let ask = keeper.service.probe.clone();
-            tokio::spawn(async move { if probe { ask.ask().await } else { None } })
+        let probes = self.runners.iter().map(|runner| {
+            let health = runner.service.probe.clone();
+            tokio::spawn(async move { if probe { health.check().await } else { None } })
         });
         let probes: Vec<_> = probes.collect();
         let mut services = Vec::new();
-        for (keeper, probe) in self.keepers.iter().zip(probes) {
+        for (runner, probe) in self.runners.iter().zip(probes) {
             let answer = probe.await.unwrap_or_else(|error| Some(error.to_string()));
-            let state = keeper.state();
+            let state = runner.state();
             services.push(ServiceStatus {
-                name: keeper.service.name.clone(),
+                name: runner.service.name.clone(),
                 pid: state.pid,
                 restarts: state.restarts,
-                problem: judge(&state, answer),
-                log: self.log_file(&keeper.service.name),
+                problem: to_problem(&state, answer),
+                log: self.log_file(&runner.service.name),
             });
         }
         services
@@ -202,8 +209,9 @@ impl Daemon {
     }
 }
 
-/// A probe can be answered by a stranger; without a process of its own a service does not work.
-fn judge(state: &State, probe: Option<String>) -> Option<String> {
+/// Judges a service. Without a running process it is down, even if another process answers the
+/// probe.
+fn to_problem(state: &State, probe: Option<String>) -> Option<String> {
     match (&state.pid, &state.last_end) {
         (None, Some(end)) => Some(format!("not running: {end}")),
         (None, None) => Some("not started yet".to_owned()),
@@ -221,7 +229,7 @@ async fn read(stream: UnixStream) -> Result<(Request, UnixStream)> {
 async fn answer(mut stream: UnixStream, reply: &Reply) {
     if let Ok(mut line) = serde_json::to_vec(reply) {
         line.push(b'\n');
-        // Whoever asked may be gone.
+        // The client may have gone.
         let _ = stream.write_all(&line).await;
     }
 }

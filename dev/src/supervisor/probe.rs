@@ -1,4 +1,4 @@
-//! Asking a service whether it works.
+//! Runs the health check of a service.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ const LIMIT: Duration = Duration::from_secs(4);
 const ANSWER_LIMIT: u64 = 4096;
 
 impl Probe {
-    /// Nothing when the service works, else what is wrong.
-    pub(super) async fn ask(&self) -> Option<String> {
+    /// Returns `None` if the service is healthy, else the reason.
+    pub(super) async fn check(&self) -> Option<String> {
         match self {
             Self::Http { address, path } => match tokio::time::timeout(LIMIT, get(address, path)).await {
-                Ok(Ok(answer)) => judge(&answer),
+                Ok(Ok(answer)) => to_problem(&answer),
                 Ok(Err(error)) => Some(format!("{address}: {error}")),
                 Err(_) => Some(format!("{address} did not answer within {LIMIT:?}")),
             },
@@ -40,7 +40,7 @@ async fn get(address: &str, path: &str) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-fn judge(answer: &str) -> Option<String> {
+fn to_problem(answer: &str) -> Option<String> {
     let status = answer.lines().next().unwrap_or_default();
     if status.split(' ').nth(1) == Some("200") {
         return None;
@@ -70,7 +70,7 @@ mod tests {
             ("silence", "", Some("")),
         ];
         for (rule, answer, expected) in table {
-            assert_eq!(judge(answer).as_deref(), expected, "{rule}");
+            assert_eq!(to_problem(answer).as_deref(), expected, "{rule}");
         }
     }
 }

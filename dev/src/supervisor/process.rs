@@ -1,4 +1,4 @@
-//! One process: started by this daemon, or taken over from a former one.
+//! One process, either started by this daemon or adopted from a previous daemon.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +12,13 @@ use tokio::process::{Child, Command};
 
 use super::Service;
 
-/// A log longer than this is put aside when its process starts.
+/// A log longer than this, in bytes, is rotated when its process starts.
 const LOG_LIMIT: u64 = 32 << 20;
 const ADOPTED_POLL: Duration = Duration::from_millis(250);
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A process as it is written down. The start time (in clock ticks since boot) tells it from another one that got its
-/// pid later.
+/// Persisted facts about a process. The start time, in clock ticks since boot, tells it from a
+/// later process with the same pid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) pid: u32,
@@ -34,9 +34,9 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts the service's process.
+    /// Starts the process of a service.
     pub(super) fn start(service: &Service, log: &Path, record_file: &Path) -> Result<Self> {
-        let (program, args) = service.command.split_first().context("a service without a command")?;
+        let (program, args) = service.command.split_first().context("the service has no command")?;
         rotate(log);
         let log = fs::OpenOptions::new()
             .create(true)
@@ -53,7 +53,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
-            // A terminal's Ctrl-C is for the command that was typed there.
+            // Ctrl-C in a terminal must not reach the service.
             .process_group(0)
             .spawn()
             .with_context(|| format!("starting {program}"))?;
@@ -62,7 +62,7 @@ impl Process {
                 record,
                 child: Some(child),
             }),
-            // Without a record the next daemon would start a second one beside it.
+            // Without a record, the next daemon would start a second process beside it.
             Err(error) => {
                 let _ = child.start_kill();
                 Err(error)
@@ -70,13 +70,13 @@ impl Process {
         }
     }
 
-    /// Takes over the process of a former daemon, if it still runs.
+    /// Adopts the process of a previous daemon, if it still runs.
     pub(super) fn adopt(record_file: &Path) -> Option<Self> {
         let record: Record = serde_json::from_slice(&fs::read(record_file).ok()?).ok()?;
         (start_time(record.pid) == Some(record.start_time)).then_some(Self { record, child: None })
     }
 
-    /// The service as it was when the process was started.
+    /// The service as it was when the process started.
     pub(super) fn service(&self) -> &Service {
         &self.record.service
     }
@@ -85,7 +85,7 @@ impl Process {
         self.record.pid
     }
 
-    /// Waits until the process has ended, and says how.
+    /// Waits until the process exits, and returns how.
     pub(super) async fn wait(&mut self) -> String {
         if let Some(child) = &mut self.child {
             return match child.wait().await {
@@ -99,7 +99,7 @@ impl Process {
         "ended".to_owned()
     }
 
-    /// Asks the process to end, and makes it when it has not within `limit`.
+    /// Sends SIGTERM, and SIGKILL if the process has not exited within `limit`.
     pub(super) async fn stop(mut self, limit: Duration) {
         self.signal(Signal::TERM);
         if tokio::time::timeout(limit, self.wait()).await.is_err() {
@@ -113,14 +113,14 @@ impl Process {
             return;
         }
         if let Some(pid) = i32::try_from(self.record.pid).ok().and_then(Pid::from_raw) {
-            // A process that has ended since is what is wanted.
+            // The process may have exited in the meantime.
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
 }
 
 fn write_record(child: &Child, service: &Service, file: &Path) -> Result<Record> {
-    let pid = child.id().context("the process ended before it had a pid")?;
+    let pid = child.id().context("the process exited before it had a pid")?;
     let start_time = start_time(pid).context("reading the start time of a process that was just started")?;
     let record = Record {
         pid,
@@ -137,13 +137,13 @@ fn rotate(log: &Path) {
     }
 }
 
-/// The start time of a process; nothing when it has ended, be it not yet waited for.
+/// Start time of a process. `None` if it has exited, even if it is still a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The name, in parentheses, may hold anything: the fields are counted from its end. State is the third field of the
-/// file, the start time the twenty-second.
+/// Parses `/proc/<pid>/stat`. The name, in parentheses, may contain anything, so fields are counted
+/// from its end. The state is the third field of the file, the start time the twenty-second.
 fn parse_stat(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
@@ -180,7 +180,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let sign = dir.path().join("sign");
         let mut service = sleeper("60");
-        // Alive as long as the file grows.
+        // The process is alive as long as the file grows.
         let script = format!("while sleep 0.05; do echo x >> {}; done", sign.display());
         service.command = ["sh", "-c", &script].map(String::from).to_vec();
         let nowhere = dir.path().join("missing/record");

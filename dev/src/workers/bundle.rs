@@ -1,4 +1,5 @@
-//! What a worker is made of, as `yoke-worker` reads it: the stack's own programs, images made of them, and their digests.
+//! Packs the bundle of a worker, in the form that `yoke-worker` reads: the stack's programs, images
+//! of them, and their digests.
 //!
 //! ```text
 //!   .dev/bin, Debian's containerd and runc ──links──▶ .dev/bundle/…        ─┐
@@ -10,23 +11,25 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::command::Command;
-use crate::host_cluster::find_program;
+use crate::command::{Command, find_program};
+use crate::files::link;
 use crate::images;
+use crate::images::contents::stamp;
 use crate::layout::Layout;
-use crate::recipes::{Made, go, link};
+use crate::recipes::{Made, go};
 use crate::releases;
 
-/// Those of other releases too, of a stack that has such: a worker that is asked to follow takes the one of its name.
+/// Kubelets of other versions are added if the stack has them. A worker that follows an upgrade
+/// takes the one with its version.
 const KUBELET: &str = "kubelet";
-/// In `.dev/bin`.
+/// Programs in `.dev/bin`.
 const BUILT: &[&str] = &[KUBELET, "ctr", "bridge", "host-local", "loopback", "portmap"];
-/// Debian's.
+/// Programs of Debian packages.
 const INSTALLED: &[&str] = &["containerd", "containerd-shim-runc-v2", "runc"];
-/// Where it is kept what the bundle was made of.
+/// File that records what the bundle was made of.
 const STAMP: &str = ".stamp";
 
-/// Makes the bundle, unless there is one of the programs as they are.
+/// Makes the bundle, unless the existing one was made of the same programs.
 pub(super) async fn make(layout: &Layout) -> Result<Made> {
     let mut programs = Vec::new();
     for name in BUILT {
@@ -44,17 +47,17 @@ pub(super) async fn make(layout: &Layout) -> Result<Made> {
     }
     let images = images::plan_for_workers(layout).await?;
     let sources = programs.iter().map(|(_, path)| path);
-    let stamp = images::stamp(sources.chain(images.iter().flat_map(images::Plan::paths)))?;
+    let stamp = stamp(sources.chain(images.iter().flat_map(images::PlannedImage::paths)))?;
     let folder = layout.bundle();
     if fs::read_to_string(folder.join(STAMP)).is_ok_and(|made_of| made_of == stamp) {
         return Ok(Made::Cached);
     }
     let partial = folder.with_extension("partial");
     let _ = fs::remove_dir_all(&partial);
-    fs::create_dir_all(partial.join("images")).with_context(|| format!("making {}", partial.display()))?;
+    fs::create_dir_all(partial.join("images")).with_context(|| format!("creating {}", partial.display()))?;
     let mut names = Vec::new();
     for (name, path) in &programs {
-        // What is found may be a link itself.
+        // The program may be a symbolic link.
         let path = path.canonicalize().with_context(|| format!("finding {name}"))?;
         link(&path, &partial.join(name))?;
         names.push(PathBuf::from(name));
@@ -66,8 +69,8 @@ pub(super) async fn make(layout: &Layout) -> Result<Made> {
     }
     let sums = Command::new("sha256sum").args(&names).dir(&partial).output().await?;
     fs::write(partial.join("SHA256SUMS"), sums).context("writing the bundle's digests")?;
-    fs::write(partial.join(STAMP), stamp).context("completing the bundle")?;
+    fs::write(partial.join(STAMP), stamp).context("marking the bundle as complete")?;
     let _ = fs::remove_dir_all(&folder);
-    fs::rename(&partial, &folder).with_context(|| format!("keeping {}", folder.display()))?;
+    fs::rename(&partial, &folder).with_context(|| format!("storing {}", folder.display()))?;
     Ok(Made::Built)
 }

@@ -1,7 +1,8 @@
-//! What the host's owner adds to the ingress's Envoy by a ConfigMap, on the whole stack: it is watched, served, refused with an
-//! event, and taken away.
+//! Configuration that the host's owner adds to the ingress's Envoy with a ConfigMap, on the whole
+//! stack. It is watched, served, rejected with an event, and removed.
 //!
-//! Not beside other tests: what is refused is a warning in a log that they read.
+//! This test cannot run beside others: a rejected configuration causes a warning in a log that they
+//! check.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use tokio::process::Command;
-use yoke_e2e::{Stack, network, run, wait_until};
+use yoke_e2e::{Stack, eventually, network, run, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const NAMESPACE: &str = "yoke-system";
@@ -17,7 +18,7 @@ const NAME: &str = "yoke-ingress-base";
 const PORT: u16 = 8085;
 const ADMIN_PORT: u16 = 9901;
 
-/// A listener that answers with a text.
+/// A ConfigMap with a listener that answers with `text`.
 fn config_map(listener: &str, port: u16, text: &str) -> String {
     let route = json!({"match": {"prefix": "/"}, "directResponse": {"status": 200, "body": {"inlineString": text}}});
     let extensions = "type.googleapis.com/envoy.extensions.filters";
@@ -44,7 +45,7 @@ fn config_map(listener: &str, port: u16, text: &str) -> String {
     .to_string()
 }
 
-/// What the listener answers, asked in Envoy's network.
+/// The listener's answer to a request in Envoy's network namespace.
 async fn get(envoy: u32) -> Result<String> {
     let script = format!(
         "exec 3<>/dev/tcp/127.0.0.1/{PORT} && printf 'GET / HTTP/1.1\\r\\nHost: a\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3"
@@ -54,27 +55,29 @@ async fn get(envoy: u32) -> Result<String> {
     run(command, Duration::from_secs(10)).await?.ok()
 }
 
-async fn serves(envoy: u32, text: &str) -> Result<()> {
-    wait_until(text, LIMIT, || async { Ok(get(envoy).await?.ends_with(text)) }).await
+async fn wait_served(envoy: u32, text: &str) -> Result<()> {
+    let what = format!("the answer {text:?}");
+    eventually(&what, LIMIT, async || get(envoy).await, |answer| answer.ends_with(text)).await?;
+    Ok(())
 }
 
 /// Waits for an event on the ConfigMap.
-async fn told(stack: &Stack, reason: &str, text: &str) -> Result<()> {
+async fn wait_for_event(stack: &Stack, reason: &str, text: &str) -> Result<()> {
     let selector = format!("involvedObject.name={NAME},reason={reason}");
-    wait_until(&format!("an event {reason}"), LIMIT, || async {
-        let events = [
-            "get",
-            "events",
-            "-n",
-            NAMESPACE,
-            "--field-selector",
-            &selector,
-            "-o",
-            "jsonpath={.items[*].message}",
-        ];
-        Ok(stack.host_kubectl(&events).await?.ok()?.contains(text))
-    })
-    .await
+    let events = [
+        "get",
+        "events",
+        "-n",
+        NAMESPACE,
+        "--field-selector",
+        &selector,
+        "-o",
+        "jsonpath={.items[*].message}",
+    ];
+    let find = async || stack.host_kubectl(&events).await?.ok();
+    let what = format!("an event {reason} with {text:?}");
+    eventually(&what, LIMIT, find, |messages| messages.contains(text)).await?;
+    Ok(())
 }
 
 async fn is_refused(stack: &Stack) -> Result<bool> {
@@ -86,26 +89,29 @@ async fn is_refused(stack: &Stack) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn owners_page_is_served_changed_and_taken_away() -> Result<()> {
+async fn owners_listener_is_served_changed_and_removed() -> Result<()> {
     let stack = Stack::connect().await?;
     let pod = network::pod(&stack, NAMESPACE, "app.kubernetes.io/name=envoy").await?;
     let envoy = network::container_pid(&stack, &pod, "envoy").await?;
-    // Events of earlier runs have other names.
+    // A unique name, because events of earlier runs remain.
     let listener = format!("page-{}", Timestamp::now().as_second());
 
     stack.apply(&config_map(&listener, PORT, "first")).await?.ok()?;
-    serves(envoy, "first").await?;
-    told(&stack, "BaseConfigServed", "1 resources are served.").await?;
+    wait_served(envoy, "first").await?;
+    wait_for_event(&stack, "BaseConfigServed", "1 resources are served.").await?;
 
     stack.apply(&config_map(&listener, ADMIN_PORT, "second")).await?.ok()?;
     let reason = format!("listeners {listener}: listens on port {ADMIN_PORT}");
-    told(&stack, "BaseConfigRefused", &reason).await?;
-    ensure!(is_refused(&stack).await?, "the metric does not say so");
-    ensure!(get(envoy).await?.ends_with("first"), "the last good one stays");
+    wait_for_event(&stack, "BaseConfigRefused", &reason).await?;
+    ensure!(is_refused(&stack).await?, "the metric does not report the refusal");
+    ensure!(
+        get(envoy).await?.ends_with("first"),
+        "the last valid configuration is not served"
+    );
 
     stack.apply(&config_map(&listener, PORT, "third")).await?.ok()?;
-    serves(envoy, "third").await?;
-    ensure!(!is_refused(&stack).await?, "the metric does not say that it is mended");
+    wait_served(envoy, "third").await?;
+    ensure!(!is_refused(&stack).await?, "the metric still reports a refusal");
 
     let delete = ["delete", "configmap", NAME, "-n", NAMESPACE];
     stack.host_kubectl(&delete).await?.ok()?;
@@ -116,7 +122,7 @@ async fn owners_page_is_served_changed_and_taken_away() -> Result<()> {
     let again = network::pod(&stack, NAMESPACE, "app.kubernetes.io/name=envoy").await?;
     ensure!(
         network::container_pid(&stack, &again, "envoy").await? == envoy,
-        "Envoy was started again"
+        "Envoy was restarted"
     );
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! kill -9 of any one process, and the replacement of any one pod, heals by itself, and nothing that was acknowledged is
-//! lost.
+//! The stack recovers from `kill -9` of any one process and from the replacement of any one pod. No
+//! acknowledged write is lost.
 //!
-//! One after the other: every loss disturbs the whole machine.
+//! The tests run one after the other, because every loss disturbs the whole stack.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,15 +20,15 @@ use yoke_e2e::{Expected, Stack, TenantFixture, Victim, wait_for};
 
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
 
-/// The key in a ConfigMap's data, and what stands there.
+/// Key in a ConfigMap's data, and its values.
 const STATE: &str = "state";
 const CREATED: &str = "created";
 const CHANGED: &str = "changed";
 
-/// What may be stored under each name.
+/// Allowed states of each object, by name.
 type Written = BTreeMap<String, Vec<Option<&'static str>>>;
 
-/// What Yoke's processes say of those that were killed.
+/// Lines that Yoke's processes log about killed processes.
 const LOSSES: [Expected; 22] = {
     const NATS: &str = "nats-server was killed";
     const HOST: &str = "the host's API server, or its store, was killed";
@@ -78,8 +78,9 @@ async fn is_acknowledged<T>(write: impl Future<Output = kube::Result<T>>) -> boo
     matches!(tokio::time::timeout(Duration::from_secs(5), write).await, Ok(Ok(_)))
 }
 
-/// Creates without pause until told to stop; changes one of three, and deletes one. Returns for each name whose creation was
-/// acknowledged which states it may be in, `None` being deleted: one, or two where the last write was not acknowledged.
+/// Creates objects continuously until stopped; changes every third one, and deletes every third
+/// one. Returns the allowed states of each object whose creation was acknowledged. `None` means
+/// deleted. There are two states if the last write was not acknowledged.
 async fn write_all_the_time(kubeconfig: &Path, prefix: &str, stop: Arc<AtomicBool>) -> Result<Written> {
     let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
     let (post, delete) = (PostParams::default(), DeleteParams::default());
@@ -136,7 +137,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         Victim::Supervised("kube-scheduler"),
     ];
 
-    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
+    let watch = HeldWatch::start(client(&kubeconfig).await?).await?;
     let stop = Arc::new(AtomicBool::new(false));
     let host_kubeconfig = stack.dir.join("host.kubeconfig");
     let writers =
@@ -173,24 +174,26 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
             .await?;
         }
         println!(
-            "{name}: process back after {back:?}, kubectl after {:?}",
+            "{name}: process restarted after {back:?}, kubectl after {:?}",
             killed.elapsed()
         );
     }
 
     watch.wait_for_more(50, HEAL_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
-    let told = watch.end()?.len();
-    println!("a watch told of {told} objects, paused {gap:.1?} and listed anew {lists} times");
-    // What kube-apiserver's cache had not told before its own end it cannot tell afterwards; all others' are survived.
-    ensure!(lists <= 1, "the watch listed anew {lists} times");
+    let delivered = watch.stop()?.len();
+    println!("a watch delivered {delivered} objects, paused {gap:.1?} and listed again {lists} times");
+    // An event that kube-apiserver's watch cache had not delivered before its own end is lost.
+    // Restarts of other processes need no new list.
+    ensure!(lists <= 1, "the watch listed again {lists} times");
     stop.store(true, Ordering::Relaxed);
     for (writer, kubeconfig) in writers.into_iter().zip([&kubeconfig, &host_kubeconfig]) {
-        let written = writer.await.context("a writer ended badly")??;
+        let written = writer.await.context("a writer panicked")??;
         ensure!(written.len() > 50, "only {} creations were acknowledged", written.len());
         let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
-        // A kubelet that starts within ten seconds of a container calls it not ready until it has asked it, and Services lead
-        // nobody there until their endpoints are written again: whoever connects anew may be refused once more.
+        // A kubelet that restarts soon after a container reports it as not ready until it has
+        // probed it. Until the endpoints are written again, Services route nowhere, and a new
+        // connection may be refused again.
         let listed = wait_for("the objects to be listed", HEAL_LIMIT, || async {
             Ok(Some(api.list(&ListParams::default()).await?))
         })
@@ -222,7 +225,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
     tenant.remove().await
 }
 
-/// A new pod has a new address and knows nothing of what was before it.
+/// A new pod has a new address and no state of the pod before it.
 #[tokio::test]
 async fn a_replaced_pod_is_followed() -> Result<()> {
     let stack = Stack::connect().await?;
@@ -230,7 +233,8 @@ async fn a_replaced_pod_is_followed() -> Result<()> {
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
     let hosted = hosted_namespace(&cluster)?;
     let control_plane = (hosted.as_str(), "yoke.drzzl.io/cluster=a");
-    // A control plane follows each part of the ingress: the new one has to learn where it went.
+    // Each part of the ingress is followed by a control plane: the new part must learn its new
+    // address.
     for (namespace, selector) in [
         control_plane,
         ("yoke-system", "app.kubernetes.io/name=yoke-ingress-xds"),
@@ -244,7 +248,7 @@ async fn a_replaced_pod_is_followed() -> Result<()> {
         stack.host_kubectl(&delete).await?.ok()?;
         let deleted = Instant::now();
         wait_for(
-            &format!("kubectl to work without the former {selector}"),
+            &format!("kubectl to work without the previous {selector}"),
             HEAL_LIMIT,
             || async {
                 let get = ["get", "namespaces", "--request-timeout=3s", "-o", "name"];

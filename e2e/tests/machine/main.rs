@@ -1,4 +1,5 @@
-//! What disturbs the whole machine, or is timed: one after the other (`--test-threads=1`).
+//! Tests that disturb the whole stack, or measure times. They run one after the other
+//! (`--test-threads=1`).
 
 mod base;
 mod healing;

@@ -1,5 +1,6 @@
-//! The README's `make` commands: a second `make up` beside the running stack, and `make status`. `make test` is what runs
-//! this, `make worker` is run by the tests of tenants, `make host-node` by the slow test of a lost node, and `make down` ends it.
+//! The README's `make` commands: a second `make up` beside the running stack, and `make status`.
+//! Other commands have other tests: `make test` runs this one, tests of tenants run `make worker`,
+//! and the slow test of a lost node runs `make host-node`. `make down` ends the test run.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +9,14 @@ use tokio::process::Command;
 use yoke_e2e::readme::{commands, root};
 use yoke_e2e::{Output, Stack, run};
 
-/// Runs `make TARGET` as a person would.
+/// Runs `make TARGET` as a user would.
 pub(crate) async fn make(target: &str, limit: Duration) -> Result<Output> {
     run(in_clone(target), limit).await
 }
 
 fn in_clone(target: &str) -> Command {
     let mut make = Command::new("make");
-    // As from a shell, not as from the `cargo` and the `make` that run this test.
+    // Removes variables of the `cargo` and the `make` that run this test.
     for variable in ["CARGO", "MAKEFLAGS", "MAKELEVEL"] {
         make.env_remove(variable);
     }
@@ -23,8 +24,9 @@ fn in_clone(target: &str) -> Command {
     make
 }
 
-/// What `make up` says at its end, as the README shows it: without this clone's folder, and without ages.
-fn to_farewell(said: &str) -> String {
+/// Final message of `make up`, as the README shows it: without this clone's folder and without
+/// ages.
+fn to_final_message(said: &str) -> String {
     let begin = said.find("1. The kubeconfig").unwrap_or_default();
     let clone = root().canonicalize().unwrap_or_default().display().to_string();
     let without_age = |line: &str| match line.split_once(" Active ") {
@@ -40,10 +42,10 @@ fn to_farewell(said: &str) -> String {
 }
 
 #[tokio::test]
-async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Result<()> {
+async fn second_up_restarts_nothing_and_prints_what_the_readme_shows() -> Result<()> {
     let stack = Stack::connect().await?;
     let before = stack.supervised_pid("kubelet").await?;
-    // As somebody leaves it who sends the cluster to sleep, and tests that are broken off.
+    // States that a user who sends the cluster to sleep, and interrupted tests, leave behind.
     for left in [
         &["cordon", "yoke-host"][..],
         &["taint", "node", "yoke-host", "yoke-e2e/full=:NoSchedule"],
@@ -59,20 +61,20 @@ async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Resu
     ] {
         stack.host_kubectl(left).await?.ok()?;
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let said = make("up", Duration::from_secs(600)).await?.ok()?;
-    println!("the second `make up` took {:?}", begun.elapsed());
-    for mended in [
-        "yoke-host took no pods, and takes them again",
-        "was asleep and is woken",
+    println!("the second `make up` took {:?}", started.elapsed());
+    for expected in [
+        "yoke-host was unschedulable and is schedulable again",
+        "woken from sleep",
     ] {
-        ensure!(said.contains(mended), "{mended:?} is not said: {said}");
+        ensure!(said.contains(expected), "{expected:?} is missing in: {said}");
     }
-    let shown = to_farewell(&std::fs::read_to_string(root().join("README.md"))?);
-    let farewell = to_farewell(&said);
+    let shown = to_final_message(&std::fs::read_to_string(root().join("README.md"))?);
+    let message = to_final_message(&said);
     ensure!(
-        shown.starts_with(&farewell),
-        "the README shows something else than `make up` says:\n{farewell}"
+        shown.starts_with(&message),
+        "the README does not show the output of `make up`:\n{message}"
     );
     ensure!(
         stack.supervised_pid("kubelet").await? == before,
@@ -109,19 +111,19 @@ async fn status_shows_every_component() -> Result<()> {
         let target = command.strip_prefix("make ").with_context(|| command.clone())?;
         ensure!(
             ["up", "test", "worker", "host-node", "status", "down"].contains(&target),
-            "nobody runs {command}"
+            "no test runs {command}"
         );
     }
     Ok(())
 }
 
-/// The README's way to images, with what is built already in place of a build for speed.
+/// The README's commands for images, but with the binaries of the dev profile, for speed.
 #[tokio::test]
 async fn images_are_written_for_a_registry() -> Result<()> {
     let commands = commands("console images")?;
     ensure!(
         commands == ["make images", "ls .dev/images"],
-        "nobody runs {commands:?}"
+        "no test runs {commands:?}"
     );
     let mut images = in_clone("images");
     images.env("YOKE_PROFILE", "dev");
@@ -141,7 +143,7 @@ async fn images_are_written_for_a_registry() -> Result<()> {
     Ok(())
 }
 
-/// The first step, by the stack's own binary, with nothing else to do.
+/// Runs only the first step of `up`, with the stack's own binary.
 fn up_one_step(stack: &Stack) -> Command {
     let mut up = stack.program("yoke-dev");
     up.args(["up", "--until", "prerequisites"]).current_dir(root());
@@ -149,23 +151,23 @@ fn up_one_step(stack: &Stack) -> Command {
 }
 
 #[tokio::test]
-async fn failed_step_says_which_it_was_why_and_what_to_try() -> Result<()> {
+async fn failed_step_names_itself_its_cause_and_advice() -> Result<()> {
     let stack = Stack::connect().await?;
     let mut up = up_one_step(&stack);
     up.env("HOST_STORE", "etcd");
     let said = run(up, Duration::from_secs(10)).await?.refused()?;
     for expected in [
         "✗ step 1 of 1 failed after",
-        "this stack was made with HOST_STORE=kine-nats, not etcd",
-        "\n  try: mend what is said above",
+        "this stack uses HOST_STORE=kine-nats, not etcd",
+        "\n  try: fix the problem above",
     ] {
-        ensure!(said.contains(expected), "{expected:?} is not said: {said}");
+        ensure!(said.contains(expected), "{expected:?} is missing in: {said}");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn steps_are_plain_lines_but_on_a_terminal() -> Result<()> {
+async fn steps_are_plain_lines_except_on_a_terminal() -> Result<()> {
     let stack = Stack::connect().await?;
     let plain = run(up_one_step(&stack), Duration::from_secs(10)).await?.ok()?;
     ensure!(

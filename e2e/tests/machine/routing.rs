@@ -1,4 +1,4 @@
-//! Who is routed, and who is refused: a name that is gone, too.
+//! Server names that the ingress routes, and names that it refuses, including a deleted one.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,8 @@ use yoke_e2e::{Stack, TenantFixture, run, wait_until};
 
 const GONE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Asks for a TLS session at the ingress with a server name, or with none; true when a certificate came back.
+/// Opens a TLS session at the ingress, with or without a server name. Returns whether it got a
+/// certificate.
 async fn tls_answers(stack: &Stack, server_name: Option<&str>) -> Result<bool> {
     let mut command = Command::new("openssl");
     command.args(["s_client", "-connect", stack.ingress()?]);

@@ -1,4 +1,5 @@
-//! The development stack's supervisor: killed, told to restart a process, and asked how a process is that does not answer.
+//! The development stack's supervisor: it is killed, restarts a process, and reports a process that
+//! does not answer.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::make::make;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The pids of the first node's supervisor: the guard and the daemon that it keeps, by their command lines.
+/// Pids of the first node's supervisor, found by command line: the guard and its daemon.
 fn supervisor_pids(stack: &Stack) -> Result<Vec<u32>> {
     let program = stack.dir.join("bin/yoke-dev");
     let mut pids = Vec::new();
@@ -22,7 +23,7 @@ fn supervisor_pids(stack: &Stack) -> Result<Vec<u32>> {
         let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let words: Vec<_> = command.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
         let is_program = words.first().is_some_and(|word| Path::new(&**word) == program);
-        // Each node that was added has one, too.
+        // Each added node has a supervisor too.
         let is_of_first = words.windows(2).any(|pair| pair == ["--node", "1"]);
         if is_program && words.get(1).is_some_and(|word| word == "supervise") && is_of_first {
             pids.push(pid);
@@ -55,7 +56,7 @@ async fn killed_supervisor_leaves_its_processes_alone() -> Result<()> {
         "the kubelet was started again: {kubelet}, then {after}"
     );
 
-    // With the guard, too: nobody is left who would start it again but a person.
+    // Kill the guard too. Then nothing restarts the supervisor except a user.
     signal("-9", &supervisor_pids(&stack)?).await?;
     wait_until("the supervisor to be gone", LIMIT, || async {
         Ok(supervisor_pids(&stack)?.is_empty())

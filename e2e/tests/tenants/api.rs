@@ -1,4 +1,4 @@
-//! A Tenant's Clusters over HTTPS: `ssh-keygen` signs a token, and curl shows it.
+//! A Tenant's Clusters over HTTPS: `ssh-keygen` signs a token, and curl sends it.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -24,7 +24,7 @@ async fn sign(stack: &Stack, key: &Path, tenant: &str, commands: &[&str]) -> Res
     run(shell, Duration::from_secs(10)).await?.ok()
 }
 
-/// The status and the answer to a line.
+/// Sends a command. Returns the HTTP status and the answer.
 async fn send(stack: &Stack, token: &str, line: &str) -> Result<(u16, Value)> {
     let limit = READY_LIMIT + Duration::from_secs(30);
     let mut curl = Command::new("curl");
@@ -52,7 +52,7 @@ fn names(clusters: &Value) -> Vec<&str> {
 #[tokio::test]
 async fn a_program_makes_clusters_with_a_signed_token() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let commands = ["clusters", "create", "kubeconfig", "delete"];
     let token = sign(&stack, &key.path, "e2e-api", &commands).await?;
     let (status, refused) = send(&stack, &token, "clusters").await?;
@@ -75,7 +75,7 @@ async fn a_program_makes_clusters_with_a_signed_token() -> Result<()> {
     let namespaces = stack.kubectl(&file, &["get", "namespaces", "-o", "name"]).await?.ok()?;
     ensure!(namespaces.contains("namespace/kube-system"), "{namespaces}");
 
-    // Another Tenant's Cluster is as if it were not; it is there for its own.
+    // Another Tenant's Cluster looks as if it did not exist, but its own Tenant sees it.
     let demo = stack.dir.join("ssh/demo");
     let demos = sign(&stack, &demo, "demo", &["clusters"]).await?;
     let (status, listed) = send(&stack, &demos, "clusters").await?;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use yoke_e2e::{Stack, TenantFixture};
 
-/// What `kubectl get clusters -o wide` shows.
+/// Columns of `kubectl get clusters -o wide`.
 const COLUMNS: [&str; 10] = [
     "NAME",
     "VERSION",
@@ -42,7 +42,7 @@ async fn cluster_by_cli_from_creation_to_deletion() -> Result<()> {
     std::fs::write(file.path(), &kubeconfig)?;
     stack.kubectl(file.path(), &["get", "namespaces"]).await?.ok()?;
 
-    // What kubectl shows of itself are the CRD's columns.
+    // kubectl itself shows the columns of the CRD.
     let get = ["get", "clusters", "a", "-n", namespace, "-o", "wide"];
     let columns = stack.host_kubectl(&get).await?.ok()?;
     let header: Vec<_> = columns.lines().next().unwrap_or_default().split_whitespace().collect();

@@ -1,4 +1,5 @@
-//! A pod's way to the API of its own cluster: the ingress's address, no server name, the token of a service account.
+//! A pod's connection to the API of its own cluster: through the ingress's address, without a
+//! server name, with a service account's token.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,21 +10,21 @@ use tokio::process::Command;
 use yoke_e2e::{Stack, TenantFixture, run, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(15);
-/// The address at which pods find their API, and what the ingress's certificate is verified by.
+/// Address at which pods find their API, and for which the ingress's certificate is valid.
 const ADDRESS: &str = "10.96.0.1";
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// A cluster as a pod in it sees it.
+/// A cluster as seen by a pod in it.
 struct Inside<'a> {
     stack: &'a Stack,
     kubeconfig: PathBuf,
-    /// What is mounted into every pod as ca.crt.
+    /// CA file that is mounted into every pod as ca.crt.
     root: PathBuf,
     token: String,
 }
 
 impl<'a> Inside<'a> {
-    /// With the token of a service account that is made for it.
+    /// Creates a service account and a token for it.
     async fn new(stack: &'a Stack, kubeconfig: &Path, account: &str) -> Result<Self> {
         let kubectl = async |args: &[&str]| stack.kubectl(kubeconfig, args).await?.ok();
         kubectl(&["create", "serviceaccount", account]).await?;
@@ -46,7 +47,8 @@ impl<'a> Inside<'a> {
         })
     }
 
-    /// Code and answer of a request to the API's address, which is the ingress.
+    /// Sends a request to the API's address, which leads to the ingress. Returns HTTP status and
+    /// answer.
     async fn ask(&self, token: Option<&str>, path: &str, body: Option<&str>) -> Result<(u16, Value)> {
         let mut command = Command::new("curl");
         command.args([
@@ -67,12 +69,12 @@ impl<'a> Inside<'a> {
         }
         command.arg(format!("https://{ADDRESS}{path}"));
         let text = run(command, LIMIT).await?.ok()?;
-        let (answer, code) = text.trim().rsplit_once('\n').context("curl says no code")?;
+        let (answer, code) = text.trim().rsplit_once('\n').context("curl printed no status")?;
         let answer = serde_json::from_str(answer).with_context(|| format!("no JSON: {answer}"))?;
         Ok((code.parse()?, answer))
     }
 
-    /// Who the API says that asks.
+    /// User name that the API sees.
     async fn whoami(&self) -> Result<String> {
         let body = r#"{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}"#;
         let (code, answer) = self.ask(Some(&self.token), REVIEW, Some(body)).await?;
@@ -109,7 +111,7 @@ async fn each_token_reaches_its_own_cluster() -> Result<()> {
     }
     let vault = a.kubectl(&["create", "token", "of-a", "--audience=vault"]).await?;
     let (code, _) = a.ask(Some(vault.trim()), "/version", None).await?;
-    ensure!(code == 401, "a token for somebody else passed: {code}");
+    ensure!(code == 401, "a token for another audience was accepted: {code}");
     tenant.remove().await
 }
 
@@ -137,6 +139,6 @@ async fn pods_are_sent_to_the_ingress() -> Result<()> {
     ensure!(is_ingress().await?, "default/kubernetes is not the ingress");
     let delete = ["delete", "endpointslice,endpoints", "kubernetes"];
     stack.kubectl(&kubeconfig, &delete).await?.ok()?;
-    wait_until("default/kubernetes to come back", LIMIT, is_ingress).await?;
+    wait_until("default/kubernetes to be restored", LIMIT, is_ingress).await?;
     tenant.remove().await
 }

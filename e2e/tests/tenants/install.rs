@@ -1,8 +1,9 @@
-//! The chart on a cluster that is not the development stack, as the README says: installed with its defaults, removed, and
-//! forgotten.
+//! The chart on a cluster that is not the development stack, as in the README: installed with its
+//! defaults, uninstalled, and forgotten.
 //!
-//! The other cluster is a Cluster of Yoke's: a Kubernetes API that nothing of Yoke was ever installed in. It has no nodes,
-//! so its API server is what judges the chart; that the processes run is what all other tests show.
+//! The other cluster is a Cluster of Yoke: a Kubernetes API without any installation of Yoke. It
+//! has no nodes, so only its API server judges the chart. All other tests show that the processes
+//! run.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use yoke_e2e::readme::{commands, root, type_in};
 use yoke_e2e::{Stack, TenantFixture, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// What stays after `helm uninstall`, as the README says.
+/// Objects that remain after `helm uninstall`, as the README says.
 const KEPT: [&str; 7] = [
     "certificate.cert-manager.io/yoke-root",
     "customresourcedefinition.apiextensions.k8s.io/clusters.yoke.drzzl.io",
@@ -27,7 +28,7 @@ const KEPT: [&str; 7] = [
     "namespace/yoke-pki",
 ];
 
-/// Gives the other cluster cert-manager's kinds, as they are on the host.
+/// Copies cert-manager's CRDs from the host to the other cluster.
 async fn copy_cert_manager(stack: &Stack, other: &Client) -> Result<()> {
     let from: Api<CustomResourceDefinition> = Api::all(stack.host.clone());
     let to: Api<CustomResourceDefinition> = Api::all(other.clone());
@@ -46,7 +47,7 @@ async fn copy_cert_manager(stack: &Stack, other: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Everything in a cluster that belongs to the release, of whatever kind.
+/// All objects in a cluster that belong to the release, of any kind.
 async fn belongings(stack: &Stack, kubeconfig: &Path) -> Result<Vec<String>> {
     let kinds = ["api-resources", "--verbs=list", "-o", "name"];
     let kinds = stack.kubectl(kubeconfig, &kinds).await?.ok()?;
@@ -66,7 +67,7 @@ async fn belongings(stack: &Stack, kubeconfig: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// A folder as the README's reader has it: the checkout's charts, and the three files about NATS.
+/// Creates a folder like the README's reader has: the checkout's charts, and the three NATS files.
 async fn prepare_folder(stack: &Stack) -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     std::os::unix::fs::symlink(root().join("charts").canonicalize()?, folder.path().join("charts"))?;
@@ -116,7 +117,7 @@ async fn chart_installs_on_another_cluster_and_leaves_what_it_says() -> Result<(
     .await?;
     read(std::slice::from_ref(helm)).await?;
 
-    // The defaults: its own kinds and namespace, two replicas of each, an address from a load balancer.
+    // Defaults: Yoke's own kinds and namespace, two replicas each, an address from a load balancer.
     let deployments = [
         "get",
         "deployments",
@@ -147,18 +148,18 @@ async fn chart_installs_on_another_cluster_and_leaves_what_it_says() -> Result<(
     read(&["kubectl create -f objects.yaml".into()]).await?;
 
     read(&commands("console uninstall")?).await?;
-    wait_until("what goes to be gone", LIMIT, || async {
+    wait_until("the release's objects to be gone", LIMIT, || async {
         let left = belongings(&stack, &kubeconfig).await?;
         ensure!(left == KEPT, "{left:?}");
         Ok(true)
     })
     .await?;
-    // What was kept is taken over.
+    // A new installation adopts the remaining objects.
     read(std::slice::from_ref(helm)).await?;
     read(&commands("console uninstall")?).await?;
     read(&commands("console forget")?).await?;
     let left = belongings(&stack, &kubeconfig).await?;
-    ensure!(left.is_empty(), "left behind: {left:?}");
+    ensure!(left.is_empty(), "these objects remain: {left:?}");
     let namespaces = get(&["get", "namespaces", "-o", "name"]).await?;
     ensure!(!namespaces.contains("yoke"), "{namespaces}");
     tenant.remove().await

@@ -1,4 +1,4 @@
-//! What one tenant, one pod, one credential can reach, and what they cannot.
+//! Limits of one tenant, one pod and one credential: reachable and unreachable targets.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn server_name(cluster: &Cluster) -> Result<String> {
     Ok(endpoint.context("no endpoint in status")?.server_name.clone())
 }
 
-/// The certificates that a kubeconfig's user sends.
+/// Client certificate chain of a kubeconfig's user.
 fn client_chain(kubeconfig: &Path) -> Result<Vec<ParsedCertificate>> {
     let config = Kubeconfig::read_from(kubeconfig)?;
     let user = config.auth_infos.into_iter().next().and_then(|user| user.auth_info);
@@ -31,7 +31,7 @@ fn client_chain(kubeconfig: &Path) -> Result<Vec<ParsedCertificate>> {
 }
 
 #[tokio::test]
-async fn credentials_of_one_tenant_are_nothing_to_another() -> Result<()> {
+async fn credentials_of_one_tenant_are_rejected_by_another() -> Result<()> {
     let stack = Stack::connect().await?;
     let (one, two) = tokio::try_join!(
         TenantFixture::create(&stack, "cred-a"),
@@ -39,8 +39,8 @@ async fn credentials_of_one_tenant_are_nothing_to_another() -> Result<()> {
     )?;
     let ((a, a_config), (_, b_config)) = tokio::try_join!(one.ready_cluster("a"), two.ready_cluster("b"))?;
     stack.kubectl(&a_config, &["get", "namespaces"]).await?.ok()?;
-    // B's client certificate, sent with its whole chain, to A's API server. It is the chain that could be believed: were the
-    // root among A's client CAs, B's own intermediate would lead there.
+    // Sends B's client certificate with its whole chain to A's API server. This chain is the
+    // dangerous one: if A's client CAs included the root, B's own intermediate would lead there.
     let chain = client_chain(&b_config)?;
     ensure!(
         matches!(&chain[..], [leaf, authority] if leaf.subject.text != authority.subject.text
@@ -58,7 +58,7 @@ async fn credentials_of_one_tenant_are_nothing_to_another() -> Result<()> {
         "{refusal}"
     );
 
-    // A service-account token of B to A.
+    // Sends a service-account token of B to A.
     let token = wait_for("B's first service account", Duration::from_secs(30), || async {
         stack
             .kubectl(&b_config, &["create", "token", "default"])
@@ -87,7 +87,8 @@ async fn credentials_of_one_tenant_are_nothing_to_another() -> Result<()> {
     Ok(())
 }
 
-/// A private key as it may lie about: the first line of its PEM body, and its bytes.
+/// A private key in the forms in which it could be stored: the first line of its PEM body, and its
+/// bytes.
 struct Key {
     name: String,
     forms: [Vec<u8>; 2],
@@ -111,10 +112,10 @@ impl Key {
     }
 }
 
-/// Longer files are programs and libraries.
+/// Maximum size of files to search, in bytes. Longer files are programs and libraries.
 const LONGEST: u64 = 256 << 10;
 
-/// Adds every short file under `dir`: what is mounted too, what is the kernel's not.
+/// Adds every short file under `dir`, including mounts, except kernel file systems.
 fn collect_files(dir: &Path, root: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     if ["proc", "sys", "dev"].iter().any(|kernel| dir == root.join(kernel)) {
         return Ok(());
@@ -131,7 +132,7 @@ fn collect_files(dir: &Path, root: &Path, files: &mut Vec<PathBuf>) -> Result<()
     Ok(())
 }
 
-/// The private keys of all certificate authorities, the root's certificate besides.
+/// Private keys of all CAs, and the root certificate.
 async fn authorities(stack: &Stack) -> Result<(Vec<Key>, String)> {
     let secrets: Api<Secret> = Api::namespaced(stack.host.clone(), "yoke-pki");
     let (mut keys, mut root) = (Vec::new(), None);
@@ -174,7 +175,7 @@ async fn no_ca_key_near_a_control_plane_and_no_root_among_client_cas() -> Result
         Ok(())
     };
 
-    // In the API: the hosted namespace.
+    // In the API: the control-plane namespace.
     let secrets: Api<Secret> = Api::namespaced(stack.host.clone(), &hosted);
     let mut leaf = None;
     for secret in secrets.list(&ListParams::default()).await?.items {
@@ -194,7 +195,7 @@ async fn no_ca_key_near_a_control_plane_and_no_root_among_client_cas() -> Result
         }
     }
 
-    // In the pod: what each container sees, its environment and its command line.
+    // In the pod: the files, environment and command line of each container.
     let pod = network::pod(&stack, &hosted, "yoke.drzzl.io/cluster=a").await?;
     let spec = pod.spec.clone().context("a pod without a spec")?;
     let mut found_leaf = false;
@@ -215,7 +216,7 @@ async fn no_ca_key_near_a_control_plane_and_no_root_among_client_cas() -> Result
         "the key of kube-apiserver was not found either: this test looks at the wrong files"
     );
 
-    // What the running API server trusts for client certificates, read through its own eyes.
+    // The client CAs of the running API server, read in its mount namespace.
     let pid = network::container_pid(&stack, &pod, "kube-apiserver").await?;
     let command = String::from_utf8(std::fs::read(format!("/proc/{pid}/cmdline"))?)?;
     let file = command

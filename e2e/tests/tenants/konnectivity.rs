@@ -1,4 +1,5 @@
-//! konnectivity: the control plane reaches a worker behind NAT through the agents there, and nobody else is let in as one.
+//! konnectivity: the control plane reaches a worker behind NAT through agents, and no other client
+//! is admitted as an agent.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -15,10 +16,12 @@ use yoke_e2e::ssh::Key;
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::worker::ECHO;
 use yoke_e2e::workload::POD_LIMIT;
-use yoke_e2e::{Stack, TenantFixture, Worker, Workload, network, process, run, wait_for, wait_until};
+use yoke_e2e::{
+    Output, Stack, TenantFixture, Worker, Workload, eventually, network, process, run, wait_for, wait_until,
+};
 use yoke_test_support::free_port;
 
-/// An agent that is let in is so at once; one that is not tries again each second.
+/// An accepted agent is ready at once. A rejected agent tries again every second.
 const AGENT_LIMIT: Duration = Duration::from_secs(20);
 const AGENT: [&str; 2] = ["--namespace=kube-system", "konnectivity-agent"];
 const AUDIENCE: &str = "--audience=system:konnectivity-server";
@@ -30,7 +33,7 @@ fn with_agents() -> ClusterSpec {
     }
 }
 
-async fn ready(tenant: &TenantFixture, name: &str) -> Result<Cluster> {
+async fn wait_ready_with_addons(tenant: &TenantFixture, name: &str) -> Result<Cluster> {
     let ready = ConditionType::Ready;
     let cluster = tenant.wait_condition(name, ready, "True", READY_LIMIT).await?;
     let addons = ConditionType::AddonsReady;
@@ -38,7 +41,8 @@ async fn ready(tenant: &TenantFixture, name: &str) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// A Pod finds another one by the name of its Service, which is where cluster DNS and kube-proxy say.
+/// A Pod connects to another one through its Service's name, which needs cluster DNS and
+/// kube-proxy.
 async fn use_service(inside: Workload<'_>) -> Result<()> {
     for name in ["coredns", "kube-proxy"] {
         inside.wait_addon(name, 1).await?;
@@ -51,14 +55,14 @@ async fn use_service(inside: Workload<'_>) -> Result<()> {
     let url = "http://serves.default.svc.cluster.local/";
     inside.run_pod("asks", &[], None).await?;
     inside.wait_phase("asks", "Running").await?;
-    wait_until("a Service to answer by its name", POD_LIMIT, async || {
-        Ok(inside.ask_from("asks", url).await?.stdout.trim() == "serves")
-    })
-    .await
+    let ask = async || inside.ask_from("asks", url).await;
+    let is_served = |answer: &Output| answer.stdout.trim() == "serves";
+    eventually("a Service to answer by its name", POD_LIMIT, ask, is_served).await?;
+    Ok(())
 }
 
-/// A Pod on the worker, behind a Service, says no to every ConfigMap. (kube-apiserver sends nothing through agents that is for
-/// the `url` of a webhook.)
+/// A webhook in a Pod on the worker, behind a Service, rejects every ConfigMap. (kube-apiserver
+/// does not use agents for webhooks with a `url`.)
 async fn refuse_by_webhook(inside: Workload<'_>) -> Result<()> {
     let key = KeyPair::generate()?;
     let mut parameters = CertificateParams::default();
@@ -98,8 +102,8 @@ async fn refuse_by_webhook(inside: Workload<'_>) -> Result<()> {
     inside.apply(&objects).await?;
     inside.wait_phase("far", "Running").await?;
     let create = ["create", "configmap", "refused"];
-    // The API server learns of a webhook a moment later, and the Pod may not listen yet.
-    wait_until("the webhook to be asked", POD_LIMIT, async || {
+    // The API server learns of a webhook with a delay, and the Pod may not listen yet.
+    wait_until("the webhook to be called", POD_LIMIT, async || {
         let answer = inside.stack.kubectl(inside.kubeconfig, &create).await?;
         if answer.success() {
             inside.kubectl(&["delete", "configmap", "refused"]).await?;
@@ -116,11 +120,11 @@ fn to_base64(text: &str) -> Result<serde_json::Value> {
 #[tokio::test]
 async fn a_worker_behind_nat_is_reached() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "agents", key.to_spec()).await?;
-    // Its first JoinToken brings the agents.
+    // The first JoinToken deploys the agents.
     tenant.create_cluster("a", ClusterSpec::default()).await?;
-    let cluster = ready(&tenant, "a").await?;
+    let cluster = wait_ready_with_addons(&tenant, "a").await?;
     let kubeconfig = tenant.kubeconfig("a").await?;
     let inside = Workload {
         stack: &stack,
@@ -128,16 +132,16 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     };
     let worker = Worker::join(&stack, &key.path, "a").await?;
     let connected = inside.wait_addon(AGENT[1], 1).await;
-    connected.with_context(|| worker.last_words())?;
+    connected.with_context(|| worker.recent_logs())?;
 
     let hosted = hosted_namespace(&cluster)?;
     let pod = network::pod(&stack, &hosted, "yoke.drzzl.io/cluster=a").await?;
     let pid = network::container_pid(&stack, &pod, "kube-apiserver").await?;
     let address = "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
     let address = inside.kubectl(&["get", "node", &worker.name, "-o", address]).await?;
-    let direct = network::knock(&network::From::Process(pid), &address, 10250).await;
+    let direct = network::try_connect(&network::Origin::Process(pid), &address, 10250).await;
     ensure!(
-        !matches!(direct, Ok(network::Door::Open)),
+        !matches!(direct, Ok(network::Reachability::Open)),
         "the control plane needs no agent to reach the worker"
     );
 
@@ -165,7 +169,7 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     use_service(inside).await?;
     refuse_by_webhook(inside).await?;
 
-    // What it costs while somebody uses it.
+    // Cost while it is used.
     let server = network::container_pid(&stack, &pod, "konnectivity-server").await?;
     let memory = process::anonymous_memory(server)? >> 20;
     println!("konnectivity-server has {memory} MiB of anonymous memory");
@@ -173,7 +177,7 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     tenant.remove().await
 }
 
-/// An agent as it would run anywhere, with some token.
+/// An agent outside of any cluster, with some token.
 struct Agent {
     process: Child,
     health: u16,
@@ -203,7 +207,8 @@ impl Agent {
             std::fs::write(path(file), text)?;
         }
         let [health, admin] = [free_port(), free_port()];
-        // It finds its server by the name that it verifies and sends: only this process sees these hosts.
+        // The agent finds the server by the name that it verifies and sends. Only this process sees
+        // this hosts file.
         let script = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
         let process = Command::new("unshare")
             .args(["--mount", "sh", "-c", script, &path("hosts")])
@@ -225,7 +230,7 @@ impl Agent {
         Ok(Self { process, health, files })
     }
 
-    /// Whether it is let in.
+    /// Whether the server has accepted the agent.
     async fn is_ready(&self) -> Result<bool> {
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--fail", "--max-time", "2"]);
@@ -238,19 +243,22 @@ impl Agent {
     }
 
     async fn wait_ready(&mut self) -> Result<()> {
-        let ready = wait_until("the agent to be let in", AGENT_LIMIT, async || self.is_ready().await);
+        let ready = wait_until("the agent to be accepted", AGENT_LIMIT, async || self.is_ready().await);
         ready.await.with_context(|| self.log())
     }
 }
 
 #[tokio::test]
-async fn nobody_else_is_let_in_as_an_agent() -> Result<()> {
+async fn other_clients_are_rejected_as_agents() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "impostors").await?;
     for name in ["a", "b"] {
         tenant.create_cluster(name, with_agents()).await?;
     }
-    let (a, _) = (ready(&tenant, "a").await?, ready(&tenant, "b").await?);
+    let (a, _) = (
+        wait_ready_with_addons(&tenant, "a").await?,
+        wait_ready_with_addons(&tenant, "b").await?,
+    );
     let [config_a, config_b] = [tenant.kubeconfig("a").await?, tenant.kubeconfig("b").await?];
     let token = async |kubeconfig: &Path, arguments: &[&str]| -> Result<String> {
         let arguments = [&["create", "token"], arguments].concat();
@@ -283,7 +291,7 @@ async fn nobody_else_is_let_in_as_an_agent() -> Result<()> {
             Ok(said.lines().any(|line| of_it(&line)))
         });
         refused.await.with_context(|| format!("{id}: {}", impostor.log()))?;
-        ensure!(!impostor.is_ready().await?, "{id} is let in: {}", impostor.log());
+        ensure!(!impostor.is_ready().await?, "{id} was accepted: {}", impostor.log());
     }
     ensure!(
         good.process.try_wait()?.is_none() && good.is_ready().await?,
@@ -291,7 +299,7 @@ async fn nobody_else_is_let_in_as_an_agent() -> Result<()> {
         good.log()
     );
 
-    // The token of an agent is nothing to the API itself.
+    // An agent's token does not authenticate at the API itself.
     let endpoint = a.status.as_ref().and_then(|status| status.endpoint.as_ref());
     let name = format!("--tls-server-name={}", endpoint.context("no endpoint")?.server_name);
     let (own, url) = (
@@ -326,13 +334,13 @@ async fn agents_come_and_go_with_the_spec() -> Result<()> {
         ];
         Ok::<_, anyhow::Error>(stack.host_kubectl(&found).await?.ok()?.contains("konnectivity-server"))
     };
-    ensure!(!containers().await?, "nobody asked for a konnectivity-server");
+    ensure!(!containers().await?, "there is a konnectivity-server without a request");
 
     tenant
         .patch_cluster("a", json!({"spec": {"konnectivity": "Enabled"}}))
         .await?;
     wait_until("a konnectivity-server", READY_LIMIT, &containers).await?;
-    let cluster = ready(&tenant, "a").await?;
+    let cluster = wait_ready_with_addons(&tenant, "a").await?;
     let arguments = [&["create", "token"], &AGENT[..], &[AUDIENCE]].concat();
     let token = wait_for("a token for an agent", READY_LIMIT, async || {
         stack.kubectl(&kubeconfig, &arguments).await?.ok().map(Some)
@@ -349,31 +357,28 @@ async fn agents_come_and_go_with_the_spec() -> Result<()> {
         .patch_cluster("a", json!({"spec": {"konnectivity": "Disabled"}}))
         .await?;
     wait_until("no konnectivity-server", READY_LIMIT, async || Ok(!containers().await?)).await?;
-    ready(&tenant, "a").await?;
+    wait_ready_with_addons(&tenant, "a").await?;
     let find = [&["get", "daemonset", "--ignore-not-found", "-o", "name"], &AGENT[..]].concat();
-    wait_until("the agents to be removed", READY_LIMIT, async || {
-        Ok(stack.kubectl(&kubeconfig, &find).await?.ok()?.is_empty())
-    })
-    .await?;
-    wait_until("the agent to be cut off", AGENT_LIMIT, async || {
+    let find_agents = async || stack.kubectl(&kubeconfig, &find).await?.ok();
+    eventually("the agents to be removed", READY_LIMIT, find_agents, String::is_empty).await?;
+    wait_until("the agent to be disconnected", AGENT_LIMIT, async || {
         Ok(!agent.is_ready().await?)
     })
     .await?;
     let id = cluster.id().context("no identity")?;
     let secret = format!("{id}-konnectivity-server");
-    wait_until("the server's credentials to be gone", READY_LIMIT, async || {
-        let found = [
-            "get",
-            "certificate,secret",
-            &secret,
-            "-n",
-            "yoke-pki",
-            "--ignore-not-found",
-            "-o",
-            "name",
-        ];
-        Ok(stack.host_kubectl(&found).await?.ok()?.is_empty())
-    })
-    .await?;
+    let find = [
+        "get",
+        "certificate,secret",
+        &secret,
+        "-n",
+        "yoke-pki",
+        "--ignore-not-found",
+        "-o",
+        "name",
+    ];
+    let find_credentials = async || stack.host_kubectl(&find).await?.ok();
+    let what = "the server's credentials to be gone";
+    eventually(what, READY_LIMIT, find_credentials, String::is_empty).await?;
     tenant.remove().await
 }

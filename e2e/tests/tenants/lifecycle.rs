@@ -1,4 +1,4 @@
-//! From creation to the last trace of a Cluster.
+//! A Cluster from its creation to the removal of its last trace.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ async fn deleting_a_cluster_removes_everything() -> Result<()> {
         "name",
     ];
     let left = stack.host_kubectl(&left).await?.ok()?;
-    ensure!(left.is_empty(), "left behind: {left}");
+    ensure!(left.is_empty(), "these objects remain: {left}");
     tenant.remove().await?;
     wait_until("the tenant's namespace to be gone", Duration::from_secs(60), || async {
         Ok(!stack.host_kubectl(&["get", "namespace", &tenant.name]).await?.success())
@@ -134,7 +134,7 @@ async fn sleep_keeps_everything_and_paused_changes_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_deleted_by_hand_comes_back() -> Result<()> {
+async fn manually_deleted_objects_are_created_again() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "repair").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
@@ -165,9 +165,9 @@ async fn what_was_deleted_by_hand_comes_back() -> Result<()> {
             .success())
     })
     .await?;
-    // The former pod may have answered: it ends a moment later.
+    // The previous pod may have answered. It ends a moment later.
     for kind in ["networkpolicy", "statefulset"] {
-        wait_until(&format!("a {kind} to come back"), READY_LIMIT, || async {
+        wait_until(&format!("a {kind} to be created again"), READY_LIMIT, || async {
             let get = ["get", kind, "-n", &hosted, "-o", "name"];
             Ok(!stack.host_kubectl(&get).await?.ok()?.is_empty())
         })

@@ -1,4 +1,4 @@
-//! What tenants see, each test in Tenants of its own: they run side by side, as tenants do.
+//! Yoke as seen by tenants. Each test has its own Tenants, so the tests run in parallel.
 
 mod api;
 mod cli;

@@ -1,4 +1,4 @@
-//! A tenant's connections are not disturbed by what its neighbours do.
+//! A tenant's connections are not disturbed by changes of its neighbors.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use yoke_api::{Cluster, ClusterSpec, ConditionType, TenantSpec};
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, network, watch_for};
 
-/// How many Clusters come and go beside an open watch, and how many of them at a time.
+/// Number of Clusters that are created and deleted beside an open watch, and how many at a time.
 const NEIGHBOURS: usize = 50;
 const AT_ONCE: usize = 10;
 const DOMAIN: &str = "watch.example";
@@ -35,8 +35,8 @@ async fn xds_counter(stack: &Stack, name: &str) -> Result<u64> {
     Ok(values.sum())
 }
 
-/// Waits until the operator has told the ingress of a name of a Cluster.
-async fn told(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<()> {
+/// Waits until the operator has published a name of a Cluster to the ingress.
+async fn wait_published(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<()> {
     let hosted = hosted_namespace(cluster)?;
     let configs: Api<ConfigMap> = Api::namespaced(tenant.stack.host.clone(), &hosted);
     let what = format!("{name} to be published");
@@ -53,8 +53,9 @@ async fn told(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<(
     .await
 }
 
-/// A Cluster is made, changed and deleted, and the ingress hears of each. It sleeps: a control plane would only take time.
-async fn come_and_go(tenant: &TenantFixture, name: &str) -> Result<()> {
+/// Creates, changes and deletes a Cluster. Each change reaches the ingress. The Cluster sleeps,
+/// because a control plane would only take time.
+async fn create_change_delete(tenant: &TenantFixture, name: &str) -> Result<()> {
     let spec = ClusterSpec {
         state: DesiredState::Asleep,
         ..ClusterSpec::default()
@@ -63,11 +64,11 @@ async fn come_and_go(tenant: &TenantFixture, name: &str) -> Result<()> {
     let cluster = tenant
         .wait_condition(name, ConditionType::Accepted, "True", READY_LIMIT)
         .await?;
-    told(tenant, &cluster, name).await?;
+    wait_published(tenant, &cluster, name).await?;
     let host = format!("{name}.{DOMAIN}");
     let endpoint = json!({"spec": {"endpoint": {"extraSANs": [host]}}});
     tenant.patch_cluster(name, endpoint).await?;
-    told(tenant, &cluster, &host).await?;
+    wait_published(tenant, &cluster, &host).await?;
     tenant.delete_cluster(name).await
 }
 
@@ -105,7 +106,7 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     let mut lines = BufReader::new(watch.stdout.take().context("no stdout")?).lines();
     let responses = xds_counter(&stack, "yoke_ingress_xds_responses_total").await?;
 
-    // One runs, as many as it takes come and go beside it.
+    // One neighbor runs. All others are created and deleted beside it.
     let running = async {
         let (_, neighbour) = other.ready_cluster("b").await?;
         stack.kubectl(&neighbour, &["get", "namespaces"]).await?.ok()?;
@@ -114,7 +115,7 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     let others = async {
         for begin in (0..NEIGHBOURS).step_by(AT_ONCE) {
             let names: Vec<_> = (begin..begin + AT_ONCE).map(|number| format!("n{number}")).collect();
-            try_join_all(names.iter().map(|name| come_and_go(&other, name))).await?;
+            try_join_all(names.iter().map(|name| create_change_delete(&other, name))).await?;
             let marker = format!("marker-{begin}");
             stack
                 .kubectl(&kubeconfig, &["create", "configmap", &marker])
@@ -137,11 +138,8 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     tokio::try_join!(running, others)?;
     ensure!(watch.try_wait()?.is_none(), "the watch ended");
     let responses = xds_counter(&stack, "yoke_ingress_xds_responses_total").await? - responses;
-    println!("{NEIGHBOURS} neighbours came and went in {responses} responses of xDS");
-    ensure!(
-        responses >= NEIGHBOURS as u64,
-        "Envoy was told of {responses} changes only"
-    );
+    println!("{NEIGHBOURS} neighbors were created and deleted in {responses} xDS responses");
+    ensure!(responses >= NEIGHBOURS as u64, "Envoy got only {responses} responses");
     other.remove().await?;
     tenant.remove().await
 }

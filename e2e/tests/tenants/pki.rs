@@ -1,4 +1,5 @@
-//! What the real intermediate of a cluster can sign, and what anybody who trusts the root will then believe.
+//! Certificates that a cluster's real intermediate can sign, and which of them clients that trust
+//! the root accept.
 
 use std::collections::BTreeMap;
 

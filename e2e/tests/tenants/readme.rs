@@ -1,7 +1,7 @@
-//! Every command of the README is run, in its order, as a newcomer would.
+//! Runs every command of the README in order, as a newcomer would.
 //!
-//! Blocks marked `console` are run here in one shell, those about Helm by `install.rs`, those about workers by `workers.rs`,
-//! those of `console make` by the tests of the machine.
+//! This file runs blocks marked `console` in one shell. `install.rs` runs the blocks about Helm,
+//! `workers.rs` those about workers, and the tests in `machine` those marked `console make`.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const KINDS: [&str; 9] = [
     "console forget",
 ];
 
-/// Removes what the README makes: a run that was broken off, or a person, may have followed it before.
+/// Removes objects of the README's commands, which an interrupted run or a user may have left.
 async fn clean(stack: &Stack) -> Result<()> {
     let host = ["delete", "clusters", "-n", "first", "--all", "--timeout=60s"];
     stack.host_kubectl(&host).await?.ok()?;
@@ -40,19 +40,20 @@ async fn every_command_works() -> Result<()> {
     let commands = commands("console")?;
     ensure!(commands.len() > 10, "only {} commands found", commands.len());
     clean(&stack).await?;
-    let journal = Journal::begin(&stack);
+    let journal = Journal::start(&stack);
     type_in(&root(), &[], &commands).await?;
     clean(&stack).await?;
     let unlisted = journal.unlisted_in_system(&stack, &[]).await?;
     ensure!(
         unlisted.is_empty(),
-        "Yoke logged what no test expects:\n{}",
+        "Yoke logged unexpected lines:\n{}",
         unlisted.join("\n")
     );
     Ok(())
 }
 
-/// Those in the text, with the demo cluster for the names that a reader fills in.
+/// Commands in the running text, with the demo cluster in place of the names that a reader fills
+/// in.
 #[tokio::test]
 async fn every_command_in_the_text_works() -> Result<()> {
     let mut commands = vec![
@@ -71,7 +72,7 @@ async fn every_command_in_the_text_works() -> Result<()> {
     type_in(&root(), &[], &commands).await.map(drop)
 }
 
-/// A block of a kind that no test knows would be one that none runs.
+/// A block of an unknown kind would not be run by any test.
 #[test]
 fn every_block_has_a_test() -> Result<()> {
     for kind in kinds()? {
@@ -85,7 +86,8 @@ fn every_block_has_a_test() -> Result<()> {
     Ok(())
 }
 
-/// The packages are installed already, or there would be no stack; that they can be is shown by a simulation.
+/// The packages are installed already, or the stack would not run. A simulation shows that they can
+/// be installed.
 #[tokio::test]
 async fn packages_are_known_to_the_distribution() -> Result<()> {
     for command in commands("console root")? {
@@ -93,7 +95,7 @@ async fn packages_are_known_to_the_distribution() -> Result<()> {
         match command.strip_prefix("apt-get install ") {
             Some(packages) => simulation.args(["install", "--simulate"]).args(packages.split(' ')),
             None => {
-                ensure!(command == "apt-get update", "nobody runs {command}");
+                ensure!(command == "apt-get update", "no test runs {command}");
                 simulation.args(["update", "--print-uris"])
             }
         };

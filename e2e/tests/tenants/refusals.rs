@@ -1,4 +1,4 @@
-//! A wrong spec gets a clear answer, and the operator goes on serving others.
+//! A wrong spec gets a clear answer, and the operator continues to serve others.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::cluster::{EndpointSpec, ExtraArg, ExtraArgsSpec, NetworkSpec};
 use yoke_api::tenant::TenantQuota;
 use yoke_api::{ClusterSpec, ConditionType, Reason, TenantSpec};
-use yoke_e2e::{Stack, TenantFixture, wait_until};
+use yoke_e2e::{Stack, TenantFixture, eventually, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -146,7 +146,7 @@ async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result
         Reason::HostnameConflict,
     )
     .await?;
-    // Of those made in one second the first by name is the older.
+    // Among Clusters of the same second, the first by name counts as older.
     expect_refusal(&tenant, "surplus", default(), Reason::QuotaExceeded).await?;
     tenant
         .wait_condition("first", ConditionType::Ready, "True", yoke_e2e::tenant::READY_LIMIT)
@@ -161,14 +161,10 @@ async fn cluster_outside_a_tenant_is_refused() -> Result<()> {
         "apiVersion: yoke.drzzl.io/v1alpha1\nkind: Cluster\nmetadata: {name: e2e-lost, namespace: default}\nspec: {}\n";
     stack.apply(manifest).await?.ok()?;
     let reason = "jsonpath={.status.conditions[?(@.type=='Accepted')].reason}";
-    wait_until("the refusal", LIMIT, || async {
-        let found = stack
-            .host_kubectl(&["get", "ykc", "-n", "default", "e2e-lost", "-o", reason])
-            .await?
-            .ok()?;
-        Ok(found == Reason::TenantMissing.as_str())
-    })
-    .await?;
+    let get = ["get", "ykc", "-n", "default", "e2e-lost", "-o", reason];
+    let find = async || stack.host_kubectl(&get).await?.ok();
+    let is_missing = |found: &String| found == Reason::TenantMissing.as_str();
+    eventually("the refusal", LIMIT, find, is_missing).await?;
     let selector = format!("regarding.name=e2e-lost,reason={}", Reason::TenantMissing);
     wait_until("its event", LIMIT, || async {
         let events = [

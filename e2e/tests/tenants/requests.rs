@@ -1,4 +1,5 @@
-//! Requests for certificates in a tenant's cluster: what Yoke's signer answers, whoever approves them.
+//! Certificate requests in a tenant's cluster: the answers of Yoke's signer, regardless of
+//! approval.
 
 use std::time::Duration;
 
@@ -16,11 +17,11 @@ use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_for};
 const USER: &str = "kubernetes.io/kube-apiserver-client";
 const KUBELET: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const SERVING: &str = "kubernetes.io/kubelet-serving";
-/// A signer answers within milliseconds of the approval.
+/// A signer answers within milliseconds after the approval.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const SIGNED: &str = "it is signed";
 
-/// What is asked for.
+/// A certificate request.
 struct Request<'a> {
     signer: &'a str,
     subject: (&'a str, Option<&'a str>),
@@ -68,7 +69,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What comes of a request that somebody makes, and the tenant approves: [`SIGNED`], or the reason of its refusal.
+/// Creates a request with the client `asks` and approves it as the tenant. Returns [`SIGNED`], or
+/// the reason of the failure.
 async fn answer(asks: &Client, tenant: Workload<'_>, request: &Request<'_>) -> Result<String> {
     let requests = Api::<CertificateSigningRequest>::all(asks.clone());
     let made = requests.create(&PostParams::default(), &request.build()?).await?;
@@ -84,10 +86,10 @@ async fn answer(asks: &Client, tenant: Workload<'_>, request: &Request<'_>) -> R
     .await
 }
 
-/// A tenant's administrator may ask for anything, and approve it. There is no key in the control plane to sign it with: who has
-/// one signs users, and nothing else.
+/// A tenant's administrator may request and approve anything. But the control plane has no key to
+/// sign it. The signer that has the key signs only certificates for users.
 #[tokio::test]
-async fn a_tenants_approval_is_enough_for_its_own_users_only() -> Result<()> {
+async fn a_tenants_approval_is_enough_only_for_its_own_users() -> Result<()> {
     let stack = Stack::connect().await?;
     let (one, two) = tokio::try_join!(
         TenantFixture::create(&stack, "asks"),
@@ -132,11 +134,11 @@ async fn a_tenants_approval_is_enough_for_its_own_users_only() -> Result<()> {
     Ok(())
 }
 
-/// A worker that was taken over has what its kubelet has.
+/// An attacker who took over a worker has the credentials of its kubelet.
 #[tokio::test]
 async fn a_kubelet_is_its_own_node_in_its_own_cluster_only() -> Result<()> {
     let stack = Stack::connect().await?;
-    let key = Key::draw().await?;
+    let key = Key::generate().await?;
     let tenant = TenantFixture::create_with(&stack, "kubelet", key.to_spec()).await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
     let inside = Workload {
@@ -144,7 +146,7 @@ async fn a_kubelet_is_its_own_node_in_its_own_cluster_only() -> Result<()> {
         kubeconfig: &kubeconfig,
     };
     let line = stack.yoke(&["join", "a", "-n", &tenant.name]).await?.ok()?;
-    let worker = Worker::join_by(&stack, &key.path, "a", Some(&line)).await?;
+    let worker = Worker::join_with(&stack, &key.path, "a", Some(&line)).await?;
     let kubelet = worker.client(&kubeconfig).await?;
     let (node, own) = (worker.name.as_str(), format!("system:node:{}", worker.name));
     for (rule, signer, names, expected) in [
@@ -162,7 +164,7 @@ async fn a_kubelet_is_its_own_node_in_its_own_cluster_only() -> Result<()> {
         let found = answer(&kubelet, inside, &request).await.context(rule)?;
         ensure!(found == expected, "{rule}: {found}, and not {expected}");
     }
-    // The API server takes no such request; what the signer says to one, the test above shows.
+    // The API server rejects such a request. The test above shows the signer's answer to one.
     for signer in [KUBELET, SERVING] {
         let other = Request::of_node(signer, "system:node:other", &["other"]);
         let found = answer(&kubelet, inside, &other).await;
@@ -173,7 +175,7 @@ async fn a_kubelet_is_its_own_node_in_its_own_cluster_only() -> Result<()> {
         );
     }
 
-    // The demo cluster is another Tenant's.
+    // The demo cluster belongs to another Tenant.
     let elsewhere = worker.client(&stack.dir.join("demo.kubeconfig")).await?;
     let list = Api::<Node>::all(elsewhere).list(&ListParams::default()).await;
     let is_stranger = matches!(&list, Err(Error::Api(status)) if status.code == 401);

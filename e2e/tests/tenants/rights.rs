@@ -1,4 +1,4 @@
-//! What a Tenant's subjects may do on the host: exactly this, and no more.
+//! The exact permissions of a Tenant's subjects on the host.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,8 @@ fn right(group: &str, resource: &str, name: &str, verb: &str) -> Right {
     (group.into(), resource.into(), name.into(), verb.into())
 }
 
-/// What the host's API server grants a user in a namespace, rules of the whole cluster included.
+/// Permissions that the host's API server grants a user in a namespace, including cluster-wide
+/// ones.
 async fn granted(stack: &Stack, user: &str, namespace: &str) -> Result<SubjectRulesReviewStatus> {
     let review = SelfSubjectRulesReview {
         spec: SelfSubjectRulesReviewSpec {
@@ -38,7 +39,7 @@ async fn granted(stack: &Stack, user: &str, namespace: &str) -> Result<SubjectRu
     Ok(status)
 }
 
-/// Sets of its rules, whatever their order: about objects, and about paths of the API server (path, verb).
+/// Permissions as sets: about objects, and about paths of the API server (path, verb).
 fn rights(status: &SubjectRulesReviewStatus) -> (BTreeSet<Right>, BTreeSet<(String, String)>) {
     let any = vec![String::new()];
     let mut objects = BTreeSet::new();
@@ -85,16 +86,16 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
     let own = tenant.name.as_str();
     let (cluster, _) = tenant.ready_cluster("a").await?;
 
-    let (nobodys, paths) = rights(&granted(&stack, stranger, own).await?);
+    let (unknown_user, paths) = rights(&granted(&stack, stranger, own).await?);
     let review = |group: &str, resource: &str| right(&format!("{group}.k8s.io"), resource, "", "create");
-    let anybodys = BTreeSet::from([
+    let everyone = BTreeSet::from([
         review("authentication", "selfsubjectreviews"),
         review("authorization", "selfsubjectaccessreviews"),
         review("authorization", "selfsubjectrulesreviews"),
     ]);
-    ensure!(nobodys == anybodys, "anybody may {nobodys:?}");
+    ensure!(unknown_user == everyone, "every user may {unknown_user:?}");
 
-    let mut expected = anybodys.clone();
+    let mut expected = everyone.clone();
     expected.insert(right("", "secrets", "a-kubeconfig", "get"));
     for verb in ["get", "list", "watch"] {
         expected.insert(right("", "events", "", verb));
@@ -119,7 +120,7 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
     ensure!(more.is_empty() && less.is_empty(), "more: {more:?}, less: {less:?}");
     ensure!(found.1 == paths, "other paths: {:?}", found.1);
 
-    // Elsewhere a subject is anybody.
+    // In other namespaces, a subject has only everyone's permissions.
     let namespaces = Api::<Namespace>::all(stack.host.clone());
     let namespaces = namespaces.list(&ListParams::default()).await?.items;
     let names: Vec<_> = namespaces.into_iter().filter_map(|found| found.metadata.name).collect();
@@ -129,10 +130,10 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
     }
     for namespace in names.iter().filter(|name| *name != own) {
         let there = rights(&granted(&stack, user, namespace).await?);
-        ensure!(there.0 == anybodys && there.1 == paths, "in {namespace}: {there:?}");
+        ensure!(there.0 == everyone && there.1 == paths, "in {namespace}: {there:?}");
     }
 
-    // And so it is when it is used.
+    // Real requests give the same result.
     let kubectl = async |arguments: &[&str]| {
         let mut all = vec!["--as", user, "-n", own];
         all.extend(arguments);
@@ -148,7 +149,7 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
 }
 
 #[tokio::test]
-async fn tenant_cannot_slip_a_cluster_from_the_operator_nor_choose_an_identity() -> Result<()> {
+async fn tenant_can_neither_remove_the_finalizer_nor_choose_an_identity() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = tenant_of(&stack, "slip", "bob@a.example").await?;
     let own = tenant.name.as_str();
@@ -181,7 +182,7 @@ async fn tenant_cannot_slip_a_cluster_from_the_operator_nor_choose_an_identity()
         .refused()?;
     ensure!(refusal.contains("the operator sets spec.id"), "{refusal}");
 
-    // What the Tenant may do goes on.
+    // Requests within the Tenant's permissions still work.
     let arguments = ["annotate", "cluster", "a", "-n", own, "note=x", "--as=bob@a.example"];
     stack.host_kubectl(&arguments).await?.ok()?;
     stack

@@ -17,7 +17,7 @@ fn json_of(output: Output) -> Result<Value> {
 async fn key_is_all_that_a_tenant_needs() -> Result<()> {
     let stack = Stack::connect().await?;
     let files = tempfile::tempdir()?;
-    let drawn = Key::draw().await?;
+    let drawn = Key::generate().await?;
     let key = &drawn.path;
     let refused = ssh(&stack, key, "clusters").await?.refused()?;
     ensure!(refused.contains("spec.sshKeys"), "{refused}");
@@ -48,7 +48,7 @@ async fn key_is_all_that_a_tenant_needs() -> Result<()> {
         "the two kubeconfigs differ"
     );
 
-    // Another Tenant's Cluster is as if it were not; it is there for its own.
+    // Another Tenant's Cluster looks as if it did not exist, but its own Tenant sees it.
     let stolen = ssh(&stack, key, "kubeconfig demo").await?.refused()?;
     ensure!(stolen.contains("not found"), "{stolen}");
     let demo = stack.dir.join("ssh/demo");

@@ -1,9 +1,12 @@
-//! A tenant uses a cluster of their own through the one ingress address, with a stock kubectl.
+//! A tenant uses its own cluster through the ingress address, with a stock kubectl.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use yoke_e2e::{Stack, TenantFixture, wait_until};
+use yoke_e2e::{Stack, TenantFixture, eventually};
+
+/// Time for a controller to act on a busy computer.
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn stock_kubectl_works_through_the_ingress() -> Result<()> {
@@ -22,7 +25,7 @@ async fn stock_kubectl_works_through_the_ingress() -> Result<()> {
         "the kubeconfig does not dial the ingress"
     );
 
-    // A cluster that is Ready has what its first pod needs: nothing is waited for here.
+    // A Ready cluster has everything that its first pod needs, so these checks do not wait.
     let objects = stack
         .kubectl(&kubeconfig, &["get", "ns,sa", "-A", "-o", "name"])
         .await?
@@ -115,40 +118,28 @@ async fn controllers_of_the_control_plane_work() -> Result<()> {
         )
         .await?
         .ok()?;
-    wait_until("two pods to be made", Duration::from_secs(60), || async {
-        let pods = stack.kubectl(&kubeconfig, &["get", "pods", "-o", "name"]).await?.ok()?;
-        Ok(pods.lines().count() == 2)
-    })
-    .await?;
-    // No node: the scheduler must have looked at them and said so.
-    wait_until("the scheduler to speak", Duration::from_secs(60), || async {
-        let reasons = [
-            "get",
-            "pods",
-            "-o",
-            "jsonpath={.items[*].status.conditions[?(@.type=='PodScheduled')].reason}",
-        ];
-        Ok(stack
-            .kubectl(&kubeconfig, &reasons)
-            .await?
-            .ok()?
-            .contains("Unschedulable"))
-    })
-    .await?;
+    let list_pods = async || stack.kubectl(&kubeconfig, &["get", "pods", "-o", "name"]).await?.ok();
+    let are_two = |pods: &String| pods.lines().count() == 2;
+    eventually("two pods to be created", LIMIT, list_pods, are_two).await?;
+    // There is no node, so the scheduler must report the pods as unschedulable.
+    let reasons = [
+        "get",
+        "pods",
+        "-o",
+        "jsonpath={.items[*].status.conditions[?(@.type=='PodScheduled')].reason}",
+    ];
+    let find_reasons = async || stack.kubectl(&kubeconfig, &reasons).await?.ok();
+    let is_reported = |reasons: &String| reasons.contains("Unschedulable");
+    eventually("the scheduler to report the pods", LIMIT, find_reasons, is_reported).await?;
     stack
         .kubectl(&kubeconfig, &["delete", "deployment", "d", "--wait=false"])
         .await?
         .ok()?;
-    wait_until(
+    eventually(
         "the garbage collector to remove the pods",
-        Duration::from_secs(60),
-        || async {
-            Ok(stack
-                .kubectl(&kubeconfig, &["get", "pods", "-o", "name"])
-                .await?
-                .ok()?
-                .is_empty())
-        },
+        LIMIT,
+        list_pods,
+        String::is_empty,
     )
     .await?;
     tenant.remove().await

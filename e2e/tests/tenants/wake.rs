@@ -1,4 +1,5 @@
-//! A Cluster that sleeps until somebody needs it: who may wakes it by asking, and sees only a slower answer.
+//! A Cluster sleeps until it is needed. A permitted client wakes it with a request, and notices
+//! only a slower answer.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use yoke_api::{Cluster, ConditionType, TenantSpec};
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, wait_for, wait_until};
 
-/// A name of the cluster beside its public one.
+/// Additional name of the cluster.
 const FURTHER: &str = "api.wake.example";
 
 async fn send_to_sleep(stack: &Stack, tenant: &TenantFixture) -> Result<()> {
@@ -31,9 +32,10 @@ async fn send_to_sleep(stack: &Stack, tenant: &TenantFixture) -> Result<()> {
     Ok(())
 }
 
-/// What kubectl is answered by a cluster that it wakes. It asks again only after a word that the wake takes longer, as where others
-/// have their turn before it, or after none in kubectl's own time.
-async fn wake_by(stack: &Stack, kubeconfig: &Path, args: &[&str]) -> Result<String> {
+/// Runs kubectl against a cluster that its request wakes. Tries again only if the answer says that
+/// the wake takes longer (for example because other starts come first), or after kubectl's own
+/// timeout.
+async fn run_and_wake(stack: &Stack, kubeconfig: &Path, args: &[&str]) -> Result<String> {
     const LATE: [&str; 3] = [
         "Ask the cluster's owner",
         "Client.Timeout exceeded",
@@ -58,8 +60,12 @@ fn reason_of(cluster: &Cluster, kind: ConditionType) -> Option<&str> {
     Some(&condition.reason)
 }
 
-/// The kubeconfig of an administrator, changed, in a file with this ending.
-fn changed(kubeconfig: &Path, ending: &str, change: impl FnOnce(&mut serde_json::Value)) -> Result<PathBuf> {
+/// Writes a changed copy of an administrator's kubeconfig to a file with this extension.
+fn write_changed_kubeconfig(
+    kubeconfig: &Path,
+    ending: &str,
+    change: impl FnOnce(&mut serde_json::Value),
+) -> Result<PathBuf> {
     let text = std::fs::read_to_string(kubeconfig).context("reading the kubeconfig")?;
     let mut config: serde_json::Value = serde_saphyr::from_str(&text).context("parsing the kubeconfig")?;
     change(&mut config);
@@ -69,7 +75,7 @@ fn changed(kubeconfig: &Path, ending: &str, change: impl FnOnce(&mut serde_json:
 }
 
 #[tokio::test]
-async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
+async fn only_an_authenticated_request_wakes_a_cluster() -> Result<()> {
     let stack = Stack::connect().await?;
     let owner = TenantSpec {
         allowed_domains: vec!["wake.example".into()],
@@ -89,7 +95,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     stack.kubectl(&kubeconfig, &kept).await?.ok()?;
     send_to_sleep(&stack, &tenant).await?;
 
-    let stranger = changed(&kubeconfig, "stranger", |config| {
+    let stranger = write_changed_kubeconfig(&kubeconfig, "stranger", |config| {
         config["users"][0]["user"] = json!({"token": "nobody"});
     })?;
     for _ in 0..3 {
@@ -102,12 +108,12 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     let asleep = tenant.clusters().get("a").await?;
     ensure!(
         activity(&asleep).wake_requested_time.is_none(),
-        "a stranger woke it: {:?}",
+        "an unauthenticated request woke it: {:?}",
         activity(&asleep)
     );
 
     let kept = ["get", "configmap", "kept", "-o", "jsonpath={.data.k}"];
-    let value = wake_by(&stack, &kubeconfig, &kept).await?;
+    let value = run_and_wake(&stack, &kubeconfig, &kept).await?;
     ensure!(value == "v", "{value:?}");
     tenant
         .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
@@ -115,12 +121,12 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     let awake = tenant.clusters().get("a").await?;
     ensure!(activity(&awake).asleep_since().is_none(), "{:?}", activity(&awake));
 
-    // By a further name, once the certificate for it is there.
+    // Wake by an additional name, once its certificate exists.
     send_to_sleep(&stack, &tenant).await?;
-    let further = changed(&kubeconfig, "further", |config| {
+    let further = write_changed_kubeconfig(&kubeconfig, "further", |config| {
         config["clusters"][0]["cluster"]["tls-server-name"] = json!(FURTHER);
     })?;
-    wait_until("a request by a further name is answered", READY_LIMIT, || async {
+    wait_until("an answer by the additional name", READY_LIMIT, || async {
         let answer = stack.kubectl(&further, &kept).await?;
         Ok(answer.ok().is_ok_and(|value| value == "v"))
     })
@@ -129,7 +135,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
         .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
         .await?;
 
-    // Once more, and in another way.
+    // Wake with the annotation.
     send_to_sleep(&stack, &tenant).await?;
     let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_END}}});
     tenant.patch_cluster("a", annotation).await?;
@@ -140,7 +146,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
+async fn sleep_by_the_owner_is_reported_and_not_ended() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "owner").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
@@ -148,12 +154,12 @@ async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
     tenant
         .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)
         .await?;
-    wait_until("callers are told", READY_LIMIT, || async {
+    wait_until("callers to see the owner's sleep", READY_LIMIT, || async {
         let answer = stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?;
         Ok(answer.refused().is_ok_and(|text| text.contains("spec.state")))
     })
     .await?;
-    // Who asks for the first time asks what the API serves, before anything else.
+    // Without a cache, kubectl's first request is for API discovery.
     let caches = tempfile::tempdir()?;
     let cache = format!("--cache-dir={}", caches.path().display());
     let refusal = stack
@@ -176,9 +182,10 @@ async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
     tenant.remove().await
 }
 
-/// It goes to sleep by itself, whatever its own controllers ask, and again after it was woken.
+/// An idle cluster falls asleep despite the requests of its own controllers, and again after a
+/// wake.
 #[tokio::test]
-async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
+async fn an_idle_cluster_falls_asleep() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "unused").await?;
     let sleep = SleepSpec {
@@ -196,7 +203,7 @@ async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
             .await?;
         let reason = reason_of(&asleep, ConditionType::Asleep);
         ensure!(reason == Some("AsleepOnInactivity"), "{reason:?}");
-        wake_by(&stack, &kubeconfig, &["get", "namespaces"]).await?;
+        run_and_wake(&stack, &kubeconfig, &["get", "namespaces"]).await?;
         tenant
             .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
             .await?;
@@ -204,13 +211,14 @@ async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
     tenant.remove().await
 }
 
-/// With an argument that no API server takes it never answers; and wakes when that is mended.
+/// The API server never answers with an invalid argument. The Cluster wakes once the argument is
+/// fixed.
 #[tokio::test]
-async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
+async fn a_failed_wake_reports_the_reason() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "stuck").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
-    // After that kubectl knows what the API serves.
+    // After this request, kubectl has cached API discovery.
     stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?.ok()?;
     send_to_sleep(&stack, &tenant).await?;
     let arguments = |given: serde_json::Value| json!({"spec": {"extraArgs": {"apiServer": given}}});
@@ -220,8 +228,8 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
     let cache = format!("--cache-dir={}", caches.path().display());
     for options in [&[][..], &[cache.as_str()]] {
         let asked = [&["get", "namespaces"], options].concat();
-        // Others may have their turn before it: what stands against it is known once it was started.
-        wait_until("callers are told why", READY_LIMIT, || async {
+        // Other starts may come first. The reason is known only after its start was tried.
+        wait_until("callers to see the reason", READY_LIMIT, || async {
             let refusal = stack.kubectl(&kubeconfig, &asked).await?.refused()?;
             let says_why = refusal.contains("kube-apiserver") && refusal.contains("Ask the cluster's owner");
             ensure!(says_why, "{asked:?}: {refusal}");
@@ -229,13 +237,13 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
         })
         .await?;
     }
-    wait_until("it is a condition", READY_LIMIT, || async {
+    wait_until("the condition WakeDelayed", READY_LIMIT, || async {
         let delayed = tenant.clusters().get("a").await?;
         Ok(reason_of(&delayed, ConditionType::Asleep) == Some("WakeDelayed"))
     })
     .await?;
     let events = ["get", "events", "-n", &tenant.name, "-o", "jsonpath={.items[*].reason}"];
-    wait_until("it is an event", READY_LIMIT, || async {
+    wait_until("the event WakeDelayed", READY_LIMIT, || async {
         Ok(stack.host_kubectl(&events).await?.ok()?.contains("WakeDelayed"))
     })
     .await?;
@@ -248,7 +256,7 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
     tenant.remove().await
 }
 
-/// Who answers for sleeping clusters says that one is needed, and nothing else of it.
+/// The ingress, which answers for sleeping clusters, may write only the wake request.
 #[tokio::test]
 async fn the_ingress_writes_one_field_of_a_cluster() -> Result<()> {
     let stack = Stack::connect().await?;

@@ -1,4 +1,5 @@
-//! Workers of a tenant's cluster: they join by a line from the SSH server, run what the tenant runs, and may be lost.
+//! Workers of a tenant's cluster: they join with a command from the SSH server, run the tenant's
+//! Pods, and may be lost.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,28 +13,28 @@ use yoke_e2e::readme::{commands, root, type_in};
 use yoke_e2e::ssh::{Key, ssh};
 use yoke_e2e::worker::{ECHO, try_to_join};
 use yoke_e2e::workload::POD_LIMIT;
-use yoke_e2e::{Stack, TenantFixture, Worker, Workload, run, wait_for, wait_until};
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, eventually, run, wait_for, wait_until};
 
-/// A worker's programs are packed, it joins, and it is Ready.
+/// Timeout of `make worker`: packs the programs, joins, and waits until the Node is Ready.
 const MAKE_LIMIT: Duration = Duration::from_secs(300);
-/// Of each name of a Service's Pods, which are chosen by chance.
+/// Maximum number of requests until each Pod of a Service, chosen at random, has answered.
 const ROUNDS: usize = 40;
-/// kube-controller-manager waits 50 s until it holds a worker for lost.
+/// kube-controller-manager declares a worker as lost after 50 s.
 const LOST_LIMIT: Duration = Duration::from_secs(180);
 const API: &str = "https://10.96.0.1/api/v1/namespaces";
 
-/// `make worker`, as a person runs it.
+/// Runs `make worker` as a user would.
 async fn make_worker(stack: &Stack) -> Result<Worker> {
     let mut make = Command::new("make");
     for variable in ["CARGO", "MAKEFLAGS", "MAKELEVEL"] {
         make.env_remove(variable);
     }
     make.args(["--no-print-directory", "worker"]).current_dir(root());
-    Worker::find(stack, &run(make, MAKE_LIMIT).await?.ok()?)
+    Worker::from_output(stack, &run(make, MAKE_LIMIT).await?.ok()?)
 }
 
-/// A Deployment with a Pod on each of two workers, while both are well, and its Service: as in Kubernetes' tutorial, with what a
-/// rolling update needs to fail no request.
+/// A Deployment with one Pod on each of two healthy workers, and its Service. It follows
+/// Kubernetes' tutorial, plus what a rolling update needs to fail no request.
 fn build_web(workers: [&Worker; 2]) -> [Value; 2] {
     let labels = json!({"app": "web"});
     let on_these = json!([{"matchExpressions": [{
@@ -77,7 +78,7 @@ fn build_web(workers: [&Worker; 2]) -> [Value; 2] {
     [deployment, service]
 }
 
-/// The Deployment's Pods and their workers.
+/// Names of the Deployment's Pods, and their workers.
 async fn list_web(inside: Workload<'_>) -> Result<BTreeSet<(String, String)>> {
     let find = "jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName}{\"\\n\"}{end}";
     let running = "--field-selector=status.phase=Running";
@@ -88,7 +89,7 @@ async fn list_web(inside: Workload<'_>) -> Result<BTreeSet<(String, String)>> {
     Ok(pairs.map(|(pod, node)| (pod.to_owned(), node.to_owned())).collect())
 }
 
-/// Every Pod of a Service answers to a Pod, wherever both are.
+/// Sends requests from a Pod until every Pod of a Service has answered.
 async fn reach_all(inside: Workload<'_>, from: &str, url: &str, expected: &BTreeSet<String>) -> Result<()> {
     let mut heard = BTreeSet::new();
     for _ in 0..ROUNDS {
@@ -99,7 +100,7 @@ async fn reach_all(inside: Workload<'_>, from: &str, url: &str, expected: &BTree
             return Ok(());
         }
     }
-    anyhow::bail!("{url} answered as {heard:?} to {from}, and not as {expected:?}")
+    anyhow::bail!("{url} answered {from} as {heard:?}, expected {expected:?}")
 }
 
 #[tokio::test]
@@ -110,14 +111,14 @@ async fn two_workers_are_one_cluster() -> Result<()> {
         stack: &stack,
         kubeconfig: &kubeconfig,
     };
-    // Whoever uses the stack may have made others.
+    // Users of the stack may have added workers.
     let list_nodes = ["get", "nodes", "-o", "name"];
     let before = inside.kubectl(&list_nodes).await?;
     let one = make_worker(&stack).await?;
-    let took = SystemTime::now().duration_since(one.fetched()?)?;
+    let took = SystemTime::now().duration_since(one.downloaded_at()?)?;
     println!("a worker was Ready {took:.1?} after its program was there");
     if let Err(error) = type_in(&root(), &[], &commands("console worker")?).await {
-        return Err(error.context(inside.last_words().await).context(one.last_words()));
+        return Err(error.context(inside.recent_logs().await).context(one.recent_logs()));
     }
     let two = make_worker(&stack).await?;
     let nodes = inside.kubectl(&list_nodes).await?.lines().count();
@@ -137,11 +138,12 @@ async fn two_workers_are_one_cluster() -> Result<()> {
         inside.wait_phase(asks, "Running").await?;
     }
 
-    // Each kubelet is called, through whichever agent.
+    // Calls each kubelet, through any agent.
     for (pod, _) in &web {
         let heard = inside.ask_forwarded(pod).await?;
         ensure!(heard.trim() == pod, "port-forward: {heard}");
-        // The terminal there shows what is typed, takes enter for a line's end, and shows one as two characters.
+        // The terminal echoes the typed keys, turns enter into a line feed, and shows a line feed
+        // as two characters.
         let exec = ["exec", "-it", pod, "--", "/echo", "type"];
         let shown = inside.on_terminal(&exec, "type: ", "a b").await?;
         ensure!(shown == "type: a b\r\ntyped \"a b\\n\"\r\n", "exec -it: {shown:?}");
@@ -157,22 +159,23 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     }
 
     read_own_namespace(inside).await?;
-    update_without_a_failure(inside, &one, &web).await?;
-    lose(inside, &one, &two).await?;
+    roll_out_without_failure(inside, &one, &web).await?;
+    kill_worker(inside, &one, &two).await?;
 
     let used = std::fs::read_to_string(one.folder().join("line")).context("reading a worker's line")?;
-    refuse(&stack, &stack.dir.join("ssh/demo"), "demo", "a used token", &used).await?;
+    expect_join_refused(&stack, &stack.dir.join("ssh/demo"), "demo", "a used token", &used).await?;
 
-    clean(inside).await?;
+    delete_objects(inside).await?;
     for worker in [one, two] {
         worker.remove().await?;
     }
     let after = inside.kubectl(&list_nodes).await?;
-    ensure!(after == before, "there are {after}, and were {before}");
+    ensure!(after == before, "the nodes are {after}, but were {before}");
     Ok(())
 }
 
-/// The SSH server asks the cluster's API, by the ingress, with the Tenant's kubeconfig.
+/// Lists nodes over SSH. The SSH server calls the cluster's API through the ingress with the
+/// Tenant's kubeconfig.
 async fn list_over_ssh(stack: &Stack, workers: [&Worker; 2]) -> Result<()> {
     let said = ssh(stack, &stack.dir.join("ssh/demo"), "nodes demo --json")
         .await?
@@ -190,7 +193,8 @@ async fn list_over_ssh(stack: &Stack, workers: [&Worker; 2]) -> Result<()> {
     Ok(())
 }
 
-/// A Pod's default service account sees what its roles say, at the address that every Pod has for its API.
+/// A Pod's default service account has the permissions of its roles, at the API address that every
+/// Pod has.
 async fn read_own_namespace(inside: Workload<'_>) -> Result<()> {
     let view = [
         "create",
@@ -215,8 +219,8 @@ async fn read_own_namespace(inside: Workload<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Somebody asks the Service all the time while its Pods are replaced.
-async fn update_without_a_failure(
+/// Replaces the Pods of the Service while a client sends requests continuously.
+async fn roll_out_without_failure(
     inside: Workload<'_>,
     on: &Worker,
     before: &BTreeSet<(String, String)>,
@@ -226,33 +230,27 @@ async fn update_without_a_failure(
         .await?;
     inside.wait_phase("polls", "Running").await?;
     let answers = async || inside.kubectl(&["logs", "polls"]).await;
-    wait_until("answers of the Service", POD_LIMIT, async || {
-        Ok(answers().await?.lines().count() > 10)
-    })
-    .await?;
+    let are_many = |answers: &String| answers.lines().count() > 10;
+    eventually("answers of the Service", POD_LIMIT, answers, are_many).await?;
     inside.kubectl(&["rollout", "restart", "deployment/web"]).await?;
     inside
         .kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
         .await?;
-    // Those that are to go still answer for a while.
-    wait_until("the former Pods to be gone", POD_LIMIT, async || {
-        Ok(list_web(inside).await?.is_disjoint(before))
-    })
-    .await?;
+    // Terminating Pods still answer for a while.
+    let list = async || list_web(inside).await;
+    let are_gone = |pods: &BTreeSet<_>| pods.is_disjoint(before);
+    eventually("the previous Pods to be gone", POD_LIMIT, list, are_gone).await?;
     let after: BTreeSet<_> = list_web(inside).await?.into_iter().map(|(pod, _)| pod).collect();
-    wait_until("each new Pod to answer", POD_LIMIT, async || {
-        let answers = answers().await?;
-        Ok(after.iter().all(|pod| answers.lines().any(|line| line == pod)))
-    })
-    .await?;
+    let is_complete = |answers: &String| after.iter().all(|pod| answers.lines().any(|line| line == pod));
+    eventually("each new Pod to answer", POD_LIMIT, answers, is_complete).await?;
     let answers = answers().await?;
     let failures: Vec<_> = answers.lines().filter(|line| !line.starts_with("web-")).collect();
     ensure!(failures.is_empty(), "requests failed: {failures:?}");
     inside.kubectl(&["delete", "pod", "polls", "--now"]).await.map(drop)
 }
 
-/// A machine that loses power takes its Pods along; what a Deployment wants is elsewhere soon.
-async fn lose(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> {
+/// Kills a worker. The Deployment's Pods soon run on the other worker.
+async fn kill_worker(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> {
     let before = list_web(inside).await?;
     ensure!(before.iter().any(|(_, node)| *node == lost.name), "{before:?}");
     lost.kill().await?;
@@ -270,7 +268,7 @@ async fn lose(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> 
     .await
 }
 
-async fn clean(inside: Workload<'_>) -> Result<()> {
+async fn delete_objects(inside: Workload<'_>) -> Result<()> {
     let objects = [
         "deployment/web",
         "service/web",
@@ -286,9 +284,9 @@ async fn clean(inside: Workload<'_>) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_token_lets_nobody_in_elsewhere_or_later() -> Result<()> {
+async fn a_token_admits_no_worker_elsewhere_or_later() -> Result<()> {
     let stack = Stack::connect().await?;
-    let (key, demo) = (Key::draw().await?, stack.dir.join("ssh/demo"));
+    let (key, demo) = (Key::generate().await?, stack.dir.join("ssh/demo"));
     let tenant = TenantFixture::create_with(&stack, "tokens", key.to_spec()).await?;
     tenant.ready_cluster("a").await?;
     let join = async |key: &Path, cluster: &str| -> Result<[String; 3]> {
@@ -303,23 +301,23 @@ async fn a_token_lets_nobody_in_elsewhere_or_later() -> Result<()> {
         Ok([text("name")?, text("token")?, text("line")?])
     };
     let [name, token, line] = join(&key.path, "a").await?;
-    // Of another Tenant.
+    // A token of another Tenant.
     let [foreign_name, foreign, _] = join(&demo, "demo").await?;
     let forged = JoinLine {
         token: JoinLine::parse(&foreign)?.token,
         ..JoinLine::parse(&token)?
     };
     let forged = line.replace(&token, &forged.encode()?);
-    refuse(&stack, &key.path, "a", "the token of another Tenant's cluster", &forged).await?;
+    expect_join_refused(&stack, &key.path, "a", "the token of another Tenant's cluster", &forged).await?;
     for (key, name) in [(&key.path, name), (&demo, foreign_name)] {
         ssh(&stack, key, &format!("revoke {name}")).await?.ok()?;
     }
-    refuse(&stack, &key.path, "a", "a token that was revoked", &line).await?;
+    expect_join_refused(&stack, &key.path, "a", "a token that was revoked", &line).await?;
     tenant.remove().await
 }
 
-/// The API does not know the token, and so says nothing to the worker.
-async fn refuse(stack: &Stack, key: &Path, cluster: &str, rule: &str, line: &str) -> Result<()> {
+/// Expects that the API refuses the join command's token, which tells the worker nothing more.
+async fn expect_join_refused(stack: &Stack, key: &Path, cluster: &str, rule: &str, line: &str) -> Result<()> {
     let refusal = try_to_join(stack, key, cluster, Some(line)).await?;
     ensure!(refusal.code == Some(1), "{rule}: {refusal:?}");
     let refusal = refusal.refused()?;

@@ -1,8 +1,11 @@
-// Command echo is what tests put behind Services and NetworkPolicies: `echo` serves the pod's name on port 8080, and
-// `echo get URL` asks another, exits 0 when it answered 200, and prints what it said; it asks https as the pod's service
-// account. `echo poll URL` asks ten times a second, each time by a connection of its own, and prints a line for each answer.
-// `echo deny FOLDER` is an admission webhook on port 8443 that says no; its tls.crt and tls.key are in the folder. `echo type` says
-// what is typed on its terminal, and fails without one.
+// Command echo is the workload that tests run in Pods:
+//
+//   - `echo` serves the pod's name on port 8080.
+//   - `echo get URL` sends a request, prints the answer, and exits 0 if the status is 200. For https it authenticates as the
+//     pod's service account.
+//   - `echo poll URL` sends ten requests per second, each on a new connection, and prints a line for each answer.
+//   - `echo deny FOLDER` serves an admission webhook on port 8443 that rejects everything. The folder holds tls.crt and tls.key.
+//   - `echo type` prints a line that is typed on its terminal, and fails without a terminal.
 package main
 
 import (
@@ -28,7 +31,7 @@ const (
 	listen    = ":8080"
 	listenTLS = ":8443"
 	timeout   = 3 * time.Second
-	// How long a name is looked for while no answer comes: kube-proxy may not know yet that cluster DNS is ready.
+	// Timeout of a name lookup without answer: kube-proxy may not know yet that cluster DNS is ready.
 	lookup  = 12 * time.Second
 	pause   = 100 * time.Millisecond
 	account = "/var/run/secrets/kubernetes.io/serviceaccount/"
@@ -74,8 +77,8 @@ func serve() error {
 	return server.ListenAndServe()
 }
 
-// The first process of a container gets no default action for a signal: without this it would outlive every deletion by
-// the whole grace period.
+// endWithSignal exits on SIGTERM and SIGINT. The first process of a container has no default action for signals. Without this,
+// it would outlive every deletion by the whole grace period.
 func endWithSignal() {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
@@ -170,8 +173,8 @@ func get(url string) (string, error) {
 	return string(answer), nil
 }
 
-// Go's resolver goes on to a name's next form when two questions for one were lost, and then says what the last form was
-// answered: each try here ends before that.
+// find resolves a host name. Go's resolver continues with the next search domain when two queries for one were lost, and then
+// returns the answer for the last domain. So each attempt here times out before that.
 func find(host string) ([]string, error) {
 	for end := time.Now().Add(lookup); ; {
 		try, cancel := context.WithTimeout(context.Background(), timeout)

@@ -1,5 +1,5 @@
-// Command pause holds a pod's namespaces open. It is the pod's first process where the process namespace is shared, so
-// it reaps whatever is orphaned to it, and it ends on the signals a container runtime sends.
+// Command pause keeps a pod's namespaces open. In a shared process namespace it is the pod's first process. So it reaps
+// orphaned processes, and it exits on the signals that a container runtime sends.
 package main
 
 import (
