@@ -1,11 +1,11 @@
-//! What to do next about a Cluster, by what its status says. Pure.
+//! Suggests what to do next about a Cluster, from its status. Pure.
 
 use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, Reason, labels};
 use yoke_view::render::{conditions, find};
 use yoke_view::verdict::{Verdict, is_asleep, judge};
 
-/// Sentences or commands, most useful first.
+/// Returns sentences or commands, the most useful first.
 pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<String> {
     if cluster.metadata.deletion_timestamp.is_some() {
         return vec!["It is being deleted; `kubectl yoke get -w` shows when it is gone.".into()];

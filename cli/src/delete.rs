@@ -12,7 +12,7 @@ use crate::arguments::{DeleteOptions, NameFormat};
 use crate::session::Session;
 use crate::{Error, output, wait};
 
-/// Deletes a Cluster, after asking.
+/// Deletes a Cluster, after confirmation.
 pub(crate) async fn delete_cluster(session: &Session, options: &DeleteOptions) -> Result<(), Error> {
     let api: Api<Cluster> = session.api();
     let what = format!("Cluster {} in namespace {}", options.name, session.namespace);
@@ -27,7 +27,7 @@ pub(crate) async fn delete_cluster(session: &Session, options: &DeleteOptions) -
     delete(session, api, &what, options).await
 }
 
-/// Deletes a Tenant, after asking.
+/// Deletes a Tenant, after confirmation.
 pub(crate) async fn delete_tenant(session: &Session, options: &DeleteOptions) -> Result<(), Error> {
     let what = format!("Tenant {}", options.name);
     confirm(&what, "Its namespace goes when its Clusters have gone.", options)?;
@@ -54,7 +54,7 @@ where
     output::put(&format!("{name}{how}\n"))
 }
 
-/// Has the person type the name: what is lost here has no second copy.
+/// Requires the user to type the name, because deleted data cannot be restored.
 fn confirm(what: &str, loss: &str, options: &DeleteOptions) -> Result<(), Error> {
     if options.yes {
         return Ok(());

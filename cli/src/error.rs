@@ -1,4 +1,4 @@
-//! What can go wrong, said as `error: …` with a `hint: …` where one is known.
+//! Errors of all commands, printed as `error: …` and, where there is one, `hint: …`.
 
 use std::error::Error as _;
 use std::path::PathBuf;
@@ -13,106 +13,106 @@ use yoke_api::labels;
 
 use crate::merge::MergeError;
 
-/// A command failed.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kubeconfig of the host cannot be used.
     #[error("cannot use the kubeconfig of the host")]
     Kubeconfig(#[source] KubeconfigError),
-    /// There is no kubeconfig, and this is no pod either.
+    /// There is no kubeconfig, and the process does not run in a pod.
     #[error("no kubeconfig of the host was found")]
     NoKubeconfig(#[source] InferConfigError),
     /// The kubeconfig of the host has no such user.
     #[error("the kubeconfig of the host has no user {0:?}")]
     UnknownUser(String),
-    /// The client cannot be set up.
+    /// The client cannot be built.
     #[error("cannot set up the connection to the host")]
     Client(#[source] kube::Error),
-    /// The host answered no.
+    /// The host's API refused the request.
     #[error("{doing}: {}", refusal(status))]
     Refused {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// The host's answer.
+        /// The API's answer.
         status: Box<Status>,
     },
-    /// The host did not answer.
+    /// The host's API could not be reached, or sent no usable answer.
     #[error("{doing}: cannot reach the host's API at {url}")]
     Unreachable {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// Where the host should be.
+        /// Address of the host's API.
         url: String,
-        /// Why not.
+        /// Cause.
         #[source]
         source: Box<kube::Error>,
     },
-    /// One request took too long.
+    /// One request exceeded `--request-timeout`.
     #[error("{doing}: no answer from the host's API at {url} within {limit:?}")]
     RequestTimeout {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// Where the host should be.
+        /// Address of the host's API.
         url: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
     },
-    /// A wait ran out.
+    /// A wait exceeded `--timeout`.
     #[error("{what} within {limit:?}{}", last.as_deref().map(|last| format!("; last seen: {last}")).unwrap_or_default())]
     WaitTimeout {
-        /// What did not happen.
+        /// Expected state that was not reached, with the object.
         what: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
-        /// What was seen last.
+        /// The last message that was seen.
         last: Option<String>,
-        /// Command that shows more.
+        /// Command that shows the current state.
         see: String,
     },
-    /// The spec cannot be carried out.
+    /// The operator refuses the spec.
     #[error("{what} is refused ({reason}): {message}")]
     SpecRefused {
-        /// The Cluster or Tenant.
+        /// Kind and name of the object.
         what: String,
-        /// Its condition's reason.
+        /// Reason of its condition.
         reason: String,
-        /// Its condition's message.
+        /// Message of its condition.
         message: String,
     },
-    /// It vanished while it was waited for.
+    /// The object was deleted during the wait.
     #[error("{0} was deleted in the meantime")]
     Deleted(String),
-    /// It sleeps, and a JoinToken does not wake it.
+    /// The Cluster is asleep, and a JoinToken does not wake it.
     #[error("Cluster {name} is asleep")]
     Asleep {
-        /// The Cluster.
+        /// Name of the Cluster.
         name: String,
-        /// Its namespace.
+        /// Namespace of the Cluster.
         namespace: String,
     },
-    /// A JoinToken came to nothing.
+    /// A JoinToken was created, but its join command was not printed.
     #[error("{}", to_fate(name, *is_deleted))]
     NotJoinable {
-        /// The JoinToken.
+        /// Name of the JoinToken.
         name: String,
-        /// Whether it is deleted, or stays until it ends.
+        /// Whether it was deleted; otherwise it exists until it expires.
         is_deleted: bool,
-        /// Why.
+        /// Cause.
         #[source]
         source: Box<Error>,
     },
     /// The Cluster has no kubeconfig yet.
     #[error("Cluster {name} has no kubeconfig yet")]
     NoClusterKubeconfig {
-        /// The Cluster.
+        /// Name of the Cluster.
         name: String,
-        /// Its namespace.
+        /// Namespace of the Cluster.
         namespace: String,
     },
-    /// The Secret is not what the contract says.
+    /// The Secret does not contain a kubeconfig under the agreed key.
     #[error("Secret {0} holds no kubeconfig")]
     SecretWrong(String),
-    /// The Secret is not what a worker could join by.
+    /// The Secret does not contain the data of a join command.
     #[error("Secret {0} is not what a worker could join by")]
     JoinSecretWrong(String),
     /// The kubeconfig cannot be merged.
@@ -120,27 +120,27 @@ pub enum Error {
     Merge {
         /// The user's file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         source: MergeError,
     },
     /// A file cannot be read or written.
     #[error("cannot {verb} {}", path.display())]
     File {
-        /// What was being done.
+        /// Verb of the failed action.
         verb: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// A file holds no public key that can be used.
+    /// A file contains no usable public key.
     #[error("cannot use {} as an SSH key: {problem}", path.display())]
     NoPublicKey {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         problem: &'static str,
     },
     /// Another program is changing the file.
@@ -148,19 +148,19 @@ pub enum Error {
     Locked {
         /// The file.
         path: PathBuf,
-        /// The lock.
+        /// The lock file.
         lock: PathBuf,
     },
-    /// Where the user's kubeconfig is cannot be told.
+    /// The path of the user's kubeconfig is unknown.
     #[error("neither KUBECONFIG nor HOME is set")]
     NoHome,
-    /// There is nobody to ask.
+    /// Standard input is not a terminal, so the deletion cannot be confirmed.
     #[error("{0} is not deleted without being asked for twice")]
     NotConfirmed(String),
-    /// The answer was no.
+    /// The user did not type the name.
     #[error("nothing was deleted")]
     Declined,
-    /// An object cannot be written as text, or read.
+    /// An object cannot be converted from or to JSON.
     #[error("cannot show the object")]
     Json(#[from] serde_json::Error),
     /// An object cannot be written as YAML.
@@ -172,42 +172,42 @@ pub enum Error {
     /// Standard input failed.
     #[error("cannot read the answer from standard input")]
     Input(#[source] std::io::Error),
-    /// Labels or taints that no worker is given.
+    /// Labels or taints that a worker may not register with.
     #[error("the labels or taints cannot be given")]
     Node(#[from] NodeError),
-    /// There is no such command to run.
+    /// The command of `run` does not exist.
     #[error("there is no command {}", .0.display())]
     NoCommand(PathBuf),
-    /// A command cannot be run.
+    /// The command of `run` cannot be started.
     #[error("cannot run {}", program.display())]
     CommandNotRun {
         /// The command.
         program: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// Its Cluster could not be used.
+    /// The command of `run` was not started, because its Cluster could not be used.
     #[error("the command was not run")]
     NotRun(#[source] Box<Error>),
-    /// How a command ended cannot be told.
+    /// The exit status of the command is unknown.
     #[error("cannot wait for the command")]
     CommandLost(#[source] std::io::Error),
-    /// The command that was run failed; it has said why.
+    /// The command failed, and has printed the reason itself.
     #[error("the command ended with code {0}")]
     CommandFailed(u8),
-    /// Signals cannot be heard.
+    /// Signal handlers cannot be installed.
     #[error("cannot listen to signals")]
     Signals(#[source] std::io::Error),
-    /// Somebody ended it.
+    /// A signal ended the command.
     #[error("interrupted")]
     Interrupted(SignalKind),
 }
 
 impl Error {
-    /// Prints the error, its causes and the hint, and gives the process's exit code.
+    /// Prints the error, its causes and the hint, and returns the exit code of the process.
     pub fn report(&self) -> ExitCode {
-        // `kubectl yoke get | head` ends like this; nobody is left to be told.
+        // With `kubectl yoke get | head` the reader exits first, which is not an error.
         if matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
         }
@@ -222,19 +222,19 @@ impl Error {
             Self::WaitTimeout { .. } => ExitCode::from(3),
             Self::CommandNotRun { .. } => ExitCode::from(126),
             Self::NoCommand(_) => ExitCode::from(127),
-            // As a shell says it of who is ended by a signal.
+            // The exit code that a shell reports for a process that a signal ended.
             Self::Interrupted(signal) => ExitCode::from(u8::try_from(128 + signal.as_raw_value()).unwrap_or(1)),
             _ => ExitCode::FAILURE,
         }
     }
 
-    /// What went wrong, with its causes.
+    /// Returns the message with all causes.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
         while let Some(error) = cause {
             let next = error.to_string();
-            // Several libraries repeat their source in their own text.
+            // Several libraries repeat the text of their source in their own text.
             if !text.contains(&next) {
                 text = format!("{text}: {next}");
             }
@@ -243,18 +243,19 @@ impl Error {
         text
     }
 
-    /// Whether what was asked for may have been done all the same.
+    /// Returns whether the request may have taken effect although it failed.
     pub(crate) fn leaves_open(&self) -> bool {
         match self {
             Self::RequestTimeout { .. } => true,
             Self::Unreachable { source, .. } => !never_connected(source),
-            // An API server says so of what its store has done, too, but was slow to tell.
+            // An API server also answers 5xx for a write that its store has done, but acknowledged
+            // too late.
             Self::Refused { status, .. } => status.code >= 500,
             _ => false,
         }
     }
 
-    /// Whether the host may answer otherwise when it is asked once more.
+    /// Returns whether a later attempt may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::RequestTimeout { .. } | Self::Unreachable { .. } => true,
@@ -263,7 +264,7 @@ impl Error {
         }
     }
 
-    /// Whether the host says that it cannot do it now: it has too much to do, or is not ready.
+    /// Returns whether the host's API is overloaded or not ready.
     pub(crate) fn asks_to_wait(&self) -> bool {
         matches!(self, Self::Refused { status, .. } if [429, 503, 504].contains(&status.code))
     }
@@ -345,7 +346,8 @@ fn to_fate(name: &str, is_deleted: bool) -> String {
     }
 }
 
-/// The answer for a path that no API of the host serves: Kubernetes' mux says so, without an object's name.
+/// Kubernetes' mux answers an unknown path with 404 and without an object's name: the API is not
+/// installed.
 fn is_unknown_path(status: &Status) -> bool {
     status.code == 404 && status.details.as_ref().is_none_or(|details| details.name.is_empty())
 }
@@ -385,7 +387,7 @@ fn hint_for(status: &Status) -> Option<String> {
     Some(hint.into())
 }
 
-/// Whether the host was not reached at all.
+/// Returns whether no connection to the host was established.
 fn never_connected(error: &kube::Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {

@@ -1,4 +1,4 @@
-//! `join`: makes a JoinToken and prints the line by which a worker joins.
+//! `join`: creates a JoinToken and prints the command that joins a worker.
 
 use k8s_openapi::api::core::v1::Secret;
 use yoke_api::join_token::node::{NodeError, check_taints, collect_labels};
@@ -12,11 +12,12 @@ use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, output, wait};
 
-/// What becomes of a JoinToken that this program cannot delete.
+/// Tells the user the fate of a JoinToken that this program cannot delete.
 const FATE: &str = "nobody was told of it, and it stays until it ends";
 
-/// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here. What
-/// it cannot tell it deletes, also when it is interrupted; a second signal ends it as it is.
+/// Creates a JoinToken, waits until it is ready, and prints the join command. The command is a
+/// credential and is printed only here, once. If it cannot be printed, also after a signal, the
+/// JoinToken is deleted; a second signal skips the deletion.
 pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(), Error> {
     check(session, &options.name).await?;
     let mut signals = Signals::listen()?;
@@ -39,7 +40,7 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
     let line = match line {
         Ok(line) => line,
         Err(error) => {
-            // Nobody was told of it.
+            // The join command was not printed, so the JoinToken is of no use.
             let is_deleted = tokio::select! {
                 is_deleted = delete(session, &name) => is_deleted,
                 _ = signals.next() => {
@@ -64,7 +65,7 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
     output::put(&format!("{line}\n"))
 }
 
-/// What would never come about is not begun with, and not waited for.
+/// Fails early if no worker could join the Cluster.
 async fn check(session: &Session, name: &str) -> Result<(), Error> {
     let doing = format!("getting Cluster {name}");
     let api = session.api::<Cluster>();
@@ -83,13 +84,13 @@ async fn check(session: &Session, name: &str) -> Result<(), Error> {
     }
 }
 
-/// Deletes a JoinToken, and says whether it is gone.
+/// Deletes a JoinToken and returns whether it is gone.
 async fn delete(session: &Session, name: &str) -> bool {
     let deleted = make::delete::<JoinToken>(session, name).await;
     deleted.inspect_err(|error| output::say(&error.with_causes())).is_ok()
 }
 
-/// The line by which a worker joins, as soon as there is one.
+/// Waits for the join command and returns it.
 async fn find_line(session: &Session, name: &str, options: &JoinOptions) -> Result<String, Error> {
     wait::wait_until_joinable(session, name, &options.name, options.timeout).await?;
     let secret = secret_name(name);

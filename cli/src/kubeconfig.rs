@@ -1,4 +1,4 @@
-//! `kubeconfig`: prints a Cluster's kubeconfig or merges it into the person's own.
+//! `kubeconfig`: prints a Cluster's kubeconfig or merges it into the user's own.
 
 use k8s_openapi::api::core::v1::Secret;
 use yoke_api::Cluster;
@@ -34,7 +34,8 @@ pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -
     Ok(())
 }
 
-/// The kubeconfig that the Cluster's status points to. `is_new`: the right to read it may be, too.
+/// Fetches the kubeconfig to which the Cluster's status refers. With `is_new`, the permission to
+/// read it may not be effective yet.
 pub(crate) async fn fetch(session: &Session, name: &str, is_new: bool) -> Result<String, Error> {
     let clusters = session.api::<Cluster>();
     let doing = format!("getting Cluster {name}");

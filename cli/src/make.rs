@@ -1,5 +1,5 @@
-//! Makes an object that is there for no longer than it is needed, and deletes it again. Its name is chosen here, so that it
-//! can be deleted whatever becomes of the host's answer.
+//! Creates an object that is needed only for a short time, and deletes it again. The name is chosen
+//! here, so that the object can be deleted even if the host's answer is lost.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -20,19 +20,20 @@ use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, FIELD_MANAGER, output};
 
-/// For how long a request is made again.
+/// How long a failing request is retried.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two tries.
+/// Interval between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
-/// By then what the host did not answer is done, or never will be.
+/// After this time a request without an answer has either taken effect or never will.
 const LATE: Duration = Duration::from_secs(3);
-/// Kubernetes' own for generated names.
+/// Alphabet of Kubernetes' generated names.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// How many characters of it a name ends in: 38 bits, so that nobody else draws the same ones. After a Cluster's name, which has 40
-/// at most, there is room for them in the 58 of a JoinToken's.
+/// Number of random characters at the end of a name: 38 bits, so that two callers do not choose the
+/// same name. A Cluster's name has at most 40 characters, and a JoinToken's at most 58, so they
+/// fit.
 const DRAWN: usize = 8;
 
-/// An object of a namespace.
+/// A namespaced object.
 pub(crate) trait Object:
     Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned
 {
@@ -43,8 +44,9 @@ impl<K> Object for K where
 {
 }
 
-/// Makes it: its name, and the signal that came meanwhile. What may have been made though the host's answer is an error is
-/// deleted; `fate` is said of what that does not reach.
+/// Creates the object; returns its name and the signal that arrived meanwhile. If the request
+/// failed but may have taken effect, the object is deleted. `fate` tells the user what happens to
+/// an object that could not be deleted.
 pub(crate) async fn make<K: Object>(
     session: &Session,
     signals: &mut Signals,
@@ -75,8 +77,8 @@ fn draw_name(prefix: &str) -> String {
     prefix.chars().chain(drawn).collect()
 }
 
-/// Waits for the host's answer, until the second signal. `may_exist` becomes whether it may have been made by a request whose
-/// answer was another.
+/// Waits for the host's answer, until the second signal. Sets `may_exist` if a request may have
+/// created the object although it failed.
 async fn create<K: Object>(
     session: &Session,
     signals: &mut Signals,
@@ -120,13 +122,13 @@ async fn create<K: Object>(
     }
 }
 
-/// Deletes what may have been made, until a signal. Whether nothing is left of it.
+/// Deletes an object that may have been created, until a signal. Returns whether nothing is left.
 async fn undo<K: Object>(session: &Session, signals: &mut Signals, name: &str) -> bool {
     let deleted = async {
         if delete::<K>(session, name).await? {
             return Ok(true);
         }
-        // It may have been on its way.
+        // The create request may still have been in progress.
         sleep(LATE).await;
         delete::<K>(session, name).await
     };
@@ -145,7 +147,8 @@ async fn undo<K: Object>(session: &Session, signals: &mut Signals, name: &str) -
     true
 }
 
-/// Deletes an object, and says whether there was one. Tries for a while, unless the host's answer will stay the same.
+/// Deletes an object and returns whether it existed. Retries for a while, unless the host's answer
+/// is final.
 pub(crate) async fn delete<K: Object>(session: &Session, name: &str) -> Result<bool, Error> {
     let (doing, parameters) = (format!("deleting {} {name}", K::kind(&())), DeleteParams::default());
     let (api, begun) = (session.api::<K>(), Instant::now());

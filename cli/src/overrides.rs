@@ -1,7 +1,8 @@
-//! What the command line says about the host, put over what the kubeconfig says. Pure.
+//! Applies the connection options of the command line to the kubeconfig. Pure.
 //!
-//! The rules are kubectl's (`DirectClientConfig` in client-go's `tools/clientcmd/client_config.go`): an override replaces the
-//! field of the chosen cluster or user, and with it what would contradict it.
+//! The rules are kubectl's (`DirectClientConfig` in client-go's
+//! `tools/clientcmd/client_config.go`): an override replaces the field of the chosen cluster or
+//! user, and the fields that would contradict it.
 
 use std::path::Path;
 
@@ -10,25 +11,26 @@ use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedC
 use crate::Error;
 use crate::arguments::HostOptions;
 
-/// What entries are called that only the command line makes.
+/// Name of the entries that exist only because of the command line.
 const MADE: &str = "kubectl-yoke";
 
-/// Whether the command line says where the host is, so that there need not be a kubeconfig.
+/// Returns whether the command line has the host's address, so that no kubeconfig is needed.
 pub(crate) fn is_whole(options: &HostOptions) -> bool {
     options.server.is_some()
 }
 
-/// Whether the command line names something in a kubeconfig, so that there has to be one.
+/// Returns whether the command line names an entry of a kubeconfig, so that a kubeconfig is
+/// required.
 pub(crate) fn names_entry(options: &HostOptions) -> bool {
     options.context.is_some() || options.cluster.is_some() || options.user.is_some()
 }
 
-/// The kubeconfig whose current context is what was asked for.
+/// Returns the kubeconfig with the requested context as the current one and with the overrides.
 pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions) -> Result<Kubeconfig, Error> {
     let chosen = options.context.clone().or(kubeconfig.current_context.take());
     let chosen = match chosen.filter(|name| !name.is_empty()) {
         Some(name) => name,
-        // kube says what is missing.
+        // kube then reports what is missing.
         None if !is_whole(options) => return Ok(kubeconfig),
         None => {
             let context = Context {
@@ -92,7 +94,7 @@ pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions)
     Ok(kubeconfig)
 }
 
-/// Puts the user's part over what says who asks.
+/// Replaces the user's credentials with those of the command line.
 pub(crate) fn change_user(user: &mut AuthInfo, options: &HostOptions) {
     if let Some(token) = &options.token {
         user.token = Some(token.clone().into());
@@ -128,7 +130,7 @@ fn changes_cluster(options: &HostOptions) -> bool {
 fn change_cluster(cluster: &mut Cluster, options: &HostOptions) {
     if let Some(server) = &options.server {
         cluster.server = Some(server.clone());
-        // The name was that of another server.
+        // The configured name belongs to the address that was replaced.
         cluster.tls_server_name = None;
     }
     if let Some(name) = &options.tls_server_name {

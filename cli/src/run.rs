@@ -1,4 +1,4 @@
-//! `run`: makes a Cluster for as long as a command runs.
+//! `run`: creates a Cluster for the time that a command runs.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -21,11 +21,11 @@ use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, kubeconfig, output, wait};
 
-/// What becomes of a Cluster that this program cannot delete.
+/// Tells the user the fate of a Cluster that this program cannot delete.
 const FATE: &str = "the host deletes it when its time is over";
 
-/// Makes a Cluster, runs the command, and deletes the Cluster, however the command ends. What this program cannot delete, the
-/// host does when its time is over.
+/// Creates a Cluster, runs the command, and deletes the Cluster, however the command ends. If this
+/// program cannot delete it, the host does when `spec.ttl` has passed.
 pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), Error> {
     let program = options.command.first().map(OsStr::new).unwrap_or_default();
     let program = find_program(program)?;
@@ -56,7 +56,8 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     result
 }
 
-/// Whether somebody wants this to end before the Cluster is deleted. The first signal may be the one that ended the command.
+/// Waits until the user insists on ending before the Cluster is deleted. The first signal may be
+/// the one that ended the command, so only the second counts.
 async fn insist(signals: &mut Signals) {
     signals.next().await;
     output::say("the Cluster is being deleted; interrupt once more to leave that to the host");
@@ -82,7 +83,7 @@ async fn run_in(
         text = ready => text.map_err(|source| Error::NotRun(Box::new(source)))?,
         signal = signals.next() => return Err(Error::Interrupted(signal)),
     };
-    // Nobody else may read it, and it goes with this value.
+    // Only this user can read the file, and dropping the value deletes it.
     let file = write_private(&text)?;
     let child = Command::new(program)
         .args(options.command.iter().skip(1))
@@ -110,7 +111,8 @@ fn write_private(text: &str) -> Result<NamedTempFile, Error> {
     Ok(file)
 }
 
-/// Waits for the end of the command. Signals are passed on; what a terminal sends, it sends to both.
+/// Waits until the command exits, and forwards signals. The terminal sends its own signals to both
+/// processes, so these are not forwarded.
 async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus, Error> {
     let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     loop {
@@ -121,21 +123,21 @@ async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus,
         let has_heard = [SignalKind::interrupt(), SignalKind::quit()].contains(&signal) && is_in_foreground(pid);
         let signal = Signal::from_named_raw(signal.as_raw_value()).filter(|_| !has_heard);
         if let (Some(pid), Some(signal)) = (pid, signal) {
-            // It may have ended by itself.
+            // The command may have exited already.
             let _ = kill_process(pid, signal);
         }
     }
 }
 
-/// Whether what is typed at the terminal (Ctrl-C, Ctrl-\) reaches this process and the command, which may be in a group of its
-/// own (`timeout`).
+/// Returns whether Ctrl-C and Ctrl-\ at the terminal reach both this process and the command. The
+/// command may be in a process group of its own (`timeout`).
 fn is_in_foreground(command: Option<Pid>) -> bool {
     let group = getpgrp();
     let terminal = std::fs::File::open("/dev/tty");
     getpgid(command) == Ok(group) && terminal.is_ok_and(|terminal| tcgetpgrp(terminal) == Ok(group))
 }
 
-/// As a shell says it.
+/// Returns the exit code that a shell would report.
 fn to_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
@@ -150,7 +152,8 @@ async fn delete(session: &Session, name: &str) {
     output::say(&said);
 }
 
-/// Where a command is: one that is not there is told of before a Cluster is made for it.
+/// Finds the program. It is looked up before the Cluster is created, so that a wrong name costs
+/// nothing.
 fn find_program(name: &OsStr) -> Result<PathBuf, Error> {
     let missing = || Error::NoCommand(PathBuf::from(name));
     let is_program = |path: &PathBuf| {

@@ -1,4 +1,5 @@
-//! The connection to the host. Adapter: the one place that makes a client and turns kube's errors into ours.
+//! The connection to the host. Adapter: the only place that builds a client and converts kube's
+//! errors into ours.
 
 use std::future::Future;
 use std::time::Duration;
@@ -13,12 +14,13 @@ use yoke_view::input::limit;
 use crate::arguments::HostOptions;
 use crate::{Error, overrides, trace};
 
-/// How long it may take until a right that was given is known everywhere, and until a host that is busy has time.
+/// How long a new permission may take to be effective in all API servers of the host, and how long
+/// an overloaded host is retried.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Interval between two attempts.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// A client for the host, with the namespace to work in.
+/// A client for the host's API, with the namespace to use.
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) namespace: String,
@@ -27,13 +29,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Reads the kubeconfig; asks the host nothing yet.
+    /// Reads the kubeconfig; sends no request yet.
     pub(crate) async fn open(options: &HostOptions) -> Result<Self, Error> {
         let mut config = load(options).await?;
         let request_timeout = limit(options.request_timeout);
-        // What cannot be reached within the time for a whole request is not waited for any longer.
+        // The timeout of a request also limits the connect, which is part of it.
         config.connect_timeout = request_timeout.or(config.connect_timeout);
-        // It would ask again when it hears 429, 503 or 504, for minutes, whatever was done the first time, and tell the last answer.
+        // kube would retry 429, 503 and 504 for minutes, without regard to whether the request took
+        // effect, and return only the last answer.
         config.default_retry = false;
         let url = config.cluster_url.to_string();
         let namespace = options
@@ -53,7 +56,7 @@ impl Session {
         })
     }
 
-    /// The objects of one kind in the namespace.
+    /// Returns the API for one kind in the namespace.
     pub(crate) fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -61,12 +64,13 @@ impl Session {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Where the host is.
+    /// Returns the address of the host's API.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// Waits for the answer to one request, at most as long as one may take. `doing` says what is being done, for the error.
+    /// Waits for the answer to one request, at most for the request timeout. `doing` describes the
+    /// action, for the error.
     pub(crate) async fn ask_once<T>(
         &self,
         doing: &str,
@@ -77,7 +81,7 @@ impl Session {
             .map_err(|error| self.explain(doing, error))
     }
 
-    /// The same of what changes nothing, asked again for a while if the host is busy.
+    /// Does the same for a read request, and retries for a while if the host is overloaded.
     pub(crate) async fn ask<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = kube::Result<T>>,
@@ -85,8 +89,8 @@ impl Session {
         self.ask_while(doing, answer, Error::asks_to_wait).await
     }
 
-    /// The same, asked again if it is forbidden, too: the host's API server may not have heard yet of a right that was given a moment
-    /// ago.
+    /// Does the same, and also retries an answer of 403: the host's API server may not have seen a
+    /// permission that was granted a moment ago.
     pub(crate) async fn ask_until_allowed<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = kube::Result<T>>,
@@ -114,7 +118,7 @@ impl Session {
         }
     }
 
-    /// Waits for something at most as long as one request may take.
+    /// Waits for `work`, at most for the request timeout.
     pub(crate) async fn within<T>(&self, doing: &str, work: impl Future<Output = T>) -> Result<T, Error> {
         match self.request_timeout {
             None => Ok(work.await),
@@ -128,7 +132,7 @@ impl Session {
         }
     }
 
-    /// Turns kube's error into ours.
+    /// Converts kube's error into ours.
     pub(crate) fn explain(&self, doing: &str, error: kube::Error) -> Error {
         let doing = doing.to_owned();
         match error {
@@ -153,7 +157,7 @@ async fn load(options: &HostOptions) -> Result<Config, Error> {
         Ok(kubeconfig) if named || whole || kubeconfig.current_context.is_some() => kubeconfig,
         Err(error) if named => return Err(Error::Kubeconfig(error)),
         Err(_) if whole => Kubeconfig::default(),
-        // In a pod there is none.
+        // A pod has no kubeconfig; its service account is used.
         Ok(_) | Err(_) => {
             let mut config = Config::infer().await.map_err(Error::NoKubeconfig)?;
             overrides::change_user(&mut config.auth_info, options);

@@ -1,4 +1,4 @@
-//! `status`: how Clusters are, why, and what to do next.
+//! `status`: shows the state of Clusters, the reason, and what to do next.
 
 use std::cmp::Reverse;
 
@@ -22,7 +22,7 @@ use crate::{Error, output};
 
 const EVENTS_SHOWN: usize = 10;
 
-/// Shows one Cluster at length, or all of them in short.
+/// Shows one Cluster in detail, or a summary of all.
 pub(crate) async fn status(session: &Session, options: &StatusOptions) -> Result<(), Error> {
     match &options.name {
         Some(name) => one(session, name, options.output).await,
@@ -35,7 +35,7 @@ async fn one(session: &Session, name: &str, format: Option<StatusFormat>) -> Res
     let clusters = session.api::<Cluster>();
     let doing = format!("getting Cluster {name}");
     let cluster = session.ask(&doing, || clusters.get(name)).await?;
-    // Not every Tenant may read events; the conditions say the essential.
+    // Not every Tenant may read events; the conditions contain the essentials.
     let events = latest_events(session, &cluster).await;
     if let Some(format) = to_data(format) {
         if let Err(error) = &events {
@@ -170,7 +170,7 @@ fn summary(cluster: &Cluster, now: Timestamp) -> String {
         .collect()
 }
 
-/// When a Cluster is deleted that lives for a given time.
+/// Returns when the host deletes the Cluster, if its spec has a ttl.
 fn ending(cluster: &Cluster, now: Timestamp) -> Option<String> {
     let lifetime = cluster.spec.lifetime()?;
     if cluster.spec.paused {

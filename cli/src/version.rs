@@ -1,4 +1,4 @@
-//! `version`.
+//! `version`: shows the versions of the plugin and of the host.
 
 use k8s_openapi::apimachinery::pkg::version::Info;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use crate::arguments::{DataFormat, HostOptions, VersionOptions};
 use crate::session::Session;
 use crate::{Error, output};
 
-/// What `kubectl version -o json` has, as far as the plugin knows it.
+/// The fields of `kubectl version -o json` that the plugin knows.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Versions {
@@ -22,7 +22,8 @@ struct ClientVersion {
     git_version: &'static str,
 }
 
-/// Shows the plugin's version and that of the host's Kubernetes. The plugin's is shown even if the host cannot be asked.
+/// Shows the version of the plugin and of the host's Kubernetes. The plugin's version is shown even
+/// if the host cannot be reached.
 pub(crate) async fn version(host: &HostOptions, options: &VersionOptions) -> Result<(), Error> {
     let server = if options.client { None } else { Some(ask(host).await) };
     let (server, failure) = match server.transpose() {

@@ -1,7 +1,7 @@
-//! Waiting for an object of the host, telling the person what it waits for.
+//! Waits for an object of the host, and tells the user what is pending.
 //!
-//! Nothing is waited for in silence: a host that cannot be reached, or does not answer, is told of at once, and again after
-//! it was there in between. The wait itself goes on, since hosts come back, until its limit.
+//! No wait is silent: a host that cannot be reached or does not answer is reported at once, and
+//! again after each recovery. The wait continues until its timeout, since hosts recover.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use yoke_view::verdict::{Verdict, judge, judge_join_token, judge_tenant, may_pas
 use crate::session::Session;
 use crate::{Error, output};
 
-/// How long a refusal that may pass by itself is waited through.
+/// How long a refusal is tolerated that may disappear by itself.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a host may say nothing at first before the person is told.
+/// How long the host may take for its first answer before a message says so.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// Waits until a Cluster is as asked for.
+/// Waits until a Cluster has its desired state.
 pub(crate) async fn wait_until_ready(session: &Session, name: &str, timeout: Duration) -> Result<(), Error> {
     let wait = Wait {
         session,
@@ -35,7 +35,7 @@ pub(crate) async fn wait_until_ready(session: &Session, name: &str, timeout: Dur
     wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge).await
 }
 
-/// Waits until Clusters can be made in a Tenant.
+/// Waits until Clusters can be created in a Tenant.
 pub(crate) async fn wait_until_tenant_ready(session: &Session, name: &str, timeout: Duration) -> Result<(), Error> {
     let wait = Wait {
         session,
@@ -49,7 +49,7 @@ pub(crate) async fn wait_until_tenant_ready(session: &Session, name: &str, timeo
         .await
 }
 
-/// Waits until workers can join by a JoinToken.
+/// Waits until workers can join with a JoinToken.
 pub(crate) async fn wait_until_joinable(
     session: &Session,
     name: &str,
@@ -68,7 +68,7 @@ pub(crate) async fn wait_until_joinable(
         .await
 }
 
-/// Waits until an object is gone. `what` says which.
+/// Waits until an object is gone. `what` describes it in messages.
 pub(crate) async fn wait_until_gone<K>(
     session: &Session,
     api: Api<K>,
@@ -90,14 +90,14 @@ where
         .await
 }
 
-/// What it means that there is no such object.
+/// Meaning of the object's absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
     IsDone,
     IsEarlyOrDeleted,
 }
 
-/// What is waited for, in words.
+/// Texts that describe a wait.
 struct Wait<'a> {
     session: &'a Session,
     what: String,
@@ -163,7 +163,7 @@ impl Wait<'_> {
         }
     }
 
-    /// Tells what there is to tell. Whether the wait is over.
+    /// Reports progress and returns whether the wait is over.
     fn weigh(&self, verdict: Verdict, progress: &mut Progress) -> Result<bool, Error> {
         let refusal = progress.refusal.take();
         match verdict {
@@ -200,7 +200,7 @@ impl Wait<'_> {
     }
 }
 
-/// What the person was told, and what may still pass.
+/// The messages shown so far, and the refusal that may still disappear.
 struct Progress {
     begun: Instant,
     last: Option<String>,
@@ -222,12 +222,12 @@ impl Progress {
         self.refusal.as_ref().map(|(_, until)| *until)
     }
 
-    /// Tells it with the time it took so far, unless it was told last.
+    /// Prints a message with the elapsed time, unless it repeats the previous one.
     fn tell(&mut self, message: &str) {
         self.tell_with(message, "");
     }
 
-    /// Tells why the host cannot be asked, and what follows from it.
+    /// Prints why the host cannot be reached, and what happens next.
     fn tell_trouble(&mut self, trouble: &str, what_follows: &str) {
         self.away = true;
         self.tell_with(trouble, what_follows);
@@ -242,8 +242,8 @@ impl Progress {
     }
 }
 
-/// Why a watch does not come about, for the person; nothing if it broke as watches do and starts again by itself. Fails
-/// where the host's answer will stay the same.
+/// Describes why a watch cannot be started. Returns `None` if a running watch ended, which is
+/// normal and restarts by itself. Fails if the host's answer is final.
 pub(crate) fn trouble(session: &Session, doing: &str, error: watcher::Error) -> Result<Option<String>, Error> {
     let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
         return Ok(None);
