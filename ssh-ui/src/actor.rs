@@ -1,4 +1,5 @@
-//! Somebody who is known, and the one way on which all that they ask for goes: may they, is it written down, is it counted.
+//! An authenticated client. All of its commands take the same path: permission check, audit log,
+//! metrics.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,26 +13,26 @@ use crate::server::Shared;
 use crate::tenant::TenantHost;
 use crate::token::Permit;
 
-/// Somebody, at one connection.
+/// An authenticated client of one connection.
 #[derive(Clone)]
 pub struct Actor {
     shared: Arc<Shared>,
     identity: Identity,
     source: IpAddr,
-    /// What the token lets them do by which they came in; without one, everything.
+    /// Permissions of the client's API token. `None` for SSH, where every command is permitted.
     permit: Option<Permit>,
 }
 
-/// How it went.
+/// Result of a command.
 pub struct Answer {
-    /// They asked for JSON.
+    /// The client requested JSON.
     pub json: bool,
-    /// What goes to standard output, or why there is nothing.
+    /// Text for standard output, or the error.
     pub result: Result<String, Error>,
 }
 
 impl Actor {
-    /// Somebody whose key was shown, and where from.
+    /// Returns a client that has authenticated with an SSH key, connected from `source`.
     pub fn new(shared: Arc<Shared>, identity: Identity, source: IpAddr) -> Self {
         Self {
             shared,
@@ -41,7 +42,7 @@ impl Actor {
         }
     }
 
-    /// The same, who may do no more than that, and is a program.
+    /// Restricts the client to the permissions of an API token; the client is then a program.
     pub fn within(self, permit: Permit) -> Self {
         Self {
             permit: Some(permit),
@@ -49,22 +50,22 @@ impl Actor {
         }
     }
 
-    /// Who it is.
+    /// Returns the Tenant and the key of the client.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// What all connections share.
+    /// Returns the state that all connections share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// The host as their Tenant sees it.
+    /// Returns the host API with the permissions of the client's Tenant.
     pub fn host(&self) -> Result<TenantHost, Error> {
         TenantHost::of(&self.shared.host, &self.identity.tenant)
     }
 
-    /// Has a line carried out by `work`, once it is known what it is and that they may.
+    /// Parses a command line, checks that the client may execute it, and executes it with `work`.
     pub async fn act<F>(&self, line: &[u8], work: impl FnOnce(Request) -> F) -> Answer
     where
         F: Future<Output = Result<String, Error>>,
@@ -100,7 +101,7 @@ impl Actor {
         Answer { json, result }
     }
 
-    /// Shows them the interface: `work`, if they may.
+    /// Runs the full-screen interface with `work`, if the client may use it.
     pub async fn look<F>(&self, work: impl FnOnce() -> F) -> Result<(), Error>
     where
         F: Future<Output = Result<(), Error>>,
@@ -116,7 +117,7 @@ impl Actor {
     }
 
     fn begin(&self, permitted: &Result<(), Error>, line: &str) -> Option<Audit> {
-        // Of what comes too fast there is no line in the log, or it would fill as fast.
+        // A rate-limited command has no audit line, or the log would grow at the client's rate.
         match permitted {
             Err(Error::TooFast) => None,
             _ => {
@@ -127,7 +128,7 @@ impl Actor {
         }
     }
 
-    /// Written before the answer, which may never be read.
+    /// Writes the audit line before the answer, because the client may never read the answer.
     fn end(&self, audit: Option<Audit>, name: &'static str, error: Option<&Error>) {
         let word = error.map_or("ok", Error::as_str);
         self.shared.metrics.count_command(name, word);

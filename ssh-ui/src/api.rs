@@ -1,11 +1,14 @@
-//! Commands over HTTPS, for programs that show a signed token: `POST /exec`, the line in the body. An adapter of the HTTP library.
+//! HTTPS API for programs that authenticate with a signed token: `POST /exec` with the command line
+//! in the body. An adapter of the HTTP library.
 //!
 //! ```text
-//!  TLS ─▶ a seat and an end, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ actor ─▶ perform
+//!  TLS ─▶ a slot and a deadline, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ actor ─▶ perform
 //! ```
 //!
-//! Guarantees: a connection is one request, so what is limited of connections over SSH is limited here. Until its token is
-//! believed, no more is read than a head and a line.
+//! Guarantees:
+//! - A connection carries one request, so the connection limits of SSH also limit requests here.
+//! - Before its token is verified, a client can send no more than a request head and one command
+//!   line.
 
 pub mod reply;
 
@@ -46,15 +49,15 @@ use crate::seat::Seat;
 use crate::server::Shared;
 use crate::token::{Permit, Rules, Token, TokenError};
 
-/// Where lines are sent.
+/// Path of the only endpoint.
 const PATH: &str = "/exec";
 const SCHEME: &str = "Bearer ";
-/// Bytes of a request's head, and the lines of it.
+/// Maximum size of a request's head in bytes, and of its header lines.
 const HEAD_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 32;
-/// How long a head may take to come, and a body.
+/// How long a client may take to send the head, and the body.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks at the certificate's files.
+/// Interval between two checks of the certificate's files.
 const POLL: Duration = Duration::from_secs(30);
 
 /// The listening server; it answers once [`Api::serve`] runs.
@@ -63,14 +66,14 @@ pub struct Api {
     listener: Listener,
 }
 
-/// What all requests share.
+/// State that all requests share.
 struct Door {
     shared: Arc<Shared>,
     rules: Rules,
     tls: TlsConfigs,
 }
 
-/// One connection, for one request.
+/// One connection, which carries one request.
 struct Visit {
     door: Arc<Door>,
     seat: Seat,
@@ -80,18 +83,18 @@ struct Visit {
 }
 
 impl Api {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address`; port 0 selects a free port.
     pub async fn bind(address: SocketAddr) -> Result<Self, ServeError> {
         let listener = Listener::bind(address).await?;
         Ok(Self { listener })
     }
 
-    /// The address that is listened on.
+    /// Returns the address of the listener.
     pub fn local_address(&self) -> SocketAddr {
         self.listener.local_address()
     }
 
-    /// Serves until the drain starts; then requests have some seconds to end.
+    /// Serves until the drain starts. Open requests then have a few seconds to finish.
     pub async fn serve(
         self,
         shared: Arc<Shared>,
@@ -106,14 +109,14 @@ impl Api {
             tls,
         });
         let connect = |stream, seat, ends| connect(Arc::clone(&door), stream, seat, ends);
-        // A word would have to be encrypted first, which is what one without a seat is not given.
+        // An answer would need a TLS handshake, which a connection without a slot does not get.
         let turn_away = async |_, _| {};
         self.listener.serve(&shared, idle, drain, connect, turn_away).await;
         Ok(())
     }
 }
 
-/// Rereads the certificate until the drain starts.
+/// Reloads the certificate when its files change, until the drain starts.
 pub async fn keep_certificate(mut reload: Reload, drain: Drain) -> Result<(), TlsError> {
     while drain.until_started(tokio::time::sleep(POLL)).await.is_some() {
         match reload.look().await {
@@ -172,7 +175,7 @@ async fn connect(door: Arc<Door>, stream: TcpStream, seat: Seat, ends: Ends) {
     }
 }
 
-/// The same for clients of HTTP/1.1, which have one request at a time.
+/// Returns the TLS configuration for HTTP/1.1 only, so that a client has one request at a time.
 fn only_http1(config: &ServerConfig) -> Arc<ServerConfig> {
     let mut config = config.clone();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -194,7 +197,7 @@ impl Visit {
         response
     }
 
-    /// Who it is, what they may do, and what they ask for.
+    /// Authenticates the request, and reads the command line.
     async fn let_in(&self, request: Request<Incoming>) -> Result<(Identity, Permit, Bytes), Refusal> {
         match (request.uri().path(), request.method()) {
             (PATH, &Method::POST) => {}
@@ -215,14 +218,15 @@ impl Visit {
         Ok((identity, permit, line))
     }
 
-    /// Whose the token is, and what it lets them do. One that is not believed is written down.
+    /// Verifies the token and returns its Tenant and permissions. A refused token is written to the
+    /// audit log.
     fn believe(&self, head: &HeaderMap) -> Result<(Identity, Permit), Refusal> {
         let shared = &self.door.shared;
         let mut signer = None;
         let judged = read_token(head).and_then(|token| {
             let fingerprint = signer.insert(token.fingerprint());
             let identity = shared.directory.borrow().find(fingerprint);
-            // Of whom nobody knows no signature is verified.
+            // Reject an unknown key before the signature check, which is costly.
             let identity = identity.ok_or_else(|| TokenError::UnknownKey(fingerprint.clone()))?;
             let permit = token.verify(&self.door.rules, &identity.tenant, Timestamp::now())?;
             Ok((identity, permit))
@@ -235,7 +239,7 @@ impl Visit {
     }
 }
 
-/// The one token of a request.
+/// Returns the token of a request that has exactly one.
 fn read_token(head: &HeaderMap) -> Result<Token, TokenError> {
     let mut values = head.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
@@ -249,7 +253,7 @@ fn read_token(head: &HeaderMap) -> Result<Token, TokenError> {
     }
 }
 
-/// The same as that line over SSH. Nobody waits for anything once the process ends.
+/// Executes the line as SSH would. Commands stop waiting once the process drains.
 async fn run(actor: &Actor, line: &[u8], drain: &Drain) -> Answer {
     let (progress, mut told) = mpsc::channel(LINES);
     let work = async |request| perform(&actor.host()?, actor.identity(), &request, &progress).await;

@@ -1,21 +1,21 @@
-//! One line in the log for each thing that somebody did, and for each one who was not let in.
+//! The audit log: one line for each command, each login and each refused login or token.
 
 use std::net::IpAddr;
 
 use crate::directory::Identity;
 use crate::token::{Mark, TokenError};
 
-/// What is kept of a command at most, in characters.
+/// Maximum length of a logged command, in characters.
 const COMMAND_MAX: usize = 256;
-/// What secrets begin with that somebody may paste where they do not belong.
+/// Prefixes of secrets that a user may paste into a command by mistake.
 const SECRETS: [&str; 2] = ["yoke1.", "yoke-api1."];
 
-/// How somebody came in.
+/// Protocol over which a client authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// With a key, over SSH.
+    /// SSH, with a key.
     Ssh,
-    /// With a token that the key signed.
+    /// HTTPS, with a token that the key signed.
     Api(Mark),
 }
 
@@ -35,7 +35,8 @@ impl Door {
     }
 }
 
-/// A thing that somebody does. Its line is written when it ends, or is dropped before it did.
+/// A command in progress. Its line is written when it ends, or when the value is dropped before
+/// that.
 #[derive(Debug)]
 pub struct Audit {
     identity: Identity,
@@ -46,7 +47,7 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Somebody begins to do this.
+    /// Starts the record of a command.
     pub fn begin(identity: &Identity, source: IpAddr, door: Door, command: &str) -> Self {
         Self {
             identity: identity.clone(),
@@ -57,7 +58,7 @@ impl Audit {
         }
     }
 
-    /// It ended so; `detail` is for the host's owner.
+    /// Writes the line with the result. `detail` is for the host's owner.
     pub fn end(mut self, result: &'static str, detail: Option<&str>) {
         self.write(result, detail.map(mask).as_deref());
     }
@@ -85,13 +86,14 @@ impl Audit {
 impl Drop for Audit {
     fn drop(&mut self) {
         if !self.ended {
-            // The client went away, or this process ends: what was asked of the host may have happened.
+            // The client disconnected, or the process ends: requests to the host may have taken
+            // effect.
             self.write("abandoned", None);
         }
     }
 }
 
-/// Somebody came in.
+/// Logs a successful login.
 pub fn login(identity: &Identity, source: IpAddr) {
     tracing::info!(
         target: "audit",
@@ -103,17 +105,17 @@ pub fn login(identity: &Identity, source: IpAddr) {
     );
 }
 
-/// Somebody did not come in.
+/// Logs a failed login with the fingerprints of the offered keys.
 pub fn refused(offered: &[String], source: IpAddr) {
     tracing::info!(target: "audit", fingerprints = offered.join(","), source = %source, "no login over SSH");
 }
 
-/// A token was not believed.
+/// Logs a refused token.
 pub fn refused_token(error: &TokenError, fingerprint: Option<&str>, source: IpAddr) {
     tracing::info!(target: "audit", fingerprint, source = %source, reason = error.as_str(), "token refused");
 }
 
-/// A text without the secrets in it.
+/// Replaces the secrets in a text.
 fn mask(text: &str) -> String {
     let mut masked = text.to_owned();
     for prefix in SECRETS {

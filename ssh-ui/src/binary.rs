@@ -1,6 +1,8 @@
-//! `yoke-worker` for machines that are to be workers: files `yoke-worker-<architecture>` of one folder, piece by piece. An adapter.
+//! Sends `yoke-worker` to machines that will be workers, from the files
+//! `yoke-worker-<architecture>` of one directory. An adapter.
 //!
-//! It is no secret, and whoever runs it knows it by the digest that came with the join token.
+//! The program is not secret. The machine that runs it verifies it by the digest in the join
+//! command.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,14 +19,14 @@ use crate::console::Console;
 use crate::seat::Delivery;
 
 const PREFIX: &str = "yoke-worker-";
-/// What is held of a file at a time.
+/// Size of a piece: how much of a file is in memory at a time.
 const PIECE: usize = 64 << 10;
-/// More files than there are architectures.
+/// Limit for the directory listing; it exceeds the number of architectures.
 const FILES_MAX: usize = 64;
-/// Debian's names of what `uname -m` says.
+/// Debian's names for the architectures that `uname -m` prints.
 const ALIASES: &[(&str, &str)] = &[("x86_64", "amd64"), ("aarch64", "arm64")];
 
-/// Sends the program for such a machine, until the channel is `closed`.
+/// Sends the program for an architecture, until it is complete or the channel is `closed`.
 pub async fn send(
     actor: &Actor,
     architecture: &str,
@@ -41,7 +43,7 @@ pub async fn send(
     let file = File::open(folder.join(name)).await.map_err(Error::Binary)?;
     tokio::select! {
         biased;
-        // With an error, too: then nobody listens any more.
+        // A receive error also means that the channel is closed.
         _ = closed => Err(Error::Untaken),
         sent = pour(file, console) => sent,
     }
@@ -59,7 +61,7 @@ async fn pour(mut file: File, console: &Console) -> Result<(), Error> {
     }
 }
 
-/// The architectures of which there is a program.
+/// Returns the architectures for which there is a program.
 async fn list(folder: &Path) -> Result<BTreeSet<String>, Error> {
     let mut entries = match fs::read_dir(folder).await {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Error::NoBinaries),
@@ -80,7 +82,8 @@ async fn list(folder: &Path) -> Result<BTreeSet<String>, Error> {
     Ok(found)
 }
 
-/// The file for what was asked for, which is one of those that are there.
+/// Returns the file name for the requested architecture. Only names from the directory listing are
+/// returned.
 fn choose(asked: &str, there: &BTreeSet<String>) -> Result<String, Error> {
     let alias = ALIASES.iter().find(|(alias, _)| *alias == asked);
     let architecture = alias.map_or(asked, |(_, architecture)| architecture);

@@ -1,4 +1,5 @@
-//! What is asked for: the line after `ssh HOST`. Pure.
+//! Parses the command line after `ssh HOST`. Pure. The doc comments of the options are the help
+//! texts.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use yoke_api::join_token::node::parse_label;
 use yoke_api::names::{CLUSTER_NAME_MAX, is_label};
 use yoke_view::input::{parse_duration, parse_quantity, parse_ttl};
 
-/// Longest line that is looked at.
+/// Maximum length of a command line, in bytes.
 pub const LINE_MAX: usize = 4096;
 const WIDTH: usize = 80;
 
@@ -24,33 +25,33 @@ Exit codes:
   2  the command line is wrong
   3  the wait ended; what was asked for goes on";
 
-/// Your Kubernetes clusters on this host.
+/// Manage your Kubernetes clusters on this host
 #[derive(Parser, Clone, Debug, PartialEq)]
 #[command(name = "ssh HOST", bin_name = "ssh HOST", no_binary_name = true, after_help = AFTER_HELP)]
 #[command(subcommand_required = true, arg_required_else_help = true, term_width = WIDTH)]
 pub struct Request {
-    /// Answer with JSON, errors too
+    /// Print answers and errors as JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// One thing to do.
+/// A command with its options.
 #[derive(Subcommand, Clone, Debug, PartialEq)]
 pub enum Command {
     /// Show your Clusters, or one of them
     #[command(visible_alias = "ls")]
     Clusters {
-        /// Only the one of this name
+        /// Show only the Cluster of this name
         #[arg(value_parser = parse_name)]
         name: Option<String>,
-        /// Show more of each
+        /// Show more columns
         #[arg(long)]
         wide: bool,
     },
-    /// Make a Cluster
+    /// Create a Cluster
     Create(CreateOptions),
     /// Print a Cluster's kubeconfig
     Kubeconfig {
@@ -58,103 +59,104 @@ pub enum Command {
         #[arg(value_parser = parse_name)]
         name: String,
     },
-    /// Show the Nodes of a Cluster, as its own API tells
+    /// Show the Nodes of a Cluster, as the Cluster's own API reports them
     Nodes {
         /// Name of the Cluster
         #[arg(value_parser = parse_name)]
         name: String,
     },
-    /// Print the one line by which a worker joins a Cluster
+    /// Print the command that joins a worker to a Cluster
     Join(JoinOptions),
-    /// Take such a line back: no further worker joins by it
+    /// Revoke a join command: no further worker can join with it
     Revoke {
-        /// Name of the JoinToken, as `join` said it
+        /// Name of the JoinToken, which `join` prints
         #[arg(value_parser = parse_token_name)]
         name: String,
     },
-    /// Write yoke-worker, the program of workers, to standard output
+    /// Write yoke-worker, the worker program, to standard output
     WorkerBinary {
-        /// Of the machine that runs it: amd64, arm64, or what `uname -m` says there
+        /// Architecture of the machine: amd64, arm64, or the output of `uname -m`
         architecture: String,
     },
-    /// Put a Cluster to sleep: it keeps all that it has, and no API answers
+    /// Put a Cluster to sleep: its state is stored, but no API answers
     Sleep(ChangeOptions),
     /// Wake a Cluster
     Wake(ChangeOptions),
     /// Delete a Cluster
     Delete {
-        /// Which one, and whether to wait
+        /// The Cluster, and whether to wait.
         #[command(flatten)]
         change: ChangeOptions,
-        /// Do not ask for the name; needed where there is no terminal
+        /// Do not ask for the name; required without a terminal
         #[arg(long)]
         yes: bool,
     },
-    /// Say who you are here
+    /// Show your Tenant and your key
     Whoami,
 }
 
-/// A Cluster to be made.
+/// Options of `create`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct CreateOptions {
     /// Name of the Cluster
     #[arg(value_parser = parse_new_name)]
     pub name: String,
-    /// Version of Kubernetes, such as v1.35.4; the host's default if not given
+    /// Kubernetes version, such as v1.35.4; the default is the host's
     #[arg(long, value_name = "VERSION")]
     pub version: Option<KubernetesVersion>,
-    /// Class of control plane; the host's default if not given
+    /// Class of the control plane; the default is the host's
     #[arg(long, value_name = "NAME")]
     pub class: Option<String>,
-    /// What the Cluster's objects and their history may take
+    /// Storage quota for the Cluster's objects and their history
     #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
     pub storage: Quantity,
-    /// How long it lives, such as 90m or 8h: then the host deletes it; for ever if not given
+    /// Time until the host deletes the Cluster, such as 90m or 8h; no limit if omitted
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     pub ttl: Option<String>,
-    /// Whether to wait until its API answers.
+    /// Whether to wait until the Cluster's API answers.
     #[command(flatten)]
     pub waiting: Waiting,
 }
 
-/// Leave for workers to join.
+/// Options of `join`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct JoinOptions {
     /// Name of the Cluster
     #[arg(value_parser = parse_name)]
     pub name: String,
-    /// How many workers may join by it
+    /// Number of workers that may join with the command
     #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(i32).range(1..=100))]
     pub uses: i32,
-    /// How long it holds, in minutes or hours, from 1m to 24h
+    /// How long the command is valid, in minutes or hours, from 1m to 24h
     #[arg(long, value_name = "TIME", default_value = "15m")]
     pub ttl: String,
-    /// Remove the Nodes of workers that have been silent for this time, from 1m to 24h; never if not given
+    /// Delete a worker's Node after it has been silent for this time, from 1m to 24h; never if
+    /// omitted
     #[arg(long, value_name = "TIME")]
     pub reap_after: Option<String>,
     /// Label with which a worker registers its Node; may be repeated
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub labels: Vec<(String, String)>,
-    /// Taint with which it does, such as gpu=a100:NoSchedule; may be repeated
+    /// Taint with which a worker registers its Node, such as gpu=a100:NoSchedule; may be repeated
     #[arg(long = "taint", value_name = "KEY[=VALUE]:EFFECT")]
     pub taints: Vec<Taint>,
 }
 
-/// A Cluster that is there.
+/// Options of a command that changes an existing Cluster.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct ChangeOptions {
     /// Name of the Cluster
     #[arg(value_parser = parse_name)]
     pub name: String,
-    /// Whether to wait until it is so.
+    /// Whether to wait for the new state.
     #[command(flatten)]
     pub waiting: Waiting,
 }
 
-/// Whether to wait.
+/// Whether and how long to wait.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Wait until it is done
+    /// Wait until the command has taken effect
     #[arg(long)]
     pub wait: bool,
     /// How long to wait, at most 1h
@@ -162,27 +164,27 @@ pub struct Waiting {
     pub timeout: Duration,
 }
 
-/// The line is no command.
+/// Result of parsing a line that is not a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misread {
-    /// It asked to be told what there is.
+    /// The line requests the help.
     Help {
-        /// What to tell.
+        /// The help text.
         text: String,
-        /// As JSON.
+        /// Whether to answer with JSON.
         json: bool,
     },
-    /// It is wrong.
+    /// The line is invalid.
     Wrong {
-        /// Why, and what would be right.
+        /// The reason, and how to correct it.
         text: String,
-        /// As JSON.
+        /// Whether to answer with JSON.
         json: bool,
     },
 }
 
 impl Command {
-    /// The command as a word, for metrics.
+    /// Returns the name of the command, for metrics and tokens.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Clusters { .. } => "clusters",
@@ -200,14 +202,14 @@ impl Command {
     }
 }
 
-/// Whether there is a command of this name.
+/// Returns whether a command of this name exists.
 pub(crate) fn exists(name: &str) -> bool {
     Request::command()
         .get_subcommands()
         .any(|command| command.get_name() == name)
 }
 
-/// Reads a line for a program, which is answered with JSON whether or not it says so.
+/// Parses a line for a program, which always gets JSON.
 pub(crate) fn parse_for_program(line: &[u8]) -> Result<Request, Misread> {
     match parse(line) {
         Ok(request) => Ok(Request { json: true, ..request }),
@@ -216,7 +218,7 @@ pub(crate) fn parse_for_program(line: &[u8]) -> Result<Request, Misread> {
     }
 }
 
-/// Reads a line as a shell would split it. No line at all asks for the Clusters.
+/// Parses a line with a shell's rules for quotes. An empty line is `clusters`.
 pub fn parse(line: &[u8]) -> Result<Request, Misread> {
     let wrong = |text: &str| Misread::Wrong {
         text: text.to_owned(),
@@ -234,7 +236,7 @@ pub fn parse(line: &[u8]) -> Result<Request, Misread> {
     };
     let json = words.iter().any(|word| word == "--json");
     if words.first().is_some_and(|word| word == "help") {
-        // What follows it are commands, to clap.
+        // clap takes the words after `help` for commands.
         words.retain(|word| word != "--json");
     }
     if words.first().is_some_and(|word| word == "scp") {
@@ -255,7 +257,9 @@ pub fn parse(line: &[u8]) -> Result<Request, Misread> {
     })
 }
 
-/// A name that a Cluster can have, be it refused for its length. Others are not asked for: they go into paths.
+/// Parses the name of an existing Cluster. A Cluster may have been created with a name that the
+/// operator then refuses as too long. Other names are rejected here, because names become part of
+/// URL paths.
 pub fn parse_name(text: &str) -> Result<String, String> {
     if is_label(text) && text.starts_with(|c: char| c.is_ascii_lowercase()) {
         Ok(text.to_owned())
@@ -266,7 +270,7 @@ pub fn parse_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A name for a Cluster that is to be made.
+/// Parses the name of a new Cluster.
 pub(crate) fn parse_new_name(text: &str) -> Result<String, String> {
     let name = parse_name(text)?;
     if name.len() > CLUSTER_NAME_MAX {
@@ -275,7 +279,7 @@ pub(crate) fn parse_new_name(text: &str) -> Result<String, String> {
     Ok(name)
 }
 
-/// A name that a JoinToken can have.
+/// Parses the name of a JoinToken.
 fn parse_token_name(text: &str) -> Result<String, String> {
     match is_label(text) {
         true => Ok(text.to_owned()),

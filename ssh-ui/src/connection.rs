@@ -1,4 +1,5 @@
-//! One client's connection: who it is, and what it asks for on its channels. An adapter of the SSH library.
+//! One client's SSH connection: authentication, and the requests on its channels. An adapter of the
+//! SSH library.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -26,13 +27,15 @@ use crate::sftp::Files;
 use crate::tenant::TenantHost;
 use crate::terminal::{Profile, to_size};
 
-/// Channels that one connection may have open, and commands of closed ones that go on.
+/// Maximum number of channels of a connection that are open or still execute a command after they
+/// were closed.
 const CHANNELS: usize = 8;
-/// Channels that one connection may open in its life: the library keeps some kilobytes of each that was closed from here first
-/// (russh 0.65.1), and OpenSSH connects anew if one is refused.
+/// Maximum number of channels that a connection may ever open. The library keeps some kilobytes for
+/// each channel that the server closed first (russh 0.65.1). OpenSSH opens a new connection if a
+/// channel is refused.
 const CHANNELS_EVER: usize = 1024;
-/// Bytes that a channel was sent and has not looked at yet: keys, or requests for files. Of those OpenSSH sends 64 at once, of
-/// some 50 bytes each.
+/// Buffered input of a channel in bytes: keys or SFTP requests. OpenSSH sends up to 64 SFTP
+/// requests at once, of some 50 bytes each.
 const INPUT: usize = 64 * 1024;
 
 /// The server's side of a connection.
@@ -51,31 +54,32 @@ pub struct Connection {
     ends: Ends,
 }
 
-/// A channel on which nothing was asked for yet. What comes in is not kept: the library waits for a reader of this channel
-/// whenever its queue is full, and the whole connection with it, while one that is gone holds nothing up.
+/// A channel without a request. Its input is discarded: the library would block the whole
+/// connection while the queue of a channel is full, but not for a channel whose reader was dropped.
 struct Idle {
     writer: ChannelWriteHalf<Msg>,
     profile: Profile,
-    /// The size of the terminal, if it is one.
+    /// The size of the terminal, if the client has one.
     size: Option<watch::Sender<Size>>,
 }
 
-/// A channel on which something goes on.
+/// A channel on which a command, the interface or SFTP runs.
 struct Busy {
-    /// Where goes what the client sends; dropped, there is no more.
+    /// Input from the client; `None` after the end of the input.
     input: Option<DuplexStream>,
-    /// The size of a terminal on which the interface is shown.
+    /// Dropped when the client closes the channel.
     size: Option<watch::Sender<Size>>,
     /// Dropped, the client has closed the channel.
     open: oneshot::Sender<()>,
 }
 
 impl Connection {
-    /// A connection of somebody not known yet, on a seat; `login` is told once they are.
+    /// Creates an unauthenticated connection with a slot. `login` becomes true after the
+    /// authentication.
     pub fn new(shared: Arc<Shared>, seat: &Arc<Seat>, login: watch::Sender<bool>, ends: Ends) -> Self {
         Self {
             shared,
-            // A connection that cannot be ended must not keep its seat.
+            // A connection that cannot be ended must not keep its slot.
             seat: Arc::downgrade(seat),
             source: seat.source(),
             login,
@@ -95,13 +99,13 @@ impl Connection {
         Some(Actor::new(Arc::clone(&self.shared), identity, self.source))
     }
 
-    /// Begins a command on a channel that has none yet.
+    /// Starts a command on an idle channel.
     fn start(&mut self, id: ChannelId, line: &[u8], session: &mut Session) -> Result<(), russh::Error> {
         let (Some(idle), Some(actor)) = (self.idle.remove(&id), self.actor()) else {
             return session.channel_failure(id);
         };
         session.channel_success(id)?;
-        // What is sent to a command is keys, or nothing that it would read.
+        // Only a terminal sends keys; other input of a command is not used.
         let (near, far) = idle.size.is_some().then(|| tokio::io::duplex(INPUT)).unzip();
         let (console, typed, line) = (self.console(idle), Typed::new(far), line.to_vec());
         self.spawn(id, near, None, |closed| async move {
@@ -111,7 +115,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Begins the interface on a channel, or if that cannot be, what is said without one.
+    /// Starts the full-screen interface on a channel. Without a suitable terminal or a free slot,
+    /// runs the default command instead.
     fn show(&mut self, id: ChannelId, session: &mut Session) -> Result<(), russh::Error> {
         let has_screen = |idle: &Idle| idle.size.is_some() && idle.profile.has_screen();
         let shown = match (self.idle.get(&id).is_some_and(has_screen), &self.identity) {
@@ -135,7 +140,7 @@ impl Connection {
         };
         let ends = self.ends.clone();
         self.spawn(id, Some(near), Some(size), |closed| async move {
-            // When the channel closes there is no more input, which ends it.
+            // Closing the channel ends the input, which ends the interface.
             let _held = (closed, shown);
             interact(&actor, desk, ends).await;
         });
@@ -165,7 +170,7 @@ impl Connection {
         });
     }
 
-    /// Forgets what has ended.
+    /// Removes finished tasks and their channels.
     fn reap(&mut self) {
         while let Some(ended) = self.tasks.try_join_next() {
             if let Err(error) = ended {
@@ -216,7 +221,7 @@ impl Handler for Connection {
         Ok(Auth::Accept)
     }
 
-    /// Nothing can be typed here that lets one in: this is how one is told why.
+    /// No answer to this method authenticates a client; it only shows the reason of the refusal.
     async fn auth_keyboard_interactive<'a>(
         &'a mut self,
         _user: &str,
@@ -278,13 +283,14 @@ impl Handler for Connection {
         let Some(input) = self.busy.get_mut(&id).and_then(|busy| busy.input.as_mut()) else {
             return Ok(());
         };
-        // Never waited for, or the whole connection would wait.
+        // Never wait here: the whole connection would wait.
         let taken = unconstrained(input.write_all(bytes)).now_or_never();
         if matches!(taken, Some(Ok(()))) {
             return Ok(());
         }
         match self.busy.get_mut(&id).filter(|busy| busy.size.is_some()) {
-            // Its interface sees the end, puts the terminal back and closes the channel.
+            // The interface sees the end of its input, restores the terminal and closes the
+            // channel.
             Some(interface) => interface.input = None,
             None => {
                 self.busy.remove(&id);

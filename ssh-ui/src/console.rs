@@ -1,4 +1,5 @@
-//! Where a command's answers go: one channel of a client, who may read slowly, or not at all. An adapter of the SSH library.
+//! Output of a command: one channel, whose client may read slowly or not at all. An adapter of the
+//! SSH library.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use russh::ChannelWriteHalf;
 use russh::server::Msg;
 use yoke_view::plain::plain_lines;
 
-/// The number of standard error among a channel's streams (RFC 4254, 5.2).
+/// Number of standard error among the streams of a channel (RFC 4254, 5.2).
 const STDERR: u32 = 1;
 
 /// The server's end of a channel.
@@ -20,7 +21,8 @@ pub struct Console {
 }
 
 impl Console {
-    /// The end of a channel whose client takes what it is sent within `limit`, or is sent no more.
+    /// Creates the output for a channel. If the client does not read a piece within `limit`, no
+    /// further piece is sent.
     pub fn new(writer: ChannelWriteHalf<Msg>, is_terminal: bool, limit: Duration) -> Self {
         Self {
             writer,
@@ -30,17 +32,17 @@ impl Console {
         }
     }
 
-    /// Writes an answer, and says whether all of it could be sent.
+    /// Writes an answer to standard output. Returns whether all of it was sent.
     pub async fn put(&self, text: &str) -> bool {
         self.send(self.to_lines(text)).await
     }
 
-    /// Whether somebody sits there, and not a program.
+    /// Returns whether the client has a terminal, so that a person reads the output.
     pub fn is_terminal(&self) -> bool {
         self.is_terminal
     }
 
-    /// Writes for the person: an error, or progress.
+    /// Writes a message for the user to standard error: an error or progress.
     pub async fn say(&self, text: &str) -> bool {
         let text = &plain_lines(text);
         match self.is_terminal {
@@ -52,12 +54,12 @@ impl Console {
         }
     }
 
-    /// Writes bytes as they are, and says whether all of them could be sent.
+    /// Writes bytes unchanged. Returns whether all of them were sent.
     pub async fn send(&self, bytes: impl Into<Bytes>) -> bool {
         self.within(self.writer.data_bytes(bytes)).await
     }
 
-    /// Says the exit code and closes the channel.
+    /// Sends the exit code and closes the channel.
     pub async fn end(self, code: u32) {
         let writer = &self.writer;
         let ending = async {
@@ -65,11 +67,11 @@ impl Console {
             writer.eof().await?;
             writer.close().await
         };
-        // Of a connection that is gone there is nothing left to close.
+        // If the connection is closed, nothing is left to close.
         let _ = tokio::time::timeout(self.limit, ending).await;
     }
 
-    /// After one piece that the client did not take there are no others.
+    /// Sends one piece within the limit. After one timeout all further pieces are dropped.
     async fn within(&self, sending: impl Future<Output = Result<(), russh::Error>>) -> bool {
         if self.stuck.load(Ordering::Relaxed) {
             return false;
@@ -79,7 +81,7 @@ impl Console {
         sent
     }
 
-    /// A terminal of the client's is in raw mode, and obeys what it is sent.
+    /// A client's terminal is in raw mode and would execute control sequences.
     fn to_lines(&self, text: &str) -> Vec<u8> {
         match self.is_terminal {
             true => plain_lines(text).replace('\n', "\r\n").into_bytes(),

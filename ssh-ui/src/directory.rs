@@ -1,7 +1,7 @@
-//! Whose a key is. Pure.
+//! Maps SSH keys to Tenants. Pure.
 //!
-//! A key is one Tenant's. If several claim it, the oldest has it, which is also how the operator judges; when that one goes or
-//! gives it up, the next has it.
+//! A key belongs to one Tenant. If several Tenants list it, the oldest Tenant owns it; the operator
+//! uses the same rule. When that Tenant is deleted or removes the key, the next oldest owns it.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,24 +12,24 @@ use russh::keys::{HashAlg, PublicKey};
 use yoke_api::Tenant;
 use yoke_api::tenant::SshKey;
 
-/// Who somebody is.
+/// The Tenant and the key of an authenticated client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Name of the Tenant.
     pub tenant: String,
-    /// What the Tenant calls the key.
+    /// Name of the key in the Tenant's spec.
     pub key: String,
-    /// The key's fingerprint, `SHA256:…`.
+    /// Fingerprint of the key, `SHA256:…`.
     pub fingerprint: String,
 }
 
-/// A key of a Tenant that is none.
+/// An entry in a Tenant's spec that is not a usable key.
 #[derive(Debug, thiserror::Error)]
 #[error("reading the SSH key {name}")]
 pub struct UnusableKey {
-    /// What the Tenant calls the key.
+    /// Name of the key in the Tenant's spec.
     pub name: String,
-    /// What is wrong with it.
+    /// Cause.
     #[source]
     pub source: russh::keys::ssh_key::Error,
 }
@@ -41,7 +41,7 @@ pub struct Directory {
     fingerprints: BTreeMap<String, Vec<String>>,
 }
 
-/// A Tenant's claim to a key. The first in order has it.
+/// A Tenant's claim to a key. The first claim in sort order owns the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Claim {
     since: Option<Timestamp>,
@@ -50,7 +50,8 @@ struct Claim {
 }
 
 impl Directory {
-    /// Puts a Tenant as it is now in place of what was known of it. Keys that are none are left out, and told.
+    /// Replaces the keys of a Tenant with those of its current spec. Returns the entries that are
+    /// not usable keys.
     pub fn set(&mut self, tenant: &Tenant) -> Vec<UnusableKey> {
         let name = tenant.name_any();
         self.remove(&name);
@@ -76,7 +77,7 @@ impl Directory {
         unusable
     }
 
-    /// Takes over what another directory knows of a Tenant.
+    /// Copies the keys of a Tenant from another directory.
     pub fn keep(&mut self, tenant: &str, known: &Self) {
         let Some(fingerprints) = known.fingerprints.get(tenant) else {
             return;
@@ -90,7 +91,7 @@ impl Directory {
         self.fingerprints.insert(tenant.to_owned(), fingerprints.clone());
     }
 
-    /// Forgets a Tenant.
+    /// Removes the keys of a Tenant.
     pub fn remove(&mut self, tenant: &str) {
         for fingerprint in self.fingerprints.remove(tenant).unwrap_or_default() {
             if let Some(claims) = self.claims.get_mut(&fingerprint) {
@@ -102,7 +103,7 @@ impl Directory {
         }
     }
 
-    /// Whose a key is, by its fingerprint.
+    /// Returns the owner of the key with this fingerprint.
     pub fn find(&self, fingerprint: &str) -> Option<Identity> {
         let claim = self.claims.get(fingerprint)?.first()?;
         Some(Identity {
@@ -112,7 +113,7 @@ impl Directory {
         })
     }
 
-    /// Number of keys that somebody has.
+    /// Returns the number of keys that have an owner.
     pub fn key_count(&self) -> usize {
         self.claims.len()
     }
@@ -130,7 +131,7 @@ impl PartialOrd for Claim {
     }
 }
 
-/// The fingerprint by which a key is known here.
+/// Returns the fingerprint that identifies a key here.
 pub fn fingerprint(key: &PublicKey) -> String {
     key.fingerprint(HashAlg::Sha256).to_string()
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a command, said as `error: …` with a `hint: …` where one is known.
+//! Errors of all commands, printed as `error: …` and, where there is one, `hint: …`.
 
 use std::time::Duration;
 
@@ -7,167 +7,167 @@ use serde_json::json;
 
 use crate::tenant::AskError;
 
-/// A command failed.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The line is no command; the text says why.
+    /// The line is not a valid command; the text says why.
     #[error("{0}")]
     Usage(String),
-    /// The key does too much.
+    /// The key exceeds its rate of commands.
     #[error("too many commands with this key")]
     TooFast,
-    /// Somebody of the Tenant asks a cluster already, or too many do of others.
+    /// A request for Nodes is already in progress for this Tenant, or too many are for others.
     #[error("too many clusters are being asked for their Nodes")]
     Busy,
-    /// The key is no Tenant's any more, or another's.
+    /// The key was removed from the Tenant, or belongs to another Tenant now.
     #[error("this key is not your Tenant's any more")]
     KeyWithdrawn,
-    /// The token does not name the command.
+    /// The token does not list the command.
     #[error("the token does not permit `{0}`")]
     NotPermitted(&'static str),
-    /// Nothing was pressed for so long.
+    /// The interface was idle for too long.
     #[error("no key was pressed for {0:?}")]
     Idle(Duration),
-    /// The connection is too old.
+    /// The connection has reached its maximum age.
     #[error("this connection has been open for too long")]
     TooOld,
     /// The process ends.
     #[error("the server is about to restart")]
     Draining,
-    /// The name of the Tenant cannot be said to the host.
+    /// The name of the Tenant cannot be put into an HTTP header.
     #[error("the name of Tenant {0:?} cannot be used")]
     TenantName(String),
-    /// The host answered no.
+    /// The host's API refused the request.
     #[error("{doing}: {}", status.message)]
     Refused {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// The host's answer.
+        /// The API's answer.
         status: Box<Status>,
     },
-    /// The host did not answer.
+    /// The host's API did not answer.
     #[error("{doing}: the host's API cannot be reached")]
     Unreachable {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// Why not; not shown to Tenants, since it names the host's addresses.
+        /// Cause. Not shown to Tenants, because it contains addresses of the host.
         #[source]
         source: Box<kube::Error>,
     },
     /// One request took too long.
     #[error("{doing}: no answer from the host's API within {limit:?}")]
     Timeout {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
     },
-    /// A watch broke off.
+    /// A watch ended unexpectedly.
     #[error("{doing}: the host's API broke it off")]
     FeedEnded {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
     },
-    /// A wait ran out.
+    /// A wait exceeded its timeout.
     #[error("{what} within {limit:?}{}", to_seen(last.as_deref()))]
     WaitTimeout {
-        /// What did not happen.
+        /// Expected state that was not reached, with the object.
         what: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
-        /// What was seen last.
+        /// The last message that was seen.
         last: Option<String>,
     },
-    /// A wait for a JoinToken ran out, and nobody is told of it.
+    /// A wait for a JoinToken exceeded its timeout; its join command was not printed.
     #[error("JoinToken {name} did not become ready within {limit:?}; {}{}", to_fate(*is_deleted), to_seen(last.as_deref()))]
     JoinTimeout {
-        /// The JoinToken.
+        /// Name of the JoinToken.
         name: String,
-        /// The Cluster that it was for.
+        /// Cluster of the JoinToken.
         cluster: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
-        /// What was seen last.
+        /// The last message that was seen.
         last: Option<String>,
-        /// Whether it is deleted, or stays until it ends.
+        /// Whether it was deleted; otherwise it exists until it expires.
         is_deleted: bool,
     },
-    /// A JoinToken will not become ready, and nobody is told of it.
+    /// A JoinToken will not become ready; its join command was not printed.
     #[error("JoinToken {name} is refused ({reason}): {message}")]
     JoinRefused {
-        /// The JoinToken.
+        /// Name of the JoinToken.
         name: String,
-        /// The Cluster that it was for.
+        /// Cluster of the JoinToken.
         cluster: String,
-        /// Its condition's reason.
+        /// Reason of its condition.
         reason: String,
-        /// Its condition's message.
+        /// Message of its condition.
         message: String,
     },
-    /// The spec cannot be carried out.
+    /// The operator refuses the spec.
     #[error("Cluster {name} is refused ({reason}): {message}")]
     SpecRefused {
-        /// The Cluster.
+        /// Name of the Cluster.
         name: String,
-        /// Its condition's reason.
+        /// Reason of its condition.
         reason: String,
-        /// Its condition's message.
+        /// Message of its condition.
         message: String,
     },
-    /// It vanished while it was waited for.
+    /// The Cluster was deleted during the wait.
     #[error("Cluster {0} was deleted in the meantime")]
     Deleted(String),
-    /// Whoever waited has gone, and what was asked for is undone.
+    /// The client disconnected during the wait, and the command was undone.
     #[error("nobody waits for Cluster {0} any more")]
     Left(String),
-    /// Whoever waited has gone, and what was asked for goes on.
+    /// The client disconnected during the wait, and the command stays in effect.
     #[error("nobody waits for Cluster {0} any more")]
     Unawaited(String),
-    /// It sleeps, and nobody asked for it to wake.
+    /// The Cluster is asleep, and the command does not wake it.
     #[error("Cluster {0} is asleep")]
     Asleep(String),
-    /// The cluster's own API did not answer.
+    /// The Cluster's own API did not answer.
     #[error("the API of Cluster {name} did not answer")]
     ClusterSilent {
-        /// The Cluster.
+        /// Name of the Cluster.
         name: String,
-        /// Why not; not shown to Tenants, since it names the host's addresses.
+        /// Cause. Not shown to Tenants, because it contains addresses of the host.
         #[source]
         source: Box<AskError>,
     },
     /// The Cluster has no kubeconfig yet.
     #[error("Cluster {0} has no kubeconfig yet")]
     NoKubeconfig(String),
-    /// The Secret is not what the contract says.
+    /// The Secret does not contain a kubeconfig under the agreed key.
     #[error("the kubeconfig of Cluster {0} cannot be read")]
     SecretWrong(String),
-    /// The Secret of a JoinToken is not what a worker could join by.
+    /// The Secret of a JoinToken does not contain the data of a join command.
     #[error("what workers join by with JoinToken {0} cannot be read")]
     JoinWrong(String),
-    /// The host's owner has not said where the programs of workers are.
+    /// The host's owner has not configured the directory with the worker programs.
     #[error("this server has no yoke-worker to give out")]
     NoBinaries,
-    /// There is none for such a machine.
+    /// There is no worker program for the architecture.
     #[error("there is no yoke-worker for {asked:?}, only for {there}")]
     NoArchitecture {
-        /// What was asked for.
+        /// The requested architecture.
         asked: String,
-        /// For which there is one.
+        /// Comma-separated list of the available architectures.
         there: String,
     },
-    /// It cannot be read.
+    /// The worker program cannot be read.
     #[error("yoke-worker cannot be read")]
     Binary(#[source] std::io::Error),
-    /// Not for a screen, and no text.
+    /// A worker program is binary: it cannot be sent to a terminal or over HTTPS.
     #[error("yoke-worker is sent over SSH alone, and not to a terminal")]
     BinaryElsewhere,
-    /// Its Tenant fetches as many as it may.
+    /// The Tenant has reached its limit of concurrent downloads.
     #[error("your Tenant fetches yoke-worker too often at a time")]
     TooManyDownloads,
-    /// The client went away, or takes nothing.
+    /// The client disconnected or stopped reading during a download.
     #[error("yoke-worker was not taken to its end")]
     Untaken,
-    /// Nobody said yes.
+    /// The deletion was not confirmed.
     #[error("Cluster {0} is not deleted: neither was its name typed, nor --yes given")]
     NotConfirmed(String),
     /// The answer cannot be written as JSON.
@@ -176,7 +176,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The exit code of the command.
+    /// Returns the exit code of the command.
     pub fn exit_code(&self) -> u32 {
         match self {
             Self::Usage(_) | Self::NoArchitecture { .. } | Self::BinaryElsewhere => 2,
@@ -185,7 +185,7 @@ impl Error {
         }
     }
 
-    /// A word for logs and metrics.
+    /// Returns the word for logs, metrics and the `reason` in JSON.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Usage(_) => "usage",
@@ -217,10 +217,10 @@ impl Error {
         }
     }
 
-    /// What may help.
+    /// Returns what the user can do about the error.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            // clap's text has its own.
+            // clap's text contains a hint of its own.
             Self::Usage(text) if text.contains("--help") => return None,
             Self::Usage(_) => "see `help`".to_owned(),
             Self::TooFast | Self::Busy => "try again in a few seconds".to_owned(),
@@ -265,7 +265,7 @@ impl Error {
         Some(hint)
     }
 
-    /// The error as the person reads it.
+    /// Formats the error for the user.
     pub fn to_text(&self, as_json: bool) -> String {
         let hint = self.hint();
         if as_json {
@@ -278,7 +278,7 @@ impl Error {
         format!("error: {self}\n{hint}")
     }
 
-    /// The error with its causes, for the host's owner.
+    /// Formats the error with its causes, for the host's owner.
     pub fn with_causes(&self) -> String {
         with_causes(self)
     }
@@ -295,7 +295,7 @@ fn to_fate(is_deleted: bool) -> &'static str {
     }
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,5 +1,5 @@
-//! One command on a channel: its answer, its progress, and what it asks back. An adapter between [`crate::actor`] and the
-//! [`Console`].
+//! Runs one command on a channel: prints its answer and its progress, and prompts for confirmation.
+//! An adapter between [`crate::actor`] and the [`Console`].
 
 use std::pin::pin;
 
@@ -16,17 +16,17 @@ use crate::perform::perform;
 use crate::screen::form::edit;
 use crate::screen::keys::{Key, Keys};
 
-/// Lines of progress on their way to the client; the command waits when they are as many.
+/// Capacity of the queue of progress lines; the command waits while it is full.
 pub(crate) const LINES: usize = 16;
 
-/// What a client types at a command. What is typed ahead is not kept.
+/// Reads the keys that a client types during a command. Keys typed before a prompt are discarded.
 pub struct Typed {
     input: Option<DuplexStream>,
     keys: Keys,
 }
 
 impl Typed {
-    /// What comes from a terminal; of anything else nothing is read.
+    /// Reads from a terminal's input. Without an input there are no keys.
     pub fn new(input: Option<DuplexStream>) -> Self {
         Self {
             input,
@@ -34,7 +34,7 @@ impl Typed {
         }
     }
 
-    /// The next keys; none at all when there are no more.
+    /// Waits for the next keys; an empty list is the end of the input.
     async fn next(&mut self) -> Vec<Key> {
         let mut bytes = [0; 256];
         loop {
@@ -44,7 +44,8 @@ impl Typed {
             match input.read(&mut bytes).await {
                 Ok(count) if count > 0 => {
                     let mut keys = self.keys.read(&bytes[..count]);
-                    // Whoever types at a prompt has no other keys that begin so.
+                    // A prompt uses no key that starts with Escape, so an Escape is complete at
+                    // once.
                     if self.keys.is_waiting() {
                         keys.extend(self.keys.give_up());
                     }
@@ -71,7 +72,8 @@ impl Typed {
     }
 }
 
-/// Runs a line and says its exit code. What was asked for goes on when the channel is `closed`, and waiting does not.
+/// Runs a command line and returns its exit code. When the channel is `closed`, the command
+/// continues but no longer waits.
 pub async fn run(
     actor: &Actor,
     line: &[u8],
@@ -82,7 +84,7 @@ pub async fn run(
     let typed = &mut typed;
     let work = async |mut request: Request| {
         confirm(&mut request, console, typed).await?;
-        // Whose key was withdrawn while they were asked does nothing any more.
+        // The key may have been removed from the Tenant while the prompt was open.
         actor.shared().know(actor.identity())?;
         if let Command::WorkerBinary { architecture } = &request.command {
             return binary::send(actor, architecture, console, closed)
@@ -104,7 +106,7 @@ pub async fn run(
     }
 }
 
-/// Asks whoever sits at a terminal for the name of what would be lost. Programs say `--yes`.
+/// On a terminal, prompts for the name of the Cluster to delete. Programs pass `--yes`.
 async fn confirm(request: &mut Request, console: &Console, typed: &mut Typed) -> Result<(), Error> {
     let Command::Delete { change, yes } = &mut request.command else {
         return Ok(());
@@ -142,7 +144,7 @@ async fn confirm(request: &mut Request, console: &Console, typed: &mut Typed) ->
     }
 }
 
-/// Does the work and shows its progress meanwhile, until the channel is closed or Ctrl-C is pressed.
+/// Runs the work and prints its progress, until the channel is closed or Ctrl-C is pressed.
 async fn show(
     work: impl Future<Output = Result<String, Error>>,
     mut lines: mpsc::Receiver<String>,

@@ -1,7 +1,8 @@
-//! A watch that starts again by itself. An adapter of kube's watcher.
+//! A watch that restarts by itself. An adapter of kube's watcher.
 //!
-//! After a failure the next watch begins with a list: that it is complete is how one knows that the host is back. An object
-//! that cannot be read is left out, and what was known of it stays known until the next list.
+//! After a failure the next watch starts with a list, and a complete list shows that the host has
+//! recovered. An object that cannot be parsed is skipped; its last known state stays until the next
+//! list.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -21,15 +22,15 @@ use crate::tenant::{REQUEST_LIMIT, explain};
 /// The first and the longest time between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Objects of a list that are held at a time.
+/// Page size of a list.
 const PAGE: u32 = 50;
 
-/// A list, and what changes in it, for as long as it is asked for.
+/// Lists objects and watches their changes.
 pub struct Feed<K> {
     api: Api<Lenient<K>>,
     doing: &'static str,
     stream: Option<BoxStream<'static, watcher::Result<Event<Lenient<K>>>>>,
-    /// When a list that is being read must be complete.
+    /// Deadline for the list that is being read.
     listed_by: Option<Instant>,
     begin: Instant,
     pause: Duration,
@@ -39,7 +40,7 @@ impl<K> Feed<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    /// A feed of what `api` has. `doing` says what it is for, should it fail.
+    /// Creates a feed of the objects of `api`. `doing` describes it in errors.
     pub(crate) fn new(api: Api<Lenient<K>>, doing: &'static str) -> Self {
         Self {
             api,
@@ -51,13 +52,14 @@ where
         }
     }
 
-    /// Begins with a list again, a moment later.
+    /// Restarts with a list after a delay.
     pub(crate) fn begin_anew(&mut self) {
         self.stream = None;
         self.begin = Instant::now() + self.pause.mul_f64(rand::random_range(1.0..1.5));
     }
 
-    /// The next event. After an error it begins anew, not too soon. Nothing is lost if this is dropped while it waits.
+    /// Returns the next event. After an error the feed restarts, with a delay. Cancel safe: no
+    /// event is lost if the future is dropped.
     pub async fn next(&mut self) -> Result<Event<K>, Error> {
         loop {
             let readable = match self.next_of_any().await? {
@@ -101,7 +103,7 @@ where
                 limit: REQUEST_LIMIT,
             },
         };
-        // Not all at the same moment that a host comes back in.
+        // Jitter: not all clients reconnect at the moment that the host recovers.
         self.begin_anew();
         self.pause = (self.pause * 2).min(PAUSES.1);
         Err(error)
@@ -181,7 +183,7 @@ mod tests {
             (3500..5250).contains(&pauses),
             "0.5, 1 and 2 s, and up to half more: {pauses}"
         );
-        // So it does when it is asked to, and not at once.
+        // A requested restart waits, too.
         let asked = Instant::now();
         feed.begin_anew();
         assert!(matches!(feed.next().await, Ok(Event::Init)));

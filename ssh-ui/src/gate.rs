@@ -1,4 +1,5 @@
-//! Who may connect, and how often a key may act. Pure: time comes in as an argument.
+//! Limits of connections and rates: who may connect, and how often a key may be used. Pure: time is
+//! an argument.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,44 +8,44 @@ use std::time::Instant;
 
 use yoke_runtime::budget::{Budgets, Rate, source_key};
 
-/// What is let through, by this process.
+/// The limits of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time.
+    /// Concurrent connections.
     pub connections: u32,
-    /// Connections at a time from one source address (IPv6: from one /64).
+    /// Concurrent connections from one source address (IPv6: from one /64).
     pub source_connections: u32,
-    /// Connections at a time of those who have not shown a key yet.
+    /// Concurrent connections that are not authenticated yet.
     pub newcomers: u32,
-    /// The same from one source address.
+    /// Concurrent connections from one source address that are not authenticated yet.
     pub source_newcomers: u32,
-    /// Connections at a time of one Tenant.
+    /// Concurrent connections of one Tenant.
     pub tenant_connections: u32,
-    /// Full-screen interfaces at a time of one Tenant.
+    /// Concurrent full-screen interfaces of one Tenant.
     pub tenant_interfaces: u32,
-    /// Programs at a time that one Tenant is sent.
+    /// Concurrent downloads of worker programs by one Tenant.
     pub tenant_downloads: u32,
-    /// New connections from one source address.
+    /// Rate of new connections from one source address.
     pub source: Rate,
-    /// Commands of one key.
+    /// Rate of commands with one key.
     pub key: Rate,
 }
 
-/// Why a connection is closed at once.
+/// Reason why a connection is closed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// All connections are taken.
+    /// The process has reached its limit of connections.
     Full,
-    /// The source has as many connections as it may.
+    /// The source address has reached its limit of connections.
     SourceFull,
-    /// The source connects too fast.
+    /// The source address exceeds its rate of new connections.
     SourceRate,
-    /// The Tenant has as many connections as it may.
+    /// The Tenant has reached its limit of connections.
     TenantFull,
 }
 
 impl Refusal {
-    /// The reason as a word for logs and metrics.
+    /// Returns the reason as a label for logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -54,7 +55,7 @@ impl Refusal {
         }
     }
 
-    /// What the client is told.
+    /// Returns the text for the client.
     pub fn advice(self) -> &'static str {
         match self {
             Self::Full => "This server is busy: try again in a minute.",
@@ -65,7 +66,8 @@ impl Refusal {
     }
 }
 
-/// The gate's memory. Only who has a seat is kept in its counts.
+/// Counts of connections, interfaces and downloads, and the budgets of rates. Only connections that
+/// hold a slot are counted.
 #[derive(Debug)]
 pub struct Gate {
     limits: Limits,
@@ -78,7 +80,7 @@ pub struct Gate {
     keys: Budgets<String>,
 }
 
-/// How many there are, by key and in all.
+/// Counts per key and in total.
 #[derive(Debug)]
 struct Count<K> {
     all: u32,
@@ -114,7 +116,7 @@ impl<K: Eq + Hash> Count<K> {
 }
 
 impl Gate {
-    /// A gate that has seen nobody.
+    /// Creates a gate without connections.
     pub fn new(limits: Limits, now: Instant) -> Self {
         Self {
             limits,
@@ -128,7 +130,8 @@ impl Gate {
         }
     }
 
-    /// Takes a newcomer's seat for a connection. [`Gate::admit`] makes it a Tenant's, [`Gate::leave`] gives it back.
+    /// Takes an unauthenticated slot for a connection. [`Gate::admit`] assigns it to a Tenant,
+    /// [`Gate::leave`] returns it.
     pub fn enter(&mut self, source: IpAddr, now: Instant) -> Result<(), Refusal> {
         let (source, limits) = (source_key(Some(source)), &self.limits);
         if !self.sources.take(source, now) {
@@ -145,7 +148,8 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether one more interface may be shown to a Tenant. [`Gate::hide`] gives it back.
+    /// Takes a slot for a full-screen interface; returns whether there was one. [`Gate::hide`]
+    /// returns it.
     pub fn show(&mut self, tenant: &str) -> bool {
         let tenant = tenant.to_owned();
         let is_free = self.interfaces.of(&tenant) < self.limits.tenant_interfaces;
@@ -155,12 +159,12 @@ impl Gate {
         is_free
     }
 
-    /// An interface is not shown any more.
+    /// Returns the slot of an interface.
     pub fn hide(&mut self, tenant: &str) {
         self.interfaces.remove(&tenant.to_owned());
     }
 
-    /// Whether a Tenant may be sent one more program. [`Gate::delivered`] gives it back.
+    /// Takes a slot for a download; returns whether there was one. [`Gate::delivered`] returns it.
     pub fn deliver(&mut self, tenant: &str) -> bool {
         let tenant = tenant.to_owned();
         let is_free = self.downloads.of(&tenant) < self.limits.tenant_downloads;
@@ -170,12 +174,12 @@ impl Gate {
         is_free
     }
 
-    /// A program is sent no more.
+    /// Returns the slot of a download.
     pub fn delivered(&mut self, tenant: &str) {
         self.downloads.remove(&tenant.to_owned());
     }
 
-    /// Makes a newcomer's seat one of a Tenant's, whose key was shown.
+    /// Assigns an unauthenticated slot to the Tenant whose key was shown.
     pub fn admit(&mut self, source: IpAddr, tenant: &str) -> Result<(), Refusal> {
         let tenant = tenant.to_owned();
         if self.tenants.of(&tenant) >= self.limits.tenant_connections {
@@ -186,7 +190,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Gives a seat back: a Tenant's, or a newcomer's.
+    /// Returns the slot of a connection, authenticated or not.
     pub fn leave(&mut self, source: IpAddr, tenant: Option<&str>) {
         let source = source_key(Some(source));
         self.all.remove(&source);
@@ -196,7 +200,7 @@ impl Gate {
         }
     }
 
-    /// Whether a key may do one more thing now.
+    /// Takes one command from the key's budget; returns whether there was one.
     pub fn act(&mut self, fingerprint: &str, now: Instant) -> bool {
         self.keys.take(fingerprint.to_owned(), now)
     }

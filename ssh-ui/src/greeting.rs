@@ -1,11 +1,12 @@
-//! What somebody is told whose key is no Tenant's. Pure.
+//! Texts for clients that are not admitted. Pure.
 
 use crate::gate::Refusal;
 
-/// Keys that are told at most.
+/// Maximum number of keys in a text.
 pub const SHOWN_MAX: usize = 8;
 
-/// The text for somebody who offered these keys (fingerprints), with whom to ask.
+/// Builds the text for a client that offered these keys (fingerprints), with the contact of the
+/// host's owner.
 pub fn build_refusal(offered: &[String], contact: Option<&str>) -> String {
     let whom = name_owner(contact);
     let mut text = String::new();
@@ -24,7 +25,7 @@ pub fn build_refusal(offered: &[String], contact: Option<&str>) -> String {
     )
 }
 
-/// Whom to ask.
+/// Returns a phrase that names the host's owner.
 pub(crate) fn name_owner(contact: Option<&str>) -> String {
     contact.map_or_else(
         || "the owner of this host".to_owned(),
@@ -32,7 +33,7 @@ pub(crate) fn name_owner(contact: Option<&str>) -> String {
     )
 }
 
-/// The text for somebody whose Tenant has as many connections as it may.
+/// Builds the text for a client whose Tenant has reached its limit of connections.
 pub fn build_full() -> String {
     format!("The key is known. {}\n", Refusal::TenantFull.advice())
 }

@@ -1,6 +1,8 @@
-//! The server's own key: kept in a Secret, so that clients meet the same one after a restart and at every replica.
+//! The server's host key. It is stored in a Secret, so that clients see the same key after a
+//! restart and from every replica.
 //!
-//! The Secret is the installation's to make; this process may fill it and no more. A key that the host's owner put there stays.
+//! The installation creates the Secret; this process may only fill it. A key that the host's owner
+//! has put there is not replaced.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -9,52 +11,52 @@ use kube::{Api, Client};
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, PrivateKey};
 
-/// The Secret's key under which the private key is, in OpenSSH's form.
+/// Key in the Secret of the private key, in OpenSSH's format.
 pub const PRIVATE: &str = "ssh_host_ed25519_key";
-/// The Secret's key under which the public key is, for `known_hosts`.
+/// Key in the Secret of the public key, for `known_hosts`.
 pub const PUBLIC: &str = "ssh_host_ed25519_key.pub";
 const ATTEMPTS: usize = 5;
 
-/// There is no host key.
+/// Reason why there is no host key.
 #[derive(Debug, thiserror::Error)]
 pub enum HostKeyError {
     /// The Secret cannot be read or filled.
     #[error("{doing} Secret {name} with the SSH host key")]
     Secret {
-        /// What was being done.
+        /// Verb of the failed action.
         doing: &'static str,
-        /// The Secret.
+        /// Name of the Secret.
         name: String,
-        /// Why not.
+        /// Cause.
         #[source]
         source: kube::Error,
     },
-    /// What the Secret holds is no key.
+    /// The Secret does not contain a private key.
     #[error("reading {PRIVATE} of Secret {name}")]
     Key {
-        /// The Secret.
+        /// Name of the Secret.
         name: String,
-        /// Why not.
+        /// Cause.
         #[source]
         source: russh::keys::ssh_key::Error,
     },
-    /// It cannot be read without its passphrase, which is not here.
+    /// The private key is encrypted, and the process has no passphrase.
     #[error("{PRIVATE} of Secret {0} has a passphrase: take it away with ssh-keygen -p")]
     Encrypted(String),
-    /// It is of a kind that is not served with.
+    /// The server does not support this type of key.
     #[error("{PRIVATE} of Secret {name} is of kind {kind}: make an ed25519 or ECDSA key with ssh-keygen -t ed25519")]
     Kind {
-        /// The Secret.
+        /// Name of the Secret.
         name: String,
-        /// The kind.
+        /// Type of the key.
         kind: String,
     },
-    /// Others write to it all the time.
+    /// Other clients change the Secret concurrently at each attempt.
     #[error("filling Secret {0}: it changes all the time")]
     Contended(String),
 }
 
-/// The key in the Secret of this name; drawn now if there is none yet.
+/// Returns the key of this Secret; generates it if the Secret is empty.
 pub async fn load(client: Client, namespace: &str, name: &str) -> Result<PrivateKey, HostKeyError> {
     let api = Api::<Secret>::namespaced(client, namespace);
     let failed = |doing| {
@@ -79,7 +81,8 @@ pub async fn load(client: Client, namespace: &str, name: &str) -> Result<Private
         let data = secret.data.get_or_insert_default();
         data.insert(PRIVATE.to_owned(), ByteString(private.as_bytes().to_vec()));
         data.insert(PUBLIC.to_owned(), ByteString(public.into_bytes()));
-        // With the resource version that was read: of several that begin at once, one draws the key of all.
+        // The resource version makes the write conditional: of several processes that start at
+        // once, one generates the key for all.
         match api.replace(name, &PostParams::default(), &secret).await {
             Ok(_) => {
                 tracing::info!(secret = name, "SSH host key drawn");

@@ -1,8 +1,10 @@
-//! The full-screen interface on a channel: keys in, cells out, Clusters and events as they change. An adapter: what is shown,
-//! and what a key means, is [`crate::screen`]'s to decide.
+//! The full-screen interface on a channel: reads keys, and draws Clusters and events as they
+//! change. An adapter: [`crate::screen`] decides what is shown and what a key does.
 //!
-//! Guarantees: whatever ends it, the terminal is left as it was found, if the client still takes what it is sent. Of a session no
-//! more is kept than two frames, the rows and events that a screen keeps, and the input that a channel holds.
+//! Guarantees:
+//! - However the interface ends, the terminal is restored, if the client still reads the output.
+//! - A session keeps only two frames, the rows and events of the screen, and the buffered input of
+//!   the channel.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -27,28 +29,29 @@ use crate::screen::{Deed, Screen, Shown, draw};
 use crate::tenant::Progress;
 use crate::terminal::{ENTER, LEAVE, Look, Terminal};
 
-/// How often ages are drawn anew.
+/// Interval at which ages are redrawn.
 const TICK: Duration = Duration::from_secs(1);
-/// Between two frames, however much happens.
+/// Minimum interval between two frames.
 const FRAME: Duration = Duration::from_millis(50);
-/// How long after an Escape the rest of another key is waited for.
+/// How long to wait after an Escape for the rest of an escape sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
-/// Of the time after which a connection is closed on which nothing happens: sooner, so that the terminal can be left well.
+/// Share of the connection's idle timeout. The interface ends earlier, so that it can still restore
+/// the terminal.
 const IDLE_SHARE: f64 = 0.9;
 
-/// A client's terminal, its size as it changes, and what is typed there.
+/// A client's terminal: its output, its input and its size.
 pub struct Desk {
-    /// Where it is drawn.
+    /// Output to the terminal.
     pub console: Console,
-    /// What is typed.
+    /// Input from the terminal.
     pub input: DuplexStream,
-    /// How large it is.
+    /// Current size of the terminal.
     pub size: watch::Receiver<Size>,
-    /// How it is written to.
+    /// Capabilities of the terminal.
     pub look: Look,
 }
 
-/// Shows the interface until somebody leaves, and ends the channel.
+/// Runs the interface until it ends, and closes the channel.
 pub async fn interact(actor: &Actor, mut desk: Desk, ends: Ends) {
     let result = actor.look(|| Session::run(actor, &mut desk, ends)).await;
     let code = match &result {
@@ -61,22 +64,22 @@ pub async fn interact(actor: &Actor, mut desk: Desk, ends: Ends) {
     desk.console.end(code).await;
 }
 
-/// The interface while it is shown.
+/// The running interface.
 struct Session<'a> {
     actor: &'a Actor,
     console: &'a Console,
     screen: Screen,
     keys: Keys,
     terminal: ratatui::Terminal<Terminal>,
-    /// What is being done, and how its answer is shown.
+    /// The command in progress, and how to show its answer.
     deed: Option<BoxFuture<'a, (Answer, Shown)>>,
-    /// How far that is; dropped, nobody waits for it.
+    /// Progress lines of the command. When it is dropped, the command stops waiting.
     progress: Option<mpsc::Receiver<String>>,
-    /// Something was printed, and is looked at.
+    /// An answer was printed below the screen, and the user has not returned yet.
     is_away: bool,
-    /// With the next frame everything is drawn anew.
+    /// The next frame redraws the whole screen.
     is_cleared: bool,
-    /// When what was begun is a key, whole or not.
+    /// When a pending escape sequence is treated as complete.
     escape_at: Option<Instant>,
     idle: Duration,
     idle_at: Instant,
@@ -106,7 +109,8 @@ impl<'a> Session<'a> {
         if !session.is_away {
             console.send(LEAVE).await;
         }
-        // What was asked for is seen to its end, though nobody looks any more. It does not wait any longer for anything.
+        // The command in progress is completed, but it no longer waits, since dropping the progress
+        // channel ends its wait.
         session.progress = None;
         if let Some(page) = session.screen.last_page() {
             console.put(&page).await;
@@ -126,7 +130,7 @@ impl<'a> Session<'a> {
         result
     }
 
-    /// Until something ends it: somebody leaves, is not let in any more, or the server ends.
+    /// Runs until the user quits, the key is withdrawn, or the server ends.
     async fn follow(
         &mut self,
         input: &mut DuplexStream,
@@ -154,7 +158,8 @@ impl<'a> Session<'a> {
                     }
                     Err(error) => self.screen.lose(&error.to_string()),
                 },
-                // That it failed is told of Clusters. Not every Tenant may see events.
+                // A failure of this watch is not shown; the watch of Clusters reports the same
+                // failure. Some Tenants may not read events.
                 Ok(event) = events.next() => self.screen.follow_events(event),
                 (answer, shown) = settle(&mut self.deed) => self.tell(answer, shown).await?,
                 Some(line) = listen(&mut self.progress) => self.screen.hear(&line),
@@ -180,7 +185,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Takes what was typed; nothing is the end of it. True if somebody leaves.
+    /// Handles input; an empty slice is its end. Returns true if the user quits.
     async fn read(&mut self, bytes: &[u8]) -> bool {
         self.idle_at = Instant::now() + self.idle;
         let keys = self.keys.read(bytes);
@@ -188,14 +193,14 @@ impl<'a> Session<'a> {
         bytes.is_empty() || self.press(keys).await
     }
 
-    /// Nothing followed what was begun. True if somebody leaves.
+    /// Handles a pending escape sequence that was not continued. Returns true if the user quits.
     async fn give_up(&mut self) -> bool {
         self.escape_at = None;
         let key = self.keys.give_up();
         self.press(key).await
     }
 
-    /// True if somebody leaves.
+    /// Handles keys. Returns true if the user quits.
     async fn press(&mut self, keys: impl IntoIterator<Item = Key>) -> bool {
         for key in keys {
             if self.is_away && key != Key::Interrupt {
@@ -214,7 +219,7 @@ impl<'a> Session<'a> {
             }
             if let Some(page) = self.screen.take_page() {
                 self.print(&page).await;
-                // The rest was typed before it was to be seen.
+                // The remaining keys were typed before the page was visible.
                 return false;
             }
         }
@@ -236,19 +241,19 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Leaves the screen for a page.
+    /// Leaves the alternate screen and prints a page.
     async fn print(&mut self, page: &str) {
         self.console.send(LEAVE).await;
         self.console.put(page).await;
         self.is_away = true;
     }
 
-    /// Draws everything anew, wherever it was left.
+    /// Returns from a printed page: the next frame redraws the whole screen.
     fn come_back(&mut self) {
         (self.is_away, self.is_cleared) = (false, true);
     }
 
-    /// Sends what is different since the last frame, and says whether the client took it.
+    /// Sends the changes since the last frame. Returns whether the client read them.
     async fn show(&mut self) -> bool {
         if std::mem::take(&mut self.is_cleared) {
             self.console.send(ENTER).await;
@@ -262,7 +267,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The same as that line after `ssh HOST`.
+/// Executes a command line as `ssh HOST LINE` would.
 async fn carry_out(actor: &Actor, line: &str, progress: &Progress) -> Answer {
     let work = async |request| perform(&actor.host()?, actor.identity(), &request, progress).await;
     actor.act(line.as_bytes(), work).await

@@ -1,5 +1,5 @@
-//! A connection that ends when it must, whatever its protocol is busy with: a client that stalls the key exchange would
-//! otherwise hold its seat for as long as it likes.
+//! A stream with a deadline, independent of its protocol. Without it, a client that stalls the key
+//! exchange would keep its slot for as long as it likes.
 
 use std::future::Future;
 use std::io;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream that fails once `end` has come.
+/// A stream whose reads and writes fail once `end` has resolved.
 pub struct Leash<S> {
     stream: S,
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -16,7 +16,7 @@ pub struct Leash<S> {
 }
 
 impl<S> Leash<S> {
-    /// Puts a stream on a leash.
+    /// Wraps a stream.
     pub fn new(stream: S, end: impl Future<Output = ()> + Send + 'static) -> Self {
         Self {
             stream,

@@ -1,15 +1,17 @@
-//! An SSH server in which a Tenant's key is the identity: `ssh HOST clusters`, `ssh HOST create NAME`, `scp HOST:NAME.kubeconfig .`
+//! An SSH server for Tenants, who authenticate with their SSH keys: `ssh HOST clusters`, `ssh HOST
+//! create NAME`, `scp HOST:NAME.kubeconfig .`
 //!
 //! ```text
-//!  ssh client ─▶ server: gate (rates, seats) ─▶ connection: directory (whose key?) ─▶ exec ──────▶ actor ─▶ command ─▶ perform ─▶ tenant ─▶ host API
+//!  ssh client ─▶ server: gate (rates, slots) ─▶ connection: directory (whose key?) ─▶ exec ──────▶ actor ─▶ command ─▶ perform ─▶ tenant ─▶ host API
 //!                                                 │                ▲                  interface ──▶                                  (as the
 //!                                                 └▶ sftp          └── watch of Tenants                                               Tenant)
 //!  HTTP client ─▶ api: gate ─▶ token: whose signature? (directory) ────────────────────────────▶
 //! ```
 //!
-//! Everything for a Tenant is done as that Tenant at the host API ([`tenant`], `docs/adr/0005-ssh-acts-as-the-tenant.md`): what
-//! another Tenant has cannot be reached from here. Pure: [`command`], [`directory`], [`gate`], [`greeting`], [`report`], [`screen`],
-//! [`terminal`], [`token`]. The rest are adapters.
+//! Every request for a Tenant impersonates that Tenant at the host API ([`tenant`],
+//! `docs/adr/0005-ssh-acts-as-the-tenant.md`), so the host API server keeps it from the objects of
+//! other Tenants. Pure modules: [`command`], [`directory`], [`gate`], [`greeting`], [`report`],
+//! [`screen`], [`terminal`], [`token`]. The others are adapters.
 
 pub mod actor;
 pub mod api;

@@ -1,4 +1,4 @@
-//! A listener: lets connections in, each with a seat and an end.
+//! A TCP listener: gives each connection a slot and a deadline.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,41 +14,41 @@ use yoke_runtime::{AcceptBackoff, Drain};
 use crate::seat::Seat;
 use crate::server::Shared;
 
-/// How long somebody may take to show a key.
+/// How long a client may take to authenticate.
 const LOGIN_LIMIT: Duration = Duration::from_secs(30);
-/// How long a connection may live, used or not: keys that were taken away do not stay connected.
+/// Maximum age of a connection, so that a key that was removed does not stay connected.
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
-/// How long connections have to end when the process does, or when they are too old.
+/// Grace period of a connection after the process drains or its maximum age is reached.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// A client that says nothing for so long is asked whether it is there, and again after each interval. A vanished one would hold
-/// its Tenant's seat for as long as a command takes.
+/// TCP keepalive: probes start after this silence. Without them a vanished client would keep a slot
+/// of its Tenant for as long as its command runs.
 const SILENCE: Duration = Duration::from_secs(60);
 const INTERVAL: Duration = Duration::from_secs(10);
 const TRIES: u32 = 6;
 
-/// The server could not be opened or kept.
+/// Failure of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     #[error("listening on {address} for clients")]
     Bind {
-        /// The address as given.
+        /// The configured address.
         address: SocketAddr,
-        /// Why not.
+        /// Cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// When a connection ends, whatever goes on.
+/// The deadlines of a connection.
 #[derive(Clone, Debug)]
 pub struct Ends {
-    /// Soon after this has started.
+    /// The drain of the process; the connection ends soon after its start.
     pub drain: Drain,
-    /// After this long without anything from the client.
+    /// Idle timeout.
     pub idle: Duration,
-    /// Soon after this.
+    /// Maximum age; the connection ends soon after it.
     pub last: tokio::time::Instant,
 }
 
@@ -60,7 +60,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address`; port 0 selects a free port.
     pub async fn bind(address: SocketAddr) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -68,13 +68,14 @@ impl Listener {
         Ok(Self { listener, local })
     }
 
-    /// The address that is listened on.
+    /// Returns the address of the listener.
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// Lets connections in until the drain starts, once all Tenants are known; then what is connected has some seconds to end.
-    /// Who gets no seat is turned away with a word.
+    /// Accepts connections until the drain starts, but not before the first list of all Tenants.
+    /// After the drain, open connections have a few seconds to finish. A connection without a slot
+    /// is passed to `turn_away` with the reason.
     pub(crate) async fn serve<C, T, F, G>(
         self,
         shared: &Arc<Shared>,
@@ -123,7 +124,8 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&keepalive.with_retries(TRIES))
 }
 
-/// Waits until a connection must end: nobody logged in, it is too old, or the process ends.
+/// Waits until a connection must end: it has not authenticated in time, it is too old, or the
+/// process ends.
 pub(crate) async fn until_over(mut logged_in: watch::Receiver<bool>, ends: Ends) {
     let login = async {
         if matches!(

@@ -1,4 +1,5 @@
-//! What is counted. Labels are closed sets; who did what stands in the log.
+//! The metrics of the process. Label values are closed sets; the audit log says which Tenant did
+//! what.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -8,7 +9,7 @@ use yoke_runtime::Metrics as Registry;
 
 use crate::gate::Refusal;
 
-/// Name of the process in the names of its metrics.
+/// Prefix of the process in its metric names.
 pub const PROCESS: &str = "ssh_ui";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -27,7 +28,7 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
-/// The process's own metrics. Clones count together.
+/// The process's own metrics. Clones share their counters.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     keys: Gauge,
@@ -40,7 +41,7 @@ pub struct Metrics {
     watch_errors: Counter,
 }
 
-/// Something that goes on.
+/// Guard of the gauge of running commands.
 #[derive(Debug)]
 pub(crate) struct Running(Gauge);
 
@@ -51,7 +52,7 @@ impl Drop for Running {
 }
 
 impl Metrics {
-    /// Metrics that are shown by `registry`.
+    /// Creates the metrics and registers them.
     pub fn new(registry: &Registry) -> Self {
         let metrics = Self::default();
         registry.register(|registry| {
@@ -77,7 +78,7 @@ impl Metrics {
         self.connections.inc_by(change);
     }
 
-    /// Something goes on until what is returned is dropped.
+    /// Counts a running command until the returned guard is dropped.
     pub(crate) fn running(&self) -> Running {
         self.running.inc();
         Running(self.running.clone())

@@ -1,4 +1,5 @@
-//! Carries one command out, as the Tenant whose key it came with. What is answered goes out as text, progress on the way.
+//! Executes one command with the permissions of a Tenant. The answer is returned as text; progress
+//! is sent while it runs.
 
 use jiff::Timestamp;
 use yoke_api::cluster::{DesiredState, StorageSpec};
@@ -11,7 +12,7 @@ use crate::directory::Identity;
 use crate::report::{ClusterReports, PersonReport, build_node_table, build_person, build_report, build_table, to_json};
 use crate::tenant::{Invitation, Progress, TenantHost, Wanted};
 
-/// Carries a command out. The answer is what goes to standard output.
+/// Executes a command and returns the text for standard output.
 pub async fn perform(
     host: &TenantHost,
     identity: &Identity,
@@ -46,7 +47,7 @@ pub async fn perform(
                 false => Ok(format!("JoinToken {name} is revoked\n")),
             }
         }
-        // Sent by [`crate::binary`], since it is no text.
+        // [`crate::binary`] sends it, because it is not text.
         Command::WorkerBinary { .. } => Err(Error::BinaryElsewhere),
         Command::Sleep(options) => change(host, options, DesiredState::Asleep, json, progress).await,
         Command::Wake(options) => change(host, options, DesiredState::Running, json, progress).await,
@@ -91,7 +92,8 @@ async fn show_clusters(
 async fn create(host: &TenantHost, options: &CreateOptions, json: bool, progress: &Progress) -> Result<String, Error> {
     let mut cluster = host.create(&build_cluster(options)).await?;
     if options.waiting.wait {
-        // It is not read once more: whoever hears that that failed would send the line again.
+        // The Cluster is not read again: if that failed, the user would retry a create that has
+        // succeeded.
         let seen = host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress);
         cluster = seen.await?.unwrap_or(cluster);
     }
@@ -144,7 +146,7 @@ async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &P
     }
     let text = format!("{}\n", line.command().map_err(wrong)?);
     let until = expires.map(|time| format!(" until {time}")).unwrap_or_default();
-    // Whoever has gone has not read the line either.
+    // The client may have disconnected; then it did not read the join command either.
     let _ = progress
         .send(format!("It holds{until}. Take it back: revoke {name}\n"))
         .await;
@@ -209,7 +211,8 @@ mod tests {
     use super::*;
     use crate::command::parse;
 
-    /// A host that makes a Cluster, shows it to whoever waits, and cannot be asked for it alone.
+    /// A host that creates a Cluster and serves watches of it, but fails every read of the single
+    /// Cluster.
     async fn answer(request: http::Request<Body>) -> Result<Response<Body>, kube::Error> {
         let ready = json!({"type": "Ready", "status": "True", "reason": "AsExpected", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
         let cluster = |status: Value| json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "c", "namespace": "t"}, "spec": {}, "status": status});

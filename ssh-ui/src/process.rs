@@ -1,4 +1,4 @@
-//! Puts the process together and runs it.
+//! Builds the parts of the process and runs them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use crate::server::{Server, Shared};
 use crate::token::Rules;
 use crate::{host_key, watch::keep_directory};
 
-/// How long a client has to take a piece of an answer.
+/// Timeout of a write: how long a client may take to read one piece of an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Runs the process until it is told to end.
+/// Runs the process until a termination signal.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut supervisor = Supervisor::new(GRACE);
     let drain = supervisor.drain();

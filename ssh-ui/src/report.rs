@@ -1,4 +1,4 @@
-//! Clusters and people as text and as JSON. Pure.
+//! Formats Clusters, Nodes and identities as text and as JSON. Pure.
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -11,7 +11,7 @@ use yoke_view::table::Table;
 use crate::directory::Identity;
 use crate::tenant::{Node, Nodes};
 
-/// A Cluster for programs.
+/// A Cluster as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterReport {
@@ -29,25 +29,25 @@ pub struct ClusterReport {
     message: Option<String>,
 }
 
-/// Several Clusters.
+/// A list of Clusters as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClusterReports {
-    /// One for each.
+    /// One report per Cluster.
     pub clusters: Vec<ClusterReport>,
 }
 
-/// Who somebody is, for programs.
+/// The Tenant and the key of a client, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PersonReport<'a> {
     /// Name of the Tenant.
     pub tenant: &'a str,
-    /// What the Tenant calls the key.
+    /// Name of the key in the Tenant's spec.
     pub key: &'a str,
-    /// The key's fingerprint.
+    /// Fingerprint of the key.
     pub fingerprint: &'a str,
 }
 
-/// Reports on a Cluster.
+/// Builds the report of a Cluster.
 pub fn build_report(cluster: &Cluster, now: Timestamp) -> ClusterReport {
     let status = cluster.status.clone().unwrap_or_default();
     let ready = find(&status.conditions, ConditionType::Ready);
@@ -71,7 +71,7 @@ pub fn build_report(cluster: &Cluster, now: Timestamp) -> ClusterReport {
     }
 }
 
-/// Clusters as a table.
+/// Formats Clusters as a table.
 pub fn build_table(clusters: &[Cluster], wide: bool, now: Timestamp) -> String {
     let columns = Columns { namespace: false, wide };
     let mut table = cluster_table(columns);
@@ -81,7 +81,7 @@ pub fn build_table(clusters: &[Cluster], wide: bool, now: Timestamp) -> String {
     table.to_text()
 }
 
-/// Nodes as a table.
+/// Formats Nodes as a table.
 pub fn build_node_table(nodes: &Nodes) -> String {
     if nodes.nodes.is_empty() {
         return "No worker has joined.\n".to_owned();
@@ -101,7 +101,7 @@ pub fn build_node_table(nodes: &Nodes) -> String {
     table.to_text() + more
 }
 
-/// Who somebody is, as text.
+/// Formats the Tenant and the key of a client as text.
 pub fn build_person(identity: &Identity) -> String {
     format!(
         "Tenant: {}\nKey:    {} ({})\n",
@@ -109,7 +109,7 @@ pub fn build_person(identity: &Identity) -> String {
     )
 }
 
-/// Indented JSON.
+/// Formats a value as indented JSON.
 pub fn to_json<T: Serialize>(value: &T) -> Result<String, serde_json::Error> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }

@@ -1,5 +1,5 @@
-//! The full-screen interface: what it shows, and what a key means. Pure: the clock, the channel and the host are the caller's
-//! ([`crate::interface`]).
+//! State of the full-screen interface: what it shows, and what a key does. Pure: the caller
+//! ([`crate::interface`]) owns the clock, the channel and the connection to the host.
 //!
 //! ```text
 //!  bytes ─▶ keys ─▶ Screen::press ─▶ Deed: a command line, as over `ssh HOST LINE` ─▶ Screen::tell
@@ -28,63 +28,64 @@ use self::keys::Key;
 use self::page::{Page, Token};
 use crate::directory::Identity;
 
-/// Characters of a text of the host's that are kept.
+/// Maximum length of a stored text from the host, in characters.
 const TEXT_MAX: usize = 300;
 const BUSY: &str = "One thing at a time: press that again in a moment.";
 const WAITS: &str = "The answer is there: Escape shows it.";
-/// Lines of a table of Nodes that are kept: no screen has more.
+/// Maximum number of lines of a table of Nodes; no screen shows more.
 const NODES: usize = 80;
-/// Rows of a page, for the keys of that name.
+/// Rows that Page Up and Page Down move.
 const PAGE: usize = 10;
 
-/// What the caller is to do.
+/// Action that the caller must execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// Carry this line out, and [`Screen::tell`] how it went.
+    /// Execute this command line, and pass the result to [`Screen::answer`] or [`Screen::tell`].
     Ask {
-        /// A line as after `ssh HOST`.
+        /// A command line as after `ssh HOST`.
         line: String,
-        /// What becomes of the answer.
+        /// How to show the answer.
         shown: Shown,
     },
-    /// Wait no longer for what was asked for, which undoes it.
+    /// Stop waiting for the command in progress, which undoes it.
     GiveUp,
-    /// Draw everything anew.
+    /// Redraw the whole screen.
     Redraw,
     /// End the interface.
     Leave,
 }
 
-/// How an answer is shown.
+/// Where an answer is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// In a line of the screen.
+    /// In the status line of the screen.
     Note,
-    /// It is for the person's own shell: printed below what was there before the interface.
+    /// In the user's own shell, below its earlier output.
     Print,
-    /// The same for a line by which a worker joins.
+    /// In the user's own shell, as the page of a join command.
     Join,
-    /// It is a table of Nodes.
+    /// In the page of a Cluster's Nodes.
     Nodes,
 }
 
-/// What is seen.
+/// The page that is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Mode {
-    /// The list.
+    /// The list of Clusters.
     List,
-    /// One Cluster at length.
+    /// The details of one Cluster.
     Status(String),
-    /// Events alone.
+    /// Only events.
     Events,
     Help,
-    /// The Nodes of a Cluster, once they are told.
+    /// The Nodes of a Cluster; empty until they are received.
     Nodes(String, Vec<String>),
     Kubeconfig(String),
     Create(Form),
     Join(String, Form),
     Delete(String, Form),
-    /// Nothing: an answer was printed, of this JoinToken if it is one's.
+    /// An answer was printed and the screen is hidden. Contains the JoinToken if the answer was a
+    /// join command.
     Away(Option<Token>),
 }
 
@@ -96,16 +97,16 @@ pub struct Screen {
     events: Events,
     mode: Mode,
     note: String,
-    /// The line that is being carried out.
+    /// The command line in progress.
     doing: Option<String>,
-    /// What is to be printed once nobody types.
+    /// A page to print once no form is open.
     page: Option<Page>,
-    /// Why what is shown may be old.
+    /// Why the shown data may be outdated.
     trouble: Option<String>,
 }
 
 impl Screen {
-    /// The interface of somebody of whose Clusters nothing is known yet.
+    /// Creates the interface of a client, without any data yet.
     pub fn new(identity: &Identity) -> Self {
         Self {
             title: clip(&format!("{} · {}", identity.tenant, identity.key)),
@@ -119,7 +120,7 @@ impl Screen {
         }
     }
 
-    /// Follows the watch of Clusters.
+    /// Applies an event of the watch of Clusters.
     pub fn follow_clusters(&mut self, event: watcher::Event<Cluster>) {
         if matches!(event, watcher::Event::InitDone) {
             self.trouble = None;
@@ -127,27 +128,29 @@ impl Screen {
         self.clusters.follow(event);
     }
 
-    /// Whether only a list anew says what there is.
+    /// Returns whether the caller must restart the watch, because only a new list can fill the
+    /// rows.
     pub fn wants_list(&self) -> bool {
         self.clusters.is_short
     }
 
-    /// Follows the watch of events.
+    /// Applies an event of the watch of events.
     pub fn follow_events(&mut self, event: watcher::Event<Event>) {
         self.events.follow(event);
     }
 
-    /// The watch of Clusters is lost, and tried again. What is known stays.
+    /// Reports that the watch of Clusters failed and is retried. The known Clusters stay.
     pub fn lose(&mut self, why: &str) {
         self.trouble = Some(clip(why));
     }
 
-    /// Says how far the deed is that was asked for last.
+    /// Shows a progress line of the command in progress.
     pub fn hear(&mut self, progress: &str) {
         self.note = clip(progress.trim_end());
     }
 
-    /// Takes the answer to the deed that was asked for last. What comes back is to be printed, as of [`Screen::take_page`].
+    /// Handles the answer of the command in progress. Returns text to print, as
+    /// [`Screen::take_page`] does.
     pub fn answer(&mut self, text: &str, shown: Shown) -> Option<String> {
         self.page = Some(match shown {
             Shown::Note => {
@@ -171,8 +174,8 @@ impl Screen {
         self.take_page()
     }
 
-    /// What is to be printed now; the key that follows brings the screen back. Not while a form is filled in: a letter that is typed
-    /// there means something else below a page.
+    /// Returns the page to print now; the next key returns to the screen. A page waits while a form
+    /// is open, because a letter that was typed for the form would act on the page.
     pub fn take_page(&mut self) -> Option<String> {
         if self.form().is_some() {
             return None;
@@ -182,7 +185,7 @@ impl Screen {
         Some(page.text)
     }
 
-    /// What was not printed, for somebody who leaves.
+    /// Returns the page that was not printed yet, when the interface ends.
     pub fn last_page(&mut self) -> Option<String> {
         self.page.take().map(|page| page.text)
     }
@@ -194,20 +197,20 @@ impl Screen {
         }
     }
 
-    /// Why nothing else can be done yet.
+    /// Returns why no other command can be started yet.
     fn busy(&self) -> Option<&'static str> {
         let waits = self.page.as_ref().map(|_| WAITS);
         self.doing.as_ref().map(|_| BUSY).or(waits)
     }
 
-    /// Says how the deed went that was asked for last.
+    /// Shows the result of the command in progress, and marks it as finished.
     pub fn tell(&mut self, text: &str) {
         self.doing = None;
         let lines: Vec<_> = text.lines().collect();
         self.note = clip(&lines.join(" · "));
     }
 
-    /// A key was pressed.
+    /// Handles a key.
     pub fn press(&mut self, key: Key) -> Option<Deed> {
         match key {
             Key::Interrupt => return Some(Deed::Leave),
@@ -261,7 +264,7 @@ impl Screen {
         None
     }
 
-    /// A key that is about one Cluster.
+    /// Handles a key that acts on one Cluster.
     fn press_on(&mut self, name: String, state: DesiredState, key: Key) -> Option<Deed> {
         match key {
             Key::Enter => self.mode = Mode::Status(name),
@@ -367,7 +370,7 @@ impl Screen {
         None
     }
 
-    /// One thing at a time: what is pressed meanwhile is not kept.
+    /// Starts a command, unless one is in progress. The key is not queued.
     fn ask(&mut self, line: String, shown: Shown) -> Option<Deed> {
         if self.doing.is_some() {
             BUSY.clone_into(&mut self.note);
@@ -379,12 +382,12 @@ impl Screen {
     }
 }
 
-/// Whether a line makes a JoinToken: the one deed that is waited for.
+/// Returns whether a line creates a JoinToken, the only command that can be cancelled.
 fn is_join(line: &str) -> bool {
     line.starts_with("join ")
 }
 
-/// A text of the host's, as it is kept: of bounded length, and with nothing in it that a terminal obeys.
+/// Limits the length of a text from the host, and replaces its control characters.
 fn clip(text: &str) -> String {
     plain(&text.chars().take(TEXT_MAX).collect::<String>())
 }

@@ -1,4 +1,5 @@
-//! Places that are limited, each held until it is dropped: of connections, of interfaces, and of programs that are sent.
+//! Limited slots that are returned when they are dropped: for connections, interfaces and
+//! downloads.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -6,7 +7,7 @@ use std::time::Instant;
 
 use crate::server::Shared;
 
-/// A connection's place, given back when it is dropped.
+/// The slot of a connection.
 pub struct Seat {
     shared: Arc<Shared>,
     source: IpAddr,
@@ -14,7 +15,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Takes one for a connection that has come, or says why there is none.
+    /// Takes a slot for a new connection, or returns the text for a client that gets none.
     pub fn take(shared: &Arc<Shared>, source: IpAddr) -> Result<Self, &'static str> {
         let source = source.to_canonical();
         if let Err(refusal) = shared.gate().enter(source, Instant::now()) {
@@ -30,17 +31,18 @@ impl Seat {
         })
     }
 
-    /// What it shares with all others.
+    /// Returns the state that all connections share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Where the connection comes from.
+    /// Returns the source address of the connection.
     pub fn source(&self) -> IpAddr {
         self.source
     }
 
-    /// Makes it a seat of a Tenant's, whose key was shown. False if the Tenant has as many as it may.
+    /// Assigns the slot to the Tenant whose key was shown. Returns false if the Tenant has reached
+    /// its limit.
     pub fn admit(&self, tenant: &str) -> bool {
         if let Some(known) = self.tenant.get() {
             return known == tenant;
@@ -48,7 +50,7 @@ impl Seat {
         let admitted = self.shared.gate().admit(self.source, tenant);
         match admitted {
             Ok(()) => {
-                // Only the one connection on this seat calls this.
+                // Only the one connection that has this slot calls this function.
                 let _ = self.tenant.set(tenant.to_owned());
             }
             Err(refusal) => self.shared.metrics.count_refusal(refusal),
@@ -65,14 +67,14 @@ impl Drop for Seat {
     }
 }
 
-/// A Tenant's interface that is shown, until it is dropped.
+/// The slot of a Tenant's full-screen interface.
 pub struct Shown {
     shared: Arc<Shared>,
     tenant: String,
 }
 
 impl Shown {
-    /// One more, if the Tenant may have it.
+    /// Takes a slot, if the Tenant has a free one.
     pub fn take(shared: &Arc<Shared>, tenant: &str) -> Option<Self> {
         shared.gate().show(tenant).then(|| Self {
             shared: Arc::clone(shared),
@@ -87,14 +89,14 @@ impl Drop for Shown {
     }
 }
 
-/// A program that a Tenant is sent, until it is dropped.
+/// The slot of a Tenant's download of a worker program.
 pub struct Delivery {
     shared: Arc<Shared>,
     tenant: String,
 }
 
 impl Delivery {
-    /// One more, if the Tenant may have it.
+    /// Takes a slot, if the Tenant has a free one.
     pub fn take(shared: &Arc<Shared>, tenant: &str) -> Option<Self> {
         shared.gate().deliver(tenant).then(|| Self {
             shared: Arc::clone(shared),

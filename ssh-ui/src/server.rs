@@ -1,4 +1,4 @@
-//! The SSH server, and what all connections share.
+//! The SSH server, and the state that all connections share.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -25,13 +25,14 @@ use crate::listener::{Ends, Listener, ServeError, until_over};
 use crate::metrics::Metrics;
 use crate::seat::Seat;
 
-/// Keys that one may try. Agents offer all that they hold.
+/// Maximum number of keys that a client may offer. SSH agents offer all their keys.
 const ATTEMPTS: usize = 20;
-/// Bytes that a client may send ahead on a channel: it has little to say here.
+/// Receive window of a channel in bytes; clients send little data to this server.
 const WINDOW: u32 = 256 * 1024;
 const PACKET: u32 = 32 * 1024;
-/// How two sides agree on keys. Only what costs a server next to nothing: the groups of plain Diffie-Hellman take it up to
-/// a fifth of a second of work, before anybody has shown a key. No client has these alone since OpenSSH 6.5 (2014).
+/// Key exchange methods that are cheap for the server. The groups of plain Diffie-Hellman cost up
+/// to a fifth of a second of CPU time before the client authenticates. All clients support one of
+/// the others since OpenSSH 6.5 (2014).
 const KEY_EXCHANGE: &[kex::Name] = &[
     kex::MLKEM768X25519_SHA256,
     kex::CURVE25519,
@@ -40,27 +41,28 @@ const KEY_EXCHANGE: &[kex::Name] = &[
     kex::EXTENSION_OPENSSH_STRICT_KEX_AS_SERVER,
 ];
 
-/// What all connections share.
+/// State that all connections share.
 pub struct Shared {
-    /// The host API, with this process's own rights.
+    /// The host API, with this process's own permissions.
     pub host: Client,
-    /// Whose a key is. Nobody is let in before its first change.
+    /// The owners of SSH keys. No client is admitted before its first update.
     pub directory: watch::Receiver<Directory>,
-    /// Who may come in, and how often.
+    /// Limits of connections and rates.
     pub gate: Mutex<Gate>,
-    /// Whom to ask whose key is not known.
+    /// Contact for users whose key is unknown.
     pub contact: Option<String>,
-    /// Folder of `yoke-worker` for several architectures, if there is one.
+    /// Directory with `yoke-worker` for several architectures, if configured.
     pub worker_binaries: Option<PathBuf>,
-    /// How long a client has to take a piece of an answer.
+    /// Timeout of a write: how long a client may take to read one piece of an answer.
     pub write_limit: Duration,
-    /// What is counted.
+    /// The metrics of the process.
     pub metrics: Metrics,
 }
 
 impl Shared {
-    /// Whether somebody may do one more thing now: the key is not used too often, and still theirs. Everything else comes
-    /// after this, and of what comes too fast nothing is written down.
+    /// Checks that the client may execute a command now: its key is within its rate and still
+    /// belongs to its Tenant. Every command starts with this check. Callers do not log a
+    /// rate-limited command.
     pub fn permit(&self, identity: &Identity) -> Result<(), Error> {
         if !self.gate().act(&identity.fingerprint, Instant::now()) {
             return Err(Error::TooFast);
@@ -68,7 +70,7 @@ impl Shared {
         self.know(identity)
     }
 
-    /// Whether somebody's key is still theirs.
+    /// Checks that the key still belongs to the client's Tenant.
     pub fn know(&self, identity: &Identity) -> Result<(), Error> {
         let now = self.directory.borrow().find(&identity.fingerprint);
         match now.is_some_and(|now| now.tenant == identity.tenant) {
@@ -78,7 +80,7 @@ impl Shared {
     }
 
     pub(crate) fn gate(&self) -> MutexGuard<'_, Gate> {
-        // The gate is whole after any panic: what counts is changed last.
+        // A panic leaves the gate consistent, because each operation changes the counts last.
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,18 +92,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address`; port 0 selects a free port.
     pub async fn bind(address: SocketAddr) -> Result<Self, ServeError> {
         let listener = Listener::bind(address).await?;
         Ok(Self { listener })
     }
 
-    /// The address that is listened on.
+    /// Returns the address of the listener.
     pub fn local_address(&self) -> SocketAddr {
         self.listener.local_address()
     }
 
-    /// Serves until the drain starts; then what is connected has some seconds to end.
+    /// Serves until the drain starts. Open connections then have a few seconds to finish.
     pub async fn serve(
         self,
         shared: Arc<Shared>,
@@ -116,7 +118,8 @@ impl Server {
     }
 }
 
-/// Before its version a server may say anything (RFC 4253, 4.2). Not waited for: the listener is everybody's.
+/// Sends the reason, which a server may do before its version line (RFC 4253, 4.2). The short
+/// timeout protects the listener, which waits here.
 async fn turn_away(mut stream: TcpStream, advice: &'static str) {
     let line = format!("{advice}\r\n");
     let _ = tokio::time::timeout(Duration::from_millis(10), stream.write_all(line.as_bytes())).await;
@@ -130,7 +133,8 @@ async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, ends: Ends)
     let seat = Arc::new(seat);
     let connection = Connection::new(Arc::clone(seat.shared()), &seat, login, ends);
     let served = async { russh::server::run_stream(config, stream, connection).await?.await };
-    // The session is a task of the library's that nobody can end: should it hang, the seat comes back all the same.
+    // The library runs the session in a task that cannot be cancelled. If it hangs, the slot is
+    // returned all the same.
     tokio::select! {
         biased;
         ended = served => {
@@ -146,7 +150,8 @@ fn build_config(key: PrivateKey, idle: Duration) -> Config {
     Config {
         server_id: SshId::Standard("SSH-2.0-yoke".into()),
         methods: MethodSet::from(&[MethodKind::PublicKey, MethodKind::KeyboardInteractive][..]),
-        // Which keys are known is no secret that time could tell: the protocol tells it by itself.
+        // A constant rejection time would hide nothing: the protocol itself tells a client whether
+        // its key is known.
         auth_rejection_time: Duration::from_millis(50),
         auth_rejection_time_initial: Some(Duration::ZERO),
         keys: vec![key],

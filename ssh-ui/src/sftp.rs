@@ -1,4 +1,5 @@
-//! Files for `scp` and `sftp`: a folder with the kubeconfig of each Cluster, `NAME.kubeconfig`, to be read and no more.
+//! Read-only files for `scp` and `sftp`: one directory with the kubeconfig of each Cluster,
+//! `NAME.kubeconfig`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,14 +23,15 @@ use crate::tenant::TenantHost;
 
 const SUFFIX: &str = ".kubeconfig";
 const ROOT: &str = "/";
-/// Files and listings that may be open at a time.
+/// Maximum number of open files and directories.
 const HANDLES_MAX: usize = 16;
-/// What is read at once at most.
+/// Maximum number of bytes in one read.
 const READ_MAX: usize = 64 * 1024;
-/// Bytes of the longest request, which any server must take (draft-ietf-secsh-filexfer-02, 3).
+/// Maximum length of a request in bytes, which every server must accept
+/// (draft-ietf-secsh-filexfer-02, 3).
 const REQUEST_MAX: u32 = 34_000;
 
-/// One client's view of the files.
+/// One client's SFTP session.
 pub struct Files {
     shared: Arc<Shared>,
     identity: Identity,
@@ -39,14 +41,14 @@ pub struct Files {
     next: u64,
 }
 
-/// What a handle stands for.
+/// The object behind a handle.
 enum Open {
     File(Vec<u8>),
-    /// What is yet to be listed.
+    /// Entries that are not listed yet.
     Folder(Vec<File>),
 }
 
-/// What a path names.
+/// The object at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Folder,
@@ -55,7 +57,7 @@ enum Place {
 }
 
 impl Files {
-    /// The files of the Tenant that `host` is the view of.
+    /// Creates a session for the Tenant of `host`.
     pub fn new(shared: Arc<Shared>, identity: Identity, source: IpAddr, host: TenantHost) -> Self {
         Self {
             shared,
@@ -67,8 +69,8 @@ impl Files {
         }
     }
 
-    /// Answers a client until it has no more to ask for, says what is no request, or takes no answers. Not the library's
-    /// loop, whose task nobody could end.
+    /// Answers requests until the client sends no more, sends an invalid request, or stops reading.
+    /// The library's own loop is not used, because its task cannot be cancelled.
     pub async fn serve(mut self, mut requests: impl AsyncRead + Unpin, console: Console) {
         while let Some(request) = next_request(&mut requests).await {
             let answer = self.answer(request).await;
@@ -86,7 +88,7 @@ impl Files {
     async fn answer(&mut self, request: Packet) -> Packet {
         let id = request.get_request_id();
         let answer: Result<Packet, StatusReply> = match request {
-            // Version 3 is the one that all clients speak.
+            // All clients support version 3.
             Packet::Init(_) => Ok(Version::new().into()),
             Packet::RealPath(it) => {
                 let files = vec![File::dummy(to_absolute(&it.path))];
@@ -125,7 +127,8 @@ impl Files {
             .collect())
     }
 
-    /// Does something, if it may be done now, and writes it into the log.
+    /// Checks that the client may execute a command now, executes it, and writes it to the audit
+    /// log.
     async fn note<T>(
         &self,
         command: &'static str,
@@ -234,7 +237,7 @@ impl Files {
     }
 }
 
-/// The next request of a client; none if there are no more, or what comes is none.
+/// Reads the next request; `None` at the end of the input or for an invalid request.
 async fn next_request(requests: &mut (impl AsyncRead + Unpin)) -> Option<Packet> {
     let length = requests.read_u32().await.ok()?;
     if length > REQUEST_MAX {
@@ -249,7 +252,7 @@ fn read_only() -> StatusReply {
     StatusCode::PermissionDenied.with_message("files can only be read here")
 }
 
-/// The path from the root, without what goes around.
+/// Returns the normalized absolute path.
 fn to_absolute(path: &str) -> String {
     let mut parts = Vec::new();
     for part in path.split('/') {
@@ -284,7 +287,8 @@ fn to_reply(error: &Error) -> StatusReply {
     code.with_message(error.to_string())
 }
 
-/// Of a file that its owner alone may read, which is what the copy gets too.
+/// Returns the attributes of a file that only its owner can read; clients use the mode for the
+/// copy.
 fn file_attributes(size: Option<usize>) -> FileAttributes {
     FileAttributes {
         size: size.map(|size| size as u64),

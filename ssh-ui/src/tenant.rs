@@ -1,7 +1,9 @@
-//! The host API as one Tenant sees it. An adapter: the one place that makes requests for a Tenant.
+//! The host API with the permissions of one Tenant. An adapter: only this module sends requests for
+//! a Tenant.
 //!
-//! Guarantees: every request is made as the Tenant, by impersonation, in the Tenant's namespace. The host's API server decides
-//! with that name's rights, so a request for anything of another Tenant's is refused there (`docs/adr/0005-ssh-acts-as-the-tenant.md`).
+//! Guarantees: every request impersonates the Tenant and uses the Tenant's namespace. The host's
+//! API server checks the Tenant's own permissions, so it refuses a request for another Tenant's
+//! objects (`docs/adr/0005-ssh-acts-as-the-tenant.md`).
 
 mod join;
 mod nodes;
@@ -34,18 +36,19 @@ use crate::feed::Feed;
 
 const FIELD_MANAGER: &str = "yoke-ssh-ui";
 const IMPERSONATE: &str = "impersonate-user";
-/// How long one request may take.
+/// Timeout of one request.
 pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(15);
-/// How long a refusal that may pass by itself is waited through.
+/// How long a refusal is tolerated that may disappear by itself.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often a message is told again, so that no connection seems idle on which somebody waits.
+/// Interval at which a progress message is repeated, so that a connection with a waiting command
+/// never looks idle.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// Lines for the person while a command goes on; whoever fills it waits when it is full.
+/// Progress lines of a command for the user; the sender waits while the queue is full.
 pub type Progress = mpsc::Sender<String>;
 
-/// A Tenant's view of the host.
+/// A client of the host API that impersonates one Tenant.
 #[derive(Clone)]
 pub struct TenantHost {
     tenant: String,
@@ -55,23 +58,23 @@ pub struct TenantHost {
     events: Api<Lenient<Event>>,
 }
 
-/// What is waited for.
+/// The state to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// It is as its spec asks: it runs, or it sleeps.
+    /// The desired state of the spec: running or asleep.
     AsAsked,
-    /// It is not there any more.
+    /// The object is deleted.
     Gone,
 }
 
 impl TenantHost {
-    /// The view of the Tenant of this name, over the connections of `host`.
+    /// Creates the client for a Tenant; it uses the connections of `host`.
     pub fn of(host: &Client, tenant: &str) -> Result<Self, Error> {
         let user = format!("system:serviceaccount:{tenant}:{SSH_SERVICE_ACCOUNT}");
         let user = HeaderValue::try_from(user).map_err(|_| Error::TenantName(tenant.to_owned()))?;
         let host = host.clone();
         let service = service_fn(move |mut request: http::Request<Body>| {
-            // In place of any other, whoever set it.
+            // Replaces a header that another layer may have set.
             request.headers_mut().insert(IMPERSONATE, user.clone());
             let host = host.clone();
             async move { host.send(request).await }
@@ -86,30 +89,30 @@ impl TenantHost {
         })
     }
 
-    /// All Clusters.
+    /// Lists all Clusters.
     pub async fn list(&self) -> Result<Vec<Cluster>, Error> {
         let list = ask("listing your Clusters", self.clusters.list(&ListParams::default())).await?;
-        // One that cannot be read is left out.
+        // A Cluster that cannot be parsed is skipped.
         Ok(list.items.into_iter().filter_map(|item| item.0.ok()).collect())
     }
 
-    /// All Clusters, and how they change.
+    /// Lists all Clusters and watches their changes.
     pub fn follow_clusters(&self) -> Feed<Cluster> {
         Feed::new(self.clusters.clone(), "watching your Clusters")
     }
 
-    /// What happens to them.
+    /// Lists all events and watches their changes.
     pub fn follow_events(&self) -> Feed<Event> {
         Feed::new(self.events.clone(), "watching events")
     }
 
-    /// The Cluster of this name.
+    /// Returns the Cluster of this name.
     pub async fn get(&self, name: &str) -> Result<Cluster, Error> {
         let cluster = async { self.clusters.get(name).await?.into_object() };
         ask(&format!("getting Cluster {name}"), cluster).await
     }
 
-    /// Makes a Cluster.
+    /// Creates a Cluster.
     pub async fn create(&self, cluster: &Cluster) -> Result<Cluster, Error> {
         let name = cluster.metadata.name.as_deref().unwrap_or_default();
         let parameters = PostParams {
@@ -121,9 +124,9 @@ impl TenantHost {
         ask(&format!("creating Cluster {name}"), created).await
     }
 
-    /// Asks for a Cluster to run or to sleep.
+    /// Sets the desired state of a Cluster: running or asleep.
     pub async fn set_state(&self, name: &str, state: DesiredState) -> Result<Cluster, Error> {
-        // To wake also ends a sleep that another way of asking has begun.
+        // Waking also ends a sleep that the annotation, inactivity or a schedule has started.
         let word = match state {
             DesiredState::Running => Some(labels::SLEEP_END),
             DesiredState::Asleep => None,
@@ -145,7 +148,7 @@ impl TenantHost {
         ask(&doing, self.clusters.delete(name, &parameters)).await.map(|_| ())
     }
 
-    /// A Cluster's kubeconfig.
+    /// Returns the kubeconfig of a Cluster.
     pub async fn kubeconfig(&self, name: &str) -> Result<String, Error> {
         self.kubeconfig_of(name, &self.get(name).await?).await
     }
@@ -163,8 +166,9 @@ impl TenantHost {
             .ok_or_else(|| Error::SecretWrong(name.to_owned()))
     }
 
-    /// Waits until a Cluster is so, at most as long as `limit` and as somebody listens to `progress`. What it waits for goes
-    /// there: each new message, and the last one again every minute. The Cluster is as it was seen then, if it is there.
+    /// Waits until a Cluster reaches the wanted state, at most for `limit` and while `progress` has
+    /// a receiver. Sends each new message to `progress`, and repeats the last one every minute.
+    /// Returns the Cluster as last seen, if it exists.
     pub async fn wait(
         &self,
         name: &str,
@@ -180,7 +184,7 @@ impl TenantHost {
         let mut refused: Option<(Error, Instant)> = None;
         let tell = async |message: &str| {
             let seconds = begun.elapsed().as_secs();
-            // An error means that nobody listens, which ends the loop.
+            // An error means that the receiver is gone, which ends the loop.
             let _ = progress.send(format!("{seconds:>4}s  {message}\n")).await;
         };
         loop {
@@ -246,7 +250,8 @@ fn ran_out(name: &str, wanted: Wanted, limit: Duration, last: Option<String>) ->
     }
 }
 
-/// What to tell of a watch that failed, if it can come back; nothing if it broke as watches do.
+/// Returns the message for a failed watch that may recover. `None` if a running watch ended, which
+/// is normal.
 fn may_come_back(name: &str, error: watcher::Error) -> Result<Option<String>, Error> {
     let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
         return Ok(None);

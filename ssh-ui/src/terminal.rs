@@ -1,6 +1,8 @@
-//! Cells → bytes for a terminal at the other end of a channel. Pure: bytes are collected, and taken by whoever sends them.
+//! Translates cells into bytes for a remote terminal. Pure: the bytes are collected, and the caller
+//! sends them.
 //!
-//! What terminals since the VT100 obey, and nothing else: cursor, clear, bold, reversed, eight colours, the alternate screen.
+//! Only sequences that terminals support since the VT100 are used, besides eight colors and the
+//! alternate screen: cursor, clear, bold and reverse.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -11,16 +13,16 @@ use ratatui::layout::{Position, Size};
 use ratatui::style::{Color, Modifier};
 use ratatui::text::Span;
 
-/// Enters the alternate screen, so that what was there comes back.
+/// Enters the alternate screen, so that the earlier content can be restored.
 pub const ENTER: &str = "\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l";
-/// Leaves everything as it was found.
+/// Restores the terminal.
 pub const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
-/// Columns and rows that are drawn at most: a client may claim any, and each cell of a session is kept twice.
+/// Maximum columns and rows. A client may claim any size, and a session stores each cell twice.
 const SIZE_MAX: (u32, u32) = (250, 80);
-/// Characters of a client's word that are looked at.
+/// Maximum length of a value from the client's environment, in characters.
 const WORD_MAX: usize = 64;
 
-/// What a client says of its terminal.
+/// The client's description of its terminal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
     term: String,
@@ -28,16 +30,16 @@ pub struct Profile {
     no_colour: bool,
 }
 
-/// How a terminal is written to.
+/// Capabilities of a terminal that the output uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// With colours. Nothing is said by colour alone.
+    /// Colors. No information is expressed by color alone.
     pub colour: bool,
-    /// With more than ASCII.
+    /// Characters beyond ASCII.
     pub unicode: bool,
 }
 
-/// A terminal that writes into memory.
+/// A ratatui backend that writes into memory.
 #[derive(Clone, Debug)]
 pub struct Terminal {
     size: Size,
@@ -47,12 +49,12 @@ pub struct Terminal {
 }
 
 impl Profile {
-    /// The terminal has this name (`TERM`).
+    /// Sets the name of the terminal (`TERM`).
     pub fn set_term(&mut self, term: &str) {
         self.term = term.chars().take(WORD_MAX).collect();
     }
 
-    /// The client has this in its environment. Of what means nothing here nothing is kept.
+    /// Sets a variable of the client's environment. Unknown variables are ignored.
     pub fn set_variable(&mut self, name: &str, value: &str) {
         let value = Some(value.chars().take(WORD_MAX).collect::<String>()).filter(|value| !value.is_empty());
         match name {
@@ -64,12 +66,14 @@ impl Profile {
         }
     }
 
-    /// Whether a screen can be drawn there. What has no name, or says that it is dumb, may not know what a cursor is.
+    /// Returns whether the terminal can show a screen. One without a name, or a dumb one, may not
+    /// support cursor movement.
     pub fn has_screen(&self) -> bool {
         !matches!(self.term.as_str(), "" | "dumb" | "unknown" | "network" | "emacs")
     }
 
-    /// How to write to it. A client that says nothing of its characters has UTF-8, as they all do since.
+    /// Returns the capabilities. Without a locale the terminal is assumed to use UTF-8, as all
+    /// current ones do.
     pub fn to_look(&self) -> Look {
         let locale = self.locale.iter().flatten().next().map(|locale| locale.to_lowercase());
         let is_plain = self.term.starts_with("vt") || self.term.ends_with("-m") || self.term.ends_with("-mono");
@@ -80,7 +84,7 @@ impl Profile {
     }
 }
 
-/// The size that a client says its terminal has; 80x24 in place of none.
+/// Returns the size that a client reports, within limits; 80x24 if it reports none.
 pub fn to_size(columns: u32, rows: u32) -> Size {
     let within = |said: u32, usual: u16, most: u32| match said {
         0 => usual,
@@ -90,7 +94,7 @@ pub fn to_size(columns: u32, rows: u32) -> Size {
 }
 
 impl Terminal {
-    /// A terminal of this size.
+    /// Creates a terminal of this size.
     pub fn new(size: Size, look: Look) -> Self {
         Self {
             size,
@@ -100,18 +104,18 @@ impl Terminal {
         }
     }
 
-    /// What was written since the last time.
+    /// Returns the output since the last call.
     pub fn take(&mut self) -> String {
         std::mem::take(&mut self.output)
     }
 
-    /// It has another size now.
+    /// Sets the size.
     pub fn resize(&mut self, size: Size) {
         self.size = size;
     }
 
     fn write(&mut self, sequence: std::fmt::Arguments<'_>) {
-        // A string takes all that is written.
+        // Writing to a string never fails.
         let _ = self.output.write_fmt(sequence);
     }
 
@@ -142,7 +146,7 @@ impl Terminal {
             "…" => "~",
             "↑" => "^",
             "↓" => "v",
-            // As wide as what it stands for.
+            // Use a replacement of the same width.
             other if Span::raw(other).width() > 1 => "? ",
             _ => "?",
         };
@@ -172,7 +176,8 @@ impl Backend for Terminal {
         let mut next = None;
         for (x, y, cell) in content {
             let symbol = cell.symbol();
-            // How wide a terminal draws what is not ASCII is its own affair: after that, the place is said again.
+            // The width of a character beyond ASCII depends on the terminal, so the position is set
+            // again after it.
             if next != Some((x, y)) {
                 self.write(format_args!("\x1b[{};{}H", y + 1, x + 1));
             }

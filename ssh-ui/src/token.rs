@@ -1,13 +1,16 @@
-//! What somebody signed with their SSH key for a program to show in their place. Pure: time comes in as an argument.
+//! API tokens, which a user signs with an SSH key for a program. Pure: time is an argument.
 //!
 //! ```text
 //!  yoke-api1.<base64 of the claims>.<base64 of the signature, as `ssh-keygen -Y sign` makes it>
 //!            {"tenant": "acme", "commands": ["clusters"], "exp": 1767225600}
 //! ```
 //!
-//! Guarantees: a token is good for this host alone (its name is in the signature's namespace), for the Tenant and the commands that
-//! it names and until it says; whose its key is, the directory says with each use. Nothing of it is believed before its signature
-//! is verified.
+//! Guarantees:
+//! - A token is valid only for this host, because the signature's namespace contains the host's
+//!   name.
+//! - A token is valid only for the Tenant and the commands that it lists, and until it expires.
+//! - The owner of the key is looked up in the directory at each use.
+//! - The claims are not used before the signature is verified.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,121 +26,121 @@ use serde::Deserialize;
 use crate::command;
 use crate::directory::fingerprint;
 
-/// What a token begins with: its form, should there be another one.
+/// Prefix of a token; it identifies the format's version.
 const PREFIX: &str = "yoke-api1.";
-/// Characters of the longest token that is read. Claims and a signature have some hundreds.
+/// Maximum length of a token, in characters. Claims and a signature need some hundred.
 const TOKEN_MAX: usize = 8192;
-/// The flag of a security key by which it says that it was touched (PROTOCOL.u2f of OpenSSH).
+/// Flag in the signature of a security key: the user touched the key (PROTOCOL.u2f of OpenSSH).
 const TOUCHED: u8 = 1;
-/// What such a key adds to its signature: flags, and a counter of four bytes.
+/// Bytes that a security key adds to its signature: flags, and a counter of four bytes.
 const TRAILER: usize = 5;
-/// Bytes of a digest by which logs tell tokens apart.
+/// Length in bytes of the digest that identifies a token in logs.
 const DIGEST: usize = 8;
 
-/// A token is of no use here.
+/// Reason why a token is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// There is none.
+    /// The request has no token, or several.
     #[error("a token is missing")]
     Missing,
-    /// It is something else, too long, or not whole.
+    /// The text is not a token, is too long, or is incomplete.
     #[error("this is no token: it is `{PREFIX}`, the claims in base64, a dot, and their signature in base64")]
     Form,
-    /// The signature is none.
+    /// The signature cannot be decoded.
     #[error("reading the signature of the token")]
     Unreadable(#[source] ssh_key::Error),
-    /// It was signed for something else.
+    /// The signature has the namespace of another host or purpose.
     #[error("the token is not for this host: its signature must have the namespace {0}")]
     Namespace(String),
-    /// Nobody has the key.
+    /// No Tenant has the key.
     #[error("no Tenant of this host has the key {0}, by which the token is signed")]
     UnknownKey(String),
-    /// The signature is not of what is claimed.
+    /// The signature does not match the claims.
     #[error("the signature of the token is wrong")]
     Signature(#[source] ssh_key::Error),
-    /// The security key did not say that somebody touched it.
+    /// The security key was not touched for the signature.
     #[error("the token was signed without a touch of the security key")]
     Untouched,
-    /// What is claimed cannot be read.
+    /// The claims cannot be parsed.
     #[error("the claims of the token are wrong")]
     Claims(#[source] serde_json::Error),
-    /// It allows what there is not.
+    /// The claims list an unknown command.
     #[error("the token names {0:?}, which is no command")]
     Command(String),
-    /// The key is another Tenant's by now.
+    /// The key belongs to another Tenant now.
     #[error("the token is for another Tenant than the one that has its key")]
     Tenant,
-    /// Its time is over.
+    /// The token has expired.
     #[error("the token has expired")]
     Expired,
-    /// Its time is too long.
+    /// The token expires too late.
     #[error("the token holds for too long: at most {} hours from now", .0.as_secs() / 3600)]
     Lasting(Duration),
 }
 
-/// What tokens must be for this host.
+/// Requirements for the tokens of this host.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// Name of this host.
     pub host: String,
-    /// How long one may hold from now.
+    /// Longest time until a token may expire, from now.
     pub longest: Duration,
 }
 
-/// A token that was read, and is not believed.
+/// A parsed token that is not verified yet.
 #[derive(Debug)]
 pub struct Token {
     claims: Vec<u8>,
     signature: SshSig,
 }
 
-/// What a token that is believed lets do.
+/// The permissions of a verified token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit {
     commands: BTreeSet<String>,
     mark: Mark,
 }
 
-/// What logs tell a token by, which is not the token.
+/// Identifies a token in logs without containing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The beginning of the SHA-256 of its claims, in hex.
+    /// The first bytes of the SHA-256 of its claims, in hex.
     pub digest: String,
-    /// Until when it holds, in seconds since 1970.
+    /// Expiration time in seconds since 1970.
     pub expires: i64,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Claims {
-    /// A key that is given to another Tenant takes no tokens along.
+    /// The Tenant. If the key moves to another Tenant, the token becomes invalid.
     tenant: String,
     commands: BTreeSet<String>,
-    /// Seconds since 1970, as in a JWT.
+    /// Expiration time in seconds since 1970, as in a JWT.
     exp: i64,
 }
 
 impl Rules {
-    /// The namespace of signatures.
+    /// Returns the namespace that signatures must have.
     pub fn namespace(&self) -> String {
         format!("yoke@{}", self.host)
     }
 }
 
 impl Permit {
-    /// Whether a command may be given.
+    /// Returns whether the token permits a command.
     pub fn allows(&self, command: &str) -> bool {
         self.commands.contains(command)
     }
 
-    /// The token that it is of.
+    /// Returns the mark of the token, for logs.
     pub fn mark(&self) -> &Mark {
         &self.mark
     }
 }
 
 impl TokenError {
-    /// A word for logs and metrics.
+    /// Returns the reason as a label for logs and metrics.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -154,7 +157,7 @@ impl TokenError {
 }
 
 impl Token {
-    /// Reads a token, which may be anything.
+    /// Parses a token from untrusted text.
     pub fn parse(text: &str) -> Result<Self, TokenError> {
         let body = text.strip_prefix(PREFIX).filter(|_| text.len() <= TOKEN_MAX);
         let (claims, signature) = body.and_then(|body| body.split_once('.')).ok_or(TokenError::Form)?;
@@ -168,12 +171,12 @@ impl Token {
         Ok(Self { claims, signature })
     }
 
-    /// The fingerprint of the key that it says it is signed by.
+    /// Returns the fingerprint of the key that the token claims as its signer.
     pub fn fingerprint(&self) -> String {
         fingerprint(&self.key())
     }
 
-    /// What it lets a Tenant do at `now` who has the key, if it is what it says.
+    /// Verifies the token for the Tenant that owns its key, at `now`. Returns its permissions.
     pub fn verify(&self, rules: &Rules, tenant: &str, now: Timestamp) -> Result<Permit, TokenError> {
         let namespace = rules.namespace();
         if self.signature.namespace() != namespace {
@@ -212,7 +215,8 @@ impl Token {
         PublicKey::from(self.signature.public_key().clone())
     }
 
-    /// Whether somebody touched the security key, if it is one. The library verifies what the key says, and not that it says this.
+    /// Returns whether the user touched the security key; true for other keys. The library verifies
+    /// the signature, but not this flag.
     fn is_touched(&self) -> bool {
         match self.signature.public_key().algorithm() {
             Algorithm::SkEd25519 | Algorithm::SkEcdsaSha2NistP256 => {

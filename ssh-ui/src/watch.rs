@@ -1,8 +1,9 @@
-//! The Tenants of the host → the [`Directory`]. An adapter.
+//! Watches the Tenants of the host and keeps the [`Directory`] up to date. An adapter.
 //!
-//! A list takes the place of what was known once all of it has come: of half a list a key may seem to be another Tenant's. So
-//! Tenants that went while a watch was lost are forgotten too. While the host API is away, what was seen last holds; nothing can
-//! be done for anybody then anyway. So it does for a Tenant that cannot be read any more, which keeps nobody else out.
+//! A list replaces the directory only when it is complete, because with half a list a key may seem
+//! to belong to another Tenant. A list also removes Tenants that were deleted while the watch was
+//! down. While the host API is unavailable, the last state stays; no command can be executed then
+//! anyway. A Tenant that cannot be parsed keeps its last keys, and does not affect other Tenants.
 
 use std::pin::pin;
 
@@ -18,12 +19,12 @@ use yoke_runtime::{Check, Drain};
 use crate::directory::Directory;
 use crate::metrics::Metrics;
 
-/// The watch of Tenants ended, which it never does by itself.
+/// The watch of Tenants ended, which never happens by itself.
 #[derive(Debug, thiserror::Error)]
 #[error("the watch of Tenants ended")]
 pub struct WatchEnded;
 
-/// Keeps the directory as the host's Tenants are. `listed` is ready once all have been seen.
+/// Keeps the directory up to date. Sets `listed` to ready after the first complete list.
 pub async fn keep_directory(
     client: Client,
     directory: watch::Sender<Directory>,
@@ -50,7 +51,8 @@ pub async fn keep_directory(
     Ok(())
 }
 
-/// Brings the directory up to date, and the list that will take its place. True once a list is complete.
+/// Applies an event to the directory and to the list that will replace it. Returns true once a list
+/// is complete.
 fn follow(event: watcher::Event<Lenient<Tenant>>, list: &mut Directory, directory: &watch::Sender<Directory>) -> bool {
     match event {
         watcher::Event::Init => *list = Directory::default(),

@@ -1,4 +1,4 @@
-//! What is answered over HTTP: the command's own JSON, with its exit code. Pure.
+//! Builds the HTTP responses: the command's own JSON, with its exit code in a header. Pure.
 
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -13,30 +13,30 @@ use crate::gate;
 use crate::greeting::name_owner;
 use crate::token::{Rules, TokenError};
 
-/// The exit code that the command has over SSH.
+/// Header with the exit code that the command would have over SSH.
 const EXIT_CODE: HeaderName = HeaderName::from_static("yoke-exit-code");
-/// Seconds after which what comes too fast may come again.
+/// `Retry-After` in seconds for a rate-limited client.
 const PAUSE: HeaderValue = HeaderValue::from_static("5");
 
-/// A request that no command comes of.
+/// Reason why a request does not reach a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// There is nothing there.
+    /// The path does not exist.
     #[error("there is nothing here: lines are sent to /exec")]
     Path,
-    /// It is asked for wrongly.
+    /// The method is not allowed.
     #[error("lines are sent with POST")]
     Method,
-    /// The token is no good.
+    /// The token is refused.
     #[error(transparent)]
     Token(TokenError),
-    /// The line is too long.
+    /// The command line is too long.
     #[error("a line has at most {LINE_MAX} bytes")]
     Long,
-    /// It did not come.
+    /// The body was not received in time.
     #[error("the line did not come in time")]
     Incomplete,
-    /// The Tenant has as much open as it may.
+    /// The Tenant has reached its limit of connections.
     #[error("{}", gate::Refusal::TenantFull.advice())]
     TenantFull,
 }
@@ -64,7 +64,7 @@ impl Refusal {
         }
     }
 
-    /// What to do, for somebody who asks at this host.
+    /// Returns what the client can do about it.
     fn hint(&self, rules: &Rules, contact: Option<&str>) -> Option<String> {
         match self {
             Self::Token(TokenError::UnknownKey(_)) => Some(format!(
@@ -80,7 +80,7 @@ impl Refusal {
     }
 }
 
-/// The answer to a command.
+/// Builds the response to a command.
 pub fn build_answer(result: Result<String, Error>) -> Response<Full<Bytes>> {
     match result {
         Ok(text) => build(StatusCode::OK, Some(0), text),
@@ -88,7 +88,7 @@ pub fn build_answer(result: Result<String, Error>) -> Response<Full<Bytes>> {
     }
 }
 
-/// The answer to what is no command.
+/// Builds the response to a request that does not reach a command.
 pub fn build_refusal(refusal: &Refusal, rules: &Rules, contact: Option<&str>) -> Response<Full<Bytes>> {
     let hint = refusal.hint(rules, contact);
     let text = json!({"error": with_causes(refusal), "reason": refusal.as_str(), "hint": hint});
@@ -100,7 +100,7 @@ fn build(status: StatusCode, code: Option<u32>, text: String) -> Response<Full<B
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    // Kubeconfigs are among them.
+    // The answer may contain a kubeconfig.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(code) = code {
         headers.insert(EXIT_CODE, HeaderValue::from(code));
@@ -133,7 +133,7 @@ fn to_status(error: &Error) -> StatusCode {
         | Error::Draining
         | Error::Left(_)
         | Error::JoinTimeout { .. } => StatusCode::SERVICE_UNAVAILABLE,
-        // What was asked for has happened: it is not to be sent again.
+        // The command has taken effect, so the client must not repeat the request.
         Error::Timeout { .. } | Error::WaitTimeout { .. } | Error::Unawaited(_) => StatusCode::GATEWAY_TIMEOUT,
         error if error.exit_code() == 2 => StatusCode::BAD_REQUEST,
         _ => StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,4 +1,4 @@
-//! The Clusters on the screen: what is kept of each, and which one is chosen. Pure.
+//! The list of Clusters on the screen, and the selected one. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use yoke_view::render::find;
 
 use super::clip;
 
-/// Clusters that are kept. More are for `ssh HOST clusters`.
+/// Maximum number of stored Clusters; `ssh HOST clusters` shows more.
 const ROWS: usize = 500;
 
-/// What is shown of a Cluster.
+/// The shown fields of a Cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) state: DesiredState,
@@ -33,28 +33,29 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// What its hours awake cost, if the host's owner says what one does.
+    /// Returns the cost of the hours awake, if the host has a price.
     pub(super) fn cost(&self, now: Timestamp) -> Option<String> {
         let cost = self.usage.as_ref()?.cost(now)?;
         Some(cost.to_string())
     }
 }
 
-/// The list, by name.
+/// The Clusters, sorted by name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clusters {
     kept: Kept,
-    /// A list that is being read and will take the place of what is known.
+    /// A list that is being received and will replace the rows.
     fresh: Kept,
     chosen: Option<String>,
-    /// Chosen as soon as it is there.
+    /// Name of a Cluster that is selected as soon as it appears.
     awaited: Option<String>,
     pub(super) is_listed: bool,
-    /// There may be room for one that was left out, or none is left out any more: only a fresh list tells.
+    /// After a deletion a row may be free for a Cluster that did not fit before; only a new list
+    /// can tell.
     pub(super) is_short: bool,
 }
 
-/// As many as are kept.
+/// Rows up to the maximum, and whether some did not fit.
 #[derive(Clone, Debug, Default)]
 struct Kept {
     rows: BTreeMap<String, Row>,
@@ -62,7 +63,7 @@ struct Kept {
 }
 
 impl Clusters {
-    /// Follows a watch.
+    /// Applies an event of the watch.
     pub(super) fn follow(&mut self, event: Event<Cluster>) {
         match event {
             Event::Init => {
@@ -90,7 +91,7 @@ impl Clusters {
         }
     }
 
-    /// The rows in order.
+    /// Returns the rows, sorted by name.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&str, &Row)> {
         self.kept.rows.iter().map(|(name, row)| (name.as_str(), row))
     }
@@ -99,7 +100,7 @@ impl Clusters {
         self.kept.rows.len()
     }
 
-    /// Whether there are more than are kept.
+    /// Returns whether there are Clusters that are not stored.
     pub(super) fn has_more(&self) -> bool {
         self.kept.has_more
     }
@@ -108,13 +109,13 @@ impl Clusters {
         self.kept.rows.get(name)
     }
 
-    /// The Cluster that is chosen.
+    /// Returns the selected Cluster.
     pub(super) fn chosen(&self) -> Option<(&str, &Row)> {
         let (name, row) = self.kept.rows.get_key_value(self.chosen.as_deref()?)?;
         Some((name, row))
     }
 
-    /// Which row is chosen.
+    /// Returns the index of the selected row.
     pub(super) fn place(&self) -> usize {
         let chosen = self.chosen.as_deref();
         self.kept
@@ -124,7 +125,8 @@ impl Clusters {
             .unwrap_or(0)
     }
 
-    /// Chooses a row, or the last; whatever was awaited does not take its place any more.
+    /// Selects a row, or the last one if there are fewer. An expected Cluster is no longer selected
+    /// when it appears.
     pub(super) fn choose(&mut self, place: usize) {
         self.awaited = None;
         self.pick(place);
@@ -135,13 +137,14 @@ impl Clusters {
         self.chosen = self.kept.rows.keys().nth(place.min(last)).cloned();
     }
 
-    /// Chooses a Cluster as soon as it is there.
+    /// Selects a Cluster as soon as it appears.
     pub(super) fn expect(&mut self, name: &str) {
         self.awaited = Some(name.to_owned());
         self.keep_choice(self.place());
     }
 
-    /// The one that was chosen stays so, wherever it is now; of one that is gone the neighbour is chosen.
+    /// Keeps the selected Cluster wherever it has moved. If it is gone, selects the row at its
+    /// place.
     fn keep_choice(&mut self, place: usize) {
         if let Some(name) = self.awaited.take_if(|name| self.kept.rows.contains_key(name)) {
             self.chosen = Some(name);
@@ -169,7 +172,8 @@ fn to_row(cluster: &Cluster) -> Row {
     let endpoint = status.and_then(|status| status.endpoint.as_ref());
     Row {
         state: match status.and_then(|status| status.phase) {
-            // It may sleep though it is asked to run: see the annotation `yoke.drzzl.io/sleep`.
+            // The Cluster may be asleep although its spec says `Running`: see the annotation
+            // `yoke.drzzl.io/sleep`.
             Some(Phase::Asleep) => DesiredState::Asleep,
             _ => cluster.spec.state,
         },

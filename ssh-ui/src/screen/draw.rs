@@ -1,4 +1,4 @@
-//! The state as cells, at any size. What is said by a colour is said by a word, too.
+//! Draws the state as cells, at any size. Every color repeats what a word says.
 
 mod dialogue;
 
@@ -15,9 +15,9 @@ use super::clusters::Row;
 use super::events;
 use super::{Mode, Screen, is_join};
 
-/// Below this, nothing can be shown.
+/// Smallest size at which the interface is drawn: columns and rows.
 const SMALLEST: (u16, u16) = (20, 5);
-/// Heights from which there is room for the message of the chosen Cluster, and for events.
+/// Minimum heights for the message of the selected Cluster, and for events.
 const ROOM_FOR_MESSAGE: u16 = 8;
 const ROOM_FOR_EVENTS: u16 = 16;
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -25,7 +25,7 @@ const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 const NONE: &str = "-";
 const COST: &str = "COST";
 
-/// A column of the list: its head, the width of a screen that has room for it, and what it shows.
+/// A column of the list: its header, the screen width from which it is shown, and its value.
 type Column = (&'static str, u16, fn(&str, &Row, Timestamp) -> Span<'static>);
 
 const COLUMNS: [Column; 7] = [
@@ -135,7 +135,7 @@ fn draw_table(screen: &Screen, frame: &mut Frame<'_>, area: Rect, now: Timestamp
         let widest = cells.iter().map(|row| row[at].width()).max().unwrap_or_default();
         let wide = u16::try_from(widest.max(head.len())).unwrap_or(u16::MAX);
         match at {
-            // The rest of a long name is below.
+            // The section below the list shows the complete name.
             0 => Constraint::Length(wide.min(area.width / 3)),
             _ if *head == "ENDPOINT" => Constraint::Fill(1),
             _ => Constraint::Length(wide),
@@ -250,7 +250,7 @@ fn draw_note(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
     frame.render_widget(Paragraph::new(note), area);
 }
 
-/// What keys do, as many as there is room for; how to leave always.
+/// Returns the keys and their actions, as many as fit. The key to leave is always shown.
 fn build_foot(screen: &Screen, width: u16) -> Line<'static> {
     let sleeps = screen
         .clusters
@@ -286,7 +286,7 @@ fn build_foot(screen: &Screen, width: u16) -> Line<'static> {
     let wide = |keys: &[(&str, &str)]| keys.iter().map(|(key, what)| key.len() + what.len() + 3).sum::<usize>();
     let mut shown: Vec<_> = Vec::new();
     for key in keys {
-        // Nothing needs to follow the last.
+        // The last entry needs no space after it.
         if wide(&shown) + wide(&[*key]) + wide(last) <= usize::from(width) + 1 {
             shown.push(*key);
         }

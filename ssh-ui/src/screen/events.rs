@@ -11,10 +11,10 @@ use yoke_view::render::time_of;
 
 use super::clip;
 
-/// Events that are kept.
+/// Maximum number of stored events.
 const EVENTS: usize = 100;
 
-/// Something that happened to a Cluster.
+/// One event about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     uid: String,
@@ -25,27 +25,27 @@ pub(super) struct Line {
     pub(super) is_warning: bool,
 }
 
-/// The latest first.
+/// The events, the latest first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Events {
     lines: VecDeque<Line>,
 }
 
 impl Events {
-    /// Follows a watch. What was seen stays, though the host forgets it.
+    /// Applies an event of the watch. An event stays after the host has deleted it.
     pub(super) fn follow(&mut self, event: watcher::Event<Event>) {
         if let watcher::Event::InitApply(event) | watcher::Event::Apply(event) = event {
             self.add(to_line(&event));
         }
     }
 
-    /// The lines, the latest first.
+    /// Returns the events, the latest first.
     pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
         self.lines.iter()
     }
 
     fn add(&mut self, line: Line) {
-        // The host counts one up that happens again.
+        // The host increments the count of a repeated event in the same object.
         self.lines.retain(|other| other.uid != line.uid);
         let at = self
             .lines

@@ -1,4 +1,4 @@
-//! What is typed into the interface. Pure.
+//! The forms of the interface. Pure.
 
 use yoke_api::KubernetesVersion;
 use yoke_api::join_token::{LONGEST, SHORTEST};
@@ -7,10 +7,10 @@ use yoke_view::input::{parse_duration, parse_quantity};
 use super::keys::Key;
 use crate::command::parse_new_name;
 
-/// Characters that a field takes: no name is longer.
+/// Maximum length of a field, in characters; no name is longer.
 const FIELD_MAX: usize = 63;
 
-/// Fields, one of which takes what is typed.
+/// Input fields, and the index of the active one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Form {
     fields: Vec<Field>,
@@ -18,38 +18,38 @@ pub struct Form {
     problem: String,
 }
 
-/// One line to be filled.
+/// One input field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// What belongs there.
+    /// Label of the field.
     pub label: &'static str,
-    /// What was typed.
+    /// Text that was typed.
     pub text: String,
 }
 
-/// What a key did.
+/// Result of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pressed {
-    /// It is filled.
+    /// The form is complete.
     Done,
-    /// It is not wanted any more.
+    /// The form is cancelled.
     Back,
-    /// It goes on.
+    /// The form stays open.
     Edited,
 }
 
 impl Form {
-    /// A Cluster to be made. What is left empty is the host's to choose.
+    /// Returns the form of a new Cluster. Empty fields get the host's defaults.
     pub fn create() -> Self {
         Self::of(&["Name", "Version", "Storage"])
     }
 
-    /// Leave to join. What is left empty is as with the command.
+    /// Returns the form of a JoinToken. Empty fields get the defaults of the `join` command.
     pub fn join() -> Self {
         Self::of(&["Uses", "TTL", "Reap after"])
     }
 
-    /// A name to be typed again.
+    /// Returns the form in which a user types a name as confirmation.
     pub fn confirm() -> Self {
         Self::of(&["Name"])
     }
@@ -66,27 +66,27 @@ impl Form {
         }
     }
 
-    /// The fields, and which of them takes what is typed.
+    /// Returns the fields, and the index of the one that receives the input.
     pub fn fields(&self) -> (&[Field], usize) {
         (&self.fields, self.at)
     }
 
-    /// Why what was typed is wrong, if it was said.
+    /// Returns the error in the input, or an empty text.
     pub fn problem(&self) -> &str {
         &self.problem
     }
 
-    /// What is in the first field.
+    /// Returns the text of the first field.
     pub fn first(&self) -> &str {
         self.fields.first().map_or("", |field| &field.text)
     }
 
-    /// Says why what was typed is wrong.
+    /// Shows an error in the input.
     pub fn refuse(&mut self, why: String) {
         self.problem = why;
     }
 
-    /// A key was pressed.
+    /// Handles a key.
     pub fn press(&mut self, key: Key) -> Pressed {
         self.problem.clear();
         let count = self.fields.len();
@@ -104,7 +104,7 @@ impl Form {
         Pressed::Edited
     }
 
-    /// The command line that makes the Cluster, or why there is none.
+    /// Builds the command line that creates the Cluster, or returns the error in the input.
     pub fn to_create(&self) -> Result<String, String> {
         let [name, version, storage] = self.fields.as_slice() else {
             return Err("this form makes no Cluster".to_owned());
@@ -123,7 +123,8 @@ impl Form {
         Ok(line)
     }
 
-    /// The command line that makes a JoinToken for a Cluster, or why there is none.
+    /// Builds the command line that creates a JoinToken for a Cluster, or returns the error in the
+    /// input.
     pub fn to_join(&self, name: &str) -> Result<String, String> {
         let [uses, ttl, reap_after] = self.fields.as_slice() else {
             return Err("this form makes no JoinToken".to_owned());
@@ -143,7 +144,7 @@ impl Form {
     }
 }
 
-/// A time as a JoinToken takes it.
+/// Checks a time against the range of a JoinToken.
 fn check_time(text: &str) -> Result<&str, String> {
     let is_good = parse_duration(text).is_ok_and(|time| (SHORTEST..=LONGEST).contains(&time));
     match is_good && text.ends_with(['m', 'h']) {
@@ -152,7 +153,7 @@ fn check_time(text: &str) -> Result<&str, String> {
     }
 }
 
-/// Changes a line of text as a key says. Only what a name, a version or a quantity can have is taken.
+/// Edits a line of text. Accepts only characters that occur in names, versions and quantities.
 pub(crate) fn edit(text: &mut String, key: Key) {
     match key {
         Key::Backspace => {

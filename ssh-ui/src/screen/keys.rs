@@ -1,45 +1,46 @@
-//! What a terminal sends → keys. Pure: bytes come as the network cuts them, and when to wait no longer is the caller's to say.
+//! Parses the input of a terminal into keys. Pure: bytes arrive in pieces, and the caller decides
+//! when a sequence has ended.
 
 use termina::event::{Event, KeyCode, KeyEvent, KeyEventKind, Modifiers};
 
-/// Bytes of one key that are waited for. The longest that a terminal sends has some ten; of a paste that never ends, or of an
-/// answer that nobody asked for, no more is kept.
+/// Maximum length of an incomplete key, in bytes. The longest key has about ten. The limit discards
+/// an unterminated paste or an unexpected reply of the terminal.
 const KEY_MAX: usize = 64;
 
-/// A key that means something here.
+/// A key with a function in the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// One row up.
     Up,
     /// One row down.
     Down,
-    /// A screenful up.
+    /// One page up.
     PageUp,
-    /// A screenful down.
+    /// One page down.
     PageDown,
-    /// To the first.
+    /// To the first row.
     Home,
-    /// To the last.
+    /// To the last row.
     End,
-    /// Done, or more of it.
+    /// Confirm, or show details.
     Enter,
     /// Back.
     Escape,
     /// The next field.
     Tab,
-    /// The field before.
+    /// The previous field.
     BackTab,
-    /// Not this character.
+    /// Delete the last character.
     Backspace,
     /// Ctrl-C or Ctrl-D.
     Interrupt,
-    /// Ctrl-L: the screen is drawn anew.
+    /// Ctrl-L: redraw the screen.
     Redraw,
-    /// A character.
+    /// A printable character.
     Char(char),
 }
 
-/// Keys out of bytes.
+/// Parser for the bytes of a terminal.
 #[derive(Debug, Default)]
 pub struct Keys {
     parser: termina::Parser,
@@ -47,8 +48,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// The keys that these bytes complete. An Escape may be the first byte of another key: it is one only after
-    /// [`Keys::give_up`].
+    /// Returns the keys that these bytes complete. An Escape may start a longer sequence; it counts
+    /// as a key only in [`Keys::give_up`].
     pub fn read(&mut self, bytes: &[u8]) -> Vec<Key> {
         let mut keys = Vec::new();
         for byte in bytes {
@@ -65,12 +66,12 @@ impl Keys {
         keys
     }
 
-    /// Whether there may be the beginning of a key.
+    /// Returns whether an incomplete key is pending.
     pub fn is_waiting(&self) -> bool {
         self.pending > 0
     }
 
-    /// Nothing more came: the key that the bytes so far are, if they are one.
+    /// Ends the pending sequence, and returns its key if it is one.
     pub fn give_up(&mut self) -> Option<Key> {
         self.parser.parse(&[], false);
         let key = self.parser.pop().and_then(translate);
@@ -104,7 +105,7 @@ fn translate(event: Event) -> Option<Key> {
         KeyCode::Backspace => Key::Backspace,
         KeyCode::Char('c' | 'd') if with_control => Key::Interrupt,
         KeyCode::Char('l') if with_control => Key::Redraw,
-        // Ctrl-H and Ctrl-J are what some terminals send for Backspace and Enter.
+        // Some terminals send Ctrl-H for Backspace and Ctrl-J for Enter.
         KeyCode::Char('h') if with_control => Key::Backspace,
         KeyCode::Char('j') if with_control => Key::Enter,
         KeyCode::Char(character) if !modifiers.intersects(Modifiers::CONTROL | Modifiers::ALT) => Key::Char(character),
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!((keys.read(b"\x1b"), keys.is_waiting()), (vec![], true));
         assert_eq!(keys.read(b"[A"), [Key::Up]);
         assert_eq!((keys.read(b"\x1b"), keys.give_up()), (vec![], Some(Key::Escape)));
-        // What never ends is forgotten, and keys are keys again.
+        // An unterminated sequence is discarded, and later bytes are keys again.
         assert_eq!((keys.read(b"\x1b]52;c;"), keys.give_up()), (vec![], None));
         assert_eq!(keys.read(b"\x03"), [Key::Interrupt]);
     }

@@ -1,26 +1,27 @@
-//! Answers that are for the person's own shell: printed where the interface was called, as they are to be copied. Pure.
+//! Answers for the user's own shell. They are printed below its earlier output, so that they can be
+//! copied. Pure.
 
 use serde::Deserialize;
 
 const BACK: &str = "\nPress a key to go back, Ctrl-C to leave.\n";
 
-/// What is below the screen while the interface is away.
+/// A page that is shown while the interface is hidden.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Page {
     pub(super) text: String,
-    /// The JoinToken whose line it shows.
+    /// The JoinToken whose join command is shown.
     pub(super) token: Option<Token>,
 }
 
-/// A JoinToken that somebody was told of.
+/// The JoinToken of a join command that the user has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) name: String,
-    /// How it stays if it is not taken back.
+    /// Text for the status line if the user does not revoke it.
     pub(super) kept: String,
 }
 
-/// The answer to `join --json`.
+/// The answer of `join --json`.
 #[derive(Deserialize)]
 struct Invitation {
     name: String,
@@ -28,7 +29,7 @@ struct Invitation {
     expires: Option<String>,
 }
 
-/// An answer as it is.
+/// Builds a page with the unchanged answer.
 pub(super) fn build_plain(answer: &str) -> Page {
     Page {
         text: format!("{answer}{BACK}"),
@@ -36,7 +37,8 @@ pub(super) fn build_plain(answer: &str) -> Page {
     }
 }
 
-/// The line by which a worker joins. Nothing breaks it but the terminal, which knows it for one.
+/// Builds the page of a join command. The command is one line; only the terminal wraps it, and
+/// copies it as one line.
 pub(super) fn build_join(answer: &str) -> Page {
     let Ok(Invitation { name, line, expires }) = serde_json::from_str(answer) else {
         return build_plain(answer);

@@ -1,4 +1,4 @@
-//! Keys and what they do, by table; what is shown is compared in `tests/screens.rs`.
+//! Keys and their effect, by table; `tests/screens` compares what is drawn.
 
 use kube::runtime::watcher::Event as Change;
 use serde_json::json;
@@ -24,7 +24,7 @@ fn asleep(name: &str) -> Cluster {
     cluster
 }
 
-/// Asked to run, and sent to sleep until somebody needs it.
+/// A Cluster whose spec says `Running` and that sleeps until a request wakes it.
 fn dozing(name: &str) -> Cluster {
     let mut cluster = cluster(name);
     cluster.status.get_or_insert_default().phase = Some(Phase::Asleep);
@@ -45,7 +45,8 @@ fn screen(clusters: Vec<Cluster>) -> Screen {
     screen
 }
 
-/// Presses the letters of a word, and `\r`, `\x1b`, `\t`, `↑`, `↓`, `⌫`, `^` (Ctrl-C); says what came of the last.
+/// Presses the letters of a word, and `\r`, `\x1b`, `\t`, `↑`, `↓`, `⌫`, `^` (Ctrl-C); returns the
+/// deed of the last.
 fn press(screen: &mut Screen, keys: &str) -> Option<Deed> {
     let mut last = None;
     for key in keys.chars() {
@@ -168,7 +169,7 @@ fn nodes_are_shown_where_they_were_asked_for() {
         assert_eq!(screen.answer(table, Shown::Nodes), None, "{rule}");
         assert_eq!(screen.mode, expected, "{rule}");
     }
-    // Once more while they are asked for: what is shown stays.
+    // A second request while one is in progress changes nothing on the screen.
     for (keys, expected) in [
         ("nn", Mode::Nodes("a".into(), vec![])),
         ("s\rn", Mode::Status("a".into())),
@@ -189,7 +190,7 @@ fn a_line_is_kept_or_taken_back() {
         assert!(press(&mut screen, "j\r").is_some());
         screen
     };
-    // While it is made: Escape is for that, and leaves nothing.
+    // Escape while it is being created cancels it, and does not leave the screen.
     assert_eq!(press(&mut asked(), "\x1b"), Some(Deed::GiveUp));
     for (rule, key, expected, note) in [
         ("taken back", "x", line("revoke a-x"), ""),
@@ -207,7 +208,7 @@ fn a_line_is_kept_or_taken_back() {
         assert_eq!(press(&mut screen, key), expected, "{rule}");
         assert_eq!(screen.note, note, "{rule}");
     }
-    // Whoever types meanwhile takes nothing back by it.
+    // Keys that a user types for a form must not revoke the token.
     for (rule, keys, back) in [
         ("a name", "c", "\x1b"),
         ("a name to delete", "d", "\x1b"),
@@ -234,7 +235,7 @@ fn a_line_is_kept_or_taken_back() {
     screen.answer(answer, Shown::Join);
     assert_eq!(press(&mut screen, "^"), Some(Deed::Leave));
     assert!(screen.last_page().unwrap().starts_with("yoke-worker join"));
-    // What a later x means is nothing.
+    // After the page is left, `x` does nothing.
     let mut screen = asked();
     screen.answer(answer, Shown::Join);
     assert_eq!(press(&mut screen, "qx"), None);
@@ -246,7 +247,7 @@ fn one_thing_is_done_at_a_time() {
     assert_eq!(press(&mut screen, "s"), line("sleep a"));
     assert_eq!(press(&mut screen, "↓s"), None);
     assert!(screen.note.contains("One thing at a time"));
-    // A form is kept until it can be sent.
+    // A form stays open until it can be sent.
     assert_eq!(press(&mut screen, "cnew\r"), None);
     assert!(matches!(&screen.mode, Mode::Create(form) if form.problem().contains("One thing at a time")));
     press(&mut screen, "\x1b");
@@ -346,13 +347,13 @@ fn no_more_is_kept_than_a_screen_needs() {
 #[test]
 fn one_that_was_left_out_comes_in_when_there_is_room() {
     let all = |numbers: std::ops::Range<u16>| numbers.map(|number| cluster(&format!("c{number:03}"))).collect();
-    // One that is shown goes, or the one that was left out.
+    // Either a shown Cluster is deleted, or the one that was left out.
     for (gone, left) in [("c000", 1..501), ("c500", 0..500)] {
         let mut screen = screen(all(0..501));
         assert!(screen.clusters.get("c500").is_none() && !screen.wants_list());
         screen.follow_clusters(Change::Delete(cluster(gone)));
         assert!(screen.wants_list(), "{gone}");
-        // What is shown stays what it is until the list is complete.
+        // The shown rows stay until the list is complete.
         screen.follow_clusters(Change::Init);
         assert!(screen.clusters.has_more() && !screen.wants_list(), "{gone}");
         listed(&mut screen, all(left));

@@ -1,4 +1,4 @@
-//! Leave for workers to join, as one Tenant asks for it.
+//! Creates and revokes JoinTokens for one Tenant.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -17,35 +17,36 @@ use yoke_view::verdict::{Obstacle, Verdict, find_obstacle, judge_join_token, may
 use super::{FIELD_MANAGER, PATIENCE, Progress, TenantHost, ask};
 use crate::Error;
 
-/// Leave to join, of which somebody is told.
+/// A join command that was created for a user.
 #[derive(Clone, Debug)]
 pub struct Invitation {
-    /// Name of the JoinToken, by which it is revoked.
+    /// Name of the JoinToken, with which it is revoked.
     pub name: String,
-    /// What a worker joins by.
+    /// Data of the join command.
     pub line: JoinLine,
-    /// Until when it holds.
+    /// Time when it expires.
     pub expires: Option<Timestamp>,
 }
 
 type Joined = Result<Invitation, Error>;
 
-/// How long it may take until workers can join.
+/// Timeout until workers can join.
 const LIMIT: Duration = Duration::from_mins(5);
-/// Between two looks whether the Tenant may read it.
+/// Interval between two attempts to read the Secret.
 const PAUSE: Duration = Duration::from_millis(250);
 
 impl TenantHost {
-    /// Makes a JoinToken, and waits until it is ready. Deletes it if it does not become so, or if nobody waits for it any more.
+    /// Creates a JoinToken and waits until it is ready. Deletes it if it does not become ready, or
+    /// if the client disconnects.
     pub async fn join(&self, spec: JoinTokenSpec, progress: &Progress) -> Joined {
         let cluster = spec.cluster_name.clone();
         check(&cluster, &self.get(&cluster).await?)?;
         let (tell, told) = oneshot::channel();
         let (host, progress) = (self.clone(), progress.clone());
-        // Whoever waits may be gone between any two steps, and with the connection all that waits for them. So it is a task of
-        // its own; it ends by itself, since each step has a limit.
+        // The client may disconnect between any two steps, which drops this future. A task of its
+        // own still deletes the JoinToken. It ends by itself, since each step has a timeout.
         tokio::spawn(async move { host.tell_line(spec, &progress, tell).await });
-        // It panicked.
+        // The task panicked.
         told.await.unwrap_or_else(|_| Err(Error::Left(cluster)))
     }
 
@@ -55,7 +56,7 @@ impl TenantHost {
         let name = match self.make_token(spec, &doing).await {
             Ok(name) => name,
             Err(error) => {
-                // Whoever has gone need not know.
+                // The client may have disconnected, then it needs no answer.
                 let _ = tell.send(Err(error));
                 return;
             }
@@ -86,7 +87,7 @@ impl TenantHost {
         }
     }
 
-    /// Deletes a JoinToken: no further worker joins by it.
+    /// Deletes a JoinToken: no further worker can join with it.
     pub async fn revoke(&self, name: &str) -> Result<(), Error> {
         let (doing, parameters) = (format!("revoking JoinToken {name}"), DeleteParams::default());
         ask(&doing, self.join_tokens.delete(name, &parameters))
@@ -110,7 +111,7 @@ impl TenantHost {
         Ok(made.name_any())
     }
 
-    /// Deletes one of which nobody was told, and says whether it is gone.
+    /// Deletes a JoinToken whose join command was not printed. Returns whether it is gone.
     async fn delete_token(&self, name: &str) -> bool {
         match self.revoke(name).await {
             Ok(()) => true,
@@ -123,7 +124,7 @@ impl TenantHost {
         }
     }
 
-    /// What a worker joins by, as soon as there is something, and until when.
+    /// Waits for the join command, and returns it with its expiration time.
     async fn find_line(
         &self,
         name: &str,
@@ -135,7 +136,7 @@ impl TenantHost {
         let begun = Instant::now();
         let secret = loop {
             match ask(doing, self.secrets.get(&secret_name(name))).await {
-                // The host's API server may not have heard of the right to read it.
+                // The host's API server may not have seen the new permission to read the Secret.
                 Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PATIENCE => {
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -160,7 +161,7 @@ impl TenantHost {
                     return Err(refused.map_or_else(|| ran_out(name, cluster, last), |(error, _)| error));
                 }
             };
-            // A watch that fails begins anew by itself, within the limit.
+            // A failed watch restarts by itself, within the timeout.
             let Ok(Some(Some(Lenient(Ok(token))))) = change else {
                 continue;
             };
@@ -192,7 +193,7 @@ impl TenantHost {
             if message.is_some() && message != last {
                 let seconds = begun.elapsed().as_secs();
                 let text = message.as_deref().unwrap_or_default();
-                // An error means that nobody listens, which ends the loop.
+                // An error means that the receiver is gone; then the caller ends this loop.
                 let _ = progress.send(format!("{seconds:>4}s  {text}\n")).await;
                 last = message;
             }
@@ -200,7 +201,7 @@ impl TenantHost {
     }
 }
 
-/// What would never come about is not begun with, and not waited for.
+/// Fails early if no worker could join the Cluster.
 fn check(name: &str, cluster: &Cluster) -> Result<(), Error> {
     match find_obstacle(cluster) {
         None => Ok(()),

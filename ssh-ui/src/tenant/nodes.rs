@@ -1,7 +1,9 @@
-//! The Nodes of a Tenant's cluster, as its own API shows them to the Tenant's kubeconfig, by the way that every client goes.
+//! Lists the Nodes of a Tenant's cluster. The request goes to the cluster's own API with the
+//! Tenant's kubeconfig, through the same endpoint as any other client.
 //!
-//! Who has the cluster may write anything there: the API prints the table itself, without the objects, and of what it prints no
-//! more is read than a bounded number of bytes, for a bounded number of Tenants at a time.
+//! The owner of a cluster can store any content there. Therefore the API server formats the table
+//! itself, without the objects. The answers are limited in size, and only a limited number of
+//! Tenants are served at once.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,72 +25,74 @@ use yoke_view::verdict::{is_asleep, stays_asleep};
 use super::{REQUEST_LIMIT, TenantHost};
 use crate::Error;
 
-/// How an API server is asked for what `kubectl get` prints.
+/// Media type of the table that `kubectl get` prints.
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
-/// Rows of an answer, and how many answers are asked for.
+/// Rows per page, and maximum number of pages.
 const PAGE: usize = 50;
 const PAGES: usize = 20;
-/// Bytes of an answer, and characters of a cell.
+/// Maximum size of an answer in bytes, and of a cell in characters.
 const ANSWER_MAX: usize = 256 << 10;
 const CELL_MAX: usize = 64;
 
-/// Clusters that this process asks at a time, since an answer takes some times its length while it is read.
+/// Clusters that this process queries concurrently; parsing an answer needs several times its size
+/// in memory.
 static ROOM: Semaphore = Semaphore::const_new(4);
-/// Tenants for whom it does: each takes one place, and leaves the others to others.
+/// Tenants with a query in progress. A Tenant has at most one, so that it cannot use all the
+/// permits.
 static ASKING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Nodes of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Nodes {
-    /// One for each, at most a thousand.
+    /// The Nodes, at most a thousand.
     pub nodes: Vec<Node>,
-    /// There are more.
+    /// There are more Nodes than listed.
     pub more: bool,
 }
 
 /// A Node, as `kubectl get nodes` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Node {
-    /// Its name.
+    /// Name of the Node.
     pub name: String,
-    /// Such as `Ready,SchedulingDisabled`.
+    /// Status, such as `Ready,SchedulingDisabled`.
     pub status: String,
-    /// By its labels.
+    /// Roles, derived from the labels.
     pub roles: String,
-    /// Since when it is there.
+    /// Time since its creation.
     pub age: String,
-    /// The version of its kubelet.
+    /// Version of its kubelet.
     pub version: String,
 }
 
-/// Why a cluster's API did not tell.
+/// Reason why a cluster's API did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// What the host says of the way is wrong.
+    /// The kubeconfig is invalid.
     #[error("using the kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
-    /// It leads somewhere else than to the Cluster.
+    /// The kubeconfig does not refer to the Cluster's endpoint.
     #[error("the kubeconfig has another server than the Cluster's endpoint")]
     Elsewhere,
-    /// There is no client.
+    /// The client cannot be built.
     #[error("making a client")]
     Client(#[source] kube::Error),
-    /// It is not reached.
+    /// The request failed.
     #[error("asking")]
     Send(#[source] kube::Error),
-    /// It says no.
+    /// The API refused the request.
     #[error("it answered with status {0}")]
     Status(u16),
-    /// The answer breaks off, or is too long.
+    /// The answer is incomplete or too long.
     #[error("reading the answer")]
     Read(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The answer is something else.
+    /// The answer is not a table.
     #[error("parsing the answer")]
     Parse(#[from] serde_json::Error),
-    /// The request cannot be made.
+    /// The request cannot be built.
     #[error("making the request")]
     Request(#[from] http::Error),
-    /// It takes too long.
+    /// The API did not answer in time.
     #[error("no answer within {REQUEST_LIMIT:?}")]
     Timeout,
 }
@@ -119,10 +123,10 @@ struct Row {
     cells: Vec<Cell>,
 }
 
-/// The beginning of a text. Of anything else nothing is kept.
+/// The start of a text. Other JSON values are dropped, except numbers.
 struct Cell(String);
 
-/// A Tenant's turn, until it is dropped.
+/// The permit of a Tenant for one query.
 struct Turn<'a>(&'a str);
 
 impl<'a> Turn<'a> {
@@ -142,10 +146,10 @@ fn asking() -> MutexGuard<'static, BTreeSet<String>> {
 }
 
 impl TenantHost {
-    /// The Nodes of a cluster.
+    /// Lists the Nodes of a cluster.
     pub async fn nodes(&self, name: &str) -> Result<Nodes, Error> {
         let cluster = self.get(name).await?;
-        // To be asked would wake it.
+        // A request would wake the cluster.
         if is_to_sleep(&cluster) {
             return Err(Error::Asleep(name.to_owned()));
         }
@@ -165,7 +169,8 @@ impl TenantHost {
     }
 }
 
-/// Whether it sleeps, or will in a moment. One that is being woken does not answer yet either.
+/// Returns whether the cluster is asleep or goes to sleep. A cluster that is waking counts too,
+/// because it does not answer yet.
 fn is_to_sleep(cluster: &Cluster) -> bool {
     is_asleep(cluster) || stays_asleep(cluster)
 }
@@ -191,15 +196,15 @@ async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nod
     Ok(nodes)
 }
 
-/// Whether a URL is the Cluster's own, by its name or by the ingress's address.
+/// Returns whether a URL is the Cluster's own endpoint, by its name or by the ingress's address.
 fn leads_to(url: &Uri, endpoint: &EndpointStatus) -> bool {
     let own = [&endpoint.url, &endpoint.address].map(|own| own.parse::<Uri>().ok());
     let is_own = own.iter().flatten().any(|own| own.authority() == url.authority());
     is_own && url.scheme() == Some(&Scheme::HTTPS) && url.path() == "/"
 }
 
-/// The kubeconfig with nothing in it but what the operator writes: no programs, no files of this machine, no other way, and nobody
-/// else at its end.
+/// Parses a kubeconfig and keeps only the fields that the operator writes. Commands, files of this
+/// process, proxies and disabled verification are removed.
 fn read(text: &str) -> Result<Kubeconfig, KubeconfigError> {
     let mut kubeconfig = Kubeconfig::from_yaml(text)?;
     for auth in &mut kubeconfig.auth_infos {
@@ -258,7 +263,7 @@ impl<'de> Deserialize<'de> for Cell {
     }
 }
 
-/// Whoever has the cluster may put much into a cell that is small as text and large as a value.
+/// The owner of the cluster could store a cell that is small as text and large as a parsed value.
 struct CellVisitor;
 
 impl<'de> Visitor<'de> for CellVisitor {

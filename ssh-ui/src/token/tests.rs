@@ -1,4 +1,5 @@
-//! Tokens by table, signed by keys that are drawn here. That `ssh-keygen -Y sign` makes the same is tested in `tests/ssh`.
+//! Tokens by table, signed with generated keys. `tests/ssh` tests that `ssh-keygen -Y sign` makes
+//! the same.
 
 use russh::keys::PrivateKey;
 use russh::keys::signature::Signer as _;
@@ -193,7 +194,7 @@ fn only_what_is_signed_for_this_host_is_believed() {
     ] {
         assert_eq!(judged(&token), Err(expected), "{rule}: {token}");
     }
-    // Each byte of the signature counts, and none breaks it.
+    // A change of any byte of the signature makes it invalid, and none causes a panic.
     for at in 0..raw.len() {
         let mut changed = raw.clone();
         changed[at] ^= 1;
@@ -211,7 +212,7 @@ fn a_length_that_lies_takes_nothing() {
     }
 }
 
-/// What a security key answers that was touched or not, as its flags say.
+/// Signs as a security key with these flags would.
 fn signed_by_security_key(key: &PrivateKey, flags: u8, claims: &str) -> SshSig {
     let KeyData::Ed25519(public) = key.public_key().key_data() else {
         panic!("another kind of key");

@@ -1,4 +1,4 @@
-//! Boxes above the rest: help, a kubeconfig, a form.
+//! Draws the boxes above the page: help, a kubeconfig, a form.
 
 use ratatui::Frame;
 use ratatui::layout::{Position, Rect};
@@ -10,7 +10,7 @@ use super::{BOLD, REVERSED};
 use crate::screen::form::{Field, Form};
 use crate::screen::{Mode, Screen};
 
-/// Columns of a box, if there are as many.
+/// Maximum width of a box.
 const WIDTH: u16 = 62;
 
 const HELP: &str = "\
@@ -28,7 +28,7 @@ Ctrl-L    draw the screen anew
 
 The same without a screen: ssh HOST help";
 
-/// Draws the box that is open, if one is.
+/// Draws the open box, if there is one.
 pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
     match &screen.mode {
         Mode::List | Mode::Status(_) | Mode::Events | Mode::Nodes(..) | Mode::Away(_) => {}
@@ -68,7 +68,7 @@ fn draw_form(frame: &mut Frame<'_>, area: Rect, title: &str, form: &Form, text: 
     let (fields, at) = form.fields();
     let label = fields.iter().map(|field| field.label.len()).max().unwrap_or_default() + 2;
     let room = usize::from(place(area, 0).width.saturating_sub(2)).saturating_sub(label + 1);
-    // Of what is too long the end is seen, where it is typed.
+    // Shows the end of a text that is too long, because the cursor is there.
     let shown = |text: &str| text[text.len().saturating_sub(room)..].to_owned();
     let to_line = |(index, field): (usize, &Field)| {
         let style = if index == at { REVERSED } else { Style::new() };
@@ -94,7 +94,7 @@ fn draw_form(frame: &mut Frame<'_>, area: Rect, title: &str, form: &Form, text: 
     }
 }
 
-/// Draws a box, and says where the inside of it is.
+/// Draws a box and returns its inner area.
 fn draw_box(frame: &mut Frame<'_>, area: Rect, title: &str, lines: Vec<Line<'_>>) -> Rect {
     let inner = usize::from(place(area, 0).width.saturating_sub(2)).max(1);
     let height: usize = lines.iter().map(|line| wrapped_height(line, inner)).sum();
@@ -106,7 +106,7 @@ fn draw_box(frame: &mut Frame<'_>, area: Rect, title: &str, lines: Vec<Line<'_>>
     inner
 }
 
-/// The middle of the screen, this high if it is as high.
+/// Returns a box of this height in the middle of the screen, limited to its size.
 fn place(area: Rect, height: u16) -> Rect {
     let (width, height) = (area.width.min(WIDTH), area.height.min(height));
     Rect {
@@ -117,7 +117,7 @@ fn place(area: Rect, height: u16) -> Rect {
     }
 }
 
-/// Rows that a line takes when it is broken between words.
+/// Returns the number of rows of a line that is wrapped between words.
 fn wrapped_height(line: &Line<'_>, width: usize) -> usize {
     let text = line.to_string();
     let (mut rows, mut column) = (1, 0);
