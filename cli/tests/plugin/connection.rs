@@ -1,4 +1,4 @@
-//! How the host is reached.
+//! The connection to the host.
 
 use tokio::net::TcpListener;
 
@@ -65,7 +65,7 @@ async fn command_line_says_who_asks() {
             "error: the kubeconfig of the host has no user \"nobody\"\nhint: see `kubectl config get-users`\n"
         )
     );
-    // There it is a user of the Tenant, and of nothing else.
+    // For this command, `--user` is a user of the Tenant only.
     let said = host.run("create tenant t --user nobody --wait=false").await;
     assert_eq!(
         (said.code, host.last_header("authorization").as_str()),

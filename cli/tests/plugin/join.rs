@@ -1,4 +1,4 @@
-//! `join`, and what becomes of its JoinToken when it is ended.
+//! `join`, and the fate of its JoinToken when it is interrupted.
 
 use k8s_openapi::ByteString;
 use rustix::process::Signal;
@@ -7,17 +7,17 @@ use serde_json::{Map, Value, json};
 use crate::fixtures::{DEMO, cluster, condition, ready};
 use crate::host::Host;
 
-/// How paths of JoinTokens that it makes begin.
+/// Prefix of the paths of its JoinTokens.
 const MADE: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/jointokens/demo-";
 
-/// The path and the name of the JoinToken that it has made.
+/// Returns the path and the name of the JoinToken.
 fn find(host: &Host) -> (String, String) {
     let path = host.find(MADE).unwrap();
     let name = path.rsplit('/').next().unwrap().to_owned();
     (path, name)
 }
 
-/// Says how it is.
+/// Sets the condition of the JoinToken.
 fn set_condition(host: &Host, condition: Value) {
     let (path, _) = find(host);
     let mut token = host.object(&path).unwrap();
@@ -40,7 +40,7 @@ fn secret(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "t"}, "data": data})
 }
 
-/// A host with the Cluster that is to be joined.
+/// Starts a host with the Cluster to join.
 async fn start() -> Host {
     let host = Host::start().await;
     host.set(DEMO, cluster("demo", &[ready()]));
@@ -70,7 +70,7 @@ async fn it_prints_the_line_once_workers_can_join() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_wait_that_runs_out_nothing_goes_on() {
     let host = start().await;
-    // Long enough for a busy machine to see what is said of it.
+    // Long enough for a loaded machine to receive the condition.
     let running = host.begin("join demo --timeout 6s");
     host.until_watched().await;
     let (_, name) = find(&host);

@@ -1,4 +1,4 @@
-//! `run`: the command, its Cluster, and who ends what.
+//! `run`: the command, its Cluster, and signals to both.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -9,10 +9,10 @@ use crate::fixtures::{KUBECONFIG, cluster, ready, secret};
 use crate::host::Host;
 use crate::running::{PAUSE, Running};
 
-/// How paths of Clusters that it makes begin.
+/// Prefix of the paths of its Clusters.
 const MADE: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters/run-";
 
-/// Begins to run a script with a Cluster whose API answers at once.
+/// Starts a script with a Cluster whose API answers at once.
 async fn begin(host: &Host, options: &str, script: &str) -> (Running, Value) {
     let path = host.path("script");
     std::fs::write(&path, script).unwrap();
@@ -21,7 +21,7 @@ async fn begin(host: &Host, options: &str, script: &str) -> (Running, Value) {
     (running, asked)
 }
 
-/// The Cluster that it has asked for, whose API answers from now on.
+/// Makes the Cluster of the run ready, and returns it.
 async fn make_ready(host: &Host) -> Value {
     host.until_watched().await;
     let path = host.find(MADE).unwrap();
@@ -102,7 +102,7 @@ async fn what_is_made_though_the_host_fails_goes() {
         "it may have been on its way: {asked:?}"
     );
 
-    // What the last answer says is true of the last request only.
+    // The last answer says nothing about the earlier requests.
     let host = Host::start().await;
     host.do_and_fail("POST", &[504]);
     host.fail("POST", &[403]);
@@ -146,7 +146,7 @@ async fn a_failure_can_be_looked_into() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cluster_goes_with_who_is_interrupted() {
-    // While the API is waited for.
+    // A signal during the wait for the API.
     for (signal, code) in [
         (Signal::HUP, 129),
         (Signal::INT, 130),
@@ -161,7 +161,7 @@ async fn the_cluster_goes_with_who_is_interrupted() {
         assert_eq!(said.code, code, "{said:?}");
         assert_eq!(host.find(MADE), None, "{said:?}");
     }
-    // While the command runs: it hears of it, and ends as it likes.
+    // A signal during the command: the command receives it and decides how to end.
     for (signal, name) in [
         (Signal::HUP, "HUP"),
         (Signal::INT, "INT"),
@@ -179,7 +179,7 @@ async fn the_cluster_goes_with_who_is_interrupted() {
     }
 }
 
-/// As Ctrl-C ends both at once, on a machine that is busy.
+/// Ctrl-C ends both processes at once; on a loaded machine the command may end first.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cluster_goes_though_the_command_ended_first() {
     for _ in 0..5 {
@@ -237,7 +237,7 @@ async fn a_deletion_is_tried_again() {
     assert_eq!(said.err.matches("; trying again\n").count(), 1, "{said:?}");
     assert_eq!(host.find(MADE), None, "{said:?}");
 
-    // Until somebody has enough of it.
+    // A signal ends the retries.
     let host = Host::start().await;
     host.fail("DELETE", &[500; 100]);
     let (running, _) = begin(&host, "", "exit 7").await;
@@ -251,7 +251,7 @@ async fn a_deletion_is_tried_again() {
         "{said:?}"
     );
 
-    // What stays as it is ends it, and what is not there.
+    // A final answer ends the retries, and so does a missing object.
     for (code, told) in [
         (403, "the host fails; the host deletes it when its time is over\n"),
         (404, " is gone already\n"),
@@ -265,7 +265,7 @@ async fn a_deletion_is_tried_again() {
     }
 }
 
-/// `timeout` makes itself a group of its own, which the terminal does not know.
+/// `timeout` creates a process group of its own, which the terminal does not signal.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_terminal_interrupts_commands_in_groups_of_their_own() {
     let host = Host::start().await;

@@ -1,4 +1,4 @@
-//! `version`, and the command line as a whole.
+//! `version`, and the command line in general.
 
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
-//! What people see: golden screens, as a terminal shows what it is sent. `UPDATE=1` writes them anew, and their pictures.
+//! Golden screens, as a terminal shows the output. `UPDATE=1` rewrites them and their pictures.
 
-// The lint spares tests, and not what they are helped by.
+// Clippy exempts tests from these lints, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod picture;
@@ -30,7 +30,7 @@ const PLAIN: Look = Look {
     unicode: false,
 };
 
-/// A client's terminal, and the interface that is drawn there.
+/// A client's terminal with the interface.
 struct Desk {
     screen: Screen,
     drawn: ratatui::Terminal<Terminal>,
@@ -64,7 +64,7 @@ impl Desk {
         self.screen.follow_clusters(Change::InitDone);
     }
 
-    /// Types; in between, a frame is drawn after each key.
+    /// Presses keys, and draws a frame after each.
     fn press(&mut self, keys: &str) -> Option<Deed> {
         let mut parser = Keys::default();
         let mut last = None;
@@ -94,7 +94,7 @@ impl Desk {
         self.draw();
     }
 
-    /// Leaves the screen for the line by which a worker joins, as the interface does.
+    /// Prints a join command below the screen, as the interface does.
     fn print_join(&mut self) {
         let word = "eyJzZXJ2ZXIiOiJkZW1vLThjMWYwMmFhLmV4YW1wbGUub3JnOjY0NDMi".repeat(6);
         let line = format!("yoke-worker join yoke1.{word}");
@@ -104,13 +104,13 @@ impl Desk {
         self.seen.process(page.replace('\n', "\r\n").as_bytes());
     }
 
-    /// Comes back to the screen, as the interface does.
+    /// Returns to the screen, as the interface does.
     fn come_back(&mut self) {
         self.seen.process(ENTER.as_bytes());
         let Ok(()) = self.drawn.clear();
     }
 
-    /// What is to be seen now.
+    /// Draws a frame and returns the visible text.
     fn text(&mut self) -> String {
         self.draw();
         self.seen_text()
@@ -211,7 +211,7 @@ fn full(columns: u16, rows: u16, look: Look) -> Desk {
     desk
 }
 
-/// After Nodes were asked for.
+/// The screen after a request for Nodes.
 fn nodes(columns: u16, rows: u16) -> Desk {
     let mut desk = full(columns, rows, RICH);
     desk.press("\rn");
@@ -222,7 +222,7 @@ fn nodes(columns: u16, rows: u16) -> Desk {
     desk
 }
 
-/// After a line was asked for and printed.
+/// The screen after a join command was printed.
 fn joined(columns: u16, rows: u16) -> Desk {
     let mut desk = full(columns, rows, RICH);
     desk.press("j2\t1h\r");

@@ -1,4 +1,4 @@
-//! Programs with a token: signed by `ssh-keygen -Y sign`, shown by curl.
+//! The HTTPS API with tokens that `ssh-keygen -Y sign` signs and curl sends.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ const HOST: &str = "api.example.org";
 const NAMESPACE: &str = "yoke@api.example.org";
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-/// What curl was answered.
+/// Response that curl received.
 pub(crate) struct Got {
     pub(crate) status: u16,
-    /// `yoke-exit-code`.
+    /// Value of the header `yoke-exit-code`.
     code: Option<u32>,
     head: String,
     pub(crate) body: Value,
 }
 
-/// The API as the process puts it together: its port. The certificate is left in the folder.
+/// Serves the API as the process does, and returns its port. The certificate stays in the folder.
 pub(crate) async fn serve(supervisor: &mut Supervisor, shared: &Arc<Shared>, folder: &Path) -> u16 {
     let made = rcgen::generate_simple_self_signed([HOST.to_owned()]).unwrap();
     let files = TlsFiles {
@@ -63,7 +63,7 @@ fn claims(tenant: &str, commands: &[&str]) -> String {
     json!({"tenant": tenant, "commands": commands, "exp": in_an_hour()}).to_string()
 }
 
-/// A token, made in the shell as the README says.
+/// Creates a token in the shell, as the README describes.
 async fn sign(world: &World, key: &Path, namespace: &str, claims: &str) -> String {
     let file = world.path("claims");
     std::fs::write(&file, claims).unwrap();
@@ -149,7 +149,7 @@ pub(crate) async fn a_program_does_what_its_token_permits(world: &World) {
     }
     let help = send(world, &bobs, "help").await;
     assert!(help.body["help"].as_str().unwrap().contains("kubeconfig"));
-    // Whoever goes away while it waits leaves nothing.
+    // A client that disconnects during the wait leaves no JoinToken.
     let authorization = format!("Authorization: Bearer {all}");
     let place = format!("{HOST}:{}", world.api_port);
     let mut client = Command::new("curl")
@@ -299,12 +299,12 @@ pub(crate) async fn nothing_but_a_line_is_read(world: &World) {
     let place = format!("https://127.0.0.1:{}/exec", world.api_port);
     let said = run(curl.args(["--silent", "--insecure", "--include"]).args(many).arg(place)).await;
     assert!(said.out.starts_with("HTTP/1.1 431"), "{said:?}");
-    // One that says nothing, and one that speaks something else, hold up nobody.
+    // A silent client and one with another protocol do not block others.
     let silent = TcpStream::connect(("127.0.0.1", world.api_port)).await.unwrap();
     let mut plain = TcpStream::connect(("127.0.0.1", world.api_port)).await.unwrap();
     plain.write_all(b"POST /exec HTTP/1.1\r\n\r\n").await.unwrap();
     let mut rest = Vec::new();
-    // An alert of TLS, and the end.
+    // A TLS alert, then the end of the stream.
     let _ = plain.read_to_end(&mut rest).await;
     assert!(!rest.starts_with(b"HTTP"), "{rest:?}");
     assert_eq!(send(world, &good, "whoami").await.status, 200);

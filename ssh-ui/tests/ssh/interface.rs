@@ -1,4 +1,4 @@
-//! The full-screen interface, as somebody sees it who presses keys.
+//! The full-screen interface, as a user with a keyboard sees it.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -34,7 +34,7 @@ pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
         (spec.version.as_deref(), spec.storage.quota.0.as_str()),
         (Some("v1.35.4"), "1Gi")
     );
-    // What others do is seen, too.
+    // Changes by other clients appear, too.
     world.alice.ssh("create blue").await.ok();
     window.shows("2 Clusters").await;
     world.tell("a", "red", false, "The pod starts.").await;
@@ -57,7 +57,7 @@ pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
     window.shows("c create  j join  ? help  q quit").await;
     window.resize(100, 30).await;
     window.shows("s wake  Enter more  e events").await;
-    // Its neighbour stays, and nothing goes for another's name.
+    // The other Cluster stays, and a wrong name deletes nothing.
     window.press("dblue\r").await;
     window.shows("That is another name: nothing is deleted.").await;
     window.press("\x7f\x7f\x7f\x7fred\r").await;
@@ -105,7 +105,7 @@ pub(crate) async fn a_sleeping_cluster_is_woken(world: &World) {
     world.alice.ssh("delete doze --yes").await.ok();
 }
 
-/// By OpenSSH's client, which sends what it is told of its environment.
+/// With OpenSSH's client, which sends its environment only if configured.
 pub(crate) async fn colours_are_as_the_client_says(world: &World) {
     world.alice.ssh("create bright").await.ok();
     world.tell("a", "bright", true, "The API answers.").await;
@@ -143,7 +143,7 @@ pub(crate) async fn colours_are_as_the_client_says(world: &World) {
     world.alice.ssh("delete bright --yes").await.ok();
 }
 
-/// Whether a colour of a letter is set in what a terminal is sent.
+/// Returns whether the sequences sent to a terminal set a foreground color.
 fn has_colours(sent: &str) -> bool {
     let sequences = sent.split("\x1b[").skip(1).filter_map(|rest| rest.split_once('m'));
     let codes = sequences.flat_map(|(codes, _)| codes.split(';').map(str::parse::<u8>));
@@ -185,7 +185,7 @@ pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
         );
         assert!(!text.contains('\x1b'), "{term:?}: {text:?}");
     }
-    // Of a Tenant that looks at as many as it may there is no further one.
+    // A Tenant at its limit of interfaces gets no further one.
     let mut others = Vec::new();
     for _ in 0..LIMITS.tenant_interfaces {
         let mut window = Window::open(world.port(), &world.alice, None).await;
@@ -198,7 +198,7 @@ pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
         window.press("q").await;
         window.left().await;
     }
-    // OpenSSH's client, whose own terminal is none, has one there.
+    // OpenSSH's client without a local terminal still requests a remote one.
     let mut command = world.alice.begin(&["-tt"], "");
     let mut client = command
         .env("TERM", "xterm")
@@ -244,7 +244,7 @@ pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
     let window = Window::open(other.port, &world.alice, None).await;
     said(window.left().await, "no key was pressed for 1.8s");
     let window = Window::open(other.port, &world.alice, None).await;
-    // A connection that is gone holds up nothing.
+    // A closed connection does not delay the end.
     drop(window);
     other.end().await;
 }
@@ -293,7 +293,8 @@ pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
     for _ in 0..30 {
         window.press(&"\x1b[200~x\x1b[999999999;1;1Z".repeat(40)).await;
     }
-    // The budget of the key holds for what is pressed. It fills again meanwhile, so that one may have to be quick.
+    // The key's budget applies to the interface, too. It refills meanwhile, so several attempts may
+    // be needed.
     let mut refused = false;
     while !refused {
         window.press("\x1b").await;
@@ -306,8 +307,8 @@ pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
         refused = window.text().contains(answers[0]);
     }
     window.press(DOWN).await;
-    // Drawing anew is cheap, however often it is asked for; what comes faster than it can be read ends the interface, which
-    // puts the terminal back.
+    // Redraws are cheap, however many are requested. Input that arrives faster than it is read ends
+    // the interface, which restores the terminal.
     window.press(&"\x0c".repeat(20_000)).await;
     window.flood(200_000).await;
     assert_eq!(window.left().await.code, Some(0));
@@ -328,7 +329,7 @@ pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
         assert_eq!(left.code, Some(1), "{left:?}");
         assert!(left.text.contains("hint: `delete kept --yes`"), "{left:?}");
     }
-    // A key that was withdrawn meanwhile deletes nothing.
+    // A key that is withdrawn during the prompt deletes nothing.
     let (keys, other) = start(world, world.server.clone(), LIMITS, MINUTE).await;
     let mut window = Window::open(other.port, &world.alice, Some("delete kept")).await;
     window.shows("Type its name to delete it: ").await;
@@ -344,7 +345,7 @@ pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
         left.text.contains("delete it: kept\nCluster kept is being deleted"),
         "{left:?}"
     );
-    // Ctrl-C ends a wait, and not what is waited for.
+    // Ctrl-C ends the wait, but not the creation.
     let mut window = Window::open(world.port(), &world.alice, Some("create slow --wait")).await;
     let clusters = world.clusters("a");
     world
@@ -360,7 +361,7 @@ pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
     world.alice.ssh("delete slow --yes").await.ok();
 }
 
-/// Carries connections to the host's API, until it is away: then it ends them, and each that comes.
+/// Proxies connections to the host's API. Once the API is away, closes them and each new one.
 async fn carry(listener: TcpListener, api: SocketAddr, mut is_away: watch::Receiver<bool>) {
     let mut streams = JoinSet::new();
     loop {
@@ -379,7 +380,7 @@ async fn carry(listener: TcpListener, api: SocketAddr, mut is_away: watch::Recei
     }
 }
 
-/// A server of its own, which knows nobody but alice until it is told something else.
+/// Starts a server of its own, whose directory contains only alice's key at first.
 async fn start(world: &World, host: Client, limits: Limits, idle: Duration) -> (watch::Sender<Directory>, Other) {
     let keys = watch::Sender::new(Directory::default());
     let mut known = keys.subscribe();

@@ -1,6 +1,6 @@
-//! The SSH server as people use it: OpenSSH's own clients, and a real kube-apiserver that decides by RBAC.
+//! The SSH server with OpenSSH's own clients and a real kube-apiserver that authorizes by RBAC.
 
-// The lint spares tests, and not what they are helped by.
+// Clippy exempts tests from these lints, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod api;
@@ -21,7 +21,7 @@ mod world;
 
 use crate::world::World;
 
-/// One host for all of them: to start one is most of the work.
+/// All tests share one host, because its start takes most of the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn tenants_are_served_over_ssh() {
     let world = World::start().await;

@@ -1,4 +1,4 @@
-//! A second server of the same host, which can be ended.
+//! A second server for the same host, which a test can end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl Other {
         Self { port, trigger, serving }
     }
 
-    /// Ends it as a process ends that is told to.
+    /// Ends it as a termination signal would.
     pub(crate) async fn end(self) {
         self.trigger.start();
         self.serving.await.unwrap().unwrap();

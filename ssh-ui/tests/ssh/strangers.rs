@@ -1,4 +1,4 @@
-//! Those who are not known, not any more, or want what is not served.
+//! Unknown keys, withdrawn keys, and requests for unsupported services.
 
 use futures::{StreamExt as _, stream};
 
@@ -24,7 +24,7 @@ pub(crate) async fn unknown_keys_are_refused_with_what_to_do(world: &World) {
 
 pub(crate) async fn a_key_that_is_taken_away_is_out_at_once(world: &World) {
     let mallory = &world.mallory;
-    // A key is the older Tenant's, which `a` is.
+    // A key belongs to the older Tenant, which is `a`.
     world
         .set_keys("b", &[("desk", &world.bob.public), ("copy", &world.alice.public)])
         .await;
@@ -37,7 +37,7 @@ pub(crate) async fn a_key_that_is_taken_away_is_out_at_once(world: &World) {
     assert!(mallory.ssh("whoami").await.ok().contains("Key:    guest"));
     assert!(world.alice.ssh("whoami").await.ok().contains("Tenant: a"));
 
-    // What is connected already can do no more either.
+    // An open connection loses its permissions, too.
     let control = world.path("control");
     let control = control.to_str().unwrap();
     let master = ["-o", "ControlMaster=yes", "-o", "ControlPersist=30", "-S", control];
@@ -67,7 +67,7 @@ pub(crate) async fn nothing_but_commands_is_served(world: &World) {
     assert!(old.contains("without -O"), "{old}");
     let subsystem = alice.ssh_with(&["-s"], "netconf").await;
     assert!(subsystem.err.contains("subsystem request failed"), "{subsystem:?}");
-    // Kinds of keys that are not taken are refused by the schema, and the host's owner is told.
+    // The schema refuses unsupported types of keys, and says so to the host's owner.
     let rsa = Person::new(world.folder(), "rsa", "rsa").await;
     let tenants = kube::Api::<yoke_api::Tenant>::all(world.admin.clone());
     let mut tenant = yoke_api::Tenant::new("c", Default::default());
@@ -85,7 +85,7 @@ pub(crate) async fn nothing_but_commands_is_served(world: &World) {
 
 pub(crate) async fn one_key_cannot_flood(world: &World) {
     let bob = &world.bob;
-    // In one session, so that it is quicker than the budget fills again.
+    // One session sends the commands faster than the budget refills.
     let flood = bob.sftp(world.folder(), &"-ls\n".repeat(2 * BURST as usize)).await;
     assert!(flood.err.contains("Failure"), "{flood:?}");
     let asked = (0..10).map(|_| bob.ssh("whoami"));
@@ -93,12 +93,12 @@ pub(crate) async fn one_key_cannot_flood(world: &World) {
     let refused = said.into_iter().find(|said| said.code != 0);
     let refused = refused.expect("a limit is reached").failed(1);
     assert!(refused.contains("too many commands with this key"), "{refused}");
-    // Nor with what the key signed.
+    // A token of the key shares the budget.
     let token = api::token(world, bob, &["whoami"]).await;
     let asked = (0..30).map(|_| api::send(world, &token, "whoami"));
     let answers = stream::iter(asked).buffer_unordered(3).collect::<Vec<_>>().await;
     let is_slowed = |answer: &api::Got| answer.status == 429 && answer.body["reason"] == "rate";
     assert!(answers.iter().any(is_slowed), "a token has the budget of its key");
-    // Nobody else is held up.
+    // Other keys are not affected.
     world.alice.ssh("whoami").await.ok();
 }
