@@ -9,7 +9,7 @@ use crate::audit::{Audit, Door};
 use crate::command::{self, Misread, Request};
 use crate::directory::Identity;
 use crate::report::to_json;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::tenant::TenantHost;
 use crate::token::Permit;
 

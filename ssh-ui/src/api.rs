@@ -46,7 +46,7 @@ use crate::leash::Leash;
 use crate::listener::{Ends, Listener, ServeError, until_over};
 use crate::perform::perform;
 use crate::seat::Seat;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::token::{Permit, Rules, Token, TokenError};
 
 /// Path of the only endpoint.

@@ -22,8 +22,8 @@ use crate::greeting::{SHOWN_MAX, build_full, build_refusal};
 use crate::interface::{Desk, interact};
 use crate::listener::Ends;
 use crate::seat::{Seat, Shown};
-use crate::server::Shared;
 use crate::sftp::Files;
+use crate::shared::Shared;
 use crate::tenant::TenantHost;
 use crate::terminal::{Profile, to_size};
 

@@ -39,6 +39,7 @@ pub mod screen;
 pub mod seat;
 pub mod server;
 pub mod sftp;
+pub mod shared;
 pub mod tenant;
 pub mod terminal;
 pub mod token;

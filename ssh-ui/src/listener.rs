@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use yoke_runtime::{AcceptBackoff, Drain};
 
 use crate::seat::Seat;
-use crate::server::Shared;
+use crate::shared::Shared;
 
 /// How long a client may take to authenticate.
 const LOGIN_LIMIT: Duration = Duration::from_secs(30);

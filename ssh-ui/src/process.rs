@@ -14,7 +14,8 @@ use crate::arguments::{ApiArguments, Arguments};
 use crate::directory::Directory;
 use crate::gate::Gate;
 use crate::metrics::{Metrics, PROCESS};
-use crate::server::{Server, Shared};
+use crate::server::Server;
+use crate::shared::Shared;
 use crate::token::Rules;
 use crate::{host_key, watch::keep_directory};
 

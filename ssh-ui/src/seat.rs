@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::server::Shared;
+use crate::shared::Shared;
 
 /// The slot of a connection.
 pub struct Seat {

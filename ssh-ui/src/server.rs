@@ -1,13 +1,11 @@
-//! The SSH server, and the state that all connections share.
+//! The SSH server: builds its configuration and runs one session per connection.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt as _;
-use kube::Client;
 use russh::keys::PrivateKey;
 use russh::server::Config;
 use russh::{MethodKind, MethodSet, Preferred, SshId, kex};
@@ -16,14 +14,11 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use yoke_runtime::Drain;
 
-use crate::Error;
 use crate::connection::Connection;
-use crate::directory::{Directory, Identity};
-use crate::gate::Gate;
 use crate::leash::Leash;
 use crate::listener::{Ends, Listener, ServeError, until_over};
-use crate::metrics::Metrics;
 use crate::seat::Seat;
+use crate::shared::Shared;
 
 /// Maximum number of keys that a client may offer. SSH agents offer all their keys.
 const ATTEMPTS: usize = 20;
@@ -40,50 +35,6 @@ const KEY_EXCHANGE: &[kex::Name] = &[
     kex::EXTENSION_SUPPORT_AS_SERVER,
     kex::EXTENSION_OPENSSH_STRICT_KEX_AS_SERVER,
 ];
-
-/// State that all connections share.
-pub struct Shared {
-    /// The host API, with this process's own permissions.
-    pub host: Client,
-    /// The owners of SSH keys. No client is admitted before its first update.
-    pub directory: watch::Receiver<Directory>,
-    /// Limits of connections and rates.
-    pub gate: Mutex<Gate>,
-    /// Contact for users whose key is unknown.
-    pub contact: Option<String>,
-    /// Directory with `yoke-worker` for several architectures, if configured.
-    pub worker_binaries: Option<PathBuf>,
-    /// Timeout of a write: how long a client may take to read one piece of an answer.
-    pub write_limit: Duration,
-    /// The metrics of the process.
-    pub metrics: Metrics,
-}
-
-impl Shared {
-    /// Checks that the client may execute a command now: its key is within its rate and still
-    /// belongs to its Tenant. Every command starts with this check. Callers do not log a
-    /// rate-limited command.
-    pub fn permit(&self, identity: &Identity) -> Result<(), Error> {
-        if !self.gate().act(&identity.fingerprint, Instant::now()) {
-            return Err(Error::TooFast);
-        }
-        self.know(identity)
-    }
-
-    /// Checks that the key still belongs to the client's Tenant.
-    pub fn know(&self, identity: &Identity) -> Result<(), Error> {
-        let now = self.directory.borrow().find(&identity.fingerprint);
-        match now.is_some_and(|now| now.tenant == identity.tenant) {
-            true => Ok(()),
-            false => Err(Error::KeyWithdrawn),
-        }
-    }
-
-    pub(crate) fn gate(&self) -> MutexGuard<'_, Gate> {
-        // A panic leaves the gate consistent, because each operation changes the counts last.
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The listening server; it answers once [`Server::serve`] runs.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use crate::audit::{Audit, Door};
 use crate::command::parse_name;
 use crate::console::Console;
 use crate::directory::Identity;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::tenant::TenantHost;
 
 const SUFFIX: &str = ".kubeconfig";

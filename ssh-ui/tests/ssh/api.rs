@@ -11,7 +11,7 @@ use tokio::process::Command;
 use yoke_runtime::Supervisor;
 use yoke_runtime::tls::{Reload, TlsFiles};
 use yoke_ssh_ui::api::{Api, keep_certificate};
-use yoke_ssh_ui::server::Shared;
+use yoke_ssh_ui::shared::Shared;
 use yoke_ssh_ui::token::Rules;
 
 use crate::person::{Person, run};

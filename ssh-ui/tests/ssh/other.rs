@@ -12,7 +12,8 @@ use yoke_ssh_ui::gate::{Gate, Limits};
 use yoke_ssh_ui::host_key;
 use yoke_ssh_ui::listener::ServeError;
 use yoke_ssh_ui::metrics::Metrics;
-use yoke_ssh_ui::server::{Server, Shared};
+use yoke_ssh_ui::server::Server;
+use yoke_ssh_ui::shared::Shared;
 
 use crate::world::{HOST_KEY, NAMESPACE, World};
 
