@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::Error;
 use crate::audit::{Audit, Door};
 use crate::command::{self, Misread, Request};
-use crate::directory::Identity;
+use crate::identity::key_registry::Identity;
+use crate::identity::token::Permit;
 use crate::report::to_json;
 use crate::shared::Shared;
 use crate::tenant::TenantHost;
-use crate::token::Permit;
 
 /// An authenticated client of one connection.
 #[derive(Clone)]

@@ -40,14 +40,14 @@ use self::reply::{Refusal, build_answer, build_refusal};
 use crate::actor::{Actor, Answer};
 use crate::audit;
 use crate::command::LINE_MAX;
-use crate::directory::Identity;
 use crate::exec::LINES;
+use crate::identity::key_registry::Identity;
+use crate::identity::token::{Permit, Rules, Token, TokenError};
 use crate::leash::Leash;
 use crate::listener::{Ends, Listener, ServeError, until_over};
 use crate::perform::perform;
 use crate::seat::Seat;
 use crate::shared::Shared;
-use crate::token::{Permit, Rules, Token, TokenError};
 
 /// Path of the only endpoint.
 const PATH: &str = "/exec";

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::directory::Identity;
-use crate::token::{Mark, TokenError};
+use crate::identity::key_registry::Identity;
+use crate::identity::token::{Mark, TokenError};
 
 /// Maximum length of a logged command, in characters.
 const COMMAND_MAX: usize = 256;

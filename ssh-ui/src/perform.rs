@@ -8,7 +8,7 @@ use yoke_api::{Cluster, ClusterSpec, JoinTokenSpec};
 
 use crate::Error;
 use crate::command::{ChangeOptions, Command, CreateOptions, JoinOptions, Request};
-use crate::directory::Identity;
+use crate::identity::key_registry::Identity;
 use crate::report::{ClusterReports, PersonReport, build_node_table, build_person, build_report, build_table, to_json};
 use crate::tenant::{Invitation, Progress, TenantHost, Wanted};
 

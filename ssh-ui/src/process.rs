@@ -11,13 +11,14 @@ use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
 use crate::api::{Api, keep_certificate};
 use crate::arguments::{ApiArguments, Arguments};
-use crate::directory::Directory;
 use crate::gate::Gate;
+use crate::host_key;
+use crate::identity::key_registry::Directory;
+use crate::identity::tenants_watch::keep_directory;
+use crate::identity::token::Rules;
 use crate::metrics::{Metrics, PROCESS};
 use crate::server::Server;
 use crate::shared::Shared;
-use crate::token::Rules;
-use crate::{host_key, watch::keep_directory};
 
 /// Timeout of a write: how long a client may take to read one piece of an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);

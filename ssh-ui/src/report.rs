@@ -8,7 +8,7 @@ use yoke_api::{Cluster, ConditionType};
 use yoke_view::render::{Columns, cluster_row, cluster_table, find};
 use yoke_view::table::Table;
 
-use crate::directory::Identity;
+use crate::identity::key_registry::Identity;
 use crate::tenant::{Node, Nodes};
 
 /// A Cluster as JSON.

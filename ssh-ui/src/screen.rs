@@ -26,7 +26,7 @@ use self::events::Events;
 use self::form::{Form, Pressed};
 use self::keys::Key;
 use self::page::{Page, Token};
-use crate::directory::Identity;
+use crate::identity::key_registry::Identity;
 
 /// Maximum length of a stored text from the host, in characters.
 const TEXT_MAX: usize = 300;

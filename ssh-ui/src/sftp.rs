@@ -17,7 +17,7 @@ use crate::Error;
 use crate::audit::{Audit, Door};
 use crate::command::parse_name;
 use crate::console::Console;
-use crate::directory::Identity;
+use crate::identity::key_registry::Identity;
 use crate::shared::Shared;
 use crate::tenant::TenantHost;
 

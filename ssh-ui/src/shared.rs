@@ -8,8 +8,8 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::Error;
-use crate::directory::{Directory, Identity};
 use crate::gate::Gate;
+use crate::identity::key_registry::{Directory, Identity};
 use crate::metrics::Metrics;
 
 /// State that all connections share.

@@ -11,7 +11,7 @@ use crate::command::LINE_MAX;
 use crate::error::with_causes;
 use crate::gate;
 use crate::greeting::name_owner;
-use crate::token::{Rules, TokenError};
+use crate::identity::token::{Rules, TokenError};
 
 /// Header with the exit code that the command would have over SSH.
 const EXIT_CODE: HeaderName = HeaderName::from_static("yoke-exit-code");

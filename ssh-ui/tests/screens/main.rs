@@ -14,7 +14,7 @@ use kube::runtime::watcher::Event as Change;
 use ratatui::layout::Size;
 use serde_json::json;
 use yoke_api::Cluster;
-use yoke_ssh_ui::directory::Identity;
+use yoke_ssh_ui::identity::key_registry::Identity;
 use yoke_ssh_ui::screen::keys::Keys;
 use yoke_ssh_ui::screen::{Deed, Screen, Shown, draw};
 use yoke_ssh_ui::terminal::{ENTER, LEAVE, Look, Terminal};

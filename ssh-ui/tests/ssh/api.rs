@@ -11,8 +11,8 @@ use tokio::process::Command;
 use yoke_runtime::Supervisor;
 use yoke_runtime::tls::{Reload, TlsFiles};
 use yoke_ssh_ui::api::{Api, keep_certificate};
+use yoke_ssh_ui::identity::token::Rules;
 use yoke_ssh_ui::shared::Shared;
-use yoke_ssh_ui::token::Rules;
 
 use crate::person::{Person, run};
 use crate::world::{CONTACT, World};

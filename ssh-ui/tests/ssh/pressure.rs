@@ -6,7 +6,7 @@ use russh::client;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
-use yoke_ssh_ui::directory::Directory;
+use yoke_ssh_ui::identity::key_registry::Directory;
 
 use crate::other::Other;
 use crate::person::Person;

@@ -16,7 +16,7 @@ use yoke_api::lenient::Unreadable;
 use yoke_api::{Lenient, Tenant};
 use yoke_runtime::{Check, Drain};
 
-use crate::directory::Directory;
+use crate::identity::key_registry::Directory;
 use crate::metrics::Metrics;
 
 /// The watch of Tenants ended, which never happens by itself.

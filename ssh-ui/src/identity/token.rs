@@ -24,7 +24,7 @@ use russh::keys::{HashAlg, PublicKey};
 use serde::Deserialize;
 
 use crate::command;
-use crate::directory::fingerprint;
+use crate::identity::key_registry::fingerprint;
 
 /// Prefix of a token; it identifies the format's version.
 const PREFIX: &str = "yoke-api1.";
