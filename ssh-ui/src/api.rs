@@ -44,9 +44,9 @@ use crate::exec::LINES;
 use crate::identity::key_registry::Identity;
 use crate::identity::token::{Permit, Rules, Token, TokenError};
 use crate::leash::Leash;
+use crate::limits::slots::Seat;
 use crate::listener::{Ends, Listener, ServeError, until_over};
 use crate::perform::perform;
-use crate::seat::Seat;
 use crate::shared::Shared;
 
 /// Path of the only endpoint.

@@ -9,7 +9,7 @@ use yoke_api::names::is_domain;
 use yoke_runtime::budget::Rate;
 use yoke_view::input::parse_duration;
 
-use crate::gate::Limits;
+use crate::limits::admission::Limits;
 
 /// Serve the Tenants of a host over SSH: commands for their Clusters, authenticated by the SSH keys
 /// in their Tenant

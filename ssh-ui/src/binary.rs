@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::Error;
 use crate::actor::Actor;
 use crate::console::Console;
-use crate::seat::Delivery;
+use crate::limits::slots::Delivery;
 
 const PREFIX: &str = "yoke-worker-";
 /// Size of a piece: how much of a file is in memory at a time.

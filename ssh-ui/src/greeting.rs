@@ -1,6 +1,6 @@
 //! Texts for clients that are not admitted. Pure.
 
-use crate::gate::Refusal;
+use crate::limits::admission::Refusal;
 
 /// Maximum number of keys in a text.
 pub const SHOWN_MAX: usize = 8;

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use yoke_runtime::{AcceptBackoff, Drain};
 
-use crate::seat::Seat;
+use crate::limits::slots::Seat;
 use crate::shared::Shared;
 
 /// How long a client may take to authenticate.

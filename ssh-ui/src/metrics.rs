@@ -7,7 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use yoke_runtime::Metrics as Registry;
 
-use crate::gate::Refusal;
+use crate::limits::admission::Refusal;
 
 /// Prefix of the process in its metric names.
 pub const PROCESS: &str = "ssh_ui";

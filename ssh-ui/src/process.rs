@@ -11,11 +11,11 @@ use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
 use crate::api::{Api, keep_certificate};
 use crate::arguments::{ApiArguments, Arguments};
-use crate::gate::Gate;
 use crate::host_key;
 use crate::identity::key_registry::Directory;
 use crate::identity::tenants_watch::keep_directory;
 use crate::identity::token::Rules;
+use crate::limits::admission::Gate;
 use crate::metrics::{Metrics, PROCESS};
 use crate::server::Server;
 use crate::shared::Shared;

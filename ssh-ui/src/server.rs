@@ -16,8 +16,8 @@ use yoke_runtime::Drain;
 
 use crate::connection::Connection;
 use crate::leash::Leash;
+use crate::limits::slots::Seat;
 use crate::listener::{Ends, Listener, ServeError, until_over};
-use crate::seat::Seat;
 use crate::shared::Shared;
 
 /// Maximum number of keys that a client may offer. SSH agents offer all their keys.

@@ -8,8 +8,8 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::Error;
-use crate::gate::Gate;
 use crate::identity::key_registry::{Directory, Identity};
+use crate::limits::admission::Gate;
 use crate::metrics::Metrics;
 
 /// State that all connections share.

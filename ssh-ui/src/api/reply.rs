@@ -9,9 +9,9 @@ use serde_json::json;
 use crate::Error;
 use crate::command::LINE_MAX;
 use crate::error::with_causes;
-use crate::gate;
 use crate::greeting::name_owner;
 use crate::identity::token::{Rules, TokenError};
+use crate::limits::admission;
 
 /// Header with the exit code that the command would have over SSH.
 const EXIT_CODE: HeaderName = HeaderName::from_static("yoke-exit-code");
@@ -37,7 +37,7 @@ pub enum Refusal {
     #[error("the line did not come in time")]
     Incomplete,
     /// The Tenant has reached its limit of connections.
-    #[error("{}", gate::Refusal::TenantFull.advice())]
+    #[error("{}", admission::Refusal::TenantFull.advice())]
     TenantFull,
 }
 

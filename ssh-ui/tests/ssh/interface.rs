@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use yoke_api::tenant::SshKey;
 use yoke_runtime::budget::Rate;
-use yoke_ssh_ui::gate::Limits;
 use yoke_ssh_ui::identity::key_registry::Directory;
+use yoke_ssh_ui::limits::admission::Limits;
 use yoke_test_support::kubernetes::connect;
 
 use crate::other::Other;
