@@ -43,11 +43,11 @@ use crate::command::LINE_MAX;
 use crate::exec::LINES;
 use crate::identity::key_registry::Identity;
 use crate::identity::token::{Permit, Rules, Token, TokenError};
-use crate::leash::Leash;
 use crate::limits::slots::Seat;
-use crate::listener::{Ends, Listener, ServeError, until_over};
 use crate::perform::perform;
 use crate::shared::Shared;
+use crate::ssh::deadline_stream::Leash;
+use crate::ssh::listener::{Ends, Listener, ServeError, until_over};
 
 /// Path of the only endpoint.
 const PATH: &str = "/exec";

@@ -15,8 +15,8 @@ use tokio::sync::oneshot;
 
 use crate::Error;
 use crate::actor::Actor;
-use crate::console::Console;
 use crate::limits::slots::Delivery;
+use crate::ssh::channel_output::Console;
 
 const PREFIX: &str = "yoke-worker-";
 /// Size of a piece: how much of a file is in memory at a time.

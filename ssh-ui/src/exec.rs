@@ -11,10 +11,10 @@ use crate::Error;
 use crate::actor::Actor;
 use crate::binary;
 use crate::command::{Command, Request};
-use crate::console::Console;
 use crate::perform::perform;
 use crate::screen::form::edit;
 use crate::screen::keys::{Key, Keys};
+use crate::ssh::channel_output::Console;
 
 /// Capacity of the queue of progress lines; the command waits while it is full.
 pub(crate) const LINES: usize = 16;

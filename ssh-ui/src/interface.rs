@@ -20,12 +20,12 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::Error;
 use crate::actor::{Actor, Answer};
-use crate::console::Console;
 use crate::exec::LINES;
-use crate::listener::Ends;
 use crate::perform::perform;
 use crate::screen::keys::{Key, Keys};
 use crate::screen::{Deed, Screen, Shown, draw};
+use crate::ssh::channel_output::Console;
+use crate::ssh::listener::Ends;
 use crate::tenant::Progress;
 use crate::terminal::{ENTER, LEAVE, Look, Terminal};
 

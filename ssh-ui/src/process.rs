@@ -11,14 +11,14 @@ use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
 use crate::api::{Api, keep_certificate};
 use crate::arguments::{ApiArguments, Arguments};
-use crate::host_key;
 use crate::identity::key_registry::Directory;
 use crate::identity::tenants_watch::keep_directory;
 use crate::identity::token::Rules;
 use crate::limits::admission::Gate;
 use crate::metrics::{Metrics, PROCESS};
-use crate::server::Server;
 use crate::shared::Shared;
+use crate::ssh::host_key;
+use crate::ssh::server::Server;
 
 /// Timeout of a write: how long a client may take to read one piece of an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);

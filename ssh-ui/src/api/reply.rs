@@ -9,9 +9,9 @@ use serde_json::json;
 use crate::Error;
 use crate::command::LINE_MAX;
 use crate::error::with_causes;
-use crate::greeting::name_owner;
 use crate::identity::token::{Rules, TokenError};
 use crate::limits::admission;
+use crate::ssh::banner::name_owner;
 
 /// Header with the exit code that the command would have over SSH.
 const EXIT_CODE: HeaderName = HeaderName::from_static("yoke-exit-code");

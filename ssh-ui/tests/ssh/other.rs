@@ -7,13 +7,13 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use yoke_runtime::DrainTrigger;
-use yoke_ssh_ui::host_key;
 use yoke_ssh_ui::identity::key_registry::Directory;
 use yoke_ssh_ui::limits::admission::{Gate, Limits};
-use yoke_ssh_ui::listener::ServeError;
 use yoke_ssh_ui::metrics::Metrics;
-use yoke_ssh_ui::server::Server;
 use yoke_ssh_ui::shared::Shared;
+use yoke_ssh_ui::ssh::host_key;
+use yoke_ssh_ui::ssh::listener::ServeError;
+use yoke_ssh_ui::ssh::server::Server;
 
 use crate::world::{HOST_KEY, NAMESPACE, World};
 

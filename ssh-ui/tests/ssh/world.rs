@@ -16,13 +16,13 @@ use tokio::sync::watch;
 use yoke_api::{Cluster, Tenant};
 use yoke_runtime::budget::Rate;
 use yoke_runtime::{Metrics as Registry, Readiness, Supervisor};
-use yoke_ssh_ui::host_key::{self, HostKeyError};
 use yoke_ssh_ui::identity::key_registry::Directory;
 use yoke_ssh_ui::identity::tenants_watch::keep_directory;
 use yoke_ssh_ui::limits::admission::{Gate, Limits};
 use yoke_ssh_ui::metrics::Metrics;
-use yoke_ssh_ui::server::Server;
 use yoke_ssh_ui::shared::Shared;
+use yoke_ssh_ui::ssh::host_key::{self, HostKeyError};
+use yoke_ssh_ui::ssh::server::Server;
 use yoke_test_support::kubernetes::{Options, connect, install_crds};
 use yoke_test_support::{Process, free_port};
 

@@ -16,9 +16,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use crate::Error;
 use crate::audit::{Audit, Door};
 use crate::command::parse_name;
-use crate::console::Console;
 use crate::identity::key_registry::Identity;
 use crate::shared::Shared;
+use crate::ssh::channel_output::Console;
 use crate::tenant::TenantHost;
 
 const SUFFIX: &str = ".kubeconfig";

@@ -14,11 +14,11 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use yoke_runtime::Drain;
 
-use crate::connection::Connection;
-use crate::leash::Leash;
 use crate::limits::slots::Seat;
-use crate::listener::{Ends, Listener, ServeError, until_over};
 use crate::shared::Shared;
+use crate::ssh::connection::Connection;
+use crate::ssh::deadline_stream::Leash;
+use crate::ssh::listener::{Ends, Listener, ServeError, until_over};
 
 /// Maximum number of keys that a client may offer. SSH agents offer all their keys.
 const ATTEMPTS: usize = 20;

@@ -15,15 +15,15 @@ use tokio::task::{JoinSet, unconstrained};
 
 use crate::actor::Actor;
 use crate::audit;
-use crate::console::Console;
 use crate::exec::{self, Typed};
-use crate::greeting::{SHOWN_MAX, build_full, build_refusal};
 use crate::identity::key_registry::{Identity, fingerprint};
 use crate::interface::{Desk, interact};
 use crate::limits::slots::{Seat, Shown};
-use crate::listener::Ends;
-use crate::sftp::Files;
 use crate::shared::Shared;
+use crate::ssh::banner::{SHOWN_MAX, build_full, build_refusal};
+use crate::ssh::channel_output::Console;
+use crate::ssh::listener::Ends;
+use crate::ssh::sftp::Files;
 use crate::tenant::TenantHost;
 use crate::terminal::{Profile, to_size};
 
