@@ -40,7 +40,6 @@ use self::reply::{Refusal, build_answer, build_refusal};
 use crate::actor::{Actor, Answer};
 use crate::audit;
 use crate::command::LINE_MAX;
-use crate::exec::LINES;
 use crate::identity::key_registry::Identity;
 use crate::identity::token::{Permit, Rules, Token, TokenError};
 use crate::limits::slots::Seat;
@@ -48,6 +47,7 @@ use crate::perform::perform;
 use crate::shared::Shared;
 use crate::ssh::deadline_stream::Leash;
 use crate::ssh::listener::{Ends, Listener, ServeError, until_over};
+use crate::tenant::PROGRESS_LINES;
 
 /// Path of the only endpoint.
 const PATH: &str = "/exec";
@@ -255,7 +255,7 @@ fn read_token(head: &HeaderMap) -> Result<Token, TokenError> {
 
 /// Executes the line as SSH would. Commands stop waiting once the process drains.
 async fn run(actor: &Actor, line: &[u8], drain: &Drain) -> Answer {
-    let (progress, mut told) = mpsc::channel(LINES);
+    let (progress, mut told) = mpsc::channel(PROGRESS_LINES);
     let work = async |request| perform(&actor.host()?, actor.identity(), &request, &progress).await;
     let mut answer = pin!(actor.act(line, work));
     let mut ending = pin!(drain.started().fuse());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::core::Status;
 use serde_json::json;
 
-use crate::tenant::AskError;
+use crate::tenant::nodes_error::AskError;
 
 /// Failure of a command.
 #[derive(Debug, thiserror::Error)]

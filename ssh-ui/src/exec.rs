@@ -15,9 +15,7 @@ use crate::perform::perform;
 use crate::screen::form::edit;
 use crate::screen::keys::{Key, Keys};
 use crate::ssh::channel_output::Console;
-
-/// Capacity of the queue of progress lines; the command waits while it is full.
-pub(crate) const LINES: usize = 16;
+use crate::tenant::PROGRESS_LINES;
 
 /// Reads the keys that a client types during a command. Keys typed before a prompt are discarded.
 pub struct Typed {
@@ -91,7 +89,7 @@ pub async fn run(
                 .await
                 .map(|()| String::new());
         }
-        let (progress, lines) = mpsc::channel(LINES);
+        let (progress, lines) = mpsc::channel(PROGRESS_LINES);
         let host = actor.host()?;
         let work = perform(&host, actor.identity(), &request, &progress);
         show(work, lines, console, typed, closed).await

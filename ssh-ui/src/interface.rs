@@ -20,13 +20,12 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::Error;
 use crate::actor::{Actor, Answer};
-use crate::exec::LINES;
 use crate::perform::perform;
 use crate::screen::keys::{Key, Keys};
 use crate::screen::{Deed, Screen, Shown, draw};
 use crate::ssh::channel_output::Console;
 use crate::ssh::listener::Ends;
-use crate::tenant::Progress;
+use crate::tenant::{PROGRESS_LINES, Progress};
 use crate::terminal::{ENTER, LEAVE, Look, Terminal};
 
 /// Interval at which ages are redrawn.
@@ -212,7 +211,7 @@ impl<'a> Session<'a> {
                 Some(Deed::Redraw) => self.come_back(),
                 Some(Deed::GiveUp) => self.progress = None,
                 Some(Deed::Ask { line, shown }) => {
-                    let (actor, (progress, told)) = (self.actor, mpsc::channel(LINES));
+                    let (actor, (progress, told)) = (self.actor, mpsc::channel(PROGRESS_LINES));
                     self.progress = Some(told);
                     self.deed = Some(async move { (carry_out(actor, &line, &progress).await, shown) }.boxed());
                 }

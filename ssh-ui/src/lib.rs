@@ -21,7 +21,6 @@ pub mod binary;
 pub mod command;
 pub mod error;
 pub mod exec;
-pub mod feed;
 pub mod identity;
 pub mod interface;
 pub mod limits;

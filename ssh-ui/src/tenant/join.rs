@@ -14,7 +14,10 @@ use yoke_api::join_token::{JoinLine, secret_name};
 use yoke_api::{Cluster, JoinToken, JoinTokenSpec, Lenient};
 use yoke_view::verdict::{Obstacle, Verdict, find_obstacle, judge_join_token, may_pass};
 
-use super::{FIELD_MANAGER, PATIENCE, Progress, TenantHost, ask};
+use super::host::{FIELD_MANAGER, TenantHost};
+use super::progress::Progress;
+use super::request::ask;
+use super::wait::PATIENCE;
 use crate::Error;
 
 /// A join command that was created for a user.

@@ -22,7 +22,9 @@ use yoke_api::Cluster;
 use yoke_api::cluster::EndpointStatus;
 use yoke_view::verdict::{is_asleep, stays_asleep};
 
-use super::{REQUEST_LIMIT, TenantHost};
+use super::host::TenantHost;
+use super::nodes_error::AskError;
+use super::request::REQUEST_LIMIT;
 use crate::Error;
 
 /// Media type of the table that `kubectl get` prints.
@@ -63,38 +65,6 @@ pub struct Node {
     pub age: String,
     /// Version of its kubelet.
     pub version: String,
-}
-
-/// Reason why a cluster's API did not answer.
-#[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    /// The kubeconfig is invalid.
-    #[error("using the kubeconfig")]
-    Kubeconfig(#[from] KubeconfigError),
-    /// The kubeconfig does not refer to the Cluster's endpoint.
-    #[error("the kubeconfig has another server than the Cluster's endpoint")]
-    Elsewhere,
-    /// The client cannot be built.
-    #[error("making a client")]
-    Client(#[source] kube::Error),
-    /// The request failed.
-    #[error("asking")]
-    Send(#[source] kube::Error),
-    /// The API refused the request.
-    #[error("it answered with status {0}")]
-    Status(u16),
-    /// The answer is incomplete or too long.
-    #[error("reading the answer")]
-    Read(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The answer is not a table.
-    #[error("parsing the answer")]
-    Parse(#[from] serde_json::Error),
-    /// The request cannot be built.
-    #[error("making the request")]
-    Request(#[from] http::Error),
-    /// The API did not answer in time.
-    #[error("no answer within {REQUEST_LIMIT:?}")]
-    Timeout,
 }
 
 #[derive(Deserialize)]
@@ -161,7 +131,7 @@ impl TenantHost {
             return Err(Error::Busy);
         };
         let asked = tokio::time::timeout(REQUEST_LIMIT, list(&kubeconfig, endpoint.as_ref())).await;
-        let asked = asked.unwrap_or(Err(AskError::Timeout));
+        let asked = asked.unwrap_or(Err(AskError::Timeout(REQUEST_LIMIT)));
         asked.map_err(|source| Error::ClusterSilent {
             name: name.to_owned(),
             source: Box::new(source),

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use yoke_api::Lenient;
 
+use super::request::{REQUEST_LIMIT, explain};
 use crate::Error;
-use crate::tenant::{REQUEST_LIMIT, explain};
 
 /// The first and the longest time between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));

@@ -1,0 +1,187 @@
+//! Waits until a Cluster reaches a state, and reports the progress.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::TryStreamExt as _;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::time::Instant;
+use yoke_api::{Cluster, Lenient};
+use yoke_view::verdict::{Verdict, judge, may_pass};
+
+use super::host::TenantHost;
+use super::progress::Progress;
+use super::request::explain;
+use crate::Error;
+
+/// How long a refusal is tolerated that may disappear by itself.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Interval at which a progress message is repeated, so that a connection with a waiting command never
+/// looks idle.
+const REPEAT: Duration = Duration::from_secs(60);
+
+/// The state to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The desired state of the spec: running or asleep.
+    AsAsked,
+    /// The object is deleted.
+    Gone,
+}
+
+impl TenantHost {
+    /// Waits until a Cluster reaches the wanted state, at most for `limit` and while `progress` has
+    /// a receiver. Sends each new message to `progress`, and repeats the last one every minute.
+    /// Returns the Cluster as last seen, if it exists.
+    pub async fn wait(
+        &self,
+        name: &str,
+        wanted: Wanted,
+        limit: Duration,
+        progress: &Progress,
+    ) -> Result<Option<Cluster>, Error> {
+        let begun = Instant::now();
+        let end = begun + limit;
+        let mut changes = pin!(watcher::watch_object(self.clusters.clone(), name).default_backoff());
+        let mut repeats = tokio::time::interval_at(begun + REPEAT, REPEAT);
+        let mut last: Option<String> = None;
+        let mut refused: Option<(Error, Instant)> = None;
+        let tell = async |message: &str| {
+            let seconds = begun.elapsed().as_secs();
+            // An error means that the receiver is gone, which ends the loop.
+            let _ = progress.send(format!("{seconds:>4}s  {message}\n")).await;
+        };
+        loop {
+            let give_up = refused.as_ref().map_or(end, |(_, until)| end.min(*until));
+            let change = tokio::select! {
+                change = changes.try_next() => change,
+                () = tokio::time::sleep_until(give_up) => {
+                    return Err(refused.map_or_else(|| ran_out(name, wanted, limit, last), |(error, _)| error));
+                }
+                () = progress.closed() => return Err(Error::Unawaited(name.to_owned())),
+                _ = repeats.tick() => {
+                    tell(last.as_deref().unwrap_or("Nothing is known of it yet.")).await;
+                    continue;
+                }
+            };
+            let (verdict, seen) = match change {
+                Ok(Some(Some(Lenient(Ok(cluster))))) if wanted == Wanted::AsAsked => (judge(&cluster), Some(cluster)),
+                Ok(Some(Some(_))) => (Verdict::Waiting(None), None),
+                Ok(Some(None) | None) if wanted == Wanted::Gone => return Ok(None),
+                Ok(Some(None) | None) => return Err(Error::Deleted(name.to_owned())),
+                Err(error) => (Verdict::Waiting(may_come_back(name, error)?), None),
+            };
+            let message = match verdict {
+                Verdict::Done => return Ok(seen),
+                Verdict::Waiting(message) => {
+                    refused = None;
+                    message
+                }
+                Verdict::Refused { reason, message } => {
+                    let passes = may_pass(&reason);
+                    let error = Error::SpecRefused {
+                        name: name.to_owned(),
+                        reason,
+                        message: message.clone(),
+                    };
+                    if !passes {
+                        return Err(error);
+                    }
+                    let until = refused.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
+                    refused = Some((error, until));
+                    Some(message)
+                }
+            };
+            if let Some(message) = message
+                && last.as_deref() != Some(&message)
+            {
+                tell(&message).await;
+                last = Some(message);
+            }
+        }
+    }
+}
+
+fn ran_out(name: &str, wanted: Wanted, limit: Duration, last: Option<String>) -> Error {
+    let unmet = match wanted {
+        Wanted::AsAsked => "did not become as asked for",
+        Wanted::Gone => "did not go",
+    };
+    Error::WaitTimeout {
+        what: format!("Cluster {name} {unmet}"),
+        limit,
+        last,
+    }
+}
+
+/// Returns the message for a failed watch that may recover. `None` if a running watch ended, which
+/// is normal.
+fn may_come_back(name: &str, error: watcher::Error) -> Result<Option<String>, Error> {
+    let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
+        return Ok(None);
+    };
+    match explain(&format!("waiting for Cluster {name}"), error) {
+        Error::Refused { doing, status } if [401, 403, 404].contains(&status.code) => {
+            Err(Error::Refused { doing, status })
+        }
+        error => Ok(Some(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::json;
+    use tokio::sync::mpsc;
+    use tower::service_fn;
+
+    use super::*;
+
+    /// A host on which the one Cluster stays as it is.
+    async fn answer(request: Request<Body>) -> Result<Response<Body>, kube::Error> {
+        if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+            std::future::pending::<()>().await;
+        }
+        let list = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "ClusterList", "metadata": {"resourceVersion": "1"},
+            "items": [{"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "c", "namespace": "t"},
+                "spec": {}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "PodPending",
+                    "message": "The pod starts.", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}]});
+        Ok(Response::new(Body::from(list.to_string().into_bytes())))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_wait_is_never_silent() {
+        let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
+        let (progress, mut lines) = mpsc::channel(16);
+        let wait = host.wait("c", Wanted::AsAsked, Duration::from_secs(150), &progress);
+        let error = wait.await.unwrap_err();
+        assert!(matches!(error, Error::WaitTimeout { .. }), "{error:?}");
+        let told: Vec<_> = std::iter::from_fn(|| lines.try_recv().ok()).collect();
+        assert_eq!(
+            told,
+            [
+                "   0s  The pod starts.\n",
+                "  60s  The pod starts.\n",
+                " 120s  The pod starts.\n"
+            ]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_waited_for_who_has_gone() {
+        let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
+        let (progress, mut lines) = mpsc::channel(16);
+        let begun = Instant::now();
+        let leaving = async {
+            lines.recv().await;
+            drop(lines);
+        };
+        let wait = host.wait("c", Wanted::AsAsked, Duration::from_secs(3600), &progress);
+        let (ended, ()) = tokio::join!(wait, leaving);
+        assert!(matches!(ended, Err(Error::Unawaited(name)) if name == "c"));
+        assert!(begun.elapsed() < REPEAT);
+    }
+}
