@@ -37,13 +37,13 @@ use yoke_runtime::Drain;
 use yoke_runtime::tls::{Reload, TlsConfigs, TlsError};
 
 use self::reply::{Refusal, build_answer, build_refusal};
-use crate::actor::{Actor, Answer};
 use crate::audit;
-use crate::command::LINE_MAX;
+use crate::commands::execute::perform;
+use crate::commands::parse::LINE_MAX;
+use crate::commands::session::{Actor, Answer};
 use crate::identity::key_registry::Identity;
 use crate::identity::token::{Permit, Rules, Token, TokenError};
 use crate::limits::slots::Seat;
-use crate::perform::perform;
 use crate::shared::Shared;
 use crate::ssh::deadline_stream::Leash;
 use crate::ssh::listener::{Ends, Listener, ServeError, until_over};

@@ -19,8 +19,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::Error;
-use crate::actor::{Actor, Answer};
-use crate::perform::perform;
+use crate::commands::execute::perform;
+use crate::commands::session::{Actor, Answer};
 use crate::screen::keys::{Key, Keys};
 use crate::screen::{Deed, Screen, Shown, draw};
 use crate::ssh::channel_output::Console;

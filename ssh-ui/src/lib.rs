@@ -13,21 +13,16 @@
 //! other Tenants. Pure modules: [`command`], [`directory`], [`gate`], [`greeting`], [`report`],
 //! [`screen`], [`terminal`], [`token`]. The others are adapters.
 
-pub mod actor;
 pub mod api;
 pub mod arguments;
 pub mod audit;
-pub mod binary;
-pub mod command;
+pub mod commands;
 pub mod error;
-pub mod exec;
 pub mod identity;
 pub mod interface;
 pub mod limits;
 pub mod metrics;
-pub mod perform;
 pub mod process;
-pub mod report;
 pub mod screen;
 pub mod shared;
 pub mod ssh;

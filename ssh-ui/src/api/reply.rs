@@ -7,7 +7,7 @@ use http_body_util::Full;
 use serde_json::json;
 
 use crate::Error;
-use crate::command::LINE_MAX;
+use crate::commands::parse::LINE_MAX;
 use crate::error::with_causes;
 use crate::identity::token::{Rules, TokenError};
 use crate::limits::admission;

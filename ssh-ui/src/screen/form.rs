@@ -5,7 +5,7 @@ use yoke_api::join_token::{LONGEST, SHORTEST};
 use yoke_view::input::{parse_duration, parse_quantity};
 
 use super::keys::Key;
-use crate::command::parse_new_name;
+use crate::commands::parse::parse_new_name;
 
 /// Maximum length of a field, in characters; no name is longer.
 const FIELD_MAX: usize = 63;

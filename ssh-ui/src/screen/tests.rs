@@ -141,7 +141,7 @@ fn a_join_is_asked_for_with_what_the_command_takes() {
         let mut screen = screen(vec![cluster("a")]);
         let expected = expected.map(|line| {
             let (line, shown) = (line.to_owned(), Shown::Join);
-            crate::command::parse(line.as_bytes()).unwrap();
+            crate::commands::parse::parse(line.as_bytes()).unwrap();
             Deed::Ask { line, shown }
         });
         assert_eq!(press(&mut screen, keys), expected, "{rule}: {keys:?}");

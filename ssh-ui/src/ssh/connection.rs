@@ -13,9 +13,9 @@ use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinSet, unconstrained};
 
-use crate::actor::Actor;
 use crate::audit;
-use crate::exec::{self, Typed};
+use crate::commands::exec::{self, Typed};
+use crate::commands::session::Actor;
 use crate::identity::key_registry::{Identity, fingerprint};
 use crate::interface::{Desk, interact};
 use crate::limits::slots::{Seat, Shown};

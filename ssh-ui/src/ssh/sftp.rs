@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::Error;
 use crate::audit::{Audit, Door};
-use crate::command::parse_name;
+use crate::commands::parse::parse_name;
 use crate::identity::key_registry::Identity;
 use crate::shared::Shared;
 use crate::ssh::channel_output::Console;

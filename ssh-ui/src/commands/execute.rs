@@ -7,9 +7,11 @@ use yoke_api::join_token::node::{check_taints, collect_labels};
 use yoke_api::{Cluster, ClusterSpec, JoinTokenSpec};
 
 use crate::Error;
-use crate::command::{ChangeOptions, Command, CreateOptions, JoinOptions, Request};
+use crate::commands::parse::{ChangeOptions, Command, CreateOptions, JoinOptions, Request};
+use crate::commands::report::{
+    ClusterReports, PersonReport, build_node_table, build_person, build_report, build_table, to_json,
+};
 use crate::identity::key_registry::Identity;
-use crate::report::{ClusterReports, PersonReport, build_node_table, build_person, build_report, build_table, to_json};
 use crate::tenant::{Invitation, Progress, TenantHost, Wanted};
 
 /// Executes a command and returns the text for standard output.
@@ -47,7 +49,7 @@ pub async fn perform(
                 false => Ok(format!("JoinToken {name} is revoked\n")),
             }
         }
-        // [`crate::binary`] sends it, because it is not text.
+        // [`crate::commands::worker_binary`] sends it, because it is not text.
         Command::WorkerBinary { .. } => Err(Error::BinaryElsewhere),
         Command::Sleep(options) => change(host, options, DesiredState::Asleep, json, progress).await,
         Command::Wake(options) => change(host, options, DesiredState::Running, json, progress).await,
@@ -209,7 +211,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::command::parse;
+    use crate::commands::parse::parse;
 
     /// A host that creates a Cluster and serves watches of it, but fails every read of the single
     /// Cluster.

@@ -1,5 +1,5 @@
 //! Runs one command on a channel: prints its answer and its progress, and prompts for confirmation.
-//! An adapter between [`crate::actor`] and the [`Console`].
+//! An adapter between [`crate::commands::session`] and the [`Console`].
 
 use std::pin::pin;
 
@@ -8,10 +8,10 @@ use tokio::io::{AsyncReadExt as _, DuplexStream};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::Error;
-use crate::actor::Actor;
-use crate::binary;
-use crate::command::{Command, Request};
-use crate::perform::perform;
+use crate::commands::execute::perform;
+use crate::commands::parse::{Command, Request};
+use crate::commands::session::Actor;
+use crate::commands::worker_binary;
 use crate::screen::form::edit;
 use crate::screen::keys::{Key, Keys};
 use crate::ssh::channel_output::Console;
@@ -85,7 +85,7 @@ pub async fn run(
         // The key may have been removed from the Tenant while the prompt was open.
         actor.shared().know(actor.identity())?;
         if let Command::WorkerBinary { architecture } = &request.command {
-            return binary::send(actor, architecture, console, closed)
+            return worker_binary::send(actor, architecture, console, closed)
                 .await
                 .map(|()| String::new());
         }

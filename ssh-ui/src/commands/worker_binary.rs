@@ -14,7 +14,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::sync::oneshot;
 
 use crate::Error;
-use crate::actor::Actor;
+use crate::commands::session::Actor;
 use crate::limits::slots::Delivery;
 use crate::ssh::channel_output::Console;
 
