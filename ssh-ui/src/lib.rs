@@ -19,14 +19,12 @@ pub mod audit;
 pub mod commands;
 pub mod error;
 pub mod identity;
-pub mod interface;
 pub mod limits;
 pub mod metrics;
 pub mod process;
-pub mod screen;
 pub mod shared;
 pub mod ssh;
 pub mod tenant;
-pub mod terminal;
+pub mod tui;
 
 pub use error::Error;

@@ -12,10 +12,10 @@ use crate::commands::execute::perform;
 use crate::commands::parse::{Command, Request};
 use crate::commands::session::Actor;
 use crate::commands::worker_binary;
-use crate::screen::form::edit;
-use crate::screen::keys::{Key, Keys};
 use crate::ssh::channel_output::Console;
 use crate::tenant::PROGRESS_LINES;
+use crate::tui::screen::form::edit;
+use crate::tui::screen::keys::{Key, Keys};
 
 /// Reads the keys that a client types during a command. Keys typed before a prompt are discarded.
 pub struct Typed {

@@ -17,7 +17,6 @@ use crate::audit;
 use crate::commands::exec::{self, Typed};
 use crate::commands::session::Actor;
 use crate::identity::key_registry::{Identity, fingerprint};
-use crate::interface::{Desk, interact};
 use crate::limits::slots::{Seat, Shown};
 use crate::shared::Shared;
 use crate::ssh::banner::{SHOWN_MAX, build_full, build_refusal};
@@ -25,7 +24,8 @@ use crate::ssh::channel_output::Console;
 use crate::ssh::listener::Ends;
 use crate::ssh::sftp::Files;
 use crate::tenant::TenantHost;
-use crate::terminal::{Profile, to_size};
+use crate::tui::session::{Desk, interact};
+use crate::tui::terminal::{Profile, to_size};
 
 /// Maximum number of channels of a connection that are open or still execute a command after they
 /// were closed.

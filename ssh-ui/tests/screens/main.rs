@@ -15,9 +15,9 @@ use ratatui::layout::Size;
 use serde_json::json;
 use yoke_api::Cluster;
 use yoke_ssh_ui::identity::key_registry::Identity;
-use yoke_ssh_ui::screen::keys::Keys;
-use yoke_ssh_ui::screen::{Deed, Screen, Shown, draw};
-use yoke_ssh_ui::terminal::{ENTER, LEAVE, Look, Terminal};
+use yoke_ssh_ui::tui::screen::keys::Keys;
+use yoke_ssh_ui::tui::screen::{Deed, Screen, Shown, draw};
+use yoke_ssh_ui::tui::terminal::{ENTER, LEAVE, Look, Terminal};
 
 const NOW: &str = "2026-03-01T12:00:00Z";
 const RICH: Look = Look {

@@ -7,8 +7,8 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 
 use super::{BOLD, REVERSED};
-use crate::screen::form::{Field, Form};
-use crate::screen::{Mode, Screen};
+use crate::tui::screen::form::{Field, Form};
+use crate::tui::screen::{Mode, Screen};
 
 /// Maximum width of a box.
 const WIDTH: u16 = 62;

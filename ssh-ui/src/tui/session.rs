@@ -1,5 +1,5 @@
 //! The full-screen interface on a channel: reads keys, and draws Clusters and events as they
-//! change. An adapter: [`crate::screen`] decides what is shown and what a key does.
+//! change. An adapter: [`crate::tui::screen`] decides what is shown and what a key does.
 //!
 //! Guarantees:
 //! - However the interface ends, the terminal is restored, if the client still reads the output.
@@ -21,12 +21,12 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use crate::Error;
 use crate::commands::execute::perform;
 use crate::commands::session::{Actor, Answer};
-use crate::screen::keys::{Key, Keys};
-use crate::screen::{Deed, Screen, Shown, draw};
 use crate::ssh::channel_output::Console;
 use crate::ssh::listener::Ends;
 use crate::tenant::{PROGRESS_LINES, Progress};
-use crate::terminal::{ENTER, LEAVE, Look, Terminal};
+use crate::tui::screen::keys::{Key, Keys};
+use crate::tui::screen::{Deed, Screen, Shown, draw};
+use crate::tui::terminal::{ENTER, LEAVE, Look, Terminal};
 
 /// Interval at which ages are redrawn.
 const TICK: Duration = Duration::from_secs(1);

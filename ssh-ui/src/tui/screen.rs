@@ -1,5 +1,5 @@
 //! State of the full-screen interface: what it shows, and what a key does. Pure: the caller
-//! ([`crate::interface`]) owns the clock, the channel and the connection to the host.
+//! ([`crate::tui::session`]) owns the clock, the channel and the connection to the host.
 //!
 //! ```text
 //!  bytes ─▶ keys ─▶ Screen::press ─▶ Deed: a command line, as over `ssh HOST LINE` ─▶ Screen::tell
