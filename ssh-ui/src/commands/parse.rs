@@ -203,7 +203,7 @@ impl Command {
 }
 
 /// Returns whether a command of this name exists.
-pub(crate) fn exists(name: &str) -> bool {
+pub(crate) fn is_command(name: &str) -> bool {
     Request::command()
         .get_subcommands()
         .any(|command| command.get_name() == name)

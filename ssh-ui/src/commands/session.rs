@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::audit::{Audit, Door};
-use crate::commands::parse::{self, Misread, Request};
+use crate::commands::parse::{Misread, Request, parse, parse_for_program};
 use crate::commands::report::to_json;
 use crate::identity::key_registry::Identity;
 use crate::identity::token::Permit;
@@ -73,8 +73,8 @@ impl Actor {
         let permitted = self.shared.permit(&self.identity);
         let audit = self.begin(&permitted, &String::from_utf8_lossy(line));
         let read = match self.permit {
-            Some(_) => parse::parse_for_program(line),
-            None => parse::parse(line),
+            Some(_) => parse_for_program(line),
+            None => parse(line),
         };
         let (name, json, result) = match (permitted, read) {
             (Err(error), Ok(request)) => (request.command.as_str(), request.json, Err(error)),

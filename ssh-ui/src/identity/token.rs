@@ -23,7 +23,7 @@ use russh::keys::ssh_key::{self, Algorithm, SshSig};
 use russh::keys::{HashAlg, PublicKey};
 use serde::Deserialize;
 
-use crate::commands::parse;
+use crate::commands::parse::is_command;
 use crate::identity::key_registry::fingerprint;
 
 /// Prefix of a token; it identifies the format's version.
@@ -199,7 +199,7 @@ impl Token {
         if Duration::from_secs(left.unsigned_abs()) > rules.longest {
             return Err(TokenError::Lasting(rules.longest));
         }
-        if let Some(name) = claims.commands.iter().find(|name| !parse::exists(name)) {
+        if let Some(name) = claims.commands.iter().find(|name| !is_command(name)) {
             return Err(TokenError::Command(name.chars().take(32).collect()));
         }
         Ok(Permit {

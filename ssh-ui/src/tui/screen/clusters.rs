@@ -10,7 +10,7 @@ use yoke_api::usage::UsageStatus;
 use yoke_api::{Cluster, ConditionType};
 use yoke_view::render::find;
 
-use super::clip;
+use super::text::clip;
 
 /// Maximum number of stored Clusters; `ssh HOST clusters` shows more.
 const ROWS: usize = 500;

@@ -1,27 +1,27 @@
 //! Draws the state as cells, at any size. Every color repeats what a word says.
 
 mod dialogue;
+mod style;
 
 use jiff::Timestamp;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Color, Modifier, Style};
+use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph, Row as Cells, Table, TableState, Wrap};
 use yoke_api::cluster::{DesiredState, Phase};
 use yoke_view::render::{phase_text, seconds_text, span};
 
+use self::style::{BOLD, REVERSED};
 use super::clusters::Row;
 use super::events;
-use super::{Mode, Screen, is_join};
+use super::state::{Mode, Screen, is_join};
 
 /// Smallest size at which the interface is drawn: columns and rows.
 const SMALLEST: (u16, u16) = (20, 5);
 /// Minimum heights for the message of the selected Cluster, and for events.
 const ROOM_FOR_MESSAGE: u16 = 8;
 const ROOM_FOR_EVENTS: u16 = 16;
-const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
-const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 const NONE: &str = "-";
 const COST: &str = "COST";
 

@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use kube::runtime::watcher;
 use yoke_view::render::time_of;
 
-use super::clip;
+use super::text::clip;
 
 /// Maximum number of stored events.
 const EVENTS: usize = 100;

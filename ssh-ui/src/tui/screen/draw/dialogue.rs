@@ -6,9 +6,9 @@ use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 
-use super::{BOLD, REVERSED};
+use super::style::{BOLD, REVERSED};
 use crate::tui::screen::form::{Field, Form};
-use crate::tui::screen::{Mode, Screen};
+use crate::tui::screen::state::{Mode, Screen};
 
 /// Maximum width of a box.
 const WIDTH: u16 = 62;

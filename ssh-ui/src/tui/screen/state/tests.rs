@@ -5,6 +5,7 @@ use serde_json::json;
 use yoke_api::cluster::Phase;
 
 use super::*;
+use crate::tui::screen::text::TEXT_MAX;
 
 fn identity() -> Identity {
     Identity {
