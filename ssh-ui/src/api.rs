@@ -45,7 +45,7 @@ use crate::identity::key_registry::Identity;
 use crate::identity::token::{Permit, Rules, Token, TokenError};
 use crate::limits::slots::Seat;
 use crate::shared::Shared;
-use crate::ssh::deadline_stream::Leash;
+use crate::ssh::deadline_stream::DeadlineStream;
 use crate::ssh::listener::{Ends, Listener, ServeError, until_over};
 use crate::tenant::PROGRESS_LINES;
 
@@ -136,7 +136,7 @@ async fn connect(door: Arc<Door>, stream: TcpStream, seat: Seat, ends: Ends) {
     let (login, logged_in) = watch::channel(false);
     let drain = ends.drain.clone();
     let over = until_over(logged_in, ends).boxed().shared();
-    let stream = Leash::new(stream, over.clone());
+    let stream = DeadlineStream::new(stream, over.clone());
     let (source, limit) = (seat.source(), door.shared.write_limit);
     let acceptor = TlsAcceptor::from(only_http1(&door.tls.borrow()));
     let answered = Notify::new();

@@ -9,13 +9,13 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A stream whose reads and writes fail once `end` has resolved.
-pub struct Leash<S> {
+pub struct DeadlineStream<S> {
     stream: S,
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
     over: bool,
 }
 
-impl<S> Leash<S> {
+impl<S> DeadlineStream<S> {
     /// Wraps a stream.
     pub fn new(stream: S, end: impl Future<Output = ()> + Send + 'static) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl<S> Leash<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Leash<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for DeadlineStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -45,7 +45,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Leash<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Leash<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for DeadlineStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
@@ -71,14 +71,17 @@ mod tests {
     async fn a_silent_peer_is_left() {
         let (near, mut far) = tokio::io::duplex(64);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
-        let mut leash = Leash::new(near, async {
+        let mut stream = DeadlineStream::new(near, async {
             let _ = ended.await;
         });
         far.write_all(b"a").await.unwrap();
-        assert_eq!(leash.read_u8().await.unwrap(), b'a');
+        assert_eq!(stream.read_u8().await.unwrap(), b'a');
         let reading = tokio::spawn(async move {
-            let read = leash.read_u8().await;
-            (read.map_err(|error| error.kind()), leash.write_all(b"b").await.is_err())
+            let read = stream.read_u8().await;
+            (
+                read.map_err(|error| error.kind()),
+                stream.write_all(b"b").await.is_err(),
+            )
         });
         end.send(()).unwrap();
         assert_eq!(reading.await.unwrap(), (Err(io::ErrorKind::TimedOut), true));

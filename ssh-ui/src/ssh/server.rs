@@ -17,7 +17,7 @@ use yoke_runtime::Drain;
 use crate::limits::slots::Seat;
 use crate::shared::Shared;
 use crate::ssh::connection::Connection;
-use crate::ssh::deadline_stream::Leash;
+use crate::ssh::deadline_stream::DeadlineStream;
 use crate::ssh::listener::{Ends, Listener, ServeError, until_over};
 
 /// Maximum number of keys that a client may offer. SSH agents offer all their keys.
@@ -80,7 +80,7 @@ async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, ends: Ends)
     let _ = stream.set_nodelay(true);
     let (login, logged_in) = watch::channel(false);
     let over = until_over(logged_in, ends.clone()).boxed().shared();
-    let stream = Leash::new(stream, over.clone());
+    let stream = DeadlineStream::new(stream, over.clone());
     let seat = Arc::new(seat);
     let connection = Connection::new(Arc::clone(seat.shared()), &seat, login, ends);
     let served = async { russh::server::run_stream(config, stream, connection).await?.await };
