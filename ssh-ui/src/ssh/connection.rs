@@ -24,7 +24,7 @@ use crate::ssh::channel_output::Console;
 use crate::ssh::listener::Ends;
 use crate::ssh::sftp::Files;
 use crate::tenant::TenantHost;
-use crate::tui::session::{Desk, interact};
+use crate::tui::session::{TuiSession, interact};
 use crate::tui::terminal::{Profile, to_size};
 
 /// Maximum number of channels of a connection that are open or still execute a command after they
@@ -132,7 +132,7 @@ impl Connection {
         session.channel_success(id)?;
         let size = idle.size.take().unwrap_or_default();
         let (near, input) = tokio::io::duplex(INPUT);
-        let desk = Desk {
+        let terminal_session = TuiSession {
             console: Console::new(idle.writer, true, self.shared.write_limit),
             input,
             size: size.subscribe(),
@@ -142,7 +142,7 @@ impl Connection {
         self.spawn(id, Some(near), Some(size), |closed| async move {
             // Closing the channel ends the input, which ends the interface.
             let _held = (closed, shown);
-            interact(&actor, desk, ends).await;
+            interact(&actor, terminal_session, ends).await;
         });
         Ok(())
     }

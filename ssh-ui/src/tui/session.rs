@@ -39,7 +39,7 @@ const ESCAPE: Duration = Duration::from_millis(50);
 const IDLE_SHARE: f64 = 0.9;
 
 /// A client's terminal: its output, its input and its size.
-pub struct Desk {
+pub struct TuiSession {
     /// Output to the terminal.
     pub console: Console,
     /// Input from the terminal.
@@ -51,20 +51,20 @@ pub struct Desk {
 }
 
 /// Runs the interface until it ends, and closes the channel.
-pub async fn interact(actor: &Actor, mut desk: Desk, ends: Ends) {
-    let result = actor.look(|| Session::run(actor, &mut desk, ends)).await;
+pub async fn interact(actor: &Actor, mut terminal_session: TuiSession, ends: Ends) {
+    let result = actor.look(|| RunningTui::run(actor, &mut terminal_session, ends)).await;
     let code = match &result {
         Ok(()) => 0,
         Err(error) => {
-            desk.console.say(&error.to_text(false)).await;
+            terminal_session.console.say(&error.to_text(false)).await;
             error.exit_code()
         }
     };
-    desk.console.end(code).await;
+    terminal_session.console.end(code).await;
 }
 
 /// The running interface.
-struct Session<'a> {
+struct RunningTui<'a> {
     actor: &'a Actor,
     console: &'a Console,
     screen: Screen,
@@ -84,11 +84,11 @@ struct Session<'a> {
     idle_at: Instant,
 }
 
-impl<'a> Session<'a> {
-    async fn run(actor: &'a Actor, desk: &'a mut Desk, ends: Ends) -> Result<(), Error> {
-        let (console, size) = (&desk.console, &mut desk.size);
+impl<'a> RunningTui<'a> {
+    async fn run(actor: &'a Actor, terminal_session: &'a mut TuiSession, ends: Ends) -> Result<(), Error> {
+        let (console, size) = (&terminal_session.console, &mut terminal_session.size);
         let idle = ends.idle.mul_f64(IDLE_SHARE);
-        let Ok(terminal) = ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), desk.look));
+        let Ok(terminal) = ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), terminal_session.look));
         let mut session = Self {
             actor,
             console,
@@ -104,7 +104,7 @@ impl<'a> Session<'a> {
             idle_at: Instant::now() + idle,
         };
         console.send(ENTER).await;
-        let result = session.follow(&mut desk.input, size, ends).await;
+        let result = session.follow(&mut terminal_session.input, size, ends).await;
         if !session.is_away {
             console.send(LEAVE).await;
         }
