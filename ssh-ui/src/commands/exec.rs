@@ -18,12 +18,12 @@ use crate::tui::screen::form::edit;
 use crate::tui::screen::keys::{Key, Keys};
 
 /// Reads the keys that a client types during a command. Keys typed before a prompt are discarded.
-pub struct Typed {
+pub struct PromptReader {
     input: Option<DuplexStream>,
     keys: Keys,
 }
 
-impl Typed {
+impl PromptReader {
     /// Reads from a terminal's input. Without an input there are no keys.
     pub fn new(input: Option<DuplexStream>) -> Self {
         Self {
@@ -76,12 +76,12 @@ pub async fn run(
     actor: &Actor,
     line: &[u8],
     console: &Console,
-    mut typed: Typed,
+    mut prompt: PromptReader,
     closed: oneshot::Receiver<()>,
 ) -> u32 {
-    let typed = &mut typed;
+    let prompt = &mut prompt;
     let work = async |mut request: Request| {
-        confirm(&mut request, console, typed).await?;
+        confirm(&mut request, console, prompt).await?;
         // The key may have been removed from the Tenant while the prompt was open.
         actor.shared().know(actor.identity())?;
         if let Command::WorkerBinary { architecture } = &request.command {
@@ -92,7 +92,7 @@ pub async fn run(
         let (progress, lines) = mpsc::channel(PROGRESS_LINES);
         let host = actor.host()?;
         let work = perform(&host, actor.identity(), &request, &progress);
-        show(work, lines, console, typed, closed).await
+        show(work, lines, console, prompt, closed).await
     };
     let answer = actor.act(line, work).await;
     match answer.result {
@@ -105,7 +105,7 @@ pub async fn run(
 }
 
 /// On a terminal, prompts for the name of the Cluster to delete. Programs pass `--yes`.
-async fn confirm(request: &mut Request, console: &Console, typed: &mut Typed) -> Result<(), Error> {
+async fn confirm(request: &mut Request, console: &Console, prompt: &mut PromptReader) -> Result<(), Error> {
     let Command::Delete { change, yes } = &mut request.command else {
         return Ok(());
     };
@@ -117,7 +117,7 @@ async fn confirm(request: &mut Request, console: &Console, typed: &mut Typed) ->
     console.say(&prompt).await;
     let mut text = String::new();
     loop {
-        let keys = typed.next().await;
+        let keys = prompt.next().await;
         if keys.is_empty() {
             return Err(Error::NotConfirmed(name.clone()));
         }
@@ -147,11 +147,11 @@ async fn show(
     work: impl Future<Output = Result<String, Error>>,
     mut lines: mpsc::Receiver<String>,
     console: &Console,
-    typed: &mut Typed,
+    prompt: &mut PromptReader,
     closed: oneshot::Receiver<()>,
 ) -> Result<String, Error> {
     let (mut work, mut closed) = (pin!(work), pin!(closed.fuse()));
-    let mut interrupt = pin!(typed.interrupt().fuse());
+    let mut interrupt = pin!(prompt.interrupt().fuse());
     let result = loop {
         tokio::select! {
             result = &mut work => break result,

@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinSet, unconstrained};
 
 use crate::audit;
-use crate::commands::exec::{self, Typed};
+use crate::commands::exec::{self, PromptReader};
 use crate::commands::session::Actor;
 use crate::identity::key_registry::{Identity, fingerprint};
 use crate::limits::slots::{Seat, Shown};
@@ -107,9 +107,9 @@ impl Connection {
         session.channel_success(id)?;
         // Only a terminal sends keys; other input of a command is not used.
         let (near, far) = idle.size.is_some().then(|| tokio::io::duplex(INPUT)).unzip();
-        let (console, typed, line) = (self.console(idle), Typed::new(far), line.to_vec());
+        let (console, prompt, line) = (self.console(idle), PromptReader::new(far), line.to_vec());
         self.spawn(id, near, None, |closed| async move {
-            let code = exec::run(&actor, &line, &console, typed, closed).await;
+            let code = exec::run(&actor, &line, &console, prompt, closed).await;
             console.end(code).await;
         });
         Ok(())
