@@ -43,7 +43,7 @@ use crate::commands::parse::LINE_MAX;
 use crate::commands::session::{Actor, Answer};
 use crate::identity::key_registry::Identity;
 use crate::identity::token::{Permit, Rules, Token, TokenError};
-use crate::limits::slots::Seat;
+use crate::limits::slots::ConnectionSlot;
 use crate::shared::Shared;
 use crate::ssh::deadline_stream::DeadlineStream;
 use crate::ssh::listener::{Ends, Listener, ServeError, until_over};
@@ -76,7 +76,7 @@ struct Door {
 /// One connection, which carries one request.
 struct Visit {
     door: Arc<Door>,
-    seat: Seat,
+    slot: ConnectionSlot,
     login: watch::Sender<bool>,
     drain: Drain,
     answered: Notify,
@@ -108,7 +108,7 @@ impl Api {
             rules,
             tls,
         });
-        let connect = |stream, seat, ends| connect(Arc::clone(&door), stream, seat, ends);
+        let connect = |stream, slot, ends| connect(Arc::clone(&door), stream, slot, ends);
         // An answer would need a TLS handshake, which a connection without a slot does not get.
         let turn_away = async |_, _| {};
         self.listener.serve(&shared, idle, drain, connect, turn_away).await;
@@ -131,18 +131,18 @@ pub async fn keep_certificate(mut reload: Reload, drain: Drain) -> Result<(), Tl
     Ok(())
 }
 
-async fn connect(door: Arc<Door>, stream: TcpStream, seat: Seat, ends: Ends) {
+async fn connect(door: Arc<Door>, stream: TcpStream, slot: ConnectionSlot, ends: Ends) {
     let _ = stream.set_nodelay(true);
     let (login, logged_in) = watch::channel(false);
     let drain = ends.drain.clone();
     let over = until_over(logged_in, ends).boxed().shared();
     let stream = DeadlineStream::new(stream, over.clone());
-    let (source, limit) = (seat.source(), door.shared.write_limit);
+    let (source, limit) = (slot.source(), door.shared.write_limit);
     let acceptor = TlsAcceptor::from(only_http1(&door.tls.borrow()));
     let answered = Notify::new();
     let visit = Visit {
         door,
-        seat,
+        slot,
         login,
         drain,
         answered,
@@ -187,7 +187,7 @@ impl Visit {
         let shared = &self.door.shared;
         let response = match self.let_in(request).await {
             Ok((identity, permit, line)) => {
-                let actor = Actor::new(Arc::clone(shared), identity, self.seat.source());
+                let actor = Actor::new(Arc::clone(shared), identity, self.slot.source());
                 let answer = run(&actor.within(permit), &line, &self.drain).await;
                 build_answer(answer.result)
             }
@@ -211,7 +211,7 @@ impl Visit {
             Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => return Err(Refusal::Long),
             Ok(Err(_)) | Err(_) => return Err(Refusal::Incomplete),
         };
-        if !self.seat.admit(&identity.tenant) {
+        if !self.slot.admit(&identity.tenant) {
             return Err(Refusal::TenantFull);
         }
         self.login.send_replace(true);
@@ -233,7 +233,7 @@ impl Visit {
         });
         judged.map_err(|error| {
             shared.metrics.count_refused_token(error.as_str());
-            audit::refused_token(&error, signer.as_deref(), self.seat.source());
+            audit::refused_token(&error, signer.as_deref(), self.slot.source());
             Refusal::Token(error)
         })
     }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::Error;
 use crate::commands::session::Actor;
-use crate::limits::slots::Delivery;
+use crate::limits::slots::DownloadSlot;
 use crate::ssh::channel_output::Console;
 
 const PREFIX: &str = "yoke-worker-";
@@ -38,8 +38,8 @@ pub async fn send(
     }
     let folder = actor.shared().worker_binaries.as_deref().ok_or(Error::NoBinaries)?;
     let name = choose(architecture, &list(folder).await?)?;
-    let delivery = Delivery::take(actor.shared(), &actor.identity().tenant);
-    let _held = delivery.ok_or(Error::TooManyDownloads)?;
+    let slot = DownloadSlot::take(actor.shared(), &actor.identity().tenant);
+    let _held = slot.ok_or(Error::TooManyDownloads)?;
     let file = File::open(folder.join(name)).await.map_err(Error::Binary)?;
     tokio::select! {
         biased;

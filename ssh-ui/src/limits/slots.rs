@@ -8,13 +8,13 @@ use std::time::Instant;
 use crate::shared::Shared;
 
 /// The slot of a connection.
-pub struct Seat {
+pub struct ConnectionSlot {
     shared: Arc<Shared>,
     source: IpAddr,
     tenant: OnceLock<String>,
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// Takes a slot for a new connection, or returns the text for a client that gets none.
     pub fn take(shared: &Arc<Shared>, source: IpAddr) -> Result<Self, &'static str> {
         let source = source.to_canonical();
@@ -59,7 +59,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let tenant = self.tenant.get().map(String::as_str);
         self.shared.gate().leave(self.source, tenant);
@@ -68,12 +68,12 @@ impl Drop for Seat {
 }
 
 /// The slot of a Tenant's full-screen interface.
-pub struct Shown {
+pub struct InterfaceSlot {
     shared: Arc<Shared>,
     tenant: String,
 }
 
-impl Shown {
+impl InterfaceSlot {
     /// Takes a slot, if the Tenant has a free one.
     pub fn take(shared: &Arc<Shared>, tenant: &str) -> Option<Self> {
         shared.gate().show(tenant).then(|| Self {
@@ -83,19 +83,19 @@ impl Shown {
     }
 }
 
-impl Drop for Shown {
+impl Drop for InterfaceSlot {
     fn drop(&mut self) {
         self.shared.gate().hide(&self.tenant);
     }
 }
 
 /// The slot of a Tenant's download of a worker program.
-pub struct Delivery {
+pub struct DownloadSlot {
     shared: Arc<Shared>,
     tenant: String,
 }
 
-impl Delivery {
+impl DownloadSlot {
     /// Takes a slot, if the Tenant has a free one.
     pub fn take(shared: &Arc<Shared>, tenant: &str) -> Option<Self> {
         shared.gate().deliver(tenant).then(|| Self {
@@ -105,7 +105,7 @@ impl Delivery {
     }
 }
 
-impl Drop for Delivery {
+impl Drop for DownloadSlot {
     fn drop(&mut self) {
         self.shared.gate().delivered(&self.tenant);
     }

@@ -17,7 +17,7 @@ use crate::audit;
 use crate::commands::exec::{self, PromptReader};
 use crate::commands::session::Actor;
 use crate::identity::key_registry::{Identity, fingerprint};
-use crate::limits::slots::{Seat, Shown};
+use crate::limits::slots::{ConnectionSlot, InterfaceSlot};
 use crate::shared::Shared;
 use crate::ssh::banner::{SHOWN_MAX, build_full, build_refusal};
 use crate::ssh::channel_output::Console;
@@ -41,7 +41,7 @@ const INPUT: usize = 64 * 1024;
 /// The server's side of a connection.
 pub struct Connection {
     shared: Arc<Shared>,
-    seat: Weak<Seat>,
+    slot: Weak<ConnectionSlot>,
     source: IpAddr,
     login: watch::Sender<bool>,
     offered: Vec<String>,
@@ -76,12 +76,12 @@ struct Busy {
 impl Connection {
     /// Creates an unauthenticated connection with a slot. `login` becomes true after the
     /// authentication.
-    pub fn new(shared: Arc<Shared>, seat: &Arc<Seat>, login: watch::Sender<bool>, ends: Ends) -> Self {
+    pub fn new(shared: Arc<Shared>, slot: &Arc<ConnectionSlot>, login: watch::Sender<bool>, ends: Ends) -> Self {
         Self {
             shared,
             // A connection that cannot be ended must not keep its slot.
-            seat: Arc::downgrade(seat),
-            source: seat.source(),
+            slot: Arc::downgrade(slot),
+            source: slot.source(),
             login,
             offered: Vec::new(),
             full: false,
@@ -119,11 +119,11 @@ impl Connection {
     /// runs the default command instead.
     fn show(&mut self, id: ChannelId, session: &mut Session) -> Result<(), russh::Error> {
         let has_screen = |idle: &Idle| idle.size.is_some() && idle.profile.has_screen();
-        let shown = match (self.idle.get(&id).is_some_and(has_screen), &self.identity) {
-            (true, Some(identity)) => Shown::take(&self.shared, &identity.tenant),
+        let interface_slot = match (self.idle.get(&id).is_some_and(has_screen), &self.identity) {
+            (true, Some(identity)) => InterfaceSlot::take(&self.shared, &identity.tenant),
             _ => None,
         };
-        let Some(shown) = shown else {
+        let Some(interface_slot) = interface_slot else {
             return self.start(id, b"", session);
         };
         let (Some(mut idle), Some(actor)) = (self.idle.remove(&id), self.actor()) else {
@@ -141,7 +141,7 @@ impl Connection {
         let ends = self.ends.clone();
         self.spawn(id, Some(near), Some(size), |closed| async move {
             // Closing the channel ends the input, which ends the interface.
-            let _held = (closed, shown);
+            let _held = (closed, interface_slot);
             interact(&actor, terminal_session, ends).await;
         });
         Ok(())
@@ -209,8 +209,8 @@ impl Handler for Connection {
         let Some(identity) = identity else {
             return Ok(Auth::reject());
         };
-        let seated = self.seat.upgrade().is_some_and(|seat| seat.admit(&identity.tenant));
-        if !seated {
+        let has_slot = self.slot.upgrade().is_some_and(|slot| slot.admit(&identity.tenant));
+        if !has_slot {
             self.full = true;
             return Ok(Auth::reject());
         }

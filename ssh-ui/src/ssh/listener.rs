@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use yoke_runtime::{AcceptBackoff, Drain};
 
-use crate::limits::slots::Seat;
+use crate::limits::slots::ConnectionSlot;
 use crate::shared::Shared;
 
 /// How long a client may take to authenticate.
@@ -84,7 +84,7 @@ impl Listener {
         connect: C,
         turn_away: T,
     ) where
-        C: Fn(TcpStream, Seat, Ends) -> F,
+        C: Fn(TcpStream, ConnectionSlot, Ends) -> F,
         T: Fn(TcpStream, &'static str) -> G,
         F: Future<Output = ()> + Send + 'static,
         G: Future<Output = ()>,
@@ -97,8 +97,8 @@ impl Listener {
         while let Some(accepted) = drain.until_started(self.listener.accept()).await {
             while connections.try_join_next().is_some() {}
             match accepted {
-                Ok((stream, peer)) => match Seat::take(shared, peer.ip()) {
-                    Ok(seat) => {
+                Ok((stream, peer)) => match ConnectionSlot::take(shared, peer.ip()) {
+                    Ok(slot) => {
                         if let Err(error) = keep_alive(&stream) {
                             tracing::debug!(%error, "connection without keepalive");
                         }
@@ -107,7 +107,7 @@ impl Listener {
                             idle,
                             last: tokio::time::Instant::now() + LIFETIME,
                         };
-                        connections.spawn(connect(stream, seat, ends));
+                        connections.spawn(connect(stream, slot, ends));
                     }
                     Err(advice) => turn_away(stream, advice).await,
                 },

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use yoke_runtime::Drain;
 
-use crate::limits::slots::Seat;
+use crate::limits::slots::ConnectionSlot;
 use crate::shared::Shared;
 use crate::ssh::connection::Connection;
 use crate::ssh::deadline_stream::DeadlineStream;
@@ -63,7 +63,7 @@ impl Server {
         drain: Drain,
     ) -> Result<(), ServeError> {
         let config = Arc::new(build_config(key, idle));
-        let connect = |stream, seat, ends| connect(stream, seat, Arc::clone(&config), ends);
+        let connect = |stream, slot, ends| connect(stream, slot, Arc::clone(&config), ends);
         self.listener.serve(&shared, idle, drain, connect, turn_away).await;
         Ok(())
     }
@@ -76,13 +76,13 @@ async fn turn_away(mut stream: TcpStream, advice: &'static str) {
     let _ = tokio::time::timeout(Duration::from_millis(10), stream.write_all(line.as_bytes())).await;
 }
 
-async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, ends: Ends) {
+async fn connect(stream: TcpStream, slot: ConnectionSlot, config: Arc<Config>, ends: Ends) {
     let _ = stream.set_nodelay(true);
     let (login, logged_in) = watch::channel(false);
     let over = until_over(logged_in, ends.clone()).boxed().shared();
     let stream = DeadlineStream::new(stream, over.clone());
-    let seat = Arc::new(seat);
-    let connection = Connection::new(Arc::clone(seat.shared()), &seat, login, ends);
+    let slot = Arc::new(slot);
+    let connection = Connection::new(Arc::clone(slot.shared()), &slot, login, ends);
     let served = async { russh::server::run_stream(config, stream, connection).await?.await };
     // The library runs the session in a task that cannot be cancelled. If it hangs, the slot is
     // returned all the same.
@@ -90,10 +90,10 @@ async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, ends: Ends)
         biased;
         ended = served => {
             if let Err(error) = ended {
-                tracing::debug!(source = %seat.source(), %error, "connection ended");
+                tracing::debug!(source = %slot.source(), %error, "connection ended");
             }
         }
-        () = over => tracing::debug!(source = %seat.source(), "connection left"),
+        () = over => tracing::debug!(source = %slot.source(), "connection left"),
     }
 }
 
