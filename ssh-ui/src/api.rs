@@ -2,7 +2,7 @@
 //! in the body. An adapter of the HTTP library.
 //!
 //! ```text
-//!  TLS ─▶ a slot and a deadline, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ actor ─▶ perform
+//!  TLS ─▶ a slot and a deadline, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ client ─▶ perform
 //! ```
 //!
 //! Guarantees:
@@ -40,7 +40,7 @@ use self::reply::{Refusal, build_answer, build_refusal};
 use crate::audit;
 use crate::commands::execute::perform;
 use crate::commands::parse::LINE_MAX;
-use crate::commands::session::{Actor, Answer};
+use crate::commands::session::{Answer, ClientSession};
 use crate::identity::key_registry::Identity;
 use crate::identity::token::{Permit, Rules, Token, TokenError};
 use crate::limits::slots::ConnectionSlot;
@@ -187,8 +187,8 @@ impl Visit {
         let shared = &self.door.shared;
         let response = match self.let_in(request).await {
             Ok((identity, permit, line)) => {
-                let actor = Actor::new(Arc::clone(shared), identity, self.slot.source());
-                let answer = run(&actor.within(permit), &line, &self.drain).await;
+                let client = ClientSession::new(Arc::clone(shared), identity, self.slot.source());
+                let answer = run(&client.restricted_to(permit), &line, &self.drain).await;
                 build_answer(answer.result)
             }
             Err(refusal) => build_refusal(&refusal, &self.door.rules, shared.contact.as_deref()),
@@ -254,10 +254,10 @@ fn read_token(head: &HeaderMap) -> Result<Token, TokenError> {
 }
 
 /// Executes the line as SSH would. Commands stop waiting once the process drains.
-async fn run(actor: &Actor, line: &[u8], drain: &Drain) -> Answer {
+async fn run(client: &ClientSession, line: &[u8], drain: &Drain) -> Answer {
     let (progress, mut told) = mpsc::channel(PROGRESS_LINES);
-    let work = async |request| perform(&actor.host()?, actor.identity(), &request, &progress).await;
-    let mut answer = pin!(actor.act(line, work));
+    let work = async |request| perform(&client.host()?, client.identity(), &request, &progress).await;
+    let mut answer = pin!(client.run_command(line, work));
     let mut ending = pin!(drain.started().fuse());
     loop {
         tokio::select! {

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::Error;
 use crate::commands::execute::perform;
 use crate::commands::parse::{Command, Request};
-use crate::commands::session::Actor;
+use crate::commands::session::ClientSession;
 use crate::commands::worker_binary;
 use crate::ssh::channel_output::Console;
 use crate::tenant::PROGRESS_LINES;
@@ -73,7 +73,7 @@ impl PromptReader {
 /// Runs a command line and returns its exit code. When the channel is `closed`, the command
 /// continues but no longer waits.
 pub async fn run(
-    actor: &Actor,
+    client: &ClientSession,
     line: &[u8],
     console: &Console,
     mut prompt: PromptReader,
@@ -83,18 +83,18 @@ pub async fn run(
     let work = async |mut request: Request| {
         confirm(&mut request, console, prompt).await?;
         // The key may have been removed from the Tenant while the prompt was open.
-        actor.shared().know(actor.identity())?;
+        client.shared().know(client.identity())?;
         if let Command::WorkerBinary { architecture } = &request.command {
-            return worker_binary::send(actor, architecture, console, closed)
+            return worker_binary::send(client, architecture, console, closed)
                 .await
                 .map(|()| String::new());
         }
         let (progress, lines) = mpsc::channel(PROGRESS_LINES);
-        let host = actor.host()?;
-        let work = perform(&host, actor.identity(), &request, &progress);
+        let host = client.host()?;
+        let work = perform(&host, client.identity(), &request, &progress);
         show(work, lines, console, prompt, closed).await
     };
-    let answer = actor.act(line, work).await;
+    let answer = client.run_command(line, work).await;
     match answer.result {
         Ok(text) => u32::from(!console.put(&text).await),
         Err(error) => {

@@ -15,7 +15,7 @@ use crate::tenant::TenantHost;
 
 /// An authenticated client of one connection.
 #[derive(Clone)]
-pub struct Actor {
+pub struct ClientSession {
     shared: Arc<Shared>,
     identity: Identity,
     source: IpAddr,
@@ -31,7 +31,7 @@ pub struct Answer {
     pub result: Result<String, Error>,
 }
 
-impl Actor {
+impl ClientSession {
     /// Returns a client that has authenticated with an SSH key, connected from `source`.
     pub fn new(shared: Arc<Shared>, identity: Identity, source: IpAddr) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl Actor {
     }
 
     /// Restricts the client to the permissions of an API token; the client is then a program.
-    pub fn within(self, permit: Permit) -> Self {
+    pub fn restricted_to(self, permit: Permit) -> Self {
         Self {
             permit: Some(permit),
             ..self
@@ -66,7 +66,7 @@ impl Actor {
     }
 
     /// Parses a command line, checks that the client may execute it, and executes it with `work`.
-    pub async fn act<F>(&self, line: &[u8], work: impl FnOnce(Request) -> F) -> Answer
+    pub async fn run_command<F>(&self, line: &[u8], work: impl FnOnce(Request) -> F) -> Answer
     where
         F: Future<Output = Result<String, Error>>,
     {
@@ -102,7 +102,7 @@ impl Actor {
     }
 
     /// Runs the full-screen interface with `work`, if the client may use it.
-    pub async fn look<F>(&self, work: impl FnOnce() -> F) -> Result<(), Error>
+    pub async fn run_interface<F>(&self, work: impl FnOnce() -> F) -> Result<(), Error>
     where
         F: Future<Output = Result<(), Error>>,
     {

@@ -14,7 +14,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::sync::oneshot;
 
 use crate::Error;
-use crate::commands::session::Actor;
+use crate::commands::session::ClientSession;
 use crate::limits::slots::DownloadSlot;
 use crate::ssh::channel_output::Console;
 
@@ -28,7 +28,7 @@ const ALIASES: &[(&str, &str)] = &[("x86_64", "amd64"), ("aarch64", "arm64")];
 
 /// Sends the program for an architecture, until it is complete or the channel is `closed`.
 pub async fn send(
-    actor: &Actor,
+    client: &ClientSession,
     architecture: &str,
     console: &Console,
     closed: oneshot::Receiver<()>,
@@ -36,9 +36,9 @@ pub async fn send(
     if console.is_terminal() {
         return Err(Error::BinaryElsewhere);
     }
-    let folder = actor.shared().worker_binaries.as_deref().ok_or(Error::NoBinaries)?;
+    let folder = client.shared().worker_binaries.as_deref().ok_or(Error::NoBinaries)?;
     let name = choose(architecture, &list(folder).await?)?;
-    let slot = DownloadSlot::take(actor.shared(), &actor.identity().tenant);
+    let slot = DownloadSlot::take(client.shared(), &client.identity().tenant);
     let _held = slot.ok_or(Error::TooManyDownloads)?;
     let file = File::open(folder.join(name)).await.map_err(Error::Binary)?;
     tokio::select! {

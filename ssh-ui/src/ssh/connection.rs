@@ -15,7 +15,7 @@ use tokio::task::{JoinSet, unconstrained};
 
 use crate::audit;
 use crate::commands::exec::{self, PromptReader};
-use crate::commands::session::Actor;
+use crate::commands::session::ClientSession;
 use crate::identity::key_registry::{Identity, fingerprint};
 use crate::limits::slots::{ConnectionSlot, InterfaceSlot};
 use crate::shared::Shared;
@@ -94,14 +94,14 @@ impl Connection {
         }
     }
 
-    fn actor(&self) -> Option<Actor> {
+    fn client(&self) -> Option<ClientSession> {
         let identity = self.identity.clone()?;
-        Some(Actor::new(Arc::clone(&self.shared), identity, self.source))
+        Some(ClientSession::new(Arc::clone(&self.shared), identity, self.source))
     }
 
     /// Starts a command on an idle channel.
     fn start(&mut self, id: ChannelId, line: &[u8], session: &mut Session) -> Result<(), russh::Error> {
-        let (Some(idle), Some(actor)) = (self.idle.remove(&id), self.actor()) else {
+        let (Some(idle), Some(client)) = (self.idle.remove(&id), self.client()) else {
             return session.channel_failure(id);
         };
         session.channel_success(id)?;
@@ -109,7 +109,7 @@ impl Connection {
         let (near, far) = idle.size.is_some().then(|| tokio::io::duplex(INPUT)).unzip();
         let (console, prompt, line) = (self.console(idle), PromptReader::new(far), line.to_vec());
         self.spawn(id, near, None, |closed| async move {
-            let code = exec::run(&actor, &line, &console, prompt, closed).await;
+            let code = exec::run(&client, &line, &console, prompt, closed).await;
             console.end(code).await;
         });
         Ok(())
@@ -126,7 +126,7 @@ impl Connection {
         let Some(interface_slot) = interface_slot else {
             return self.start(id, b"", session);
         };
-        let (Some(mut idle), Some(actor)) = (self.idle.remove(&id), self.actor()) else {
+        let (Some(mut idle), Some(client)) = (self.idle.remove(&id), self.client()) else {
             return session.channel_failure(id);
         };
         session.channel_success(id)?;
@@ -142,7 +142,7 @@ impl Connection {
         self.spawn(id, Some(near), Some(size), |closed| async move {
             // Closing the channel ends the input, which ends the interface.
             let _held = (closed, interface_slot);
-            interact(&actor, terminal_session, ends).await;
+            interact(&client, terminal_session, ends).await;
         });
         Ok(())
     }

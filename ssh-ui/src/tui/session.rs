@@ -20,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::Error;
 use crate::commands::execute::perform;
-use crate::commands::session::{Actor, Answer};
+use crate::commands::session::{Answer, ClientSession};
 use crate::ssh::channel_output::Console;
 use crate::ssh::listener::Ends;
 use crate::tenant::{PROGRESS_LINES, Progress};
@@ -51,8 +51,10 @@ pub struct TuiSession {
 }
 
 /// Runs the interface until it ends, and closes the channel.
-pub async fn interact(actor: &Actor, mut terminal_session: TuiSession, ends: Ends) {
-    let result = actor.look(|| RunningTui::run(actor, &mut terminal_session, ends)).await;
+pub async fn interact(client: &ClientSession, mut terminal_session: TuiSession, ends: Ends) {
+    let result = client
+        .run_interface(|| RunningTui::run(client, &mut terminal_session, ends))
+        .await;
     let code = match &result {
         Ok(()) => 0,
         Err(error) => {
@@ -65,7 +67,7 @@ pub async fn interact(actor: &Actor, mut terminal_session: TuiSession, ends: End
 
 /// The running interface.
 struct RunningTui<'a> {
-    actor: &'a Actor,
+    client: &'a ClientSession,
     console: &'a Console,
     screen: Screen,
     keys: Keys,
@@ -85,14 +87,14 @@ struct RunningTui<'a> {
 }
 
 impl<'a> RunningTui<'a> {
-    async fn run(actor: &'a Actor, terminal_session: &'a mut TuiSession, ends: Ends) -> Result<(), Error> {
+    async fn run(client: &'a ClientSession, terminal_session: &'a mut TuiSession, ends: Ends) -> Result<(), Error> {
         let (console, size) = (&terminal_session.console, &mut terminal_session.size);
         let idle = ends.idle.mul_f64(IDLE_SHARE);
         let Ok(terminal) = ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), terminal_session.look));
         let mut session = Self {
-            actor,
+            client,
             console,
-            screen: Screen::new(actor.identity()),
+            screen: Screen::new(client.identity()),
             keys: Keys::default(),
             terminal,
             deed: None,
@@ -136,9 +138,9 @@ impl<'a> RunningTui<'a> {
         size: &mut watch::Receiver<Size>,
         ends: Ends,
     ) -> Result<(), Error> {
-        let host = self.actor.host()?;
+        let host = self.client.host()?;
         let (mut clusters, mut events) = (host.follow_clusters(), host.follow_events());
-        let mut directory = self.actor.shared().directory.clone();
+        let mut directory = self.client.shared().directory.clone();
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut bytes = [0; 1024];
@@ -163,7 +165,7 @@ impl<'a> RunningTui<'a> {
                 (answer, shown) = settle(&mut self.deed) => self.tell(answer, shown).await?,
                 Some(line) = listen(&mut self.progress) => self.screen.hear(&line),
                 Ok(()) = size.changed() => self.terminal.backend_mut().resize(*size.borrow_and_update()),
-                Ok(()) = directory.changed() => self.actor.shared().know(self.actor.identity())?,
+                Ok(()) = directory.changed() => self.client.shared().know(self.client.identity())?,
                 _ = ticks.tick() => {}
                 () = sleep_until(frame_at), if is_stale => {
                     is_stale = false;
@@ -211,9 +213,9 @@ impl<'a> RunningTui<'a> {
                 Some(Deed::Redraw) => self.come_back(),
                 Some(Deed::GiveUp) => self.progress = None,
                 Some(Deed::Ask { line, shown }) => {
-                    let (actor, (progress, told)) = (self.actor, mpsc::channel(PROGRESS_LINES));
+                    let (client, (progress, told)) = (self.client, mpsc::channel(PROGRESS_LINES));
                     self.progress = Some(told);
-                    self.deed = Some(async move { (carry_out(actor, &line, &progress).await, shown) }.boxed());
+                    self.deed = Some(async move { (carry_out(client, &line, &progress).await, shown) }.boxed());
                 }
             }
             if let Some(page) = self.screen.take_page() {
@@ -267,9 +269,9 @@ impl<'a> RunningTui<'a> {
 }
 
 /// Executes a command line as `ssh HOST LINE` would.
-async fn carry_out(actor: &Actor, line: &str, progress: &Progress) -> Answer {
-    let work = async |request| perform(&actor.host()?, actor.identity(), &request, progress).await;
-    actor.act(line.as_bytes(), work).await
+async fn carry_out(client: &ClientSession, line: &str, progress: &Progress) -> Answer {
+    let work = async |request| perform(&client.host()?, client.identity(), &request, progress).await;
+    client.run_command(line.as_bytes(), work).await
 }
 
 async fn at(time: Option<Instant>) {
