@@ -2,7 +2,7 @@
 //! in the body. An adapter of the HTTP library.
 //!
 //! ```text
-//!  TLS ─▶ a slot and a deadline, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ client ─▶ perform
+//!  TLS ─▶ a slot and a deadline, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ client ─▶ execute
 //! ```
 //!
 //! Guarantees:
@@ -38,7 +38,7 @@ use yoke_runtime::tls::{Reload, TlsConfigs, TlsError};
 
 use self::reply::{Refusal, build_answer, build_refusal};
 use crate::audit;
-use crate::commands::execute::perform;
+use crate::commands::execute::execute;
 use crate::commands::parse::LINE_MAX;
 use crate::commands::session::{Answer, ClientSession};
 use crate::identity::key_registry::Identity;
@@ -256,7 +256,7 @@ fn read_token(head: &HeaderMap) -> Result<Token, TokenError> {
 /// Executes the line as SSH would. Commands stop waiting once the process drains.
 async fn run(client: &ClientSession, line: &[u8], drain: &Drain) -> Answer {
     let (progress, mut told) = mpsc::channel(PROGRESS_LINES);
-    let work = async |request| perform(&client.host()?, client.identity(), &request, &progress).await;
+    let work = async |request| execute(&client.host()?, client.identity(), &request, &progress).await;
     let mut answer = pin!(client.run_command(line, work));
     let mut ending = pin!(drain.started().fuse());
     loop {

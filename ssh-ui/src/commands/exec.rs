@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, DuplexStream};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::Error;
-use crate::commands::execute::perform;
+use crate::commands::execute::execute;
 use crate::commands::parse::{Command, Request};
 use crate::commands::session::ClientSession;
 use crate::commands::worker_binary;
@@ -91,7 +91,7 @@ pub async fn run(
         }
         let (progress, lines) = mpsc::channel(PROGRESS_LINES);
         let host = client.host()?;
-        let work = perform(&host, client.identity(), &request, &progress);
+        let work = execute(&host, client.identity(), &request, &progress);
         show(work, lines, console, prompt, closed).await
     };
     let answer = client.run_command(line, work).await;

@@ -15,7 +15,7 @@ use crate::identity::key_registry::Identity;
 use crate::tenant::{Invitation, Progress, TenantHost, Wanted};
 
 /// Executes a command and returns the text for standard output.
-pub async fn perform(
+pub async fn execute(
     host: &TenantHost,
     identity: &Identity,
     request: &Request,
@@ -242,7 +242,7 @@ mod tests {
         let (progress, _lines) = mpsc::channel(16);
         for line in ["create c --wait --json", "wake c --wait --json"] {
             let request = parse(line.as_bytes()).unwrap();
-            let said = perform(&host, &identity, &request, &progress).await.unwrap();
+            let said = execute(&host, &identity, &request, &progress).await.unwrap();
             let said: Value = serde_json::from_str(&said).unwrap();
             assert_eq!(
                 (&said["name"], &said["ready"]),

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::Error;
-use crate::commands::execute::perform;
+use crate::commands::execute::execute;
 use crate::commands::session::{Answer, ClientSession};
 use crate::ssh::channel_output::Console;
 use crate::ssh::listener::Ends;
@@ -215,7 +215,7 @@ impl<'a> RunningTui<'a> {
                 Some(Deed::Ask { line, shown }) => {
                     let (client, (progress, told)) = (self.client, mpsc::channel(PROGRESS_LINES));
                     self.progress = Some(told);
-                    self.deed = Some(async move { (carry_out(client, &line, &progress).await, shown) }.boxed());
+                    self.deed = Some(async move { (run_line(client, &line, &progress).await, shown) }.boxed());
                 }
             }
             if let Some(page) = self.screen.take_page() {
@@ -269,8 +269,8 @@ impl<'a> RunningTui<'a> {
 }
 
 /// Executes a command line as `ssh HOST LINE` would.
-async fn carry_out(client: &ClientSession, line: &str, progress: &Progress) -> Answer {
-    let work = async |request| perform(&client.host()?, client.identity(), &request, progress).await;
+async fn run_line(client: &ClientSession, line: &str, progress: &Progress) -> Answer {
+    let work = async |request| execute(&client.host()?, client.identity(), &request, progress).await;
     client.run_command(line.as_bytes(), work).await
 }
 
