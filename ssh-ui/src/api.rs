@@ -225,7 +225,7 @@ impl Visit {
         let mut signer = None;
         let judged = read_token(head).and_then(|token| {
             let fingerprint = signer.insert(token.fingerprint());
-            let identity = shared.directory.borrow().find(fingerprint);
+            let identity = shared.keys.borrow().find(fingerprint);
             // Reject an unknown key before the signature check, which is costly.
             let identity = identity.ok_or_else(|| TokenError::UnknownKey(fingerprint.clone()))?;
             let permit = token.verify(&self.door.rules, &identity.tenant, Timestamp::now())?;

@@ -11,8 +11,8 @@ use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
 use crate::api::{Api, keep_certificate};
 use crate::arguments::{ApiArguments, Arguments};
-use crate::identity::key_registry::Directory;
-use crate::identity::tenants_watch::keep_directory;
+use crate::identity::key_registry::KeyRegistry;
+use crate::identity::tenants_watch::keep_key_registry;
 use crate::identity::token::Rules;
 use crate::limits::admission::Gate;
 use crate::metrics::{Metrics, PROCESS};
@@ -45,12 +45,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let client = build_client(config).context("making a client of the host API")?;
     let key = host_key::load(client.clone(), &namespace, &arguments.host_key_secret).await?;
 
-    let (directory, known) = watch::channel(Directory::default());
-    let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
+    let (keys, known) = watch::channel(KeyRegistry::default());
+    let watching = keep_key_registry(client.clone(), keys, metrics.clone(), listed, drain.clone());
     supervisor.spawn("tenants", watching);
     let shared = Arc::new(Shared {
         host: client,
-        directory: known,
+        keys: known,
         gate: Gate::new(arguments.limits(), Instant::now()).into(),
         contact: arguments.contact,
         worker_binaries: arguments.worker_binaries,

@@ -8,7 +8,7 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::Error;
-use crate::identity::key_registry::{Directory, Identity};
+use crate::identity::key_registry::{Identity, KeyRegistry};
 use crate::limits::admission::Gate;
 use crate::metrics::Metrics;
 
@@ -17,7 +17,7 @@ pub struct Shared {
     /// The host API, with this process's own permissions.
     pub host: Client,
     /// The owners of SSH keys. No client is admitted before its first update.
-    pub directory: watch::Receiver<Directory>,
+    pub keys: watch::Receiver<KeyRegistry>,
     /// Limits of connections and rates.
     pub gate: Mutex<Gate>,
     /// Contact for users whose key is unknown.
@@ -43,7 +43,7 @@ impl Shared {
 
     /// Checks that the key still belongs to the client's Tenant.
     pub fn know(&self, identity: &Identity) -> Result<(), Error> {
-        let now = self.directory.borrow().find(&identity.fingerprint);
+        let now = self.keys.borrow().find(&identity.fingerprint);
         match now.is_some_and(|now| now.tenant == identity.tenant) {
             true => Ok(()),
             false => Err(Error::KeyWithdrawn),

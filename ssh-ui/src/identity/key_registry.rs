@@ -36,7 +36,7 @@ pub struct UnusableKey {
 
 /// All keys of all Tenants.
 #[derive(Clone, Debug, Default)]
-pub struct Directory {
+pub struct KeyRegistry {
     claims: BTreeMap<String, BTreeSet<Claim>>,
     fingerprints: BTreeMap<String, Vec<String>>,
 }
@@ -49,7 +49,7 @@ struct Claim {
     key: String,
 }
 
-impl Directory {
+impl KeyRegistry {
     /// Replaces the keys of a Tenant with those of its current spec. Returns the entries that are
     /// not usable keys.
     pub fn set(&mut self, tenant: &Tenant) -> Vec<UnusableKey> {
@@ -77,7 +77,7 @@ impl Directory {
         unusable
     }
 
-    /// Copies the keys of a Tenant from another directory.
+    /// Copies the keys of a Tenant from another keys.
     pub fn keep(&mut self, tenant: &str, known: &Self) {
         let Some(fingerprints) = known.fingerprints.get(tenant) else {
             return;
@@ -168,43 +168,43 @@ mod tests {
         tenant
     }
 
-    fn found(directory: &Directory) -> Option<(String, String)> {
-        let identity = directory.find(ONE_PRINT)?;
+    fn found(keys: &KeyRegistry) -> Option<(String, String)> {
+        let identity = keys.find(ONE_PRINT)?;
         assert_eq!(identity.fingerprint, ONE_PRINT);
         Some((identity.tenant, identity.key))
     }
 
     #[test]
     fn a_key_is_the_oldest_tenants() {
-        let mut directory = Directory::default();
+        let mut keys = KeyRegistry::default();
         let whose = |tenant: &str, key: &str| Some((tenant.to_owned(), key.to_owned()));
-        assert_eq!(found(&directory), None);
+        assert_eq!(found(&keys), None);
         let older = tenant("b", "2026-01-01T00:00:00Z", &[("laptop", ONE)]);
-        directory.set(&tenant(
+        keys.set(&tenant(
             "a",
             "2026-01-02T00:00:00Z",
             &[("mine", &format!("{ONE} me@home"))],
         ));
-        assert_eq!(found(&directory), whose("a", "mine"));
-        directory.set(&older);
-        assert_eq!(found(&directory), whose("b", "laptop"));
-        directory.set(&tenant("b", "2026-01-01T00:00:00Z", &[]));
-        assert_eq!(found(&directory), whose("a", "mine"), "given up");
-        directory.set(&older);
-        directory.remove("b");
-        assert_eq!(found(&directory), whose("a", "mine"), "gone");
-        directory.remove("a");
-        assert_eq!(found(&directory), None);
-        assert_eq!(directory.key_count(), 0);
+        assert_eq!(found(&keys), whose("a", "mine"));
+        keys.set(&older);
+        assert_eq!(found(&keys), whose("b", "laptop"));
+        keys.set(&tenant("b", "2026-01-01T00:00:00Z", &[]));
+        assert_eq!(found(&keys), whose("a", "mine"), "given up");
+        keys.set(&older);
+        keys.remove("b");
+        assert_eq!(found(&keys), whose("a", "mine"), "gone");
+        keys.remove("a");
+        assert_eq!(found(&keys), None);
+        assert_eq!(keys.key_count(), 0);
     }
 
     #[test]
     fn what_is_no_key_is_told_and_others_count() {
-        let mut directory = Directory::default();
+        let mut keys = KeyRegistry::default();
         let bad = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA";
-        let unusable = directory.set(&tenant("a", "2026-01-01T00:00:00Z", &[("bad", bad), ("good", ONE)]));
+        let unusable = keys.set(&tenant("a", "2026-01-01T00:00:00Z", &[("bad", bad), ("good", ONE)]));
         assert_eq!(unusable.len(), 1);
         assert_eq!(unusable[0].name, "bad");
-        assert_eq!(found(&directory), Some(("a".to_owned(), "good".to_owned())));
+        assert_eq!(found(&keys), Some(("a".to_owned(), "good".to_owned())));
     }
 }

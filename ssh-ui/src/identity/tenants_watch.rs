@@ -1,6 +1,6 @@
-//! Watches the Tenants of the host and keeps the [`Directory`] up to date. An adapter.
+//! Watches the Tenants of the host and keeps the [`KeyRegistry`] up to date. An adapter.
 //!
-//! A list replaces the directory only when it is complete, because with half a list a key may seem
+//! A list replaces the keys only when it is complete, because with half a list a key may seem
 //! to belong to another Tenant. A list also removes Tenants that were deleted while the watch was
 //! down. While the host API is unavailable, the last state stays; no command can be executed then
 //! anyway. A Tenant that cannot be parsed keeps its last keys, and does not affect other Tenants.
@@ -16,7 +16,7 @@ use yoke_api::lenient::Unreadable;
 use yoke_api::{Lenient, Tenant};
 use yoke_runtime::{Check, Drain};
 
-use crate::identity::key_registry::Directory;
+use crate::identity::key_registry::KeyRegistry;
 use crate::metrics::Metrics;
 
 /// The watch of Tenants ended, which never happens by itself.
@@ -24,20 +24,20 @@ use crate::metrics::Metrics;
 #[error("the watch of Tenants ended")]
 pub struct WatchEnded;
 
-/// Keeps the directory up to date. Sets `listed` to ready after the first complete list.
-pub async fn keep_directory(
+/// Keeps the keys up to date. Sets `listed` to ready after the first complete list.
+pub async fn keep_key_registry(
     client: Client,
-    directory: watch::Sender<Directory>,
+    keys: watch::Sender<KeyRegistry>,
     metrics: Metrics,
     listed: Check,
     drain: Drain,
 ) -> Result<(), WatchEnded> {
     let mut events = pin!(watcher(Api::<Lenient<Tenant>>::all(client), watcher::Config::default()).default_backoff());
-    let mut list = Directory::default();
+    let mut list = KeyRegistry::default();
     while let Some(event) = drain.until_started(events.next()).await {
         match event.ok_or(WatchEnded)? {
             Ok(event) => {
-                if follow(event, &mut list, &directory) {
+                if follow(event, &mut list, &keys) {
                     listed.set_ready();
                 }
             }
@@ -46,28 +46,28 @@ pub async fn keep_directory(
                 tracing::warn!(error = &error as &dyn std::error::Error, "watch of Tenants failed");
             }
         }
-        metrics.set_keys(directory.borrow().key_count());
+        metrics.set_keys(keys.borrow().key_count());
     }
     Ok(())
 }
 
-/// Applies an event to the directory and to the list that will replace it. Returns true once a list
+/// Applies an event to the keys and to the list that will replace it. Returns true once a list
 /// is complete.
-fn follow(event: watcher::Event<Lenient<Tenant>>, list: &mut Directory, directory: &watch::Sender<Directory>) -> bool {
+fn follow(event: watcher::Event<Lenient<Tenant>>, list: &mut KeyRegistry, keys: &watch::Sender<KeyRegistry>) -> bool {
     match event {
-        watcher::Event::Init => *list = Directory::default(),
+        watcher::Event::Init => *list = KeyRegistry::default(),
         watcher::Event::InitApply(Lenient(Ok(tenant))) => set(list, &tenant),
         watcher::Event::InitApply(Lenient(Err(unreadable))) => {
             tell(&unreadable);
-            list.keep(&unreadable.metadata.name.unwrap_or_default(), &directory.borrow());
+            list.keep(&unreadable.metadata.name.unwrap_or_default(), &keys.borrow());
         }
         watcher::Event::InitDone => {
-            directory.send_replace(std::mem::take(list));
+            keys.send_replace(std::mem::take(list));
             return true;
         }
         watcher::Event::Apply(Lenient(Err(unreadable))) => tell(&unreadable),
-        watcher::Event::Apply(Lenient(Ok(tenant))) => directory.send_modify(|directory| set(directory, &tenant)),
-        watcher::Event::Delete(tenant) => directory.send_modify(|directory| directory.remove(&tenant.name_any())),
+        watcher::Event::Apply(Lenient(Ok(tenant))) => keys.send_modify(|keys| set(keys, &tenant)),
+        watcher::Event::Delete(tenant) => keys.send_modify(|keys| keys.remove(&tenant.name_any())),
     }
     false
 }
@@ -81,8 +81,8 @@ fn tell(unreadable: &Unreadable) {
     );
 }
 
-fn set(directory: &mut Directory, tenant: &Tenant) {
-    for error in directory.set(tenant) {
+fn set(keys: &mut KeyRegistry, tenant: &Tenant) {
+    for error in keys.set(tenant) {
         let error = &error as &dyn std::error::Error;
         tracing::warn!(tenant = tenant.name_any(), error, "SSH key of a Tenant cannot be used");
     }
@@ -117,9 +117,9 @@ mod tests {
 
     #[test]
     fn half_a_list_says_nothing() {
-        let (directory, mut known) = watch::channel(Directory::default());
-        let mut list = Directory::default();
-        let whose = |known: &watch::Receiver<Directory>| known.borrow().find(PRINT).map(|identity| identity.tenant);
+        let (keys, mut known) = watch::channel(KeyRegistry::default());
+        let mut list = KeyRegistry::default();
+        let whose = |known: &watch::Receiver<KeyRegistry>| known.borrow().find(PRINT).map(|identity| identity.tenant);
         for (event, complete, owner) in [
             (Event::Init, false, None),
             (Event::InitApply(tenant("b")), false, None),
@@ -138,7 +138,7 @@ mod tests {
             (Event::Delete(tenant("a")), false, None),
         ] {
             let before = format!("{event:?}");
-            assert_eq!(follow(event, &mut list, &directory), complete, "{before}");
+            assert_eq!(follow(event, &mut list, &keys), complete, "{before}");
             assert_eq!(whose(&known).as_deref(), owner, "{before}");
             assert_eq!(known.has_changed().unwrap() && complete, complete, "{before}");
         }

@@ -9,7 +9,7 @@
 //! - A token is valid only for this host, because the signature's namespace contains the host's
 //!   name.
 //! - A token is valid only for the Tenant and the commands that it lists, and until it expires.
-//! - The owner of the key is looked up in the directory at each use.
+//! - The owner of the key is looked up in the registry at each use.
 //! - The claims are not used before the signature is verified.
 
 use std::collections::BTreeSet;

@@ -195,7 +195,7 @@ impl Handler for Connection {
 
     async fn auth_publickey_offered(&mut self, _user: &str, offer: PublicKeyOffer<'_>) -> Result<Auth, Self::Error> {
         let fingerprint = fingerprint(offer.public_key);
-        if self.shared.directory.borrow().find(&fingerprint).is_some() {
+        if self.shared.keys.borrow().find(&fingerprint).is_some() {
             return Ok(Auth::Accept);
         }
         if self.offered.len() < SHOWN_MAX && !self.offered.contains(&fingerprint) {
@@ -205,7 +205,7 @@ impl Handler for Connection {
     }
 
     async fn auth_publickey(&mut self, _user: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, Self::Error> {
-        let identity = self.shared.directory.borrow().find(&fingerprint(key.public_key));
+        let identity = self.shared.keys.borrow().find(&fingerprint(key.public_key));
         let Some(identity) = identity else {
             return Ok(Auth::reject());
         };

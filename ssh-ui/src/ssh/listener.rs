@@ -89,8 +89,8 @@ impl Listener {
         F: Future<Output = ()> + Send + 'static,
         G: Future<Output = ()>,
     {
-        let mut directory = shared.directory.clone();
-        if drain.until_started(directory.changed()).await.is_none() {
+        let mut keys = shared.keys.clone();
+        if drain.until_started(keys.changed()).await.is_none() {
             return;
         }
         let (mut connections, mut backoff) = (JoinSet::new(), AcceptBackoff::default());

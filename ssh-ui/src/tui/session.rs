@@ -140,7 +140,7 @@ impl<'a> RunningTui<'a> {
     ) -> Result<(), Error> {
         let host = self.client.host()?;
         let (mut clusters, mut events) = (host.follow_clusters(), host.follow_events());
-        let mut directory = self.client.shared().directory.clone();
+        let mut keys = self.client.shared().keys.clone();
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut bytes = [0; 1024];
@@ -165,7 +165,7 @@ impl<'a> RunningTui<'a> {
                 (answer, shown) = settle(&mut self.deed) => self.tell(answer, shown).await?,
                 Some(line) = listen(&mut self.progress) => self.screen.hear(&line),
                 Ok(()) = size.changed() => self.terminal.backend_mut().resize(*size.borrow_and_update()),
-                Ok(()) = directory.changed() => self.client.shared().know(self.client.identity())?,
+                Ok(()) = keys.changed() => self.client.shared().know(self.client.identity())?,
                 _ = ticks.tick() => {}
                 () = sleep_until(frame_at), if is_stale => {
                     is_stale = false;

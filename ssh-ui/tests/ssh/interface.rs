@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use yoke_api::tenant::SshKey;
 use yoke_runtime::budget::Rate;
-use yoke_ssh_ui::identity::key_registry::Directory;
+use yoke_ssh_ui::identity::key_registry::KeyRegistry;
 use yoke_ssh_ui::limits::admission::Limits;
 use yoke_test_support::kubernetes::connect;
 
@@ -230,10 +230,10 @@ pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
     let (keys, other) = start(world, server(), LIMITS, MINUTE).await;
     let mut window = Window::open(other.port, &world.alice, None).await;
     window.shows("You have no Clusters.").await;
-    keys.send_replace(directory(&world.bob));
+    keys.send_replace(keys_of(&world.bob));
     said(window.left().await, "this key is not your Tenant's any more");
 
-    keys.send_replace(directory(&world.alice));
+    keys.send_replace(keys_of(&world.alice));
     let mut window = Window::open(other.port, &world.alice, None).await;
     window.shows("You have no Clusters.").await;
     let ending = tokio::spawn(other.end());
@@ -333,7 +333,7 @@ pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
     let (keys, other) = start(world, world.server.clone(), LIMITS, MINUTE).await;
     let mut window = Window::open(other.port, &world.alice, Some("delete kept")).await;
     window.shows("Type its name to delete it: ").await;
-    keys.send_replace(Directory::default());
+    keys.send_replace(KeyRegistry::default());
     window.press("kept\r").await;
     let left = window.left().await;
     assert_ne!(left.code, Some(0), "{left:?}");
@@ -381,21 +381,21 @@ async fn carry(listener: TcpListener, api: SocketAddr, mut is_away: watch::Recei
 }
 
 /// Starts a server of its own, whose directory contains only alice's key at first.
-async fn start(world: &World, host: Client, limits: Limits, idle: Duration) -> (watch::Sender<Directory>, Other) {
-    let keys = watch::Sender::new(Directory::default());
+async fn start(world: &World, host: Client, limits: Limits, idle: Duration) -> (watch::Sender<KeyRegistry>, Other) {
+    let keys = watch::Sender::new(KeyRegistry::default());
     let mut known = keys.subscribe();
-    keys.send_replace(directory(&world.alice));
+    keys.send_replace(keys_of(&world.alice));
     known.mark_changed();
     (keys, Other::start(world, host, known, limits, idle).await)
 }
 
-fn directory(person: &Person) -> Directory {
+fn keys_of(person: &Person) -> KeyRegistry {
     let mut tenant = yoke_api::Tenant::new("a", Default::default());
     tenant.spec.ssh_keys.push(SshKey {
         name: "laptop".into(),
         public_key: person.public.clone(),
     });
-    let mut directory = Directory::default();
-    assert!(directory.set(&tenant).is_empty());
-    directory
+    let mut keys = KeyRegistry::default();
+    assert!(keys.set(&tenant).is_empty());
+    keys
 }

@@ -7,7 +7,7 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use yoke_runtime::DrainTrigger;
-use yoke_ssh_ui::identity::key_registry::Directory;
+use yoke_ssh_ui::identity::key_registry::KeyRegistry;
 use yoke_ssh_ui::limits::admission::{Gate, Limits};
 use yoke_ssh_ui::metrics::Metrics;
 use yoke_ssh_ui::shared::Shared;
@@ -28,7 +28,7 @@ impl Other {
     pub(crate) async fn start(
         world: &World,
         host: Client,
-        directory: watch::Receiver<Directory>,
+        keys: watch::Receiver<KeyRegistry>,
         limits: Limits,
         idle: Duration,
     ) -> Self {
@@ -36,7 +36,7 @@ impl Other {
         let port = server.local_address().port();
         let shared = Arc::new(Shared {
             host,
-            directory,
+            keys,
             gate: Gate::new(limits, Instant::now()).into(),
             contact: None,
             worker_binaries: None,

@@ -6,7 +6,7 @@ use russh::client;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
-use yoke_ssh_ui::identity::key_registry::Directory;
+use yoke_ssh_ui::identity::key_registry::KeyRegistry;
 
 use crate::other::Other;
 use crate::person::Person;
@@ -163,13 +163,13 @@ pub(crate) async fn a_tenant_takes_no_more_than_its_share(world: &World) {
 }
 
 pub(crate) async fn nobody_is_judged_before_all_tenants_are_known(world: &World) {
-    let (directory, known) = watch::channel(Directory::default());
+    let (keys, known) = watch::channel(KeyRegistry::default());
     let other = Other::start(world, world.server.clone(), known, LIMITS, Duration::from_secs(60)).await;
     let mut stream = TcpStream::connect(("127.0.0.1", other.port)).await.unwrap();
     // Silence cannot be proved: this check may pass by mistake, but never fails by mistake.
     let early = tokio::time::timeout(Duration::from_millis(300), stream.read_u8()).await;
     assert!(early.is_err(), "{early:?}");
-    directory.send_replace(Directory::default());
+    keys.send_replace(KeyRegistry::default());
     assert_eq!(first_line(&mut stream).await, GREETING);
     drop(stream);
     other.end().await;

@@ -16,8 +16,8 @@ use tokio::sync::watch;
 use yoke_api::{Cluster, Tenant};
 use yoke_runtime::budget::Rate;
 use yoke_runtime::{Metrics as Registry, Readiness, Supervisor};
-use yoke_ssh_ui::identity::key_registry::Directory;
-use yoke_ssh_ui::identity::tenants_watch::keep_directory;
+use yoke_ssh_ui::identity::key_registry::KeyRegistry;
+use yoke_ssh_ui::identity::tenants_watch::keep_key_registry;
 use yoke_ssh_ui::limits::admission::{Gate, Limits};
 use yoke_ssh_ui::metrics::Metrics;
 use yoke_ssh_ui::shared::Shared;
@@ -293,13 +293,13 @@ async fn serve(client: &Client, registry: &Registry, folder: &Path) -> (Supervis
     let key = host_key::load(client.clone(), NAMESPACE, HOST_KEY).await.unwrap();
     let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let port = server.local_address().port();
-    let (directory, known) = watch::channel(Directory::default());
+    let (keys, known) = watch::channel(KeyRegistry::default());
     let drain = supervisor.drain();
-    let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
+    let watching = keep_key_registry(client.clone(), keys, metrics.clone(), listed, drain.clone());
     supervisor.spawn("tenants", watching);
     let shared = Arc::new(Shared {
         host: client.clone(),
-        directory: known,
+        keys: known,
         gate: Gate::new(LIMITS, Instant::now()).into(),
         contact: Some(CONTACT.into()),
         worker_binaries: Some(folder.join("workers")),
