@@ -1,5 +1,5 @@
 //! Runs one command on a channel: prints its answer and its progress, and prompts for confirmation.
-//! An adapter between [`crate::commands::session`] and the [`Console`].
+//! An adapter between [`crate::commands::session`] and the [`ChannelOutput`].
 
 use std::pin::pin;
 
@@ -12,7 +12,7 @@ use crate::commands::execute::execute;
 use crate::commands::parse::{Command, Request};
 use crate::commands::session::ClientSession;
 use crate::commands::worker_binary;
-use crate::ssh::channel_output::Console;
+use crate::ssh::channel_output::ChannelOutput;
 use crate::tenant::PROGRESS_LINES;
 use crate::tui::screen::form::edit;
 use crate::tui::screen::keys::{Key, Keys};
@@ -75,46 +75,46 @@ impl PromptReader {
 pub async fn run(
     client: &ClientSession,
     line: &[u8],
-    console: &Console,
+    output: &ChannelOutput,
     mut prompt: PromptReader,
     closed: oneshot::Receiver<()>,
 ) -> u32 {
     let prompt = &mut prompt;
     let work = async |mut request: Request| {
-        confirm(&mut request, console, prompt).await?;
+        confirm(&mut request, output, prompt).await?;
         // The key may have been removed from the Tenant while the prompt was open.
         client.shared().know(client.identity())?;
         if let Command::WorkerBinary { architecture } = &request.command {
-            return worker_binary::send(client, architecture, console, closed)
+            return worker_binary::send(client, architecture, output, closed)
                 .await
                 .map(|()| String::new());
         }
         let (progress, lines) = mpsc::channel(PROGRESS_LINES);
         let host = client.host()?;
         let work = execute(&host, client.identity(), &request, &progress);
-        show(work, lines, console, prompt, closed).await
+        show(work, lines, output, prompt, closed).await
     };
     let answer = client.run_command(line, work).await;
     match answer.result {
-        Ok(text) => u32::from(!console.put(&text).await),
+        Ok(text) => u32::from(!output.put(&text).await),
         Err(error) => {
-            console.say(&error.to_text(answer.json)).await;
+            output.say(&error.to_text(answer.json)).await;
             error.exit_code()
         }
     }
 }
 
 /// On a terminal, prompts for the name of the Cluster to delete. Programs pass `--yes`.
-async fn confirm(request: &mut Request, console: &Console, prompt: &mut PromptReader) -> Result<(), Error> {
+async fn confirm(request: &mut Request, output: &ChannelOutput, prompt: &mut PromptReader) -> Result<(), Error> {
     let Command::Delete { change, yes } = &mut request.command else {
         return Ok(());
     };
-    if *yes || request.json || !console.is_terminal() {
+    if *yes || request.json || !output.is_terminal() {
         return Ok(());
     }
     let name = &change.name;
     let prompt = format!("All that is in Cluster {name} will be lost. Type its name to delete it: ");
-    console.say(&prompt).await;
+    output.say(&prompt).await;
     let mut text = String::new();
     loop {
         let keys = prompt.next().await;
@@ -123,7 +123,7 @@ async fn confirm(request: &mut Request, console: &Console, prompt: &mut PromptRe
         }
         for key in keys {
             if matches!(key, Key::Enter | Key::Interrupt | Key::Escape) {
-                console.say("\n").await;
+                output.say("\n").await;
                 *yes = key == Key::Enter && text == *name;
                 return match *yes {
                     true => Ok(()),
@@ -137,7 +137,7 @@ async fn confirm(request: &mut Request, console: &Console, prompt: &mut PromptRe
                 after if after < before => "\x08 \x08".to_owned(),
                 _ => continue,
             };
-            console.send(echo).await;
+            output.send(echo).await;
         }
     }
 }
@@ -146,7 +146,7 @@ async fn confirm(request: &mut Request, console: &Console, prompt: &mut PromptRe
 async fn show(
     work: impl Future<Output = Result<String, Error>>,
     mut lines: mpsc::Receiver<String>,
-    console: &Console,
+    output: &ChannelOutput,
     prompt: &mut PromptReader,
     closed: oneshot::Receiver<()>,
 ) -> Result<String, Error> {
@@ -156,14 +156,14 @@ async fn show(
         tokio::select! {
             result = &mut work => break result,
             Some(line) = lines.recv() => {
-                console.say(&line).await;
+                output.say(&line).await;
             }
             _ = &mut closed => lines.close(),
             () = &mut interrupt => lines.close(),
         }
     };
     while let Ok(line) = lines.try_recv() {
-        console.say(&line).await;
+        output.say(&line).await;
     }
     result
 }

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::Error;
 use crate::commands::session::ClientSession;
 use crate::limits::slots::DownloadSlot;
-use crate::ssh::channel_output::Console;
+use crate::ssh::channel_output::ChannelOutput;
 
 const PREFIX: &str = "yoke-worker-";
 /// Size of a piece: how much of a file is in memory at a time.
@@ -30,10 +30,10 @@ const ALIASES: &[(&str, &str)] = &[("x86_64", "amd64"), ("aarch64", "arm64")];
 pub async fn send(
     client: &ClientSession,
     architecture: &str,
-    console: &Console,
+    output: &ChannelOutput,
     closed: oneshot::Receiver<()>,
 ) -> Result<(), Error> {
-    if console.is_terminal() {
+    if output.is_terminal() {
         return Err(Error::BinaryElsewhere);
     }
     let folder = client.shared().worker_binaries.as_deref().ok_or(Error::NoBinaries)?;
@@ -45,17 +45,17 @@ pub async fn send(
         biased;
         // A receive error also means that the channel is closed.
         _ = closed => Err(Error::Untaken),
-        sent = pour(file, console) => sent,
+        sent = pour(file, output) => sent,
     }
 }
 
-async fn pour(mut file: File, console: &Console) -> Result<(), Error> {
+async fn pour(mut file: File, output: &ChannelOutput) -> Result<(), Error> {
     loop {
         let mut piece = BytesMut::with_capacity(PIECE);
         if file.read_buf(&mut piece).await.map_err(Error::Binary)? == 0 {
             return Ok(());
         }
-        if !console.send(piece).await {
+        if !output.send(piece).await {
             return Err(Error::Untaken);
         }
     }

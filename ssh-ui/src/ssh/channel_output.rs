@@ -13,14 +13,14 @@ use yoke_view::plain::plain_lines;
 const STDERR: u32 = 1;
 
 /// The server's end of a channel.
-pub struct Console {
+pub struct ChannelOutput {
     writer: ChannelWriteHalf<Msg>,
     is_terminal: bool,
     limit: Duration,
     stuck: AtomicBool,
 }
 
-impl Console {
+impl ChannelOutput {
     /// Creates the output for a channel. If the client does not read a piece within `limit`, no
     /// further piece is sent.
     pub fn new(writer: ChannelWriteHalf<Msg>, is_terminal: bool, limit: Duration) -> Self {

@@ -20,7 +20,7 @@ use crate::identity::key_registry::{Identity, fingerprint};
 use crate::limits::slots::{ConnectionSlot, InterfaceSlot};
 use crate::shared::Shared;
 use crate::ssh::banner::{SHOWN_MAX, build_full, build_refusal};
-use crate::ssh::channel_output::Console;
+use crate::ssh::channel_output::ChannelOutput;
 use crate::ssh::listener::Ends;
 use crate::ssh::sftp::Files;
 use crate::tenant::TenantHost;
@@ -107,10 +107,10 @@ impl Connection {
         session.channel_success(id)?;
         // Only a terminal sends keys; other input of a command is not used.
         let (near, far) = idle.size.is_some().then(|| tokio::io::duplex(INPUT)).unzip();
-        let (console, prompt, line) = (self.console(idle), PromptReader::new(far), line.to_vec());
+        let (output, prompt, line) = (self.output(idle), PromptReader::new(far), line.to_vec());
         self.spawn(id, near, None, |closed| async move {
-            let code = exec::run(&client, &line, &console, prompt, closed).await;
-            console.end(code).await;
+            let code = exec::run(&client, &line, &output, prompt, closed).await;
+            output.end(code).await;
         });
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Connection {
         let size = idle.size.take().unwrap_or_default();
         let (near, input) = tokio::io::duplex(INPUT);
         let terminal_session = TuiSession {
-            console: Console::new(idle.writer, true, self.shared.write_limit),
+            output: ChannelOutput::new(idle.writer, true, self.shared.write_limit),
             input,
             size: size.subscribe(),
             look: idle.profile.to_look(),
@@ -147,8 +147,8 @@ impl Connection {
         Ok(())
     }
 
-    fn console(&self, idle: Idle) -> Console {
-        Console::new(idle.writer, idle.size.is_some(), self.shared.write_limit)
+    fn output(&self, idle: Idle) -> ChannelOutput {
+        ChannelOutput::new(idle.writer, idle.size.is_some(), self.shared.write_limit)
     }
 
     fn spawn<F>(
@@ -366,12 +366,12 @@ impl Handler for Connection {
             return session.channel_failure(id);
         };
         session.channel_success(id)?;
-        let console = self.console(idle);
+        let output = self.output(idle);
         let files = Files::new(Arc::clone(&self.shared), identity, self.source, host);
         let (near, far) = tokio::io::duplex(INPUT);
         self.spawn(id, Some(near), None, |closed| async move {
             tokio::select! {
-                () = files.serve(far, console) => {}
+                () = files.serve(far, output) => {}
                 _ = closed => {}
             }
         });

@@ -18,7 +18,7 @@ use crate::audit::{Audit, Door};
 use crate::commands::parse::parse_name;
 use crate::identity::key_registry::Identity;
 use crate::shared::Shared;
-use crate::ssh::channel_output::Console;
+use crate::ssh::channel_output::ChannelOutput;
 use crate::tenant::TenantHost;
 
 const SUFFIX: &str = ".kubeconfig";
@@ -71,18 +71,18 @@ impl Files {
 
     /// Answers requests until the client sends no more, sends an invalid request, or stops reading.
     /// The library's own loop is not used, because its task cannot be cancelled.
-    pub async fn serve(mut self, mut requests: impl AsyncRead + Unpin, console: Console) {
+    pub async fn serve(mut self, mut requests: impl AsyncRead + Unpin, output: ChannelOutput) {
         while let Some(request) = next_request(&mut requests).await {
             let answer = self.answer(request).await;
             let sent = match Bytes::try_from(answer) {
-                Ok(bytes) => console.send(bytes).await,
+                Ok(bytes) => output.send(bytes).await,
                 Err(_) => false,
             };
             if !sent {
                 break;
             }
         }
-        console.end(0).await;
+        output.end(0).await;
     }
 
     async fn answer(&mut self, request: Packet) -> Packet {

@@ -21,7 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use crate::Error;
 use crate::commands::execute::execute;
 use crate::commands::session::{Answer, ClientSession};
-use crate::ssh::channel_output::Console;
+use crate::ssh::channel_output::ChannelOutput;
 use crate::ssh::listener::Ends;
 use crate::tenant::{PROGRESS_LINES, Progress};
 use crate::tui::screen::keys::{Key, Keys};
@@ -41,7 +41,7 @@ const IDLE_SHARE: f64 = 0.9;
 /// A client's terminal: its output, its input and its size.
 pub struct TuiSession {
     /// Output to the terminal.
-    pub console: Console,
+    pub output: ChannelOutput,
     /// Input from the terminal.
     pub input: DuplexStream,
     /// Current size of the terminal.
@@ -58,17 +58,17 @@ pub async fn interact(client: &ClientSession, mut terminal_session: TuiSession, 
     let code = match &result {
         Ok(()) => 0,
         Err(error) => {
-            terminal_session.console.say(&error.to_text(false)).await;
+            terminal_session.output.say(&error.to_text(false)).await;
             error.exit_code()
         }
     };
-    terminal_session.console.end(code).await;
+    terminal_session.output.end(code).await;
 }
 
 /// The running interface.
 struct RunningTui<'a> {
     client: &'a ClientSession,
-    console: &'a Console,
+    output: &'a ChannelOutput,
     screen: Screen,
     keys: Keys,
     terminal: ratatui::Terminal<Terminal>,
@@ -88,12 +88,12 @@ struct RunningTui<'a> {
 
 impl<'a> RunningTui<'a> {
     async fn run(client: &'a ClientSession, terminal_session: &'a mut TuiSession, ends: Ends) -> Result<(), Error> {
-        let (console, size) = (&terminal_session.console, &mut terminal_session.size);
+        let (output, size) = (&terminal_session.output, &mut terminal_session.size);
         let idle = ends.idle.mul_f64(IDLE_SHARE);
         let Ok(terminal) = ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), terminal_session.look));
         let mut session = Self {
             client,
-            console,
+            output,
             screen: Screen::new(client.identity()),
             keys: Keys::default(),
             terminal,
@@ -105,27 +105,27 @@ impl<'a> RunningTui<'a> {
             idle,
             idle_at: Instant::now() + idle,
         };
-        console.send(ENTER).await;
+        output.send(ENTER).await;
         let result = session.follow(&mut terminal_session.input, size, ends).await;
         if !session.is_away {
-            console.send(LEAVE).await;
+            output.send(LEAVE).await;
         }
         // The command in progress is completed, but it no longer waits, since dropping the progress
         // channel ends its wait.
         session.progress = None;
         if let Some(page) = session.screen.last_page() {
-            console.put(&page).await;
+            output.put(&page).await;
         }
         if let Some(deed) = session.deed.take() {
             let (answer, shown) = deed.await;
             match answer.result {
                 Ok(text) => {
                     let page = session.screen.answer(&text, shown);
-                    console
+                    output
                         .put(&page.or_else(|| session.screen.last_page()).unwrap_or(text))
                         .await
                 }
-                Err(error) => console.say(&error.to_text(false)).await,
+                Err(error) => output.say(&error.to_text(false)).await,
             };
         }
         result
@@ -244,8 +244,8 @@ impl<'a> RunningTui<'a> {
 
     /// Leaves the alternate screen and prints a page.
     async fn print(&mut self, page: &str) {
-        self.console.send(LEAVE).await;
-        self.console.put(page).await;
+        self.output.send(LEAVE).await;
+        self.output.put(page).await;
         self.is_away = true;
     }
 
@@ -257,14 +257,14 @@ impl<'a> RunningTui<'a> {
     /// Sends the changes since the last frame. Returns whether the client read them.
     async fn show(&mut self) -> bool {
         if std::mem::take(&mut self.is_cleared) {
-            self.console.send(ENTER).await;
+            self.output.send(ENTER).await;
             let Ok(()) = self.terminal.clear();
         }
         let screen = &self.screen;
         let drawn: Result<_, Infallible> = self.terminal.draw(|frame| draw(screen, frame, Timestamp::now()));
         let Ok(_) = drawn;
         let frame = self.terminal.backend_mut().take();
-        frame.is_empty() || self.console.send(frame).await
+        frame.is_empty() || self.output.send(frame).await
     }
 }
 
