@@ -211,7 +211,7 @@ impl Visit {
             Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => return Err(Refusal::Long),
             Ok(Err(_)) | Err(_) => return Err(Refusal::Incomplete),
         };
-        if !self.slot.admit(&identity.tenant) {
+        if !self.slot.assign_tenant(&identity.tenant) {
             return Err(Refusal::TenantFull);
         }
         self.login.send_replace(true);

@@ -14,7 +14,7 @@ use crate::arguments::{ApiArguments, Arguments};
 use crate::identity::key_registry::KeyRegistry;
 use crate::identity::tenants_watch::keep_key_registry;
 use crate::identity::token::Rules;
-use crate::limits::admission::Gate;
+use crate::limits::admission::Admission;
 use crate::metrics::{Metrics, PROCESS};
 use crate::shared::Shared;
 use crate::ssh::host_key;
@@ -51,7 +51,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let shared = Arc::new(Shared {
         host: client,
         keys: known,
-        gate: Gate::new(arguments.limits(), Instant::now()).into(),
+        admission: Admission::new(arguments.limits(), Instant::now()).into(),
         contact: arguments.contact,
         worker_binaries: arguments.worker_binaries,
         write_limit: WRITE_LIMIT,

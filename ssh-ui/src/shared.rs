@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::Error;
 use crate::identity::key_registry::{Identity, KeyRegistry};
-use crate::limits::admission::Gate;
+use crate::limits::admission::Admission;
 use crate::metrics::Metrics;
 
 /// State that all connections share.
@@ -19,7 +19,7 @@ pub struct Shared {
     /// The owners of SSH keys. No client is admitted before its first update.
     pub keys: watch::Receiver<KeyRegistry>,
     /// Limits of connections and rates.
-    pub gate: Mutex<Gate>,
+    pub admission: Mutex<Admission>,
     /// Contact for users whose key is unknown.
     pub contact: Option<String>,
     /// Directory with `yoke-worker` for several architectures, if configured.
@@ -35,7 +35,7 @@ impl Shared {
     /// belongs to its Tenant. Every command starts with this check. Callers do not log a
     /// rate-limited command.
     pub fn permit(&self, identity: &Identity) -> Result<(), Error> {
-        if !self.gate().act(&identity.fingerprint, Instant::now()) {
+        if !self.admission().take_command(&identity.fingerprint, Instant::now()) {
             return Err(Error::TooFast);
         }
         self.know(identity)
@@ -50,8 +50,8 @@ impl Shared {
         }
     }
 
-    pub(crate) fn gate(&self) -> MutexGuard<'_, Gate> {
-        // A panic leaves the gate consistent, because each operation changes the counts last.
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn admission(&self) -> MutexGuard<'_, Admission> {
+        // A panic leaves the admission consistent, because each operation changes the counts last.
+        self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

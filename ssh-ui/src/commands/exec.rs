@@ -113,8 +113,8 @@ async fn confirm(request: &mut Request, output: &ChannelOutput, prompt: &mut Pro
         return Ok(());
     }
     let name = &change.name;
-    let prompt = format!("All that is in Cluster {name} will be lost. Type its name to delete it: ");
-    output.say(&prompt).await;
+    let question = format!("All that is in Cluster {name} will be lost. Type its name to delete it: ");
+    output.say(&question).await;
     let mut text = String::new();
     loop {
         let keys = prompt.next().await;

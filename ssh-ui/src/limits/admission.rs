@@ -69,7 +69,7 @@ impl Refusal {
 /// Counts of connections, interfaces and downloads, and the budgets of rates. Only connections that
 /// hold a slot are counted.
 #[derive(Debug)]
-pub struct Gate {
+pub struct Admission {
     limits: Limits,
     all: Count<IpAddr>,
     newcomers: Count<IpAddr>,
@@ -115,8 +115,8 @@ impl<K: Eq + Hash> Count<K> {
     }
 }
 
-impl Gate {
-    /// Creates a gate without connections.
+impl Admission {
+    /// Creates a admission without connections.
     pub fn new(limits: Limits, now: Instant) -> Self {
         Self {
             limits,
@@ -130,9 +130,9 @@ impl Gate {
         }
     }
 
-    /// Takes an unauthenticated slot for a connection. [`Gate::admit`] assigns it to a Tenant,
-    /// [`Gate::leave`] returns it.
-    pub fn enter(&mut self, source: IpAddr, now: Instant) -> Result<(), Refusal> {
+    /// Takes an unauthenticated slot for a connection. [`Admission::assign_tenant`] assigns it to a Tenant,
+    /// [`Admission::return_connection`] returns it.
+    pub fn take_connection(&mut self, source: IpAddr, now: Instant) -> Result<(), Refusal> {
         let (source, limits) = (source_key(Some(source)), &self.limits);
         if !self.sources.take(source, now) {
             return Err(Refusal::SourceRate);
@@ -148,9 +148,9 @@ impl Gate {
         Ok(())
     }
 
-    /// Takes a slot for a full-screen interface; returns whether there was one. [`Gate::hide`]
+    /// Takes a slot for a full-screen interface; returns whether there was one. [`Admission::return_interface`]
     /// returns it.
-    pub fn show(&mut self, tenant: &str) -> bool {
+    pub fn take_interface(&mut self, tenant: &str) -> bool {
         let tenant = tenant.to_owned();
         let is_free = self.interfaces.of(&tenant) < self.limits.tenant_interfaces;
         if is_free {
@@ -160,12 +160,12 @@ impl Gate {
     }
 
     /// Returns the slot of an interface.
-    pub fn hide(&mut self, tenant: &str) {
+    pub fn return_interface(&mut self, tenant: &str) {
         self.interfaces.remove(&tenant.to_owned());
     }
 
-    /// Takes a slot for a download; returns whether there was one. [`Gate::delivered`] returns it.
-    pub fn deliver(&mut self, tenant: &str) -> bool {
+    /// Takes a slot for a download; returns whether there was one. [`Admission::return_download`] returns it.
+    pub fn take_download(&mut self, tenant: &str) -> bool {
         let tenant = tenant.to_owned();
         let is_free = self.downloads.of(&tenant) < self.limits.tenant_downloads;
         if is_free {
@@ -175,12 +175,12 @@ impl Gate {
     }
 
     /// Returns the slot of a download.
-    pub fn delivered(&mut self, tenant: &str) {
+    pub fn return_download(&mut self, tenant: &str) {
         self.downloads.remove(&tenant.to_owned());
     }
 
     /// Assigns an unauthenticated slot to the Tenant whose key was shown.
-    pub fn admit(&mut self, source: IpAddr, tenant: &str) -> Result<(), Refusal> {
+    pub fn assign_tenant(&mut self, source: IpAddr, tenant: &str) -> Result<(), Refusal> {
         let tenant = tenant.to_owned();
         if self.tenants.of(&tenant) >= self.limits.tenant_connections {
             return Err(Refusal::TenantFull);
@@ -191,7 +191,7 @@ impl Gate {
     }
 
     /// Returns the slot of a connection, authenticated or not.
-    pub fn leave(&mut self, source: IpAddr, tenant: Option<&str>) {
+    pub fn return_connection(&mut self, source: IpAddr, tenant: Option<&str>) {
         let source = source_key(Some(source));
         self.all.remove(&source);
         match tenant {
@@ -201,7 +201,7 @@ impl Gate {
     }
 
     /// Takes one command from the key's budget; returns whether there was one.
-    pub fn act(&mut self, fingerprint: &str, now: Instant) -> bool {
+    pub fn take_command(&mut self, fingerprint: &str, now: Instant) -> bool {
         self.keys.take(fingerprint.to_owned(), now)
     }
 }
@@ -237,19 +237,19 @@ mod tests {
     #[test]
     fn seats_are_limited_and_given_back() {
         let now = Instant::now();
-        let mut gate = Gate::new(LIMITS, now);
+        let mut admission = Admission::new(LIMITS, now);
         let (one, other) = (ip("192.0.2.1"), ip("192.0.2.2"));
-        assert_eq!(gate.enter(one, now), Ok(()));
-        assert_eq!(gate.enter(one, now), Ok(()));
-        assert_eq!(gate.enter(one, now), Err(Refusal::SourceFull));
-        assert_eq!(gate.enter(other, now), Ok(()));
-        assert_eq!(gate.enter(other, now), Err(Refusal::Full));
-        gate.leave(one, None);
-        assert_eq!(gate.enter(other, now), Ok(()));
+        assert_eq!(admission.take_connection(one, now), Ok(()));
+        assert_eq!(admission.take_connection(one, now), Ok(()));
+        assert_eq!(admission.take_connection(one, now), Err(Refusal::SourceFull));
+        assert_eq!(admission.take_connection(other, now), Ok(()));
+        assert_eq!(admission.take_connection(other, now), Err(Refusal::Full));
+        admission.return_connection(one, None);
+        assert_eq!(admission.take_connection(other, now), Ok(()));
         for source in [one, other, other] {
-            gate.leave(source, None);
+            admission.return_connection(source, None);
         }
-        assert!(gate.all.by_key.is_empty() && gate.all.all == 0);
+        assert!(admission.all.by_key.is_empty() && admission.all.all == 0);
     }
 
     #[test]
@@ -260,58 +260,64 @@ mod tests {
             source_connections: 10,
             ..LIMITS
         };
-        let mut gate = Gate::new(limits, now);
+        let mut admission = Admission::new(limits, now);
         let [one, two, three] = ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(ip);
         for source in [one, one, two] {
-            assert_eq!(gate.enter(source, now), Ok(()));
+            assert_eq!(admission.take_connection(source, now), Ok(()));
         }
-        assert_eq!(gate.enter(one, now), Err(Refusal::SourceFull));
-        assert_eq!(gate.enter(two, now), Err(Refusal::Full));
-        assert_eq!(gate.admit(one, "a"), Ok(()));
-        assert_eq!(gate.admit(one, "a"), Ok(()));
+        assert_eq!(admission.take_connection(one, now), Err(Refusal::SourceFull));
+        assert_eq!(admission.take_connection(two, now), Err(Refusal::Full));
+        assert_eq!(admission.assign_tenant(one, "a"), Ok(()));
+        assert_eq!(admission.assign_tenant(one, "a"), Ok(()));
         for source in [one, three] {
-            assert_eq!(gate.enter(source, now), Ok(()), "others are in");
+            assert_eq!(admission.take_connection(source, now), Ok(()), "others are in");
         }
-        assert_eq!(gate.admit(three, "a"), Err(Refusal::TenantFull));
-        assert_eq!(gate.admit(three, "b"), Ok(()));
-        gate.leave(one, Some("a"));
-        assert_eq!(gate.admit(one, "a"), Ok(()));
+        assert_eq!(admission.assign_tenant(three, "a"), Err(Refusal::TenantFull));
+        assert_eq!(admission.assign_tenant(three, "b"), Ok(()));
+        admission.return_connection(one, Some("a"));
+        assert_eq!(admission.assign_tenant(one, "a"), Ok(()));
         for (source, tenant) in [(one, Some("a")), (one, Some("a")), (three, Some("b")), (two, None)] {
-            gate.leave(source, tenant);
+            admission.return_connection(source, tenant);
         }
-        let kept = [gate.all.all, gate.newcomers.all, gate.tenants.all];
+        let kept = [admission.all.all, admission.newcomers.all, admission.tenants.all];
         assert_eq!(kept, [0; 3]);
-        assert!(gate.all.by_key.is_empty() && gate.newcomers.by_key.is_empty() && gate.tenants.by_key.is_empty());
+        assert!(
+            admission.all.by_key.is_empty()
+                && admission.newcomers.by_key.is_empty()
+                && admission.tenants.by_key.is_empty()
+        );
     }
 
     #[test]
     fn interfaces_are_limited_and_given_back() {
-        let mut gate = Gate::new(LIMITS, Instant::now());
-        assert!(gate.show("a") && gate.show("a") && !gate.show("a"));
-        assert!(gate.show("b"));
-        gate.hide("a");
-        assert!(gate.show("a") && !gate.show("a"));
+        let mut admission = Admission::new(LIMITS, Instant::now());
+        assert!(admission.take_interface("a") && admission.take_interface("a") && !admission.take_interface("a"));
+        assert!(admission.take_interface("b"));
+        admission.return_interface("a");
+        assert!(admission.take_interface("a") && !admission.take_interface("a"));
         for tenant in ["a", "a", "b"] {
-            gate.hide(tenant);
+            admission.return_interface(tenant);
         }
-        assert!(gate.interfaces.by_key.is_empty() && gate.interfaces.all == 0);
+        assert!(admission.interfaces.by_key.is_empty() && admission.interfaces.all == 0);
     }
 
     #[test]
     fn a_source_and_a_key_have_budgets() {
         let now = Instant::now();
-        let mut gate = Gate::new(LIMITS, now);
+        let mut admission = Admission::new(LIMITS, now);
         let source = ip("192.0.2.1");
         for _ in 0..5 {
-            assert_eq!(gate.enter(source, now), Ok(()));
-            gate.leave(source, None);
+            assert_eq!(admission.take_connection(source, now), Ok(()));
+            admission.return_connection(source, None);
         }
-        assert_eq!(gate.enter(source, now), Err(Refusal::SourceRate));
-        assert_eq!(gate.enter(ip("192.0.2.2"), now), Ok(()));
-        assert_eq!(gate.enter(source, now + Duration::from_secs(1)), Ok(()));
+        assert_eq!(admission.take_connection(source, now), Err(Refusal::SourceRate));
+        assert_eq!(admission.take_connection(ip("192.0.2.2"), now), Ok(()));
+        assert_eq!(admission.take_connection(source, now + Duration::from_secs(1)), Ok(()));
 
-        assert!(gate.act("a", now) && gate.act("a", now) && !gate.act("a", now));
-        assert!(gate.act("b", now));
-        assert!(gate.act("a", now + Duration::from_secs(1)));
+        assert!(
+            admission.take_command("a", now) && admission.take_command("a", now) && !admission.take_command("a", now)
+        );
+        assert!(admission.take_command("b", now));
+        assert!(admission.take_command("a", now + Duration::from_secs(1)));
     }
 }

@@ -18,7 +18,7 @@ impl ConnectionSlot {
     /// Takes a slot for a new connection, or returns the text for a client that gets none.
     pub fn take(shared: &Arc<Shared>, source: IpAddr) -> Result<Self, &'static str> {
         let source = source.to_canonical();
-        if let Err(refusal) = shared.gate().enter(source, Instant::now()) {
+        if let Err(refusal) = shared.admission().take_connection(source, Instant::now()) {
             shared.metrics.count_refusal(refusal);
             tracing::debug!(%source, reason = refusal.as_str(), "connection refused");
             return Err(refusal.advice());
@@ -43,11 +43,11 @@ impl ConnectionSlot {
 
     /// Assigns the slot to the Tenant whose key was shown. Returns false if the Tenant has reached
     /// its limit.
-    pub fn admit(&self, tenant: &str) -> bool {
+    pub fn assign_tenant(&self, tenant: &str) -> bool {
         if let Some(known) = self.tenant.get() {
             return known == tenant;
         }
-        let admitted = self.shared.gate().admit(self.source, tenant);
+        let admitted = self.shared.admission().assign_tenant(self.source, tenant);
         match admitted {
             Ok(()) => {
                 // Only the one connection that has this slot calls this function.
@@ -62,7 +62,7 @@ impl ConnectionSlot {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let tenant = self.tenant.get().map(String::as_str);
-        self.shared.gate().leave(self.source, tenant);
+        self.shared.admission().return_connection(self.source, tenant);
         self.shared.metrics.add_connections(-1);
     }
 }
@@ -76,7 +76,7 @@ pub struct InterfaceSlot {
 impl InterfaceSlot {
     /// Takes a slot, if the Tenant has a free one.
     pub fn take(shared: &Arc<Shared>, tenant: &str) -> Option<Self> {
-        shared.gate().show(tenant).then(|| Self {
+        shared.admission().take_interface(tenant).then(|| Self {
             shared: Arc::clone(shared),
             tenant: tenant.to_owned(),
         })
@@ -85,7 +85,7 @@ impl InterfaceSlot {
 
 impl Drop for InterfaceSlot {
     fn drop(&mut self) {
-        self.shared.gate().hide(&self.tenant);
+        self.shared.admission().return_interface(&self.tenant);
     }
 }
 
@@ -98,7 +98,7 @@ pub struct DownloadSlot {
 impl DownloadSlot {
     /// Takes a slot, if the Tenant has a free one.
     pub fn take(shared: &Arc<Shared>, tenant: &str) -> Option<Self> {
-        shared.gate().deliver(tenant).then(|| Self {
+        shared.admission().take_download(tenant).then(|| Self {
             shared: Arc::clone(shared),
             tenant: tenant.to_owned(),
         })
@@ -107,6 +107,6 @@ impl DownloadSlot {
 
 impl Drop for DownloadSlot {
     fn drop(&mut self) {
-        self.shared.gate().delivered(&self.tenant);
+        self.shared.admission().return_download(&self.tenant);
     }
 }

@@ -209,7 +209,10 @@ impl Handler for Connection {
         let Some(identity) = identity else {
             return Ok(Auth::reject());
         };
-        let has_slot = self.slot.upgrade().is_some_and(|slot| slot.admit(&identity.tenant));
+        let has_slot = self
+            .slot
+            .upgrade()
+            .is_some_and(|slot| slot.assign_tenant(&identity.tenant));
         if !has_slot {
             self.full = true;
             return Ok(Auth::reject());

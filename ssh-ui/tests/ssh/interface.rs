@@ -380,7 +380,7 @@ async fn carry(listener: TcpListener, api: SocketAddr, mut is_away: watch::Recei
     }
 }
 
-/// Starts a server of its own, whose directory contains only alice's key at first.
+/// Starts a server of its own, whose registry contains only alice's key at first.
 async fn start(world: &World, host: Client, limits: Limits, idle: Duration) -> (watch::Sender<KeyRegistry>, Other) {
     let keys = watch::Sender::new(KeyRegistry::default());
     let mut known = keys.subscribe();

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use yoke_runtime::DrainTrigger;
 use yoke_ssh_ui::identity::key_registry::KeyRegistry;
-use yoke_ssh_ui::limits::admission::{Gate, Limits};
+use yoke_ssh_ui::limits::admission::{Admission, Limits};
 use yoke_ssh_ui::metrics::Metrics;
 use yoke_ssh_ui::shared::Shared;
 use yoke_ssh_ui::ssh::host_key;
@@ -37,7 +37,7 @@ impl Other {
         let shared = Arc::new(Shared {
             host,
             keys,
-            gate: Gate::new(limits, Instant::now()).into(),
+            admission: Admission::new(limits, Instant::now()).into(),
             contact: None,
             worker_binaries: None,
             write_limit: Duration::from_secs(1),

@@ -18,7 +18,7 @@ use yoke_runtime::budget::Rate;
 use yoke_runtime::{Metrics as Registry, Readiness, Supervisor};
 use yoke_ssh_ui::identity::key_registry::KeyRegistry;
 use yoke_ssh_ui::identity::tenants_watch::keep_key_registry;
-use yoke_ssh_ui::limits::admission::{Gate, Limits};
+use yoke_ssh_ui::limits::admission::{Admission, Limits};
 use yoke_ssh_ui::metrics::Metrics;
 use yoke_ssh_ui::shared::Shared;
 use yoke_ssh_ui::ssh::host_key::{self, HostKeyError};
@@ -300,7 +300,7 @@ async fn serve(client: &Client, registry: &Registry, folder: &Path) -> (Supervis
     let shared = Arc::new(Shared {
         host: client.clone(),
         keys: known,
-        gate: Gate::new(LIMITS, Instant::now()).into(),
+        admission: Admission::new(LIMITS, Instant::now()).into(),
         contact: Some(CONTACT.into()),
         worker_binaries: Some(folder.join("workers")),
         write_limit: Duration::from_secs(3),
