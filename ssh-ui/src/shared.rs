@@ -34,15 +34,15 @@ impl Shared {
     /// Checks that the client may execute a command now: its key is within its rate and still
     /// belongs to its Tenant. Every command starts with this check. Callers do not log a
     /// rate-limited command.
-    pub fn permit(&self, identity: &Identity) -> Result<(), Error> {
+    pub fn check_command(&self, identity: &Identity) -> Result<(), Error> {
         if !self.admission().take_command(&identity.fingerprint, Instant::now()) {
             return Err(Error::TooFast);
         }
-        self.know(identity)
+        self.check_key(identity)
     }
 
     /// Checks that the key still belongs to the client's Tenant.
-    pub fn know(&self, identity: &Identity) -> Result<(), Error> {
+    pub fn check_key(&self, identity: &Identity) -> Result<(), Error> {
         let now = self.keys.borrow().find(&identity.fingerprint);
         match now.is_some_and(|now| now.tenant == identity.tenant) {
             true => Ok(()),

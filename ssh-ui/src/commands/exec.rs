@@ -83,7 +83,7 @@ pub async fn run(
     let work = async |mut request: Request| {
         confirm(&mut request, output, prompt).await?;
         // The key may have been removed from the Tenant while the prompt was open.
-        client.shared().know(client.identity())?;
+        client.shared().check_key(client.identity())?;
         if let Command::WorkerBinary { architecture } = &request.command {
             return worker_binary::send(client, architecture, output, closed)
                 .await

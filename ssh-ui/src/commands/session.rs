@@ -70,7 +70,7 @@ impl ClientSession {
     where
         F: Future<Output = Result<String, Error>>,
     {
-        let permitted = self.shared.permit(&self.identity);
+        let permitted = self.shared.check_command(&self.identity);
         let audit = self.begin(&permitted, &String::from_utf8_lossy(line));
         let read = match self.permit {
             Some(_) => parse_for_program(line),
@@ -106,7 +106,7 @@ impl ClientSession {
     where
         F: Future<Output = Result<(), Error>>,
     {
-        let permitted = self.shared.permit(&self.identity);
+        let permitted = self.shared.check_command(&self.identity);
         let audit = self.begin(&permitted, "");
         let result = match permitted {
             Ok(()) => work().await,

@@ -135,7 +135,7 @@ impl Files {
         what: &str,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, StatusReply> {
-        let permitted = self.shared.permit(&self.identity);
+        let permitted = self.shared.check_command(&self.identity);
         if let Err(error @ Error::TooFast) = &permitted {
             self.shared.metrics.count_command(command, error.as_str());
             return Err(to_reply(error));

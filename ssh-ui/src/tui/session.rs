@@ -165,7 +165,7 @@ impl<'a> RunningTui<'a> {
                 (answer, shown) = settle(&mut self.deed) => self.tell(answer, shown).await?,
                 Some(line) = listen(&mut self.progress) => self.screen.hear(&line),
                 Ok(()) = size.changed() => self.terminal.backend_mut().resize(*size.borrow_and_update()),
-                Ok(()) = keys.changed() => self.client.shared().know(self.client.identity())?,
+                Ok(()) = keys.changed() => self.client.shared().check_key(self.client.identity())?,
                 _ = ticks.tick() => {}
                 () = sleep_until(frame_at), if is_stale => {
                     is_stale = false;
