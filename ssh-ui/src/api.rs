@@ -56,7 +56,7 @@ const SCHEME: &str = "Bearer ";
 const HEAD_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 32;
 /// How long a client may take to send the head, and the body.
-const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two checks of the certificate's files.
 const POLL: Duration = Duration::from_secs(30);
 
@@ -67,15 +67,15 @@ pub struct Api {
 }
 
 /// State that all requests share.
-struct Door {
+struct ApiState {
     shared: Arc<Shared>,
     rules: Rules,
     tls: TlsConfigs,
 }
 
 /// One connection, which carries one request.
-struct Visit {
-    door: Arc<Door>,
+struct ApiConnection {
+    state: Arc<ApiState>,
     slot: ConnectionSlot,
     login: watch::Sender<bool>,
     drain: Drain,
@@ -103,12 +103,12 @@ impl Api {
         idle: Duration,
         drain: Drain,
     ) -> Result<(), ServeError> {
-        let door = Arc::new(Door {
+        let state = Arc::new(ApiState {
             shared: Arc::clone(&shared),
             rules,
             tls,
         });
-        let connect = |stream, slot, ends| connect(Arc::clone(&door), stream, slot, ends);
+        let connect = |stream, slot, ends| connect(Arc::clone(&state), stream, slot, ends);
         // An answer would need a TLS handshake, which a connection without a slot does not get.
         let turn_away = async |_, _| {};
         self.listener.serve(&shared, idle, drain, connect, turn_away).await;
@@ -117,7 +117,7 @@ impl Api {
 }
 
 /// Reloads the certificate when its files change, until the drain starts.
-pub async fn keep_certificate(mut reload: Reload, drain: Drain) -> Result<(), TlsError> {
+pub async fn reload_certificate(mut reload: Reload, drain: Drain) -> Result<(), TlsError> {
     while drain.until_started(tokio::time::sleep(POLL)).await.is_some() {
         match reload.look().await {
             Ok(false) => {}
@@ -131,17 +131,17 @@ pub async fn keep_certificate(mut reload: Reload, drain: Drain) -> Result<(), Tl
     Ok(())
 }
 
-async fn connect(door: Arc<Door>, stream: TcpStream, slot: ConnectionSlot, ends: Ends) {
+async fn connect(state: Arc<ApiState>, stream: TcpStream, slot: ConnectionSlot, ends: Ends) {
     let _ = stream.set_nodelay(true);
     let (login, logged_in) = watch::channel(false);
     let drain = ends.drain.clone();
     let over = until_over(logged_in, ends).boxed().shared();
     let stream = DeadlineStream::new(stream, over.clone());
-    let (source, limit) = (slot.source(), door.shared.write_limit);
-    let acceptor = TlsAcceptor::from(only_http1(&door.tls.borrow()));
+    let (source, limit) = (slot.source(), state.shared.write_limit);
+    let acceptor = TlsAcceptor::from(only_http1(&state.tls.borrow()));
     let answered = Notify::new();
-    let visit = Visit {
-        door,
+    let connection = ApiConnection {
+        state,
         slot,
         login,
         drain,
@@ -149,10 +149,10 @@ async fn connect(door: Arc<Door>, stream: TcpStream, slot: ConnectionSlot, ends:
     };
     let served = async {
         let stream = acceptor.accept(stream).await?;
-        let answer = service_fn(async |request| Ok::<_, Infallible>(visit.answer(request).await));
+        let answer = service_fn(async |request| Ok::<_, Infallible>(connection.answer(request).await));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(REQUEST_LIMIT)
+            .header_read_timeout(READ_TIMEOUT)
             .keep_alive(false)
             .max_buf_size(HEAD_MAX)
             .max_headers(HEADERS_MAX)
@@ -160,7 +160,7 @@ async fn connect(door: Arc<Door>, stream: TcpStream, slot: ConnectionSlot, ends:
         connection.await.map_err(io::Error::other)
     };
     let unread = async {
-        visit.answered.notified().await;
+        connection.answered.notified().await;
         tokio::time::sleep(limit).await;
     };
     tokio::select! {
@@ -182,31 +182,31 @@ fn only_http1(config: &ServerConfig) -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-impl Visit {
+impl ApiConnection {
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        let shared = &self.door.shared;
-        let response = match self.let_in(request).await {
+        let shared = &self.state.shared;
+        let response = match self.authenticate(request).await {
             Ok((identity, permit, line)) => {
                 let client = ClientSession::new(Arc::clone(shared), identity, self.slot.source());
                 let answer = run(&client.restricted_to(permit), &line, &self.drain).await;
                 build_answer(answer.result)
             }
-            Err(refusal) => build_refusal(&refusal, &self.door.rules, shared.contact.as_deref()),
+            Err(refusal) => build_refusal(&refusal, &self.state.rules, shared.contact.as_deref()),
         };
         self.answered.notify_one();
         response
     }
 
     /// Authenticates the request, and reads the command line.
-    async fn let_in(&self, request: Request<Incoming>) -> Result<(Identity, Permit, Bytes), Refusal> {
+    async fn authenticate(&self, request: Request<Incoming>) -> Result<(Identity, Permit, Bytes), Refusal> {
         match (request.uri().path(), request.method()) {
             (PATH, &Method::POST) => {}
             (PATH, _) => return Err(Refusal::Method),
             _ => return Err(Refusal::Path),
         }
-        let (identity, permit) = self.believe(request.headers())?;
+        let (identity, permit) = self.verify_token(request.headers())?;
         let body = Limited::new(request.into_body(), LINE_MAX).collect();
-        let line = match tokio::time::timeout(REQUEST_LIMIT, body).await {
+        let line = match tokio::time::timeout(READ_TIMEOUT, body).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => return Err(Refusal::Long),
             Ok(Err(_)) | Err(_) => return Err(Refusal::Incomplete),
@@ -220,15 +220,15 @@ impl Visit {
 
     /// Verifies the token and returns its Tenant and permissions. A refused token is written to the
     /// audit log.
-    fn believe(&self, head: &HeaderMap) -> Result<(Identity, Permit), Refusal> {
-        let shared = &self.door.shared;
+    fn verify_token(&self, head: &HeaderMap) -> Result<(Identity, Permit), Refusal> {
+        let shared = &self.state.shared;
         let mut signer = None;
         let judged = read_token(head).and_then(|token| {
             let fingerprint = signer.insert(token.fingerprint());
             let identity = shared.keys.borrow().find(fingerprint);
             // Reject an unknown key before the signature check, which is costly.
             let identity = identity.ok_or_else(|| TokenError::UnknownKey(fingerprint.clone()))?;
-            let permit = token.verify(&self.door.rules, &identity.tenant, Timestamp::now())?;
+            let permit = token.verify(&self.state.rules, &identity.tenant, Timestamp::now())?;
             Ok((identity, permit))
         });
         judged.map_err(|error| {

@@ -12,14 +12,14 @@ const SECRETS: [&str; 2] = ["yoke1.", "yoke-api1."];
 
 /// Protocol over which a client authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum Protocol {
     /// SSH, with a key.
     Ssh,
     /// HTTPS, with a token that the key signed.
     Api(Mark),
 }
 
-impl Door {
+impl Protocol {
     fn as_str(&self) -> &'static str {
         match self {
             Self::Ssh => "ssh",
@@ -41,18 +41,18 @@ impl Door {
 pub struct Audit {
     identity: Identity,
     source: IpAddr,
-    door: Door,
+    protocol: Protocol,
     command: String,
     ended: bool,
 }
 
 impl Audit {
     /// Starts the record of a command.
-    pub fn begin(identity: &Identity, source: IpAddr, door: Door, command: &str) -> Self {
+    pub fn begin(identity: &Identity, source: IpAddr, protocol: Protocol, command: &str) -> Self {
         Self {
             identity: identity.clone(),
             source,
-            door,
+            protocol,
             command: mask(command).chars().take(COMMAND_MAX).collect(),
             ended: false,
         }
@@ -65,14 +65,14 @@ impl Audit {
 
     fn write(&mut self, result: &'static str, detail: Option<&str>) {
         self.ended = true;
-        let mark = self.door.mark();
+        let mark = self.protocol.mark();
         tracing::info!(
             target: "audit",
             tenant = self.identity.tenant,
             key = self.identity.key,
             fingerprint = self.identity.fingerprint,
             source = %self.source,
-            door = self.door.as_str(),
+            door = self.protocol.as_str(),
             token = mark.map(|mark| mark.digest.as_str()),
             expires = mark.map(|mark| mark.expires),
             command = self.command,

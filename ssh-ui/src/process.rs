@@ -9,7 +9,7 @@ use yoke_runtime::host_api::{build_client, configure};
 use yoke_runtime::tls::{Reload, TlsConfigs, TlsFiles};
 use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
-use crate::api::{Api, keep_certificate};
+use crate::api::{Api, reload_certificate};
 use crate::arguments::{ApiArguments, Arguments};
 use crate::identity::key_registry::KeyRegistry;
 use crate::identity::tenants_watch::keep_key_registry;
@@ -58,7 +58,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         metrics,
     });
     if let Some((api, rules, reload, tls)) = api {
-        supervisor.spawn("api-certificate", keep_certificate(reload, drain.clone()));
+        supervisor.spawn("api-certificate", reload_certificate(reload, drain.clone()));
         let serving = api.serve(Arc::clone(&shared), rules, tls, arguments.idle, drain.clone());
         supervisor.spawn("api", serving);
     }

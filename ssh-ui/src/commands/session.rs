@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::Error;
-use crate::audit::{Audit, Door};
+use crate::audit::{Audit, Protocol};
 use crate::commands::parse::{Misread, Request, parse, parse_for_program};
 use crate::commands::report::to_json;
 use crate::identity::key_registry::Identity;
@@ -122,8 +122,8 @@ impl ClientSession {
             Err(Error::TooFast) => None,
             _ => {
                 let permit = self.permit.as_ref();
-                let door = permit.map_or(Door::Ssh, |permit| Door::Api(permit.mark().clone()));
-                Some(Audit::begin(&self.identity, self.source, door, line))
+                let protocol = permit.map_or(Protocol::Ssh, |permit| Protocol::Api(permit.mark().clone()));
+                Some(Audit::begin(&self.identity, self.source, protocol, line))
             }
         }
     }

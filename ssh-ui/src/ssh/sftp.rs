@@ -14,7 +14,7 @@ use russh_sftp::server::StatusReply;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::Error;
-use crate::audit::{Audit, Door};
+use crate::audit::{Audit, Protocol};
 use crate::commands::parse::parse_name;
 use crate::identity::key_registry::Identity;
 use crate::shared::Shared;
@@ -140,7 +140,7 @@ impl Files {
             self.shared.metrics.count_command(command, error.as_str());
             return Err(to_reply(error));
         }
-        let audit = Audit::begin(&self.identity, self.source, Door::Ssh, &format!("{command} {what}"));
+        let audit = Audit::begin(&self.identity, self.source, Protocol::Ssh, &format!("{command} {what}"));
         let result = match permitted {
             Ok(()) => work.await,
             Err(error) => Err(error),

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use yoke_runtime::Supervisor;
 use yoke_runtime::tls::{Reload, TlsFiles};
-use yoke_ssh_ui::api::{Api, keep_certificate};
+use yoke_ssh_ui::api::{Api, reload_certificate};
 use yoke_ssh_ui::identity::token::Rules;
 use yoke_ssh_ui::shared::Shared;
 
@@ -48,7 +48,7 @@ pub(crate) async fn serve(supervisor: &mut Supervisor, shared: &Arc<Shared>, fol
         longest: LONGEST,
     };
     let drain = supervisor.drain();
-    supervisor.spawn("api-certificate", keep_certificate(reload, drain.clone()));
+    supervisor.spawn("api-certificate", reload_certificate(reload, drain.clone()));
     let idle = Duration::from_secs(60);
     supervisor.spawn("api", api.serve(Arc::clone(shared), rules, tls, idle, drain));
     port
