@@ -2,7 +2,7 @@
 //! ([`crate::tui::session`]) owns the clock, the channel and the connection to the host.
 //!
 //! ```text
-//!  bytes ─▶ keys ─▶ Screen::press ─▶ Deed: a command line, as over `ssh HOST LINE` ─▶ Screen::tell
+//!  bytes ─▶ keys ─▶ Screen::press ─▶ Action: a command line, as over `ssh HOST LINE` ─▶ Screen::finish
 //!  watches of Clusters and events ─▶ Screen::follow_* ─▶ draw ─▶ cells ─▶ terminal
 //! ```
 
@@ -16,4 +16,4 @@ mod state;
 mod text;
 
 pub use self::draw::draw;
-pub use self::state::{Deed, Screen, Shown};
+pub use self::state::{Action, AnswerDisplay, Screen};

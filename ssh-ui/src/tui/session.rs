@@ -25,7 +25,7 @@ use crate::ssh::channel_output::ChannelOutput;
 use crate::ssh::listener::Ends;
 use crate::tenant::{PROGRESS_LINES, Progress};
 use crate::tui::screen::keys::{Key, Keys};
-use crate::tui::screen::{Deed, Screen, Shown, draw};
+use crate::tui::screen::{Action, AnswerDisplay, Screen, draw};
 use crate::tui::terminal::{ENTER, LEAVE, Look, Terminal};
 
 /// Interval at which ages are redrawn.
@@ -73,7 +73,7 @@ struct RunningTui<'a> {
     keys: Keys,
     terminal: ratatui::Terminal<Terminal>,
     /// The command in progress, and how to show its answer.
-    deed: Option<BoxFuture<'a, (Answer, Shown)>>,
+    action: Option<BoxFuture<'a, (Answer, AnswerDisplay)>>,
     /// Progress lines of the command. When it is dropped, the command stops waiting.
     progress: Option<mpsc::Receiver<String>>,
     /// An answer was printed below the screen, and the user has not returned yet.
@@ -97,7 +97,7 @@ impl<'a> RunningTui<'a> {
             screen: Screen::new(client.identity()),
             keys: Keys::default(),
             terminal,
-            deed: None,
+            action: None,
             progress: None,
             is_away: false,
             is_cleared: false,
@@ -116,8 +116,8 @@ impl<'a> RunningTui<'a> {
         if let Some(page) = session.screen.last_page() {
             output.put(&page).await;
         }
-        if let Some(deed) = session.deed.take() {
-            let (answer, shown) = deed.await;
+        if let Some(action) = session.action.take() {
+            let (answer, shown) = action.await;
             match answer.result {
                 Ok(text) => {
                     let page = session.screen.answer(&text, shown);
@@ -157,13 +157,13 @@ impl<'a> RunningTui<'a> {
                             clusters.begin_anew();
                         }
                     }
-                    Err(error) => self.screen.lose(&error.to_string()),
+                    Err(error) => self.screen.report_trouble(&error.to_string()),
                 },
                 // A failure of this watch is not shown; the watch of Clusters reports the same
                 // failure. Some Tenants may not read events.
                 Ok(event) = events.next() => self.screen.follow_events(event),
-                (answer, shown) = settle(&mut self.deed) => self.tell(answer, shown).await?,
-                Some(line) = listen(&mut self.progress) => self.screen.hear(&line),
+                (answer, shown) = settle(&mut self.action) => self.tell(answer, shown).await?,
+                Some(line) = listen(&mut self.progress) => self.screen.show_progress(&line),
                 Ok(()) = size.changed() => self.terminal.backend_mut().resize(*size.borrow_and_update()),
                 Ok(()) = keys.changed() => self.client.shared().check_key(self.client.identity())?,
                 _ = ticks.tick() => {}
@@ -209,13 +209,13 @@ impl<'a> RunningTui<'a> {
             }
             match self.screen.press(key) {
                 None => {}
-                Some(Deed::Leave) => return true,
-                Some(Deed::Redraw) => self.come_back(),
-                Some(Deed::GiveUp) => self.progress = None,
-                Some(Deed::Ask { line, shown }) => {
+                Some(Action::Quit) => return true,
+                Some(Action::Redraw) => self.come_back(),
+                Some(Action::Cancel) => self.progress = None,
+                Some(Action::Execute { line, shown }) => {
                     let (client, (progress, told)) = (self.client, mpsc::channel(PROGRESS_LINES));
                     self.progress = Some(told);
-                    self.deed = Some(async move { (run_line(client, &line, &progress).await, shown) }.boxed());
+                    self.action = Some(async move { (run_line(client, &line, &progress).await, shown) }.boxed());
                 }
             }
             if let Some(page) = self.screen.take_page() {
@@ -227,17 +227,17 @@ impl<'a> RunningTui<'a> {
         false
     }
 
-    async fn tell(&mut self, answer: Answer, shown: Shown) -> Result<(), Error> {
-        (self.deed, self.progress) = (None, None);
+    async fn tell(&mut self, answer: Answer, shown: AnswerDisplay) -> Result<(), Error> {
+        (self.action, self.progress) = (None, None);
         match answer.result {
             Ok(text) => {
                 if let Some(page) = self.screen.answer(&text, shown) {
                     self.print(&page).await;
                 }
             }
-            Err(Error::Left(_)) => self.screen.tell("Given up: nobody joins by it."),
+            Err(Error::Left(_)) => self.screen.finish("Given up: nobody joins by it."),
             Err(error @ Error::KeyWithdrawn) => return Err(error),
-            Err(error) => self.screen.tell(&error.to_text(false)),
+            Err(error) => self.screen.finish(&error.to_text(false)),
         }
         Ok(())
     }
@@ -288,9 +288,9 @@ async fn listen(progress: &mut Option<mpsc::Receiver<String>>) -> Option<String>
     }
 }
 
-async fn settle<T>(deed: &mut Option<BoxFuture<'_, T>>) -> T {
-    match deed {
-        Some(deed) => deed.await,
+async fn settle<T>(action: &mut Option<BoxFuture<'_, T>>) -> T {
+    match action {
+        Some(action) => action.await,
         None => pending().await,
     }
 }

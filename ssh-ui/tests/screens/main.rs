@@ -16,7 +16,7 @@ use serde_json::json;
 use yoke_api::Cluster;
 use yoke_ssh_ui::identity::key_registry::Identity;
 use yoke_ssh_ui::tui::screen::keys::Keys;
-use yoke_ssh_ui::tui::screen::{Deed, Screen, Shown, draw};
+use yoke_ssh_ui::tui::screen::{Action, AnswerDisplay, Screen, draw};
 use yoke_ssh_ui::tui::terminal::{ENTER, LEAVE, Look, Terminal};
 
 const NOW: &str = "2026-03-01T12:00:00Z";
@@ -65,7 +65,7 @@ impl TestTerminal {
     }
 
     /// Presses keys, and draws a frame after each.
-    fn press(&mut self, keys: &str) -> Option<Deed> {
+    fn press(&mut self, keys: &str) -> Option<Action> {
         let mut parser = Keys::default();
         let mut last = None;
         for byte in keys.bytes() {
@@ -99,7 +99,7 @@ impl TestTerminal {
         let word = "eyJzZXJ2ZXIiOiJkZW1vLThjMWYwMmFhLmV4YW1wbGUub3JnOjY0NDMi".repeat(6);
         let line = format!("yoke-worker join yoke1.{word}");
         let answer = json!({"name": "demo-x7k2p", "line": line, "expires": "2026-03-01T12:15:00Z"});
-        let page = self.screen.answer(&answer.to_string(), Shown::Join).unwrap();
+        let page = self.screen.answer(&answer.to_string(), AnswerDisplay::Join).unwrap();
         self.seen.process(LEAVE.as_bytes());
         self.seen.process(page.replace('\n', "\r\n").as_bytes());
     }
@@ -218,7 +218,7 @@ fn nodes(columns: u16, rows: u16) -> TestTerminal {
     let row = |number: u8| format!("worker-{number}   Ready    <none>   {number}h    v1.35.4\n");
     let table: String = (1..=9).map(row).collect();
     let table = format!("NAME       STATUS   ROLES    AGE   VERSION\n{table}");
-    assert_eq!(terminal.screen.answer(&table, Shown::Nodes), None);
+    assert_eq!(terminal.screen.answer(&table, AnswerDisplay::Nodes), None);
     terminal
 }
 
@@ -323,7 +323,7 @@ fn screens_are_as_they_were_reviewed() {
         ("join-asked", {
             let mut terminal = full(80, 24, RICH);
             terminal.press("j2\r");
-            terminal.screen.hear("   0s  The token is being drawn.\n");
+            terminal.screen.show_progress("   0s  The token is being drawn.\n");
             terminal.text()
         }),
         ("join-narrow", shown(full(40, 10, RICH), "j2\t1h")),

@@ -22,25 +22,25 @@ const PAGE: usize = 10;
 
 /// Action that the caller must execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
-    /// Execute this command line, and pass the result to [`Screen::answer`] or [`Screen::tell`].
-    Ask {
+pub enum Action {
+    /// Execute this command line, and pass the result to [`Screen::answer`] or [`Screen::finish`].
+    Execute {
         /// A command line as after `ssh HOST`.
         line: String,
         /// How to show the answer.
-        shown: Shown,
+        shown: AnswerDisplay,
     },
     /// Stop waiting for the command in progress, which undoes it.
-    GiveUp,
+    Cancel,
     /// Redraw the whole screen.
     Redraw,
     /// End the interface.
-    Leave,
+    Quit,
 }
 
 /// Where an answer is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum AnswerDisplay {
     /// In the status line of the screen.
     Note,
     /// In the user's own shell, below its earlier output.
@@ -123,34 +123,34 @@ impl Screen {
     }
 
     /// Reports that the watch of Clusters failed and is retried. The known Clusters stay.
-    pub fn lose(&mut self, why: &str) {
+    pub fn report_trouble(&mut self, why: &str) {
         self.trouble = Some(clip(why));
     }
 
     /// Shows a progress line of the command in progress.
-    pub fn hear(&mut self, progress: &str) {
+    pub fn show_progress(&mut self, progress: &str) {
         self.note = clip(progress.trim_end());
     }
 
     /// Handles the answer of the command in progress. Returns text to print, as
     /// [`Screen::take_page`] does.
-    pub fn answer(&mut self, text: &str, shown: Shown) -> Option<String> {
+    pub fn answer(&mut self, text: &str, shown: AnswerDisplay) -> Option<String> {
         self.page = Some(match shown {
-            Shown::Note => {
-                self.tell(text);
+            AnswerDisplay::Note => {
+                self.finish(text);
                 return None;
             }
-            Shown::Nodes => {
-                self.tell("");
+            AnswerDisplay::Nodes => {
+                self.finish("");
                 if let Mode::Nodes(_, lines) = &mut self.mode {
                     *lines = text.lines().take(NODES).map(clip).collect();
                 }
                 return None;
             }
-            Shown::Print => page::build_plain(text),
-            Shown::Join => page::build_join(text),
+            AnswerDisplay::Print => page::build_plain(text),
+            AnswerDisplay::Join => page::build_join(text),
         });
-        self.tell("");
+        self.finish("");
         if let Some(form) = self.form() {
             form.refuse(WAITS.to_owned());
         }
@@ -187,17 +187,17 @@ impl Screen {
     }
 
     /// Shows the result of the command in progress, and marks it as finished.
-    pub fn tell(&mut self, text: &str) {
+    pub fn finish(&mut self, text: &str) {
         self.doing = None;
         let lines: Vec<_> = text.lines().collect();
         self.note = clip(&lines.join(" · "));
     }
 
     /// Handles a key.
-    pub fn press(&mut self, key: Key) -> Option<Deed> {
+    pub fn press(&mut self, key: Key) -> Option<Action> {
         match key {
-            Key::Interrupt => return Some(Deed::Leave),
-            Key::Redraw if !matches!(self.mode, Mode::Away(_)) => return Some(Deed::Redraw),
+            Key::Interrupt => return Some(Action::Quit),
+            Key::Redraw if !matches!(self.mode, Mode::Away(_)) => return Some(Action::Redraw),
             _ => {}
         }
         match std::mem::replace(&mut self.mode, Mode::List) {
@@ -213,7 +213,7 @@ impl Screen {
             Mode::Status(name) => self.press_in_status(name, key),
             Mode::Events => self.press_in_events(key),
             Mode::Kubeconfig(name) => match key {
-                Key::Char('p') => self.ask(format!("kubeconfig {name}"), Shown::Print),
+                Key::Char('p') => self.execute(format!("kubeconfig {name}"), AnswerDisplay::Print),
                 _ => None,
             },
             Mode::Join(name, form) => self.press_in_join(name, form, key),
@@ -223,19 +223,19 @@ impl Screen {
         }
     }
 
-    fn press_in_list(&mut self, key: Key) -> Option<Deed> {
-        let place = self.clusters.place();
+    fn press_in_list(&mut self, key: Key) -> Option<Action> {
+        let index = self.clusters.index();
         self.note.clear();
         match key {
-            Key::Up => self.clusters.choose(place.saturating_sub(1)),
-            Key::Down => self.clusters.choose(place + 1),
-            Key::PageUp => self.clusters.choose(place.saturating_sub(PAGE)),
-            Key::PageDown => self.clusters.choose(place + PAGE),
+            Key::Up => self.clusters.choose(index.saturating_sub(1)),
+            Key::Down => self.clusters.choose(index + 1),
+            Key::PageUp => self.clusters.choose(index.saturating_sub(PAGE)),
+            Key::PageDown => self.clusters.choose(index + PAGE),
             Key::Home => self.clusters.choose(0),
             Key::End => self.clusters.choose(usize::MAX),
-            Key::Escape if self.doing.as_deref().is_some_and(is_join) => return Some(Deed::GiveUp),
+            Key::Escape if self.doing.as_deref().is_some_and(is_join) => return Some(Action::Cancel),
             Key::Escape => "Press q to leave.".clone_into(&mut self.note),
-            Key::Char('q') => return Some(Deed::Leave),
+            Key::Char('q') => return Some(Action::Quit),
             Key::Char('?' | 'h') => self.mode = Mode::Help,
             Key::Char('e') => self.mode = Mode::Events,
             Key::Char('c') => self.mode = Mode::Create(Form::create()),
@@ -248,14 +248,14 @@ impl Screen {
     }
 
     /// Handles a key that acts on one Cluster.
-    fn press_on(&mut self, name: String, state: DesiredState, key: Key) -> Option<Deed> {
+    fn press_on(&mut self, name: String, state: DesiredState, key: Key) -> Option<Action> {
         match key {
             Key::Enter => self.mode = Mode::Status(name),
             Key::Char('d') => self.mode = Mode::Delete(name, Form::confirm()),
             Key::Char('j') => self.mode = Mode::Join(name, Form::join()),
             Key::Char('k') => self.mode = Mode::Kubeconfig(name),
             Key::Char('n') => {
-                let asked = self.ask(format!("nodes {name}"), Shown::Nodes);
+                let asked = self.execute(format!("nodes {name}"), AnswerDisplay::Nodes);
                 if asked.is_some() {
                     self.mode = Mode::Nodes(name, Vec::new());
                 }
@@ -266,14 +266,14 @@ impl Screen {
                     DesiredState::Running => "sleep",
                     DesiredState::Asleep => "wake",
                 };
-                return self.ask(format!("{verb} {name}"), Shown::Note);
+                return self.execute(format!("{verb} {name}"), AnswerDisplay::Note);
             }
             _ => {}
         }
         None
     }
 
-    fn press_in_status(&mut self, name: String, key: Key) -> Option<Deed> {
+    fn press_in_status(&mut self, name: String, key: Key) -> Option<Action> {
         match (key, self.clusters.get(&name).map(|row| row.state)) {
             (Key::Escape | Key::Enter | Key::Char('q'), _) | (_, None) => None,
             (Key::Char('s' | 'n'), Some(state)) => {
@@ -288,14 +288,14 @@ impl Screen {
         }
     }
 
-    fn press_in_events(&mut self, key: Key) -> Option<Deed> {
+    fn press_in_events(&mut self, key: Key) -> Option<Action> {
         if !matches!(key, Key::Escape | Key::Enter | Key::Char('q' | 'e')) {
             self.mode = Mode::Events;
         }
         None
     }
 
-    fn press_in_create(&mut self, mut form: Form, key: Key) -> Option<Deed> {
+    fn press_in_create(&mut self, mut form: Form, key: Key) -> Option<Action> {
         match form.press(key) {
             Pressed::Back => None,
             Pressed::Edited => {
@@ -305,7 +305,7 @@ impl Screen {
             Pressed::Done => match form.to_create() {
                 Ok(line) if self.busy().is_none() => {
                     self.clusters.expect(form.first());
-                    self.ask(line, Shown::Note)
+                    self.execute(line, AnswerDisplay::Note)
                 }
                 refused => {
                     let busy = self.busy().unwrap_or_default().to_owned();
@@ -317,12 +317,12 @@ impl Screen {
         }
     }
 
-    fn press_in_delete(&mut self, name: String, mut form: Form, key: Key) -> Option<Deed> {
+    fn press_in_delete(&mut self, name: String, mut form: Form, key: Key) -> Option<Action> {
         match (form.press(key), self.busy()) {
             (Pressed::Back, _) => return None,
             (Pressed::Done, Some(busy)) => form.refuse(busy.to_owned()),
             (Pressed::Done, None) if form.first() == name => {
-                return self.ask(format!("delete {name} --yes"), Shown::Note);
+                return self.execute(format!("delete {name} --yes"), AnswerDisplay::Note);
             }
             (Pressed::Done, None) => form.refuse("That is another name: nothing is deleted.".to_owned()),
             (Pressed::Edited, _) => {}
@@ -331,12 +331,12 @@ impl Screen {
         None
     }
 
-    fn press_in_join(&mut self, name: String, mut form: Form, key: Key) -> Option<Deed> {
+    fn press_in_join(&mut self, name: String, mut form: Form, key: Key) -> Option<Action> {
         match (form.press(key), self.busy()) {
             (Pressed::Back, _) => return None,
             (Pressed::Done, Some(busy)) => form.refuse(busy.to_owned()),
             (Pressed::Done, None) => match form.to_join(&name) {
-                Ok(line) => return self.ask(line, Shown::Join),
+                Ok(line) => return self.execute(line, AnswerDisplay::Join),
                 Err(why) => form.refuse(why),
             },
             (Pressed::Edited, _) => {}
@@ -345,23 +345,23 @@ impl Screen {
         None
     }
 
-    fn press_when_away(&mut self, token: Token, key: Key) -> Option<Deed> {
+    fn press_when_away(&mut self, token: Token, key: Key) -> Option<Action> {
         if key == Key::Char('x') {
-            return self.ask(format!("revoke {}", token.name), Shown::Note);
+            return self.execute(format!("revoke {}", token.name), AnswerDisplay::Note);
         }
         self.note = clip(&token.kept);
         None
     }
 
     /// Starts a command, unless one is in progress. The key is not queued.
-    fn ask(&mut self, line: String, shown: Shown) -> Option<Deed> {
+    fn execute(&mut self, line: String, shown: AnswerDisplay) -> Option<Action> {
         if self.doing.is_some() {
             BUSY.clone_into(&mut self.note);
             return None;
         }
         self.note.clear();
         self.doing = Some(line.clone());
-        Some(Deed::Ask { line, shown })
+        Some(Action::Execute { line, shown })
     }
 }
 

@@ -48,7 +48,7 @@ fn screen(clusters: Vec<Cluster>) -> Screen {
 
 /// Presses the letters of a word, and `\r`, `\x1b`, `\t`, `↑`, `↓`, `⌫`, `^` (Ctrl-C); returns the
 /// deed of the last.
-fn press(screen: &mut Screen, keys: &str) -> Option<Deed> {
+fn press(screen: &mut Screen, keys: &str) -> Option<Action> {
     let mut last = None;
     for key in keys.chars() {
         assert_eq!(last, None, "before {key:?} of {keys:?}");
@@ -66,9 +66,9 @@ fn press(screen: &mut Screen, keys: &str) -> Option<Deed> {
     last
 }
 
-fn line(line: &str) -> Option<Deed> {
-    let (line, shown) = (line.to_owned(), Shown::Note);
-    Some(Deed::Ask { line, shown })
+fn line(line: &str) -> Option<Action> {
+    let (line, shown) = (line.to_owned(), AnswerDisplay::Note);
+    Some(Action::Execute { line, shown })
 }
 
 fn chosen(screen: &Screen) -> Option<&str> {
@@ -108,18 +108,18 @@ fn keys_become_command_lines() {
         ("awake", "↓s", line("wake b")),
         ("though it is asked to run", "↓↓s", line("wake c")),
         ("from its own page", "\rs", line("sleep a")),
-        ("leaves", "q", Some(Deed::Leave)),
-        ("leaves from anywhere", "cnew^", Some(Deed::Leave)),
+        ("leaves", "q", Some(Action::Quit)),
+        ("leaves from anywhere", "cnew^", Some(Action::Quit)),
         ("a letter of a name is no key", "cq", None),
         ("help goes away by any key", "?q", None),
-        ("back, and then leaves", "\rqq", Some(Deed::Leave)),
+        ("back, and then leaves", "\rqq", Some(Action::Quit)),
     ] {
         let mut screen = screen(vec![cluster("a"), asleep("b"), dozing("c")]);
         assert_eq!(press(&mut screen, keys), expected, "{rule}: {keys:?}");
     }
     let mut screen = screen(vec![cluster("a")]);
-    let (line, shown) = ("kubeconfig a".to_owned(), Shown::Print);
-    assert_eq!(press(&mut screen, "kp"), Some(Deed::Ask { line, shown }));
+    let (line, shown) = ("kubeconfig a".to_owned(), AnswerDisplay::Print);
+    assert_eq!(press(&mut screen, "kp"), Some(Action::Execute { line, shown }));
 }
 
 #[test]
@@ -141,9 +141,9 @@ fn a_join_is_asked_for_with_what_the_command_takes() {
     ] {
         let mut screen = screen(vec![cluster("a")]);
         let expected = expected.map(|line| {
-            let (line, shown) = (line.to_owned(), Shown::Join);
+            let (line, shown) = (line.to_owned(), AnswerDisplay::Join);
             crate::commands::parse::parse(line.as_bytes()).unwrap();
-            Deed::Ask { line, shown }
+            Action::Execute { line, shown }
         });
         assert_eq!(press(&mut screen, keys), expected, "{rule}: {keys:?}");
     }
@@ -152,8 +152,8 @@ fn a_join_is_asked_for_with_what_the_command_takes() {
 #[test]
 fn nodes_are_shown_where_they_were_asked_for() {
     let table = "NAME STATUS\nw1 Ready\x1b[2J\n";
-    let (line, shown) = ("nodes a".to_owned(), Shown::Nodes);
-    let asked = Some(Deed::Ask { line, shown });
+    let (line, shown) = ("nodes a".to_owned(), AnswerDisplay::Nodes);
+    let asked = Some(Action::Execute { line, shown });
     for (rule, keys, expected) in [
         (
             "from the list",
@@ -167,7 +167,7 @@ fn nodes_are_shown_where_they_were_asked_for() {
         if expected == Mode::List {
             press(&mut screen, "\x1b");
         }
-        assert_eq!(screen.answer(table, Shown::Nodes), None, "{rule}");
+        assert_eq!(screen.answer(table, AnswerDisplay::Nodes), None, "{rule}");
         assert_eq!(screen.mode, expected, "{rule}");
     }
     // A second request while one is in progress changes nothing on the screen.
@@ -192,7 +192,7 @@ fn a_line_is_kept_or_taken_back() {
         screen
     };
     // Escape while it is being created cancels it, and does not leave the screen.
-    assert_eq!(press(&mut asked(), "\x1b"), Some(Deed::GiveUp));
+    assert_eq!(press(&mut asked(), "\x1b"), Some(Action::Cancel));
     for (rule, key, expected, note) in [
         ("taken back", "x", line("revoke a-x"), ""),
         (
@@ -201,10 +201,10 @@ fn a_line_is_kept_or_taken_back() {
             None,
             "It holds until 2026-03-01T12:15:00Z; to take it back: revoke a-x",
         ),
-        ("kept, and left", "^", Some(Deed::Leave), ""),
+        ("kept, and left", "^", Some(Action::Quit), ""),
     ] {
         let mut screen = asked();
-        let page = screen.answer(answer, Shown::Join).unwrap();
+        let page = screen.answer(answer, AnswerDisplay::Join).unwrap();
         assert!(page.starts_with("yoke-worker join yoke1.e30\n\n"), "{page}");
         assert_eq!(press(&mut screen, key), expected, "{rule}");
         assert_eq!(screen.note, note, "{rule}");
@@ -217,7 +217,7 @@ fn a_line_is_kept_or_taken_back() {
     ] {
         let mut screen = asked();
         press(&mut screen, keys);
-        assert_eq!(screen.answer(answer, Shown::Join), None, "{rule}");
+        assert_eq!(screen.answer(answer, AnswerDisplay::Join), None, "{rule}");
         assert_eq!(screen.form().unwrap().problem(), WAITS, "{rule}");
         assert_eq!(press(&mut screen, "x"), None, "{rule}");
         assert_eq!(screen.take_page(), None, "{rule}");
@@ -233,12 +233,12 @@ fn a_line_is_kept_or_taken_back() {
     }
     let mut screen = asked();
     press(&mut screen, "c");
-    screen.answer(answer, Shown::Join);
-    assert_eq!(press(&mut screen, "^"), Some(Deed::Leave));
+    screen.answer(answer, AnswerDisplay::Join);
+    assert_eq!(press(&mut screen, "^"), Some(Action::Quit));
     assert!(screen.last_page().unwrap().starts_with("yoke-worker join"));
     // After the page is left, `x` does nothing.
     let mut screen = asked();
-    screen.answer(answer, Shown::Join);
+    screen.answer(answer, AnswerDisplay::Join);
     assert_eq!(press(&mut screen, "qx"), None);
 }
 
@@ -252,10 +252,10 @@ fn one_thing_is_done_at_a_time() {
     assert_eq!(press(&mut screen, "cnew\r"), None);
     assert!(matches!(&screen.mode, Mode::Create(form) if form.problem().contains("One thing at a time")));
     press(&mut screen, "\x1b");
-    screen.tell("Cluster a is to sleep\n");
+    screen.finish("Cluster a is to sleep\n");
     assert_eq!(screen.note, "Cluster a is to sleep");
     assert_eq!(press(&mut screen, "s"), line("sleep b"));
-    screen.tell("error: no\nhint: try \x1b[2Jagain\n");
+    screen.finish("error: no\nhint: try \x1b[2Jagain\n");
     assert_eq!(screen.note, "error: no · hint: try  [2Jagain");
 }
 
@@ -286,7 +286,7 @@ fn choice_stays_with_its_cluster() {
     assert_eq!(chosen(&screen), Some("a"));
     screen.follow_clusters(Change::Apply(cluster("new")));
     assert_eq!(chosen(&screen), Some("new"), "one that was made is chosen");
-    screen.tell("Cluster new is made");
+    screen.finish("Cluster new is made");
     press(&mut screen, "clate\r");
     press(&mut screen, "↑");
     screen.follow_clusters(Change::Apply(cluster("late")));
@@ -300,7 +300,7 @@ fn choice_stays_with_its_cluster() {
 #[test]
 fn trouble_lasts_until_all_are_listed() {
     let mut screen = screen(vec![cluster("a")]);
-    screen.lose("watching: the host's API cannot be reached");
+    screen.report_trouble("watching: the host's API cannot be reached");
     screen.follow_clusters(Change::Init);
     assert!(screen.trouble.is_some());
     assert_eq!(chosen(&screen), Some("a"), "what is known is shown meanwhile");
