@@ -111,7 +111,7 @@ pub struct ApiArguments {
 }
 
 impl Arguments {
-    /// Returns the limits for the gate.
+    /// Returns the limits for the admission.
     pub fn limits(&self) -> Limits {
         Limits {
             connections: self.connections,

@@ -58,21 +58,21 @@ fn follow(event: watcher::Event<Lenient<Tenant>>, list: &mut KeyRegistry, keys: 
         watcher::Event::Init => *list = KeyRegistry::default(),
         watcher::Event::InitApply(Lenient(Ok(tenant))) => set(list, &tenant),
         watcher::Event::InitApply(Lenient(Err(unreadable))) => {
-            tell(&unreadable);
+            log_unreadable(&unreadable);
             list.keep(&unreadable.metadata.name.unwrap_or_default(), &keys.borrow());
         }
         watcher::Event::InitDone => {
             keys.send_replace(std::mem::take(list));
             return true;
         }
-        watcher::Event::Apply(Lenient(Err(unreadable))) => tell(&unreadable),
+        watcher::Event::Apply(Lenient(Err(unreadable))) => log_unreadable(&unreadable),
         watcher::Event::Apply(Lenient(Ok(tenant))) => keys.send_modify(|keys| set(keys, &tenant)),
         watcher::Event::Delete(tenant) => keys.send_modify(|keys| keys.remove(&tenant.name_any())),
     }
     false
 }
 
-fn tell(unreadable: &Unreadable) {
+fn log_unreadable(unreadable: &Unreadable) {
     let tenant = unreadable.metadata.name.as_deref();
     tracing::warn!(
         tenant,

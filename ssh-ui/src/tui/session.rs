@@ -149,7 +149,7 @@ impl<'a> RunningTui<'a> {
             let mut is_over = false;
             tokio::select! {
                 count = input.read(&mut bytes) => is_over = self.read(&bytes[..count.unwrap_or(0)]).await,
-                () = at(self.escape_at) => is_over = self.give_up().await,
+                () = at(self.escape_at) => is_over = self.end_escape().await,
                 event = clusters.next() => match event {
                     Ok(event) => {
                         self.screen.follow_clusters(event);
@@ -162,7 +162,7 @@ impl<'a> RunningTui<'a> {
                 // A failure of this watch is not shown; the watch of Clusters reports the same
                 // failure. Some Tenants may not read events.
                 Ok(event) = events.next() => self.screen.follow_events(event),
-                (answer, shown) = settle(&mut self.action) => self.tell(answer, shown).await?,
+                (answer, shown) = settle(&mut self.action) => self.show_answer(answer, shown).await?,
                 Some(line) = listen(&mut self.progress) => self.screen.show_progress(&line),
                 Ok(()) = size.changed() => self.terminal.backend_mut().resize(*size.borrow_and_update()),
                 Ok(()) = keys.changed() => self.client.shared().check_key(self.client.identity())?,
@@ -195,7 +195,7 @@ impl<'a> RunningTui<'a> {
     }
 
     /// Handles a pending escape sequence that was not continued. Returns true if the user quits.
-    async fn give_up(&mut self) -> bool {
+    async fn end_escape(&mut self) -> bool {
         self.escape_at = None;
         let key = self.keys.give_up();
         self.press(key).await
@@ -205,12 +205,12 @@ impl<'a> RunningTui<'a> {
     async fn press(&mut self, keys: impl IntoIterator<Item = Key>) -> bool {
         for key in keys {
             if self.is_away && key != Key::Interrupt {
-                self.come_back();
+                self.redraw();
             }
             match self.screen.press(key) {
                 None => {}
                 Some(Action::Quit) => return true,
-                Some(Action::Redraw) => self.come_back(),
+                Some(Action::Redraw) => self.redraw(),
                 Some(Action::Cancel) => self.progress = None,
                 Some(Action::Execute { line, shown }) => {
                     let (client, (progress, told)) = (self.client, mpsc::channel(PROGRESS_LINES));
@@ -227,7 +227,7 @@ impl<'a> RunningTui<'a> {
         false
     }
 
-    async fn tell(&mut self, answer: Answer, shown: AnswerDisplay) -> Result<(), Error> {
+    async fn show_answer(&mut self, answer: Answer, shown: AnswerDisplay) -> Result<(), Error> {
         (self.action, self.progress) = (None, None);
         match answer.result {
             Ok(text) => {
@@ -250,7 +250,7 @@ impl<'a> RunningTui<'a> {
     }
 
     /// Returns from a printed page: the next frame redraws the whole screen.
-    fn come_back(&mut self) {
+    fn redraw(&mut self) {
         (self.is_away, self.is_cleared) = (false, true);
     }
 

@@ -296,7 +296,7 @@ fn screens_are_as_they_were_reviewed() {
             let mut terminal = full(80, 24, RICH);
             terminal
                 .screen
-                .lose("watching your Clusters: the host's API cannot be reached");
+                .report_trouble("watching your Clusters: the host's API cannot be reached");
             shown(terminal, "")
         }),
         ("hostile", shown(hostile(), "")),

@@ -72,21 +72,21 @@ impl Clusters {
             }
             Event::InitApply(cluster) => self.fresh.insert(&cluster),
             Event::InitDone => {
-                let place = self.place();
+                let index = self.index();
                 self.kept = std::mem::take(&mut self.fresh);
                 self.is_listed = true;
-                self.keep_choice(place);
+                self.keep_choice(index);
             }
             Event::Apply(cluster) => {
-                let place = self.place();
+                let index = self.index();
                 self.kept.insert(&cluster);
-                self.keep_choice(place);
+                self.keep_choice(index);
             }
             Event::Delete(cluster) => {
-                let place = self.place();
+                let index = self.index();
                 self.kept.rows.remove(&clip(&cluster.name_any()));
                 self.is_short |= self.kept.has_more;
-                self.keep_choice(place);
+                self.keep_choice(index);
             }
         }
     }
@@ -116,7 +116,7 @@ impl Clusters {
     }
 
     /// Returns the index of the selected row.
-    pub(super) fn place(&self) -> usize {
+    pub(super) fn index(&self) -> usize {
         let chosen = self.chosen.as_deref();
         self.kept
             .rows
@@ -127,30 +127,30 @@ impl Clusters {
 
     /// Selects a row, or the last one if there are fewer. An expected Cluster is no longer selected
     /// when it appears.
-    pub(super) fn choose(&mut self, place: usize) {
+    pub(super) fn choose(&mut self, index: usize) {
         self.awaited = None;
-        self.pick(place);
+        self.pick(index);
     }
 
-    fn pick(&mut self, place: usize) {
+    fn pick(&mut self, index: usize) {
         let last = self.len().saturating_sub(1);
-        self.chosen = self.kept.rows.keys().nth(place.min(last)).cloned();
+        self.chosen = self.kept.rows.keys().nth(index.min(last)).cloned();
     }
 
     /// Selects a Cluster as soon as it appears.
     pub(super) fn expect(&mut self, name: &str) {
         self.awaited = Some(name.to_owned());
-        self.keep_choice(self.place());
+        self.keep_choice(self.index());
     }
 
     /// Keeps the selected Cluster wherever it has moved. If it is gone, selects the row at its
-    /// place.
-    fn keep_choice(&mut self, place: usize) {
+    /// index.
+    fn keep_choice(&mut self, index: usize) {
         if let Some(name) = self.awaited.take_if(|name| self.kept.rows.contains_key(name)) {
             self.chosen = Some(name);
         }
         if self.chosen().is_none() {
-            self.pick(place);
+            self.pick(index);
         }
     }
 }

@@ -149,7 +149,7 @@ fn draw_table(screen: &Screen, frame: &mut Frame<'_>, area: Rect, now: Timestamp
         .column_spacing(2)
         .highlight_symbol("▸ ")
         .row_highlight_style(REVERSED);
-    let mut state = TableState::new().with_selected(screen.clusters.place());
+    let mut state = TableState::new().with_selected(screen.clusters.index());
     frame.render_stateful_widget(table, area, &mut state);
 }
 

@@ -67,7 +67,7 @@ fn draw_text(frame: &mut Frame<'_>, area: Rect, title: &str, text: &str) {
 fn draw_form(frame: &mut Frame<'_>, area: Rect, title: &str, form: &Form, text: &str) {
     let (fields, at) = form.fields();
     let label = fields.iter().map(|field| field.label.len()).max().unwrap_or_default() + 2;
-    let room = usize::from(place(area, 0).width.saturating_sub(2)).saturating_sub(label + 1);
+    let room = usize::from(centered(area, 0).width.saturating_sub(2)).saturating_sub(label + 1);
     // Shows the end of a text that is too long, because the cursor is there.
     let shown = |text: &str| text[text.len().saturating_sub(room)..].to_owned();
     let to_line = |(index, field): (usize, &Field)| {
@@ -96,18 +96,18 @@ fn draw_form(frame: &mut Frame<'_>, area: Rect, title: &str, form: &Form, text: 
 
 /// Draws a box and returns its inner area.
 fn draw_box(frame: &mut Frame<'_>, area: Rect, title: &str, lines: Vec<Line<'_>>) -> Rect {
-    let inner = usize::from(place(area, 0).width.saturating_sub(2)).max(1);
+    let inner = usize::from(centered(area, 0).width.saturating_sub(2)).max(1);
     let height: usize = lines.iter().map(|line| wrapped_height(line, inner)).sum();
-    let place = place(area, u16::try_from(height + 2).unwrap_or(u16::MAX));
+    let outer = centered(area, u16::try_from(height + 2).unwrap_or(u16::MAX));
     let block = Block::bordered().title(format!(" {title} "));
-    let inner = block.inner(place);
-    frame.render_widget(Clear, place);
-    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), place);
+    let inner = block.inner(outer);
+    frame.render_widget(Clear, outer);
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), outer);
     inner
 }
 
 /// Returns a box of this height in the middle of the screen, limited to its size.
-fn place(area: Rect, height: u16) -> Rect {
+fn centered(area: Rect, height: u16) -> Rect {
     let (width, height) = (area.width.min(WIDTH), area.height.min(height));
     Rect {
         x: area.x + (area.width - width) / 2,
