@@ -15,7 +15,7 @@ mod wait;
 mod watch;
 
 pub use self::host::TenantHost;
-pub use self::join::Invitation;
+pub use self::join::CreatedJoinToken;
 pub use self::nodes::{Node, Nodes};
 pub(crate) use self::progress::PROGRESS_LINES;
 pub use self::progress::Progress;

@@ -12,7 +12,7 @@ use crate::commands::report::{
     ClusterReports, PersonReport, build_node_table, build_person, build_report, build_table, to_json,
 };
 use crate::identity::key_registry::Identity;
-use crate::tenant::{Invitation, Progress, TenantHost, Wanted};
+use crate::tenant::{CreatedJoinToken, Progress, TenantHost, Wanted};
 
 /// Executes a command and returns the text for standard output.
 pub async fn execute(
@@ -129,7 +129,7 @@ async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &P
         node_labels: checked.map_err(|error| Error::Usage(error.to_string()))?,
         taints: options.taints.clone(),
     };
-    let Invitation { name, line, expires } = host.join(spec, progress).await?;
+    let CreatedJoinToken { name, line, expires } = host.join(spec, progress).await?;
     let expires = expires.map(|time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
     let wrong = |_| Error::JoinWrong(name.clone());
     if json {

@@ -22,7 +22,7 @@ use crate::Error;
 
 /// A join command that was created for a user.
 #[derive(Clone, Debug)]
-pub struct Invitation {
+pub struct CreatedJoinToken {
     /// Name of the JoinToken, with which it is revoked.
     pub name: String,
     /// Data of the join command.
@@ -31,7 +31,7 @@ pub struct Invitation {
     pub expires: Option<Timestamp>,
 }
 
-type Joined = Result<Invitation, Error>;
+type Joined = Result<CreatedJoinToken, Error>;
 
 /// Timeout until workers can join.
 const LIMIT: Duration = Duration::from_mins(5);
@@ -44,39 +44,39 @@ impl TenantHost {
     pub async fn join(&self, spec: JoinTokenSpec, progress: &Progress) -> Joined {
         let cluster = spec.cluster_name.clone();
         check(&cluster, &self.get(&cluster).await?)?;
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let (host, progress) = (self.clone(), progress.clone());
         // The client may disconnect between any two steps, which drops this future. A task of its
         // own still deletes the JoinToken. It ends by itself, since each step has a timeout.
-        tokio::spawn(async move { host.tell_line(spec, &progress, tell).await });
+        tokio::spawn(async move { host.run_join(spec, &progress, sender).await });
         // The task panicked.
-        told.await.unwrap_or_else(|_| Err(Error::Left(cluster)))
+        receiver.await.unwrap_or_else(|_| Err(Error::Left(cluster)))
     }
 
-    async fn tell_line(&self, spec: JoinTokenSpec, progress: &Progress, tell: oneshot::Sender<Joined>) {
+    async fn run_join(&self, spec: JoinTokenSpec, progress: &Progress, sender: oneshot::Sender<Joined>) {
         let doing = format!("making a JoinToken for Cluster {}", spec.cluster_name);
         let cluster = spec.cluster_name.clone();
-        let name = match self.make_token(spec, &doing).await {
+        let name = match self.create_token(spec, &doing).await {
             Ok(name) => name,
             Err(error) => {
                 // The client may have disconnected, then it needs no answer.
-                let _ = tell.send(Err(error));
+                let _ = sender.send(Err(error));
                 return;
             }
         };
         let joined = tokio::select! {
             biased;
             () = progress.closed() => Err(Error::Left(cluster.clone())),
-            joined = self.find_line(&name, &cluster, &doing, progress) => joined,
+            joined = self.wait_for_line(&name, &cluster, &doing, progress) => joined,
         };
         match joined {
             Ok((line, expires)) => {
-                let invitation = Invitation {
+                let created = CreatedJoinToken {
                     name: name.clone(),
                     line,
                     expires,
                 };
-                if tell.send(Ok(invitation)).is_err() {
+                if sender.send(Ok(created)).is_err() {
                     self.delete_token(&name).await;
                 }
             }
@@ -85,7 +85,7 @@ impl TenantHost {
                 if let Error::JoinTimeout { is_deleted, .. } = &mut error {
                     *is_deleted = is_gone;
                 }
-                let _ = tell.send(Err(error));
+                let _ = sender.send(Err(error));
             }
         }
     }
@@ -98,7 +98,7 @@ impl TenantHost {
             .map(|_| ())
     }
 
-    async fn make_token(&self, spec: JoinTokenSpec, doing: &str) -> Result<String, Error> {
+    async fn create_token(&self, spec: JoinTokenSpec, doing: &str) -> Result<String, Error> {
         let generate_name = Some(format!("{}-", spec.cluster_name));
         let mut token = JoinToken::new("", spec);
         token.metadata = ObjectMeta {
@@ -128,7 +128,7 @@ impl TenantHost {
     }
 
     /// Waits for the join command, and returns it with its expiration time.
-    async fn find_line(
+    async fn wait_for_line(
         &self,
         name: &str,
         cluster: &str,

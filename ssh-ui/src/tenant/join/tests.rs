@@ -137,9 +137,9 @@ fn spec() -> JoinTokenSpec {
 #[tokio::test(start_paused = true)]
 async fn a_right_that_is_given_just_now_is_waited_for() {
     let (joined, methods, _) = Host::new(5).join().await;
-    let invitation = joined.unwrap();
-    assert_eq!(invitation.name, "a-1");
-    assert_eq!(invitation.expires, "2026-01-01T00:15:00Z".parse().ok());
+    let created = joined.unwrap();
+    assert_eq!(created.name, "a-1");
+    assert_eq!(created.expires, "2026-01-01T00:15:00Z".parse().ok());
     assert_eq!(methods, [Method::POST, Method::GET], "it stays");
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Token {
 
 /// The answer of `join --json`.
 #[derive(Deserialize)]
-struct Invitation {
+struct JoinAnswer {
     name: String,
     line: String,
     expires: Option<String>,
@@ -40,7 +40,7 @@ pub(super) fn build_plain(answer: &str) -> Page {
 /// Builds the page of a join command. The command is one line; only the terminal wraps it, and
 /// copies it as one line.
 pub(super) fn build_join(answer: &str) -> Page {
-    let Ok(Invitation { name, line, expires }) = serde_json::from_str(answer) else {
+    let Ok(JoinAnswer { name, line, expires }) = serde_json::from_str(answer) else {
         return build_plain(answer);
     };
     let until = expires.map(|time| format!(" until {time}")).unwrap_or_default();
