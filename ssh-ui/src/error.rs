@@ -64,7 +64,7 @@ pub enum Error {
     },
     /// A watch ended unexpectedly.
     #[error("{doing}: the host's API broke it off")]
-    FeedEnded {
+    WatchEnded {
         /// Action during which the error happened.
         doing: String,
     },
@@ -199,7 +199,7 @@ impl Error {
             Self::Refused { status, .. } if status.code == 403 => "forbidden",
             Self::Refused { status, .. } if status.code == 404 => "not_found",
             Self::Refused { .. } | Self::SpecRefused { .. } | Self::JoinRefused { .. } => "refused",
-            Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::ClusterSilent { .. } => "unreachable",
+            Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::ClusterSilent { .. } => "unreachable",
             Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
             Self::NotConfirmed(_) => "not_confirmed",
             Self::NoBinaries => "not_set_up",
@@ -228,7 +228,7 @@ impl Error {
             Self::NotPermitted(name) => format!("sign a token whose `commands` name `{name}`"),
             Self::Idle(_) | Self::TooOld | Self::Draining => "connect anew".to_owned(),
             Self::Refused { status, .. } => return hint_for(status),
-            Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::Timeout { .. } => {
+            Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::Timeout { .. } => {
                 "try again in a minute".to_owned()
             }
             Self::WaitTimeout { .. } | Self::Unawaited(_) => "it goes on by itself; see `clusters --wide`".to_owned(),

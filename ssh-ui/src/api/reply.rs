@@ -129,7 +129,7 @@ fn to_status(error: &Error) -> StatusCode {
         Error::NoKubeconfig(_) | Error::Deleted(_) | Error::Asleep(_) => StatusCode::CONFLICT,
         Error::ClusterSilent { .. } => StatusCode::BAD_GATEWAY,
         Error::Unreachable { .. }
-        | Error::FeedEnded { .. }
+        | Error::WatchEnded { .. }
         | Error::Draining
         | Error::Left(_)
         | Error::JoinTimeout { .. } => StatusCode::SERVICE_UNAVAILABLE,

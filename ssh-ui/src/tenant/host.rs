@@ -12,7 +12,7 @@ use yoke_api::names::{KUBECONFIG_KEY, SSH_SERVICE_ACCOUNT};
 use yoke_api::{Cluster, JoinToken, Lenient, labels};
 
 use super::request::ask;
-use super::watch::Feed;
+use super::watch::ObjectWatch;
 use crate::Error;
 
 pub(super) const FIELD_MANAGER: &str = "yoke-ssh-ui";
@@ -58,13 +58,13 @@ impl TenantHost {
     }
 
     /// Lists all Clusters and watches their changes.
-    pub fn follow_clusters(&self) -> Feed<Cluster> {
-        Feed::new(self.clusters.clone(), "watching your Clusters")
+    pub fn follow_clusters(&self) -> ObjectWatch<Cluster> {
+        ObjectWatch::new(self.clusters.clone(), "watching your Clusters")
     }
 
     /// Lists all events and watches their changes.
-    pub fn follow_events(&self) -> Feed<Event> {
-        Feed::new(self.events.clone(), "watching events")
+    pub fn follow_events(&self) -> ObjectWatch<Event> {
+        ObjectWatch::new(self.events.clone(), "watching events")
     }
 
     /// Returns the Cluster of this name.

@@ -20,13 +20,13 @@ use super::request::{REQUEST_LIMIT, explain};
 use crate::Error;
 
 /// The first and the longest time between two attempts.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Page size of a list.
 const PAGE: u32 = 50;
 
 /// Lists objects and watches their changes.
-pub struct Feed<K> {
+pub struct ObjectWatch<K> {
     api: Api<Lenient<K>>,
     doing: &'static str,
     stream: Option<BoxStream<'static, watcher::Result<Event<Lenient<K>>>>>,
@@ -36,11 +36,11 @@ pub struct Feed<K> {
     pause: Duration,
 }
 
-impl<K> Feed<K>
+impl<K> ObjectWatch<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    /// Creates a feed of the objects of `api`. `doing` describes it in errors.
+    /// Creates a watch of the objects of `api`. `doing` describes it in errors.
     pub(crate) fn new(api: Api<Lenient<K>>, doing: &'static str) -> Self {
         Self {
             api,
@@ -48,17 +48,17 @@ where
             stream: None,
             listed_by: None,
             begin: Instant::now(),
-            pause: PAUSES.0,
+            pause: BACKOFF.0,
         }
     }
 
     /// Restarts with a list after a delay.
-    pub(crate) fn begin_anew(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.stream = None;
         self.begin = Instant::now() + self.pause.mul_f64(rand::random_range(1.0..1.5));
     }
 
-    /// Returns the next event. After an error the feed restarts, with a delay. Cancel safe: no
+    /// Returns the next event. After an error the watch restarts, with a delay. Cancel safe: no
     /// event is lost if the future is dropped.
     pub async fn next(&mut self) -> Result<Event<K>, Error> {
         loop {
@@ -90,22 +90,22 @@ where
         let error = match event {
             Ok(Some(Ok(event))) => {
                 if matches!(event, Event::InitDone) {
-                    (self.listed_by, self.pause) = (None, PAUSES.0);
+                    (self.listed_by, self.pause) = (None, BACKOFF.0);
                 }
                 return Ok(event);
             }
             Ok(Some(Err(watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)))) => {
                 explain(&doing, error)
             }
-            Ok(Some(Err(_)) | None) => Error::FeedEnded { doing },
+            Ok(Some(Err(_)) | None) => Error::WatchEnded { doing },
             Err(_) => Error::Timeout {
                 doing,
                 limit: REQUEST_LIMIT,
             },
         };
         // Jitter: not all clients reconnect at the moment that the host recovers.
-        self.begin_anew();
-        self.pause = (self.pause * 2).min(PAUSES.1);
+        self.restart();
+        self.pause = (self.pause * 2).min(BACKOFF.1);
         Err(error)
     }
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     /// A host that is away for so many requests; then it has a Cluster on each of two pages.
-    fn feed(away: usize) -> Feed<Cluster> {
+    fn watch(away: usize) -> ObjectWatch<Cluster> {
         let count = Arc::new(AtomicUsize::new(0));
         let service = service_fn(move |request: Request<Body>| {
             let (is_away, query) = (
@@ -156,15 +156,15 @@ mod tests {
                 Ok::<_, std::convert::Infallible>(response.expect("the parts are good"))
             }
         });
-        Feed::new(Api::default_namespaced(Client::new(service, "t")), "watching")
+        ObjectWatch::new(Api::default_namespaced(Client::new(service, "t")), "watching")
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_lists_anew_once_the_host_is_back() {
-        let (mut feed, begun) = (feed(3), Instant::now());
+        let (mut watch, begun) = (watch(3), Instant::now());
         let mut told = Vec::new();
         while told.last().is_none_or(|last| last != "all") {
-            told.push(match feed.next().await {
+            told.push(match watch.next().await {
                 Ok(Event::Init) => "list".to_owned(),
                 Ok(Event::InitApply(cluster)) => cluster.metadata.name.unwrap_or_default(),
                 Ok(Event::InitDone) => "all".to_owned(),
@@ -185,20 +185,20 @@ mod tests {
         );
         // A requested restart waits, too.
         let asked = Instant::now();
-        feed.begin_anew();
-        assert!(matches!(feed.next().await, Ok(Event::Init)));
+        watch.restart();
+        assert!(matches!(watch.next().await, Ok(Event::Init)));
         assert!((500..=751).contains(&asked.elapsed().as_millis()));
-        while !matches!(feed.next().await, Ok(Event::InitDone)) {}
+        while !matches!(watch.next().await, Ok(Event::InitDone)) {}
         // From then on, silence is no failure.
-        let silence = tokio::time::timeout(Duration::from_secs(3600), feed.next()).await;
+        let silence = tokio::time::timeout(Duration::from_secs(3600), watch.next()).await;
         assert!(silence.is_err(), "{silence:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_host_that_says_nothing_is_not_waited_for() {
         let silent = service_fn(|_: Request<Body>| std::future::pending::<Result<Response<Body>, kube::Error>>());
-        let mut feed = Feed::<Cluster>::new(Api::default_namespaced(Client::new(silent, "t")), "watching");
-        assert!(matches!(feed.next().await, Ok(Event::Init)));
-        assert!(matches!(feed.next().await, Err(Error::Timeout { limit, .. }) if limit == REQUEST_LIMIT));
+        let mut watch = ObjectWatch::<Cluster>::new(Api::default_namespaced(Client::new(silent, "t")), "watching");
+        assert!(matches!(watch.next().await, Ok(Event::Init)));
+        assert!(matches!(watch.next().await, Err(Error::Timeout { limit, .. }) if limit == REQUEST_LIMIT));
     }
 }

@@ -154,7 +154,7 @@ impl<'a> RunningTui<'a> {
                     Ok(event) => {
                         self.screen.follow_clusters(event);
                         if self.screen.wants_list() {
-                            clusters.begin_anew();
+                            clusters.restart();
                         }
                     }
                     Err(error) => self.screen.report_trouble(&error.to_string()),
