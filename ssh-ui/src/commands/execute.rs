@@ -12,7 +12,7 @@ use crate::commands::report::{
     ClusterReports, PersonReport, build_node_table, build_person, build_report, build_table, to_json,
 };
 use crate::identity::key_registry::Identity;
-use crate::tenant::{CreatedJoinToken, Progress, TenantHost, Wanted};
+use crate::tenant::{CreatedJoinToken, Progress, TenantHost, WaitTarget};
 
 /// Executes a command and returns the text for standard output.
 pub async fn execute(
@@ -96,7 +96,7 @@ async fn create(host: &TenantHost, options: &CreateOptions, json: bool, progress
     if options.waiting.wait {
         // The Cluster is not read again: if that failed, the user would retry a create that has
         // succeeded.
-        let seen = host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress);
+        let seen = host.wait(&options.name, WaitTarget::SpecState, options.waiting.timeout, progress);
         cluster = seen.await?.unwrap_or(cluster);
     }
     match json {
@@ -164,7 +164,7 @@ async fn change(
 ) -> Result<String, Error> {
     let mut cluster = host.set_state(&options.name, state).await?;
     if options.waiting.wait {
-        let seen = host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress);
+        let seen = host.wait(&options.name, WaitTarget::SpecState, options.waiting.timeout, progress);
         cluster = seen.await?.unwrap_or(cluster);
     }
     let how = match (state, options.waiting.wait) {
@@ -192,7 +192,8 @@ async fn delete(
     }
     host.delete(name).await?;
     if options.waiting.wait {
-        host.wait(name, Wanted::Gone, options.waiting.timeout, progress).await?;
+        host.wait(name, WaitTarget::Deleted, options.waiting.timeout, progress)
+            .await?;
     }
     match (json, options.waiting.wait) {
         (true, gone) => Ok(to_json(&serde_json::json!({"name": name, "gone": gone}))?),

@@ -161,7 +161,7 @@ impl TenantHost {
             let change = tokio::select! {
                 change = changes.try_next() => change,
                 () = tokio::time::sleep_until(give_up) => {
-                    return Err(refused.map_or_else(|| ran_out(name, cluster, last), |(error, _)| error));
+                    return Err(refused.map_or_else(|| timed_out(name, cluster, last), |(error, _)| error));
                 }
             };
             // A failed watch restarts by itself, within the timeout.
@@ -217,7 +217,7 @@ fn check(name: &str, cluster: &Cluster) -> Result<(), Error> {
     }
 }
 
-fn ran_out(name: &str, cluster: &str, last: Option<String>) -> Error {
+fn timed_out(name: &str, cluster: &str, last: Option<String>) -> Error {
     Error::JoinTimeout {
         name: name.to_owned(),
         cluster: cluster.to_owned(),

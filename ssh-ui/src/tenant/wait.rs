@@ -23,21 +23,21 @@ const REPEAT: Duration = Duration::from_secs(60);
 
 /// The state to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum WaitTarget {
     /// The desired state of the spec: running or asleep.
-    AsAsked,
+    SpecState,
     /// The object is deleted.
-    Gone,
+    Deleted,
 }
 
 impl TenantHost {
-    /// Waits until a Cluster reaches the wanted state, at most for `limit` and while `progress` has
+    /// Waits until a Cluster reaches the target state, at most for `limit` and while `progress` has
     /// a receiver. Sends each new message to `progress`, and repeats the last one every minute.
     /// Returns the Cluster as last seen, if it exists.
     pub async fn wait(
         &self,
         name: &str,
-        wanted: Wanted,
+        target: WaitTarget,
         limit: Duration,
         progress: &Progress,
     ) -> Result<Option<Cluster>, Error> {
@@ -47,7 +47,7 @@ impl TenantHost {
         let mut repeats = tokio::time::interval_at(begun + REPEAT, REPEAT);
         let mut last: Option<String> = None;
         let mut refused: Option<(Error, Instant)> = None;
-        let tell = async |message: &str| {
+        let report = async |message: &str| {
             let seconds = begun.elapsed().as_secs();
             // An error means that the receiver is gone, which ends the loop.
             let _ = progress.send(format!("{seconds:>4}s  {message}\n")).await;
@@ -57,20 +57,22 @@ impl TenantHost {
             let change = tokio::select! {
                 change = changes.try_next() => change,
                 () = tokio::time::sleep_until(give_up) => {
-                    return Err(refused.map_or_else(|| ran_out(name, wanted, limit, last), |(error, _)| error));
+                    return Err(refused.map_or_else(|| timed_out(name, target, limit, last), |(error, _)| error));
                 }
                 () = progress.closed() => return Err(Error::Unawaited(name.to_owned())),
                 _ = repeats.tick() => {
-                    tell(last.as_deref().unwrap_or("Nothing is known of it yet.")).await;
+                    report(last.as_deref().unwrap_or("Nothing is known of it yet.")).await;
                     continue;
                 }
             };
             let (verdict, seen) = match change {
-                Ok(Some(Some(Lenient(Ok(cluster))))) if wanted == Wanted::AsAsked => (judge(&cluster), Some(cluster)),
+                Ok(Some(Some(Lenient(Ok(cluster))))) if target == WaitTarget::SpecState => {
+                    (judge(&cluster), Some(cluster))
+                }
                 Ok(Some(Some(_))) => (Verdict::Waiting(None), None),
-                Ok(Some(None) | None) if wanted == Wanted::Gone => return Ok(None),
+                Ok(Some(None) | None) if target == WaitTarget::Deleted => return Ok(None),
                 Ok(Some(None) | None) => return Err(Error::Deleted(name.to_owned())),
-                Err(error) => (Verdict::Waiting(may_come_back(name, error)?), None),
+                Err(error) => (Verdict::Waiting(to_watch_problem(name, error)?), None),
             };
             let message = match verdict {
                 Verdict::Done => return Ok(seen),
@@ -96,17 +98,17 @@ impl TenantHost {
             if let Some(message) = message
                 && last.as_deref() != Some(&message)
             {
-                tell(&message).await;
+                report(&message).await;
                 last = Some(message);
             }
         }
     }
 }
 
-fn ran_out(name: &str, wanted: Wanted, limit: Duration, last: Option<String>) -> Error {
-    let unmet = match wanted {
-        Wanted::AsAsked => "did not become as asked for",
-        Wanted::Gone => "did not go",
+fn timed_out(name: &str, target: WaitTarget, limit: Duration, last: Option<String>) -> Error {
+    let unmet = match target {
+        WaitTarget::SpecState => "did not become as asked for",
+        WaitTarget::Deleted => "did not go",
     };
     Error::WaitTimeout {
         what: format!("Cluster {name} {unmet}"),
@@ -117,7 +119,7 @@ fn ran_out(name: &str, wanted: Wanted, limit: Duration, last: Option<String>) ->
 
 /// Returns the message for a failed watch that may recover. `None` if a running watch ended, which
 /// is normal.
-fn may_come_back(name: &str, error: watcher::Error) -> Result<Option<String>, Error> {
+fn to_watch_problem(name: &str, error: watcher::Error) -> Result<Option<String>, Error> {
     let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
         return Ok(None);
     };
@@ -156,7 +158,7 @@ mod tests {
     async fn a_long_wait_is_never_silent() {
         let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
         let (progress, mut lines) = mpsc::channel(16);
-        let wait = host.wait("c", Wanted::AsAsked, Duration::from_secs(150), &progress);
+        let wait = host.wait("c", WaitTarget::SpecState, Duration::from_secs(150), &progress);
         let error = wait.await.unwrap_err();
         assert!(matches!(error, Error::WaitTimeout { .. }), "{error:?}");
         let told: Vec<_> = std::iter::from_fn(|| lines.try_recv().ok()).collect();
@@ -179,7 +181,7 @@ mod tests {
             lines.recv().await;
             drop(lines);
         };
-        let wait = host.wait("c", Wanted::AsAsked, Duration::from_secs(3600), &progress);
+        let wait = host.wait("c", WaitTarget::SpecState, Duration::from_secs(3600), &progress);
         let (ended, ()) = tokio::join!(wait, leaving);
         assert!(matches!(ended, Err(Error::Unawaited(name)) if name == "c"));
         assert!(begun.elapsed() < REPEAT);
