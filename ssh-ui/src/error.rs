@@ -15,7 +15,7 @@ pub enum Error {
     Usage(String),
     /// The key exceeds its rate of commands.
     #[error("too many commands with this key")]
-    TooFast,
+    RateLimited,
     /// A request for Nodes is already in progress for this Tenant, or too many are for others.
     #[error("too many clusters are being asked for their Nodes")]
     Busy,
@@ -119,16 +119,16 @@ pub enum Error {
     Deleted(String),
     /// The client disconnected during the wait, and the command was undone.
     #[error("nobody waits for Cluster {0} any more")]
-    Left(String),
+    JoinAbandoned(String),
     /// The client disconnected during the wait, and the command stays in effect.
     #[error("nobody waits for Cluster {0} any more")]
-    Unawaited(String),
+    WaitAbandoned(String),
     /// The Cluster is asleep, and the command does not wake it.
     #[error("Cluster {0} is asleep")]
     Asleep(String),
     /// The Cluster's own API did not answer.
     #[error("the API of Cluster {name} did not answer")]
-    ClusterSilent {
+    ClusterUnreachable {
         /// Name of the Cluster.
         name: String,
         /// Cause. Not shown to Tenants, because it contains addresses of the host.
@@ -140,10 +140,10 @@ pub enum Error {
     NoKubeconfig(String),
     /// The Secret does not contain a kubeconfig under the agreed key.
     #[error("the kubeconfig of Cluster {0} cannot be read")]
-    SecretWrong(String),
+    KubeconfigInvalid(String),
     /// The Secret of a JoinToken does not contain the data of a join command.
     #[error("what workers join by with JoinToken {0} cannot be read")]
-    JoinWrong(String),
+    JoinSecretInvalid(String),
     /// The host's owner has not configured the directory with the worker programs.
     #[error("this server has no yoke-worker to give out")]
     NoBinaries,
@@ -160,13 +160,13 @@ pub enum Error {
     Binary(#[source] std::io::Error),
     /// A worker program is binary: it cannot be sent to a terminal or over HTTPS.
     #[error("yoke-worker is sent over SSH alone, and not to a terminal")]
-    BinaryElsewhere,
+    BinaryNotPrintable,
     /// The Tenant has reached its limit of concurrent downloads.
     #[error("your Tenant fetches yoke-worker too often at a time")]
     TooManyDownloads,
     /// The client disconnected or stopped reading during a download.
     #[error("yoke-worker was not taken to its end")]
-    Untaken,
+    DownloadAbandoned,
     /// The deletion was not confirmed.
     #[error("Cluster {0} is not deleted: neither was its name typed, nor --yes given")]
     NotConfirmed(String),
@@ -179,8 +179,8 @@ impl Error {
     /// Returns the exit code of the command.
     pub fn exit_code(&self) -> u32 {
         match self {
-            Self::Usage(_) | Self::NoArchitecture { .. } | Self::BinaryElsewhere => 2,
-            Self::WaitTimeout { .. } | Self::Unawaited(_) => 3,
+            Self::Usage(_) | Self::NoArchitecture { .. } | Self::BinaryNotPrintable => 2,
+            Self::WaitTimeout { .. } | Self::WaitAbandoned(_) => 3,
             _ => 1,
         }
     }
@@ -189,7 +189,7 @@ impl Error {
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Usage(_) => "usage",
-            Self::TooFast => "rate",
+            Self::RateLimited => "rate",
             Self::Busy => "busy",
             Self::KeyWithdrawn => "key_withdrawn",
             Self::NotPermitted(_) => "not_permitted",
@@ -199,21 +199,23 @@ impl Error {
             Self::Refused { status, .. } if status.code == 403 => "forbidden",
             Self::Refused { status, .. } if status.code == 404 => "not_found",
             Self::Refused { .. } | Self::SpecRefused { .. } | Self::JoinRefused { .. } => "refused",
-            Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::ClusterSilent { .. } => "unreachable",
+            Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::ClusterUnreachable { .. } => "unreachable",
             Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
             Self::NotConfirmed(_) => "not_confirmed",
             Self::NoBinaries => "not_set_up",
             Self::NoArchitecture { .. } => "not_found",
-            Self::BinaryElsewhere => "usage",
+            Self::BinaryNotPrintable => "usage",
             Self::TooManyDownloads => "busy",
-            Self::Untaken => "abandoned",
+            Self::DownloadAbandoned => "abandoned",
             Self::NoKubeconfig(_) | Self::JoinTimeout { .. } => "not_ready",
             Self::Asleep(_) => "asleep",
             Self::Deleted(_) => "deleted",
-            Self::Left(_) | Self::Unawaited(_) => "abandoned",
-            Self::TenantName(_) | Self::SecretWrong(_) | Self::JoinWrong(_) | Self::Binary(_) | Self::Json(_) => {
-                "failed"
-            }
+            Self::JoinAbandoned(_) | Self::WaitAbandoned(_) => "abandoned",
+            Self::TenantName(_)
+            | Self::KubeconfigInvalid(_)
+            | Self::JoinSecretInvalid(_)
+            | Self::Binary(_)
+            | Self::Json(_) => "failed",
         }
     }
 
@@ -223,7 +225,7 @@ impl Error {
             // clap's text contains a hint of its own.
             Self::Usage(text) if text.contains("--help") => return None,
             Self::Usage(_) => "see `help`".to_owned(),
-            Self::TooFast | Self::Busy => "try again in a few seconds".to_owned(),
+            Self::RateLimited | Self::Busy => "try again in a few seconds".to_owned(),
             Self::KeyWithdrawn => "ask the owner of the host for which Tenant it is".to_owned(),
             Self::NotPermitted(name) => format!("sign a token whose `commands` name `{name}`"),
             Self::Idle(_) | Self::TooOld | Self::Draining => "connect anew".to_owned(),
@@ -231,14 +233,16 @@ impl Error {
             Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::Timeout { .. } => {
                 "try again in a minute".to_owned()
             }
-            Self::WaitTimeout { .. } | Self::Unawaited(_) => "it goes on by itself; see `clusters --wide`".to_owned(),
+            Self::WaitTimeout { .. } | Self::WaitAbandoned(_) => {
+                "it goes on by itself; see `clusters --wide`".to_owned()
+            }
             Self::JoinTimeout { cluster, .. } => {
                 format!("see `clusters {cluster} --wide`, and `join {cluster}` again once it is ready")
             }
             Self::JoinRefused { cluster, .. } => format!("`join {cluster}` again when that is no longer so"),
             Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
             Self::Asleep(name) => format!("`wake {name}`"),
-            Self::ClusterSilent { name, .. } => {
+            Self::ClusterUnreachable { name, .. } => {
                 format!("see `clusters {name} --wide`; with `allowedCIDRs` in its spec, only from there it answers")
             }
             Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),
@@ -249,15 +253,15 @@ impl Error {
                     .to_owned()
             }
             Self::NoArchitecture { .. } => "`uname -m` on the machine says what it is".to_owned(),
-            Self::BinaryElsewhere => "ssh HOST worker-binary amd64 > yoke-worker".to_owned(),
+            Self::BinaryNotPrintable => "ssh HOST worker-binary amd64 > yoke-worker".to_owned(),
             Self::TooManyDownloads => "try again when one has ended".to_owned(),
             Self::Binary(_) => "tell the owner of the host".to_owned(),
             Self::TenantName(_)
             | Self::Deleted(_)
-            | Self::Left(_)
-            | Self::SecretWrong(_)
-            | Self::JoinWrong(_)
-            | Self::Untaken
+            | Self::JoinAbandoned(_)
+            | Self::KubeconfigInvalid(_)
+            | Self::JoinSecretInvalid(_)
+            | Self::DownloadAbandoned
             | Self::Json(_) => {
                 return None;
             }
@@ -342,7 +346,7 @@ mod tests {
              \"reason\":\"refused\"}\n"
         );
         assert_eq!(
-            Error::TooFast.to_text(false),
+            Error::RateLimited.to_text(false),
             "error: too many commands with this key\nhint: try again in a few seconds\n"
         );
     }
@@ -358,7 +362,7 @@ mod tests {
             wait.to_string(),
             "Cluster a did not become ready within 1s; last seen: starting"
         );
-        for (error, code) in [(wait, 3), (Error::Usage("x".into()), 2), (Error::TooFast, 1)] {
+        for (error, code) in [(wait, 3), (Error::Usage("x".into()), 2), (Error::RateLimited, 1)] {
             assert_eq!(error.exit_code(), code, "{error}");
         }
     }

@@ -36,7 +36,7 @@ impl Shared {
     /// rate-limited command.
     pub fn check_command(&self, identity: &Identity) -> Result<(), Error> {
         if !self.admission().take_command(&identity.fingerprint, Instant::now()) {
-            return Err(Error::TooFast);
+            return Err(Error::RateLimited);
         }
         self.check_key(identity)
     }

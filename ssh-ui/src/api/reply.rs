@@ -117,7 +117,7 @@ fn build(status: StatusCode, code: Option<u32>, text: String) -> Response<Full<B
 fn to_status(error: &Error) -> StatusCode {
     match error {
         Error::NotConfirmed(_) => StatusCode::BAD_REQUEST,
-        Error::TooFast | Error::Busy => StatusCode::TOO_MANY_REQUESTS,
+        Error::RateLimited | Error::Busy => StatusCode::TOO_MANY_REQUESTS,
         Error::KeyWithdrawn => StatusCode::UNAUTHORIZED,
         Error::NotPermitted(_) => StatusCode::FORBIDDEN,
         Error::Refused { status, .. } => match status.code {
@@ -127,14 +127,14 @@ fn to_status(error: &Error) -> StatusCode {
         },
         Error::SpecRefused { .. } | Error::JoinRefused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         Error::NoKubeconfig(_) | Error::Deleted(_) | Error::Asleep(_) => StatusCode::CONFLICT,
-        Error::ClusterSilent { .. } => StatusCode::BAD_GATEWAY,
+        Error::ClusterUnreachable { .. } => StatusCode::BAD_GATEWAY,
         Error::Unreachable { .. }
         | Error::WatchEnded { .. }
         | Error::Draining
-        | Error::Left(_)
+        | Error::JoinAbandoned(_)
         | Error::JoinTimeout { .. } => StatusCode::SERVICE_UNAVAILABLE,
         // The command has taken effect, so the client must not repeat the request.
-        Error::Timeout { .. } | Error::WaitTimeout { .. } | Error::Unawaited(_) => StatusCode::GATEWAY_TIMEOUT,
+        Error::Timeout { .. } | Error::WaitTimeout { .. } | Error::WaitAbandoned(_) => StatusCode::GATEWAY_TIMEOUT,
         error if error.exit_code() == 2 => StatusCode::BAD_REQUEST,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
@@ -171,15 +171,15 @@ mod tests {
             (Ok("{}\n".to_owned()), 200, "0", false),
             (Err(usage()), 400, "2", false),
             (Err(Error::NotPermitted("delete")), 403, "1", false),
-            (Err(Error::TooFast), 429, "1", true),
+            (Err(Error::RateLimited), 429, "1", true),
             (Err(Error::KeyWithdrawn), 401, "1", false),
             (Err(wait()), 504, "3", false),
             (Err(Error::Busy), 429, "1", true),
-            (Err(Error::Left("a".into())), 503, "1", true),
+            (Err(Error::JoinAbandoned("a".into())), 503, "1", true),
             (Err(join()), 503, "1", true),
             (Err(full()), 422, "1", false),
-            (Err(Error::Unawaited("a".into())), 504, "3", false),
-            (Err(Error::SecretWrong("a".into())), 500, "1", false),
+            (Err(Error::WaitAbandoned("a".into())), 504, "3", false),
+            (Err(Error::KubeconfigInvalid("a".into())), 500, "1", false),
         ] {
             let rule = format!("{result:?}");
             let answer = build_answer(result);

@@ -31,7 +31,7 @@ pub async fn execute(
                 return Ok(text);
             }
             let value: serde_json::Value =
-                serde_saphyr::from_str(&text).map_err(|_| Error::SecretWrong(name.clone()))?;
+                serde_saphyr::from_str(&text).map_err(|_| Error::KubeconfigInvalid(name.clone()))?;
             Ok(to_json(&value)?)
         }
         Command::Nodes { name } => {
@@ -50,7 +50,7 @@ pub async fn execute(
             }
         }
         // [`crate::commands::worker_binary`] sends it, because it is not text.
-        Command::WorkerBinary { .. } => Err(Error::BinaryElsewhere),
+        Command::WorkerBinary { .. } => Err(Error::BinaryNotPrintable),
         Command::Sleep(options) => change(host, options, DesiredState::Asleep, json, progress).await,
         Command::Wake(options) => change(host, options, DesiredState::Running, json, progress).await,
         Command::Delete { change, yes } => delete(host, change, *yes, json, progress).await,
@@ -131,7 +131,7 @@ async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &P
     };
     let CreatedJoinToken { name, line, expires } = host.join(spec, progress).await?;
     let expires = expires.map(|time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
-    let wrong = |_| Error::JoinWrong(name.clone());
+    let wrong = |_| Error::JoinSecretInvalid(name.clone());
     if json {
         return Ok(to_json(&serde_json::json!({
             "name": name,

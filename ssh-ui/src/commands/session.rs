@@ -119,7 +119,7 @@ impl ClientSession {
     fn begin(&self, permitted: &Result<(), Error>, line: &str) -> Option<Audit> {
         // A rate-limited command has no audit line, or the log would grow at the client's rate.
         match permitted {
-            Err(Error::TooFast) => None,
+            Err(Error::RateLimited) => None,
             _ => {
                 let permit = self.permit.as_ref();
                 let protocol = permit.map_or(Protocol::Ssh, |permit| Protocol::Api(permit.mark().clone()));

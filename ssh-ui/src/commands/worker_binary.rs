@@ -34,7 +34,7 @@ pub async fn send(
     closed: oneshot::Receiver<()>,
 ) -> Result<(), Error> {
     if output.is_terminal() {
-        return Err(Error::BinaryElsewhere);
+        return Err(Error::BinaryNotPrintable);
     }
     let folder = client.shared().worker_binaries.as_deref().ok_or(Error::NoBinaries)?;
     let name = choose(architecture, &list(folder).await?)?;
@@ -44,7 +44,7 @@ pub async fn send(
     tokio::select! {
         biased;
         // A receive error also means that the channel is closed.
-        _ = closed => Err(Error::Untaken),
+        _ = closed => Err(Error::DownloadAbandoned),
         sent = pour(file, output) => sent,
     }
 }
@@ -56,7 +56,7 @@ async fn pour(mut file: File, output: &ChannelOutput) -> Result<(), Error> {
             return Ok(());
         }
         if !output.send(piece).await {
-            return Err(Error::Untaken);
+            return Err(Error::DownloadAbandoned);
         }
     }
 }

@@ -136,7 +136,7 @@ impl Files {
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, StatusReply> {
         let permitted = self.shared.check_command(&self.identity);
-        if let Err(error @ Error::TooFast) = &permitted {
+        if let Err(error @ Error::RateLimited) = &permitted {
             self.shared.metrics.count_command(command, error.as_str());
             return Err(to_reply(error));
         }

@@ -124,6 +124,6 @@ impl TenantHost {
         let data = ask(&doing, self.secrets.get(secret)).await?.data;
         data.and_then(|mut data| data.remove(KUBECONFIG_KEY))
             .and_then(|value| String::from_utf8(value.0).ok())
-            .ok_or_else(|| Error::SecretWrong(name.to_owned()))
+            .ok_or_else(|| Error::KubeconfigInvalid(name.to_owned()))
     }
 }

@@ -50,7 +50,7 @@ impl TenantHost {
         // own still deletes the JoinToken. It ends by itself, since each step has a timeout.
         tokio::spawn(async move { host.run_join(spec, &progress, sender).await });
         // The task panicked.
-        receiver.await.unwrap_or_else(|_| Err(Error::Left(cluster)))
+        receiver.await.unwrap_or_else(|_| Err(Error::JoinAbandoned(cluster)))
     }
 
     async fn run_join(&self, spec: JoinTokenSpec, progress: &Progress, sender: oneshot::Sender<Joined>) {
@@ -66,7 +66,7 @@ impl TenantHost {
         };
         let joined = tokio::select! {
             biased;
-            () = progress.closed() => Err(Error::Left(cluster.clone())),
+            () = progress.closed() => Err(Error::JoinAbandoned(cluster.clone())),
             joined = self.wait_for_line(&name, &cluster, &doing, progress) => joined,
         };
         match joined {
@@ -146,7 +146,7 @@ impl TenantHost {
                 answer => break answer?,
             }
         };
-        let line = JoinLine::from_secret(&secret).ok_or_else(|| Error::JoinWrong(name.to_owned()))?;
+        let line = JoinLine::from_secret(&secret).ok_or_else(|| Error::JoinSecretInvalid(name.to_owned()))?;
         Ok((line, expires))
     }
 

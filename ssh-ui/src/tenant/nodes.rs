@@ -132,7 +132,7 @@ impl TenantHost {
         };
         let asked = tokio::time::timeout(REQUEST_LIMIT, list(&kubeconfig, endpoint.as_ref())).await;
         let asked = asked.unwrap_or(Err(AskError::Timeout(REQUEST_LIMIT)));
-        asked.map_err(|source| Error::ClusterSilent {
+        asked.map_err(|source| Error::ClusterUnreachable {
             name: name.to_owned(),
             source: Box::new(source),
         })

@@ -59,7 +59,7 @@ impl TenantHost {
                 () = tokio::time::sleep_until(give_up) => {
                     return Err(refused.map_or_else(|| timed_out(name, target, limit, last), |(error, _)| error));
                 }
-                () = progress.closed() => return Err(Error::Unawaited(name.to_owned())),
+                () = progress.closed() => return Err(Error::WaitAbandoned(name.to_owned())),
                 _ = repeats.tick() => {
                     report(last.as_deref().unwrap_or("Nothing is known of it yet.")).await;
                     continue;
@@ -183,7 +183,7 @@ mod tests {
         };
         let wait = host.wait("c", WaitTarget::SpecState, Duration::from_secs(3600), &progress);
         let (ended, ()) = tokio::join!(wait, leaving);
-        assert!(matches!(ended, Err(Error::Unawaited(name)) if name == "c"));
+        assert!(matches!(ended, Err(Error::WaitAbandoned(name)) if name == "c"));
         assert!(begun.elapsed() < REPEAT);
     }
 }

@@ -235,7 +235,7 @@ impl<'a> RunningTui<'a> {
                     self.print(&page).await;
                 }
             }
-            Err(Error::Left(_)) => self.screen.finish("Given up: nobody joins by it."),
+            Err(Error::JoinAbandoned(_)) => self.screen.finish("Given up: nobody joins by it."),
             Err(error @ Error::KeyWithdrawn) => return Err(error),
             Err(error) => self.screen.finish(&error.to_text(false)),
         }
