@@ -166,7 +166,7 @@ pub struct Waiting {
 
 /// Result of parsing a line that is not a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Misread {
+pub enum ParseFailure {
     /// The line requests the help.
     Help {
         /// The help text.
@@ -175,7 +175,7 @@ pub enum Misread {
         json: bool,
     },
     /// The line is invalid.
-    Wrong {
+    Invalid {
         /// The reason, and how to correct it.
         text: String,
         /// Whether to answer with JSON.
@@ -210,17 +210,17 @@ pub(crate) fn is_command(name: &str) -> bool {
 }
 
 /// Parses a line for a program, which always gets JSON.
-pub(crate) fn parse_for_program(line: &[u8]) -> Result<Request, Misread> {
+pub(crate) fn parse_for_program(line: &[u8]) -> Result<Request, ParseFailure> {
     match parse(line) {
         Ok(request) => Ok(Request { json: true, ..request }),
-        Err(Misread::Help { text, .. }) => Err(Misread::Help { text, json: true }),
-        Err(Misread::Wrong { text, .. }) => Err(Misread::Wrong { text, json: true }),
+        Err(ParseFailure::Help { text, .. }) => Err(ParseFailure::Help { text, json: true }),
+        Err(ParseFailure::Invalid { text, .. }) => Err(ParseFailure::Invalid { text, json: true }),
     }
 }
 
 /// Parses a line with a shell's rules for quotes. An empty line is `clusters`.
-pub fn parse(line: &[u8]) -> Result<Request, Misread> {
-    let wrong = |text: &str| Misread::Wrong {
+pub fn parse(line: &[u8]) -> Result<Request, ParseFailure> {
+    let wrong = |text: &str| ParseFailure::Invalid {
         text: text.to_owned(),
         json: false,
     };
@@ -240,7 +240,7 @@ pub fn parse(line: &[u8]) -> Result<Request, Misread> {
         words.retain(|word| word != "--json");
     }
     if words.first().is_some_and(|word| word == "scp") {
-        return Err(Misread::Wrong {
+        return Err(ParseFailure::Invalid {
             text: "this server speaks SFTP only: use scp without -O".to_owned(),
             json,
         });
@@ -248,8 +248,8 @@ pub fn parse(line: &[u8]) -> Result<Request, Misread> {
     Request::try_parse_from(words).map_err(|error| {
         let text = error.render().to_string();
         match error.kind() {
-            ErrorKind::DisplayHelp => Misread::Help { text, json },
-            _ => Misread::Wrong {
+            ErrorKind::DisplayHelp => ParseFailure::Help { text, json },
+            _ => ParseFailure::Invalid {
                 text: text.trim_start_matches("error: ").trim_end().to_owned(),
                 json,
             },
@@ -302,7 +302,7 @@ mod tests {
 
     fn wrong(line: &str) -> String {
         match parse(line.as_bytes()) {
-            Err(Misread::Wrong { text, .. }) => text,
+            Err(ParseFailure::Invalid { text, .. }) => text,
             other => panic!("{line}: {other:?}"),
         }
     }
@@ -389,14 +389,14 @@ mod tests {
             assert!(text.contains(part), "{line}: {text}");
             assert!(!text.contains('\u{1b}'), "{line}: {text:?}");
         }
-        assert!(matches!(parse(&[0xff]), Err(Misread::Wrong { .. })));
-        assert!(matches!(parse(&[b'a'; 5000]), Err(Misread::Wrong { .. })));
+        assert!(matches!(parse(&[0xff]), Err(ParseFailure::Invalid { .. })));
+        assert!(matches!(parse(&[b'a'; 5000]), Err(ParseFailure::Invalid { .. })));
     }
 
     #[test]
     fn help_names_every_command() {
         for line in ["help", "--help", "-h"] {
-            let Err(Misread::Help { text, json: false }) = parse(line.as_bytes()) else {
+            let Err(ParseFailure::Help { text, json: false }) = parse(line.as_bytes()) else {
                 panic!("{line}");
             };
             for command in [
@@ -417,7 +417,7 @@ mod tests {
             }
             assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         }
-        let Err(Misread::Help { text, json: true }) = parse(b"help create --json") else {
+        let Err(ParseFailure::Help { text, json: true }) = parse(b"help create --json") else {
             panic!();
         };
         assert!(text.contains("ssh HOST create [OPTIONS] <NAME>"), "{text}");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::audit::{Audit, Protocol};
-use crate::commands::parse::{Misread, Request, parse, parse_for_program};
+use crate::commands::parse::{ParseFailure, Request, parse, parse_for_program};
 use crate::commands::report::to_json;
 use crate::identity::key_registry::Identity;
 use crate::identity::token::Permit;
@@ -78,7 +78,9 @@ impl ClientSession {
         };
         let (name, json, result) = match (permitted, read) {
             (Err(error), Ok(request)) => (request.command.as_str(), request.json, Err(error)),
-            (Err(error), Err(Misread::Help { json, .. } | Misread::Wrong { json, .. })) => ("none", json, Err(error)),
+            (Err(error), Err(ParseFailure::Help { json, .. } | ParseFailure::Invalid { json, .. })) => {
+                ("none", json, Err(error))
+            }
             (Ok(()), Ok(request)) => {
                 let (name, json) = (request.command.as_str(), request.json);
                 let is_allowed = self.permit.as_ref().is_none_or(|permit| permit.allows(name));
@@ -88,14 +90,14 @@ impl ClientSession {
                 };
                 (name, json, result)
             }
-            (Ok(()), Err(Misread::Help { text, json })) => {
+            (Ok(()), Err(ParseFailure::Help { text, json })) => {
                 let result = match json {
                     true => to_json(&serde_json::json!({"help": text})).map_err(Error::Json),
                     false => Ok(text),
                 };
                 ("help", json, result)
             }
-            (Ok(()), Err(Misread::Wrong { text, json })) => ("none", json, Err(Error::Usage(text))),
+            (Ok(()), Err(ParseFailure::Invalid { text, json })) => ("none", json, Err(Error::Usage(text))),
         };
         self.end(audit, name, result.as_ref().err());
         Answer { json, result }
