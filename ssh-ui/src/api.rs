@@ -42,7 +42,7 @@ use crate::commands::execute::execute;
 use crate::commands::parse::LINE_MAX;
 use crate::commands::session::{Answer, ClientSession};
 use crate::identity::key_registry::Identity;
-use crate::identity::token::{Permit, Rules, Token, TokenError};
+use crate::identity::token::{Permit, Token, TokenError, TokenRules};
 use crate::limits::slots::ConnectionSlot;
 use crate::shared::Shared;
 use crate::ssh::deadline_stream::DeadlineStream;
@@ -69,7 +69,7 @@ pub struct Api {
 /// State that all requests share.
 struct ApiState {
     shared: Arc<Shared>,
-    rules: Rules,
+    rules: TokenRules,
     tls: TlsConfigs,
 }
 
@@ -98,7 +98,7 @@ impl Api {
     pub async fn serve(
         self,
         shared: Arc<Shared>,
-        rules: Rules,
+        rules: TokenRules,
         tls: TlsConfigs,
         idle: Duration,
         drain: Drain,

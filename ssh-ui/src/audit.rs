@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::identity::key_registry::Identity;
-use crate::identity::token::{Mark, TokenError};
+use crate::identity::token::{TokenError, TokenId};
 
 /// Maximum length of a logged command, in characters.
 const COMMAND_MAX: usize = 256;
@@ -16,7 +16,7 @@ pub enum Protocol {
     /// SSH, with a key.
     Ssh,
     /// HTTPS, with a token that the key signed.
-    Api(Mark),
+    Api(TokenId),
 }
 
 impl Protocol {
@@ -27,10 +27,10 @@ impl Protocol {
         }
     }
 
-    fn mark(&self) -> Option<&Mark> {
+    fn token_id(&self) -> Option<&TokenId> {
         match self {
             Self::Ssh => None,
-            Self::Api(mark) => Some(mark),
+            Self::Api(id) => Some(id),
         }
     }
 }
@@ -65,7 +65,7 @@ impl Audit {
 
     fn write(&mut self, result: &'static str, detail: Option<&str>) {
         self.ended = true;
-        let mark = self.protocol.mark();
+        let id = self.protocol.token_id();
         tracing::info!(
             target: "audit",
             tenant = self.identity.tenant,
@@ -73,8 +73,8 @@ impl Audit {
             fingerprint = self.identity.fingerprint,
             source = %self.source,
             door = self.protocol.as_str(),
-            token = mark.map(|mark| mark.digest.as_str()),
-            expires = mark.map(|mark| mark.expires),
+            token = id.map(|id| id.digest.as_str()),
+            expires = id.map(|id| id.expires),
             command = self.command,
             result,
             error = detail,

@@ -13,7 +13,7 @@ use crate::api::{Api, reload_certificate};
 use crate::arguments::{ApiArguments, Arguments};
 use crate::identity::key_registry::KeyRegistry;
 use crate::identity::tenants_watch::keep_key_registry;
-use crate::identity::token::Rules;
+use crate::identity::token::TokenRules;
 use crate::limits::admission::Admission;
 use crate::metrics::{Metrics, PROCESS};
 use crate::shared::Shared;
@@ -66,14 +66,14 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(supervisor.run().await?)
 }
 
-async fn open_api(arguments: &ApiArguments) -> anyhow::Result<(Api, Rules, Reload, TlsConfigs)> {
+async fn open_api(arguments: &ApiArguments) -> anyhow::Result<(Api, TokenRules, Reload, TlsConfigs)> {
     let files = TlsFiles {
         certificate: arguments.certificate.clone(),
         key: arguments.key.clone(),
         client_ca: None,
     };
     let (reload, tls) = Reload::load(files).await?;
-    let rules = Rules {
+    let rules = TokenRules {
         host: arguments.host.clone(),
         longest: arguments.token_lifetime,
     };

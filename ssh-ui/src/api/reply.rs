@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::Error;
 use crate::commands::parse::LINE_MAX;
 use crate::error::with_causes;
-use crate::identity::token::{Rules, TokenError};
+use crate::identity::token::{TokenError, TokenRules};
 use crate::limits::admission;
 use crate::ssh::banner::name_owner;
 
@@ -65,7 +65,7 @@ impl Refusal {
     }
 
     /// Returns what the client can do about it.
-    fn hint(&self, rules: &Rules, contact: Option<&str>) -> Option<String> {
+    fn hint(&self, rules: &TokenRules, contact: Option<&str>) -> Option<String> {
         match self {
             Self::Token(TokenError::UnknownKey(_)) => Some(format!(
                 "send the line of your .pub file to {}: it goes into spec.sshKeys of your Tenant",
@@ -89,7 +89,7 @@ pub fn build_answer(result: Result<String, Error>) -> Response<Full<Bytes>> {
 }
 
 /// Builds the response to a request that does not reach a command.
-pub fn build_refusal(refusal: &Refusal, rules: &Rules, contact: Option<&str>) -> Response<Full<Bytes>> {
+pub fn build_refusal(refusal: &Refusal, rules: &TokenRules, contact: Option<&str>) -> Response<Full<Bytes>> {
     let hint = refusal.hint(rules, contact);
     let text = json!({"error": with_causes(refusal), "reason": refusal.as_str(), "hint": hint});
     build(refusal.status(), None, format!("{text}\n"))

@@ -124,7 +124,7 @@ impl ClientSession {
             Err(Error::RateLimited) => None,
             _ => {
                 let permit = self.permit.as_ref();
-                let protocol = permit.map_or(Protocol::Ssh, |permit| Protocol::Api(permit.mark().clone()));
+                let protocol = permit.map_or(Protocol::Ssh, |permit| Protocol::Api(permit.id().clone()));
                 Some(Audit::begin(&self.identity, self.source, protocol, line))
             }
         }

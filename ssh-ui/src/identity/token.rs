@@ -80,7 +80,7 @@ pub enum TokenError {
 
 /// Requirements for the tokens of this host.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct TokenRules {
     /// Name of this host.
     pub host: String,
     /// Longest time until a token may expire, from now.
@@ -98,12 +98,12 @@ pub struct Token {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit {
     commands: BTreeSet<String>,
-    mark: Mark,
+    id: TokenId,
 }
 
 /// Identifies a token in logs without containing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct TokenId {
     /// The first bytes of the SHA-256 of its claims, in hex.
     pub digest: String,
     /// Expiration time in seconds since 1970.
@@ -120,7 +120,7 @@ struct Claims {
     exp: i64,
 }
 
-impl Rules {
+impl TokenRules {
     /// Returns the namespace that signatures must have.
     pub fn namespace(&self) -> String {
         format!("yoke@{}", self.host)
@@ -133,9 +133,9 @@ impl Permit {
         self.commands.contains(command)
     }
 
-    /// Returns the mark of the token, for logs.
-    pub fn mark(&self) -> &Mark {
-        &self.mark
+    /// Returns the id of the token, for logs.
+    pub fn id(&self) -> &TokenId {
+        &self.id
     }
 }
 
@@ -177,7 +177,7 @@ impl Token {
     }
 
     /// Verifies the token for the Tenant that owns its key, at `now`. Returns its permissions.
-    pub fn verify(&self, rules: &Rules, tenant: &str, now: Timestamp) -> Result<Permit, TokenError> {
+    pub fn verify(&self, rules: &TokenRules, tenant: &str, now: Timestamp) -> Result<Permit, TokenError> {
         let namespace = rules.namespace();
         if self.signature.namespace() != namespace {
             return Err(TokenError::Namespace(namespace));
@@ -204,7 +204,7 @@ impl Token {
         }
         Ok(Permit {
             commands: claims.commands,
-            mark: Mark {
+            id: TokenId {
                 digest: digest(&self.claims),
                 expires: claims.exp,
             },

@@ -11,7 +11,7 @@ use tokio::process::Command;
 use yoke_runtime::Supervisor;
 use yoke_runtime::tls::{Reload, TlsFiles};
 use yoke_ssh_ui::api::{Api, reload_certificate};
-use yoke_ssh_ui::identity::token::Rules;
+use yoke_ssh_ui::identity::token::TokenRules;
 use yoke_ssh_ui::shared::Shared;
 
 use crate::person::{Person, run};
@@ -43,7 +43,7 @@ pub(crate) async fn serve(supervisor: &mut Supervisor, shared: &Arc<Shared>, fol
     let (reload, tls) = Reload::load(files).await.unwrap();
     let api = Api::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let port = api.local_address().port();
-    let rules = Rules {
+    let rules = TokenRules {
         host: HOST.into(),
         longest: LONGEST,
     };

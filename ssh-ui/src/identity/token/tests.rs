@@ -11,8 +11,8 @@ use super::*;
 
 const NOW: i64 = 1_767_225_600;
 
-fn rules() -> Rules {
-    Rules {
+fn rules() -> TokenRules {
+    TokenRules {
         host: "api.example.org".into(),
         longest: Duration::from_secs(86_400),
     }
@@ -132,7 +132,7 @@ fn claims_are_believed_within_reason() {
     for (command, expected) in [("clusters", true), ("sleep", true), ("delete", false), ("", false)] {
         assert_eq!(permit.allows(command), expected, "{command}");
     }
-    assert_eq!(permit.mark().expires, NOW + 60);
+    assert_eq!(permit.id().expires, NOW + 60);
 }
 
 #[test]
