@@ -25,7 +25,7 @@ use crate::ssh::listener::Ends;
 use crate::ssh::sftp::Files;
 use crate::tenant::TenantHost;
 use crate::tui::session::{TuiSession, interact};
-use crate::tui::terminal::{Profile, to_size};
+use crate::tui::terminal::{TerminalProfile, to_size};
 
 /// Maximum number of channels of a connection that are open or still execute a command after they
 /// were closed.
@@ -58,7 +58,7 @@ pub struct Connection {
 /// connection while the queue of a channel is full, but not for a channel whose reader was dropped.
 struct Idle {
     writer: ChannelWriteHalf<Msg>,
-    profile: Profile,
+    profile: TerminalProfile,
     /// The size of the terminal, if the client has one.
     size: Option<watch::Sender<Size>>,
 }
@@ -136,7 +136,7 @@ impl Connection {
             output: ChannelOutput::new(idle.writer, true, self.shared.write_limit),
             input,
             size: size.subscribe(),
-            look: idle.profile.to_look(),
+            capabilities: idle.profile.capabilities(),
         };
         let ends = self.ends.clone();
         self.spawn(id, Some(near), Some(size), |closed| async move {
@@ -263,7 +263,7 @@ impl Handler for Connection {
         self.opened += 1;
         let id = channel.id();
         let (_, writer) = channel.split();
-        let (profile, size) = (Profile::default(), None);
+        let (profile, size) = (TerminalProfile::default(), None);
         self.idle.insert(id, Idle { writer, profile, size });
         reply.accept().await;
         Ok(())

@@ -26,7 +26,7 @@ use crate::ssh::listener::Ends;
 use crate::tenant::{PROGRESS_LINES, Progress};
 use crate::tui::screen::keys::{Key, Keys};
 use crate::tui::screen::{Action, AnswerDisplay, Screen, draw};
-use crate::tui::terminal::{ENTER, LEAVE, Look, Terminal};
+use crate::tui::terminal::{ENTER, LEAVE, Terminal, TerminalCapabilities};
 
 /// Interval at which ages are redrawn.
 const TICK: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ pub struct TuiSession {
     /// Current size of the terminal.
     pub size: watch::Receiver<Size>,
     /// Capabilities of the terminal.
-    pub look: Look,
+    pub capabilities: TerminalCapabilities,
 }
 
 /// Runs the interface until it ends, and closes the channel.
@@ -90,7 +90,8 @@ impl<'a> RunningTui<'a> {
     async fn run(client: &'a ClientSession, terminal_session: &'a mut TuiSession, ends: Ends) -> Result<(), Error> {
         let (output, size) = (&terminal_session.output, &mut terminal_session.size);
         let idle = ends.idle.mul_f64(IDLE_SHARE);
-        let Ok(terminal) = ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), terminal_session.look));
+        let Ok(terminal) =
+            ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), terminal_session.capabilities));
         let mut session = Self {
             client,
             output,

@@ -24,7 +24,7 @@ const WORD_MAX: usize = 64;
 
 /// The client's description of its terminal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Profile {
+pub struct TerminalProfile {
     term: String,
     locale: [Option<String>; 3],
     no_colour: bool,
@@ -32,7 +32,7 @@ pub struct Profile {
 
 /// Capabilities of a terminal that the output uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct TerminalCapabilities {
     /// Colors. No information is expressed by color alone.
     pub colour: bool,
     /// Characters beyond ASCII.
@@ -43,12 +43,12 @@ pub struct Look {
 #[derive(Clone, Debug)]
 pub struct Terminal {
     size: Size,
-    look: Look,
+    capabilities: TerminalCapabilities,
     cursor: Position,
     output: String,
 }
 
-impl Profile {
+impl TerminalProfile {
     /// Sets the name of the terminal (`TERM`).
     pub fn set_term(&mut self, term: &str) {
         self.term = term.chars().take(WORD_MAX).collect();
@@ -74,10 +74,10 @@ impl Profile {
 
     /// Returns the capabilities. Without a locale the terminal is assumed to use UTF-8, as all
     /// current ones do.
-    pub fn to_look(&self) -> Look {
+    pub fn capabilities(&self) -> TerminalCapabilities {
         let locale = self.locale.iter().flatten().next().map(|locale| locale.to_lowercase());
         let is_plain = self.term.starts_with("vt") || self.term.ends_with("-m") || self.term.ends_with("-mono");
-        Look {
+        TerminalCapabilities {
             colour: !self.no_colour && !is_plain,
             unicode: locale.is_none_or(|locale| locale.contains("utf-8") || locale.contains("utf8")),
         }
@@ -95,10 +95,10 @@ pub fn to_size(columns: u32, rows: u32) -> Size {
 
 impl Terminal {
     /// Creates a terminal of this size.
-    pub fn new(size: Size, look: Look) -> Self {
+    pub fn new(size: Size, capabilities: TerminalCapabilities) -> Self {
         Self {
             size,
-            look,
+            capabilities,
             cursor: Position::ORIGIN,
             output: String::new(),
         }
@@ -126,14 +126,14 @@ impl Terminal {
                 self.output += code;
             }
         }
-        if let (true, Some(code)) = (self.look.colour, to_code(cell.fg)) {
+        if let (true, Some(code)) = (self.capabilities.colour, to_code(cell.fg)) {
             self.write(format_args!(";{code}"));
         }
         self.output += "m";
     }
 
     fn put_symbol(&mut self, symbol: &str) {
-        if self.look.unicode || symbol.is_ascii() {
+        if self.capabilities.unicode || symbol.is_ascii() {
             self.output += symbol;
             return;
         }
@@ -251,8 +251,8 @@ impl Backend for Terminal {
 mod tests {
     use super::*;
 
-    fn profile(term: &str, variables: &[(&str, &str)]) -> Profile {
-        let mut profile = Profile::default();
+    fn profile(term: &str, variables: &[(&str, &str)]) -> TerminalProfile {
+        let mut profile = TerminalProfile::default();
         profile.set_term(term);
         for (name, value) in variables {
             profile.set_variable(name, value);
@@ -275,30 +275,35 @@ mod tests {
 
     #[test]
     fn terminals_are_written_to_as_they_say() {
-        let look = |colour, unicode| Look { colour, unicode };
+        let capabilities = |colour, unicode| TerminalCapabilities { colour, unicode };
         for (term, variables, screen, expected) in [
-            ("xterm-256color", &[][..], true, look(true, true)),
+            ("xterm-256color", &[][..], true, capabilities(true, true)),
             (
                 "xterm",
                 &[("NO_COLOR", "1"), ("LANG", "C.UTF-8")],
                 true,
-                look(false, true),
+                capabilities(false, true),
             ),
-            ("xterm", &[("NO_COLOR", "")], true, look(true, true)),
+            ("xterm", &[("NO_COLOR", "")], true, capabilities(true, true)),
             (
                 "xterm",
                 &[("LANG", "de_DE.utf8"), ("LC_ALL", "C")],
                 true,
-                look(true, false),
+                capabilities(true, false),
             ),
-            ("xterm", &[("LC_ALL", ""), ("LANG", "POSIX")], true, look(true, false)),
-            ("vt220", &[], true, look(false, true)),
-            ("dumb", &[], false, look(true, true)),
-            ("", &[], false, look(true, true)),
+            (
+                "xterm",
+                &[("LC_ALL", ""), ("LANG", "POSIX")],
+                true,
+                capabilities(true, false),
+            ),
+            ("vt220", &[], true, capabilities(false, true)),
+            ("dumb", &[], false, capabilities(true, true)),
+            ("", &[], false, capabilities(true, true)),
         ] {
             let profile = profile(term, variables);
             assert_eq!(
-                (profile.has_screen(), profile.to_look()),
+                (profile.has_screen(), profile.capabilities()),
                 (screen, expected),
                 "{term} {variables:?}"
             );
@@ -309,8 +314,8 @@ mod tests {
     fn cells_are_what_the_terminal_can_show() {
         let mut cells = [Cell::new("a"), Cell::new("界"), Cell::new("─")];
         cells[0].fg = Color::Green;
-        let written = |look| {
-            let mut terminal = Terminal::new(Size::new(80, 24), look);
+        let written = |capabilities| {
+            let mut terminal = Terminal::new(Size::new(80, 24), capabilities);
             let places = [(0, 0), (1, 0), (3, 0)];
             let content = places.iter().zip(&cells).map(|((x, y), cell)| (*x, *y, cell));
             let Ok(()) = terminal.draw(content);
@@ -318,12 +323,12 @@ mod tests {
         };
         let (colour, unicode) = (true, true);
         assert_eq!(
-            written(Look { colour, unicode }),
+            written(TerminalCapabilities { colour, unicode }),
             "\x1b[1;1H\x1b[0;32ma\x1b[0m界\x1b[1;4H─\x1b[0m"
         );
         let (colour, unicode) = (false, false);
         assert_eq!(
-            written(Look { colour, unicode }),
+            written(TerminalCapabilities { colour, unicode }),
             "\x1b[1;1H\x1b[0ma\x1b[0m? \x1b[1;4H-\x1b[0m"
         );
     }

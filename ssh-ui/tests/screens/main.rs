@@ -17,15 +17,15 @@ use yoke_api::Cluster;
 use yoke_ssh_ui::identity::key_registry::Identity;
 use yoke_ssh_ui::tui::screen::keys::Keys;
 use yoke_ssh_ui::tui::screen::{Action, AnswerDisplay, Screen, draw};
-use yoke_ssh_ui::tui::terminal::{ENTER, LEAVE, Look, Terminal};
+use yoke_ssh_ui::tui::terminal::{ENTER, LEAVE, Terminal, TerminalCapabilities};
 
 const NOW: &str = "2026-03-01T12:00:00Z";
-const RICH: Look = Look {
+const RICH: TerminalCapabilities = TerminalCapabilities {
     colour: true,
     unicode: true,
 };
 
-const PLAIN: Look = Look {
+const PLAIN: TerminalCapabilities = TerminalCapabilities {
     colour: false,
     unicode: false,
 };
@@ -38,7 +38,7 @@ struct TestTerminal {
 }
 
 impl TestTerminal {
-    fn new(columns: u16, rows: u16, look: Look) -> Self {
+    fn new(columns: u16, rows: u16, capabilities: TerminalCapabilities) -> Self {
         let identity = Identity {
             tenant: "acme".into(),
             key: "laptop".into(),
@@ -48,7 +48,7 @@ impl TestTerminal {
         let mut seen = vt100::Parser::new(cells(rows), cells(columns), 0);
         seen.process(b"$ ssh HOST\r\n");
         seen.process(ENTER.as_bytes());
-        let Ok(drawn) = ratatui::Terminal::new(Terminal::new(size, look));
+        let Ok(drawn) = ratatui::Terminal::new(Terminal::new(size, capabilities));
         Self {
             screen: Screen::new(&identity),
             drawn,
@@ -182,8 +182,8 @@ fn event(uid: &str, about: &str, time: &str, kind: &str, reason: &str, message: 
     .unwrap()
 }
 
-fn full(columns: u16, rows: u16, look: Look) -> TestTerminal {
-    let mut terminal = TestTerminal::new(columns, rows, look);
+fn full(columns: u16, rows: u16, capabilities: TerminalCapabilities) -> TestTerminal {
+    let mut terminal = TestTerminal::new(columns, rows, capabilities);
     terminal.list(clusters());
     for (number, (about, time, kind, reason, message)) in [
         ("demo", "2026-03-01T11:20:00Z", "Normal", "Ready", "The API answers."),
