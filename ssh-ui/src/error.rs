@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::core::Status;
 use serde_json::json;
 
-use crate::tenant::nodes_error::AskError;
+use crate::tenant::nodes_error::NodesError;
 
 /// Failure of a command.
 #[derive(Debug, thiserror::Error)]
@@ -133,7 +133,7 @@ pub enum Error {
         name: String,
         /// Cause. Not shown to Tenants, because it contains addresses of the host.
         #[source]
-        source: Box<AskError>,
+        source: Box<NodesError>,
     },
     /// The Cluster has no kubeconfig yet.
     #[error("Cluster {0} has no kubeconfig yet")]

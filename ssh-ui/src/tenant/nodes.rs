@@ -23,7 +23,7 @@ use yoke_api::cluster::EndpointStatus;
 use yoke_view::verdict::{is_asleep, stays_asleep};
 
 use super::host::TenantHost;
-use super::nodes_error::AskError;
+use super::nodes_error::NodesError;
 use super::request::REQUEST_LIMIT;
 use crate::Error;
 
@@ -38,10 +38,10 @@ const CELL_MAX: usize = 64;
 
 /// Clusters that this process queries concurrently; parsing an answer needs several times its size
 /// in memory.
-static ROOM: Semaphore = Semaphore::const_new(4);
+static PERMITS: Semaphore = Semaphore::const_new(4);
 /// Tenants with a query in progress. A Tenant has at most one, so that it cannot use all the
 /// permits.
-static ASKING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+static QUERYING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Nodes of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -97,22 +97,22 @@ struct Row {
 struct Cell(String);
 
 /// The permit of a Tenant for one query.
-struct Turn<'a>(&'a str);
+struct QueryPermit<'a>(&'a str);
 
-impl<'a> Turn<'a> {
+impl<'a> QueryPermit<'a> {
     fn take(tenant: &'a str) -> Option<Self> {
-        asking().insert(tenant.to_owned()).then(|| Self(tenant))
+        querying().insert(tenant.to_owned()).then(|| Self(tenant))
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for QueryPermit<'_> {
     fn drop(&mut self) {
-        asking().remove(self.0);
+        querying().remove(self.0);
     }
 }
 
-fn asking() -> MutexGuard<'static, BTreeSet<String>> {
-    ASKING.lock().unwrap_or_else(PoisonError::into_inner)
+fn querying() -> MutexGuard<'static, BTreeSet<String>> {
+    QUERYING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TenantHost {
@@ -120,18 +120,18 @@ impl TenantHost {
     pub async fn nodes(&self, name: &str) -> Result<Nodes, Error> {
         let cluster = self.get(name).await?;
         // A request would wake the cluster.
-        if is_to_sleep(&cluster) {
+        if is_or_falls_asleep(&cluster) {
             return Err(Error::Asleep(name.to_owned()));
         }
         let kubeconfig = self.kubeconfig_of(name, &cluster).await?;
         let endpoint = cluster.status.and_then(|status| status.endpoint);
-        let _turn = Turn::take(&self.tenant).ok_or(Error::Busy)?;
-        let room = tokio::time::timeout(REQUEST_LIMIT, ROOM.acquire()).await;
-        let Ok(Ok(_room)) = room else {
+        let _permit = QueryPermit::take(&self.tenant).ok_or(Error::Busy)?;
+        let slot = tokio::time::timeout(REQUEST_LIMIT, PERMITS.acquire()).await;
+        let Ok(Ok(_slot)) = slot else {
             return Err(Error::Busy);
         };
         let asked = tokio::time::timeout(REQUEST_LIMIT, list(&kubeconfig, endpoint.as_ref())).await;
-        let asked = asked.unwrap_or(Err(AskError::Timeout(REQUEST_LIMIT)));
+        let asked = asked.unwrap_or(Err(NodesError::Timeout(REQUEST_LIMIT)));
         asked.map_err(|source| Error::ClusterUnreachable {
             name: name.to_owned(),
             source: Box::new(source),
@@ -141,17 +141,17 @@ impl TenantHost {
 
 /// Returns whether the cluster is asleep or goes to sleep. A cluster that is waking counts too,
 /// because it does not answer yet.
-fn is_to_sleep(cluster: &Cluster) -> bool {
+fn is_or_falls_asleep(cluster: &Cluster) -> bool {
     is_asleep(cluster) || stays_asleep(cluster)
 }
 
-async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nodes, AskError> {
+async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nodes, NodesError> {
     let kubeconfig = read(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    if !endpoint.is_some_and(|endpoint| leads_to(&config.cluster_url, endpoint)) {
-        return Err(AskError::Elsewhere);
+    if !endpoint.is_some_and(|endpoint| is_endpoint(&config.cluster_url, endpoint)) {
+        return Err(NodesError::WrongServer);
     }
-    let client = Client::try_from(config).map_err(AskError::Client)?;
+    let client = Client::try_from(config).map_err(NodesError::Client)?;
     let mut nodes = Nodes::default();
     let mut next = String::new();
     for _ in 0..PAGES {
@@ -167,7 +167,7 @@ async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nod
 }
 
 /// Returns whether a URL is the Cluster's own endpoint, by its name or by the ingress's address.
-fn leads_to(url: &Uri, endpoint: &EndpointStatus) -> bool {
+fn is_endpoint(url: &Uri, endpoint: &EndpointStatus) -> bool {
     let own = [&endpoint.url, &endpoint.address].map(|own| own.parse::<Uri>().ok());
     let is_own = own.iter().flatten().any(|own| own.authority() == url.authority());
     is_own && url.scheme() == Some(&Scheme::HTTPS) && url.path() == "/"
@@ -196,25 +196,25 @@ fn read(text: &str) -> Result<Kubeconfig, KubeconfigError> {
     Ok(kubeconfig)
 }
 
-async fn ask(client: &Client, next: &str) -> Result<Table, AskError> {
+async fn ask(client: &Client, next: &str) -> Result<Table, NodesError> {
     let token: String = next.bytes().map(|byte| format!("%{byte:02X}")).collect();
     let uri = format!("/api/v1/nodes?includeObject=None&limit={PAGE}&continue={token}");
     let request = Request::get(uri).header(header::ACCEPT, TABLE).body(Body::empty())?;
-    let answer = client.send(request).await.map_err(AskError::Send)?;
+    let answer = client.send(request).await.map_err(NodesError::Send)?;
     if !answer.status().is_success() {
-        return Err(AskError::Status(answer.status().as_u16()));
+        return Err(NodesError::Status(answer.status().as_u16()));
     }
     let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
-    let body = body.map_err(AskError::Read)?;
+    let body = body.map_err(NodesError::Read)?;
     Ok(serde_json::from_slice(&body.to_bytes())?)
 }
 
 fn to_nodes(table: &Table) -> impl Iterator<Item = Node> {
-    let place = |name: &str| table.column_definitions.iter().position(|column| column.name == name);
-    let places = ["Name", "Status", "Roles", "Age", "Version"].map(place);
+    let column = |name: &str| table.column_definitions.iter().position(|column| column.name == name);
+    let columns = ["Name", "Status", "Roles", "Age", "Version"].map(column);
     table.rows.iter().take(PAGE).map(move |row| {
-        let [name, status, roles, age, version] = places.map(|place| {
-            let cell = place.and_then(|place| row.cells.get(place));
+        let [name, status, roles, age, version] = columns.map(|at| {
+            let cell = at.and_then(|at| row.cells.get(at));
             cell.map(|cell| cell.0.clone()).unwrap_or_default()
         });
         Node {
@@ -352,17 +352,17 @@ mod tests {
             ("not taken up yet", cluster("Running", word("now"), json!({})), true),
             ("ended", cluster("Running", word("end"), json!({})), false),
         ] {
-            assert_eq!(is_to_sleep(&cluster), expected, "{rule}");
+            assert_eq!(is_or_falls_asleep(&cluster), expected, "{rule}");
         }
     }
 
     #[test]
     fn a_tenant_has_one_turn_at_a_time() {
-        let first = Turn::take("one").unwrap();
-        assert!(Turn::take("one").is_none());
-        assert!(Turn::take("two").is_some());
+        let first = QueryPermit::take("one").unwrap();
+        assert!(QueryPermit::take("one").is_none());
+        assert!(QueryPermit::take("two").is_some());
         drop(first);
-        assert!(Turn::take("one").is_some());
+        assert!(QueryPermit::take("one").is_some());
     }
 
     #[test]
@@ -382,7 +382,7 @@ mod tests {
             ("https://192.0.2.1:8443/x", false),
             ("https://x@192.0.2.1:8443", false),
         ] {
-            assert_eq!(leads_to(&url.parse().unwrap(), &endpoint), expected, "{url}");
+            assert_eq!(is_endpoint(&url.parse().unwrap(), &endpoint), expected, "{url}");
         }
     }
 

@@ -6,13 +6,13 @@ use kube::config::KubeconfigError;
 
 /// Reason why a cluster's API did not answer.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum NodesError {
     /// The kubeconfig is invalid.
     #[error("using the kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
     /// The kubeconfig does not refer to the Cluster's endpoint.
     #[error("the kubeconfig has another server than the Cluster's endpoint")]
-    Elsewhere,
+    WrongServer,
     /// The client cannot be built.
     #[error("making a client")]
     Client(#[source] kube::Error),
