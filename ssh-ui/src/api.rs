@@ -46,7 +46,7 @@ use crate::identity::token::{Permit, Token, TokenError, TokenRules};
 use crate::limits::slots::ConnectionSlot;
 use crate::shared::Shared;
 use crate::ssh::deadline_stream::DeadlineStream;
-use crate::ssh::listener::{Ends, Listener, ServeError, until_over};
+use crate::ssh::listener::{Deadlines, Listener, ServeError, until_over};
 use crate::tenant::PROGRESS_LINES;
 
 /// Path of the only endpoint.
@@ -108,7 +108,7 @@ impl Api {
             rules,
             tls,
         });
-        let connect = |stream, slot, ends| connect(Arc::clone(&state), stream, slot, ends);
+        let connect = |stream, slot, deadlines| connect(Arc::clone(&state), stream, slot, deadlines);
         // An answer would need a TLS handshake, which a connection without a slot does not get.
         let turn_away = async |_, _| {};
         self.listener.serve(&shared, idle, drain, connect, turn_away).await;
@@ -131,11 +131,11 @@ pub async fn reload_certificate(mut reload: Reload, drain: Drain) -> Result<(), 
     Ok(())
 }
 
-async fn connect(state: Arc<ApiState>, stream: TcpStream, slot: ConnectionSlot, ends: Ends) {
+async fn connect(state: Arc<ApiState>, stream: TcpStream, slot: ConnectionSlot, deadlines: Deadlines) {
     let _ = stream.set_nodelay(true);
     let (login, logged_in) = watch::channel(false);
-    let drain = ends.drain.clone();
-    let over = until_over(logged_in, ends).boxed().shared();
+    let drain = deadlines.drain.clone();
+    let over = until_over(logged_in, deadlines).boxed().shared();
     let stream = DeadlineStream::new(stream, over.clone());
     let (source, limit) = (slot.source(), state.shared.write_limit);
     let acceptor = TlsAcceptor::from(only_http1(&state.tls.borrow()));

@@ -78,7 +78,7 @@ impl KeyRegistry {
     }
 
     /// Copies the keys of a Tenant from another keys.
-    pub fn keep(&mut self, tenant: &str, known: &Self) {
+    pub fn copy_keys(&mut self, tenant: &str, known: &Self) {
         let Some(fingerprints) = known.fingerprints.get(tenant) else {
             return;
         };

@@ -59,7 +59,7 @@ fn follow(event: watcher::Event<Lenient<Tenant>>, list: &mut KeyRegistry, keys: 
         watcher::Event::InitApply(Lenient(Ok(tenant))) => set(list, &tenant),
         watcher::Event::InitApply(Lenient(Err(unreadable))) => {
             log_unreadable(&unreadable);
-            list.keep(&unreadable.metadata.name.unwrap_or_default(), &keys.borrow());
+            list.copy_keys(&unreadable.metadata.name.unwrap_or_default(), &keys.borrow());
         }
         watcher::Event::InitDone => {
             keys.send_replace(std::mem::take(list));

@@ -21,7 +21,7 @@ use crate::limits::slots::{ConnectionSlot, InterfaceSlot};
 use crate::shared::Shared;
 use crate::ssh::banner::{SHOWN_MAX, build_full, build_refusal};
 use crate::ssh::channel_output::ChannelOutput;
-use crate::ssh::listener::Ends;
+use crate::ssh::listener::Deadlines;
 use crate::ssh::sftp::Files;
 use crate::tenant::TenantHost;
 use crate::tui::session::{TuiSession, interact};
@@ -51,7 +51,7 @@ pub struct Connection {
     idle: HashMap<ChannelId, Idle>,
     busy: HashMap<ChannelId, Busy>,
     tasks: JoinSet<()>,
-    ends: Ends,
+    deadlines: Deadlines,
 }
 
 /// A channel without a request. Its input is discarded: the library would block the whole
@@ -76,7 +76,12 @@ struct Busy {
 impl Connection {
     /// Creates an unauthenticated connection with a slot. `login` becomes true after the
     /// authentication.
-    pub fn new(shared: Arc<Shared>, slot: &Arc<ConnectionSlot>, login: watch::Sender<bool>, ends: Ends) -> Self {
+    pub fn new(
+        shared: Arc<Shared>,
+        slot: &Arc<ConnectionSlot>,
+        login: watch::Sender<bool>,
+        deadlines: Deadlines,
+    ) -> Self {
         Self {
             shared,
             // A connection that cannot be ended must not keep its slot.
@@ -90,7 +95,7 @@ impl Connection {
             idle: HashMap::new(),
             busy: HashMap::new(),
             tasks: JoinSet::new(),
-            ends,
+            deadlines,
         }
     }
 
@@ -138,11 +143,11 @@ impl Connection {
             size: size.subscribe(),
             capabilities: idle.profile.capabilities(),
         };
-        let ends = self.ends.clone();
+        let deadlines = self.deadlines.clone();
         self.spawn(id, Some(near), Some(size), |closed| async move {
             // Closing the channel ends the input, which ends the interface.
             let _held = (closed, interface_slot);
-            interact(&client, terminal_session, ends).await;
+            interact(&client, terminal_session, deadlines).await;
         });
         Ok(())
     }

@@ -43,7 +43,7 @@ pub enum ServeError {
 
 /// The deadlines of a connection.
 #[derive(Clone, Debug)]
-pub struct Ends {
+pub struct Deadlines {
     /// The drain of the process; the connection ends soon after its start.
     pub drain: Drain,
     /// Idle timeout.
@@ -84,7 +84,7 @@ impl Listener {
         connect: C,
         turn_away: T,
     ) where
-        C: Fn(TcpStream, ConnectionSlot, Ends) -> F,
+        C: Fn(TcpStream, ConnectionSlot, Deadlines) -> F,
         T: Fn(TcpStream, &'static str) -> G,
         F: Future<Output = ()> + Send + 'static,
         G: Future<Output = ()>,
@@ -102,12 +102,12 @@ impl Listener {
                         if let Err(error) = keep_alive(&stream) {
                             tracing::debug!(%error, "connection without keepalive");
                         }
-                        let ends = Ends {
+                        let deadlines = Deadlines {
                             drain: drain.clone(),
                             idle,
                             last: tokio::time::Instant::now() + LIFETIME,
                         };
-                        connections.spawn(connect(stream, slot, ends));
+                        connections.spawn(connect(stream, slot, deadlines));
                     }
                     Err(advice) => turn_away(stream, advice).await,
                 },
@@ -126,7 +126,7 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 
 /// Waits until a connection must end: it has not authenticated in time, it is too old, or the
 /// process ends.
-pub(crate) async fn until_over(mut logged_in: watch::Receiver<bool>, ends: Ends) {
+pub(crate) async fn until_over(mut logged_in: watch::Receiver<bool>, deadlines: Deadlines) {
     let login = async {
         if matches!(
             tokio::time::timeout(LOGIN_LIMIT, logged_in.wait_for(|yes| *yes)).await,
@@ -137,8 +137,8 @@ pub(crate) async fn until_over(mut logged_in: watch::Receiver<bool>, ends: Ends)
     };
     let told = async {
         tokio::select! {
-            () = ends.drain.started() => {}
-            () = tokio::time::sleep_until(ends.last) => {}
+            () = deadlines.drain.started() => {}
+            () = tokio::time::sleep_until(deadlines.last) => {}
         }
         tokio::time::sleep(END_LIMIT).await;
     };

@@ -18,7 +18,7 @@ use crate::limits::slots::ConnectionSlot;
 use crate::shared::Shared;
 use crate::ssh::connection::Connection;
 use crate::ssh::deadline_stream::DeadlineStream;
-use crate::ssh::listener::{Ends, Listener, ServeError, until_over};
+use crate::ssh::listener::{Deadlines, Listener, ServeError, until_over};
 
 /// Maximum number of keys that a client may offer. SSH agents offer all their keys.
 const ATTEMPTS: usize = 20;
@@ -63,7 +63,7 @@ impl Server {
         drain: Drain,
     ) -> Result<(), ServeError> {
         let config = Arc::new(build_config(key, idle));
-        let connect = |stream, slot, ends| connect(stream, slot, Arc::clone(&config), ends);
+        let connect = |stream, slot, deadlines| connect(stream, slot, Arc::clone(&config), deadlines);
         self.listener.serve(&shared, idle, drain, connect, turn_away).await;
         Ok(())
     }
@@ -76,13 +76,13 @@ async fn turn_away(mut stream: TcpStream, advice: &'static str) {
     let _ = tokio::time::timeout(Duration::from_millis(10), stream.write_all(line.as_bytes())).await;
 }
 
-async fn connect(stream: TcpStream, slot: ConnectionSlot, config: Arc<Config>, ends: Ends) {
+async fn connect(stream: TcpStream, slot: ConnectionSlot, config: Arc<Config>, deadlines: Deadlines) {
     let _ = stream.set_nodelay(true);
     let (login, logged_in) = watch::channel(false);
-    let over = until_over(logged_in, ends.clone()).boxed().shared();
+    let over = until_over(logged_in, deadlines.clone()).boxed().shared();
     let stream = DeadlineStream::new(stream, over.clone());
     let slot = Arc::new(slot);
-    let connection = Connection::new(Arc::clone(slot.shared()), &slot, login, ends);
+    let connection = Connection::new(Arc::clone(slot.shared()), &slot, login, deadlines);
     let served = async { russh::server::run_stream(config, stream, connection).await?.await };
     // The library runs the session in a task that cannot be cancelled. If it hangs, the slot is
     // returned all the same.

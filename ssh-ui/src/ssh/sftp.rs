@@ -50,7 +50,7 @@ enum Open {
 
 /// The object at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum Target {
     Folder,
     /// The kubeconfig of the Cluster of this name.
     Kubeconfig(String),
@@ -111,12 +111,12 @@ impl Files {
     }
 
     async fn fetch(&self, name: &str, command: &'static str) -> Result<Vec<u8>, StatusReply> {
-        let text = self.note(command, name, self.host.kubeconfig(name)).await?;
+        let text = self.audited(command, name, self.host.kubeconfig(name)).await?;
         Ok(text.into_bytes())
     }
 
     async fn list(&self) -> Result<Vec<File>, StatusReply> {
-        let clusters = self.note("sftp ls", ROOT, self.host.list()).await?;
+        let clusters = self.audited("sftp ls", ROOT, self.host.list()).await?;
         let with_kubeconfig = clusters.into_iter().filter(|cluster| {
             let status = cluster.status.as_ref();
             status.is_some_and(|status| status.kubeconfig_ref.is_some())
@@ -129,7 +129,7 @@ impl Files {
 
     /// Checks that the client may execute a command now, executes it, and writes it to the audit
     /// log.
-    async fn note<T>(
+    async fn audited<T>(
         &self,
         command: &'static str,
         what: &str,
@@ -152,7 +152,7 @@ impl Files {
         result.map_err(|error| to_reply(&error))
     }
 
-    fn keep(&mut self, id: u32, open: Open) -> Result<Packet, StatusReply> {
+    fn open_handle(&mut self, id: u32, open: Open) -> Result<Packet, StatusReply> {
         if self.handles.len() >= HANDLES_MAX {
             return Err(StatusCode::Failure.with_message("too many files are open"));
         }
@@ -169,9 +169,9 @@ impl Files {
     }
 
     async fn stat(&self, id: u32, path: &str) -> Result<Packet, StatusReply> {
-        let attrs = match to_place(path)? {
-            Place::Folder => folder_attributes(),
-            Place::Kubeconfig(name) => file_attributes(Some(self.fetch(&name, "sftp stat").await?.len())),
+        let attrs = match to_target(path)? {
+            Target::Folder => folder_attributes(),
+            Target::Kubeconfig(name) => file_attributes(Some(self.fetch(&name, "sftp stat").await?.len())),
         };
         Ok(Attrs { id, attrs }.into())
     }
@@ -188,11 +188,11 @@ impl Files {
         if request.pflags.bits() != OpenFlags::READ.bits() {
             return Err(read_only());
         }
-        match to_place(&request.filename)? {
-            Place::Folder => Err(StatusCode::Failure.with_message("this is a folder")),
-            Place::Kubeconfig(name) => {
+        match to_target(&request.filename)? {
+            Target::Folder => Err(StatusCode::Failure.with_message("this is a folder")),
+            Target::Kubeconfig(name) => {
                 let bytes = self.fetch(&name, "sftp get").await?;
-                self.keep(request.id, Open::File(bytes))
+                self.open_handle(request.id, Open::File(bytes))
             }
         }
     }
@@ -211,12 +211,12 @@ impl Files {
     }
 
     async fn opendir(&mut self, id: u32, path: &str) -> Result<Packet, StatusReply> {
-        match to_place(path)? {
-            Place::Folder => {
+        match to_target(path)? {
+            Target::Folder => {
                 let files = self.list().await?;
-                self.keep(id, Open::Folder(files))
+                self.open_handle(id, Open::Folder(files))
             }
-            Place::Kubeconfig(_) => Err(StatusCode::Failure.with_message("this is no folder")),
+            Target::Kubeconfig(_) => Err(StatusCode::Failure.with_message("this is no folder")),
         }
     }
 
@@ -267,14 +267,14 @@ fn to_absolute(path: &str) -> String {
     format!("{ROOT}{}", parts.join("/"))
 }
 
-fn to_place(path: &str) -> Result<Place, StatusReply> {
+fn to_target(path: &str) -> Result<Target, StatusReply> {
     let path = to_absolute(path);
     if path == ROOT {
-        return Ok(Place::Folder);
+        return Ok(Target::Folder);
     }
     let name = path.strip_prefix(ROOT).and_then(|name| name.strip_suffix(SUFFIX));
     let name = name.and_then(|name| parse_name(name).ok());
-    name.map(Place::Kubeconfig)
+    name.map(Target::Kubeconfig)
         .ok_or_else(|| StatusCode::NoSuchFile.with_message(format!("there are only files NAME{SUFFIX} here")))
 }
 
@@ -310,12 +310,12 @@ mod tests {
 
     #[test]
     fn paths_name_a_folder_of_kubeconfigs() {
-        let file = |name: &str| Some(Place::Kubeconfig(name.to_owned()));
+        let file = |name: &str| Some(Target::Kubeconfig(name.to_owned()));
         for (path, expected) in [
-            ("", Some(Place::Folder)),
-            (".", Some(Place::Folder)),
-            ("/", Some(Place::Folder)),
-            ("../..", Some(Place::Folder)),
+            ("", Some(Target::Folder)),
+            (".", Some(Target::Folder)),
+            ("/", Some(Target::Folder)),
+            ("../..", Some(Target::Folder)),
             ("demo.kubeconfig", file("demo")),
             ("/demo.kubeconfig", file("demo")),
             ("./a/../demo.kubeconfig", file("demo")),
@@ -326,7 +326,7 @@ mod tests {
             ("a%2fb.kubeconfig", None),
             ("A.kubeconfig", None),
         ] {
-            assert_eq!(to_place(path).ok(), expected, "{path:?}");
+            assert_eq!(to_target(path).ok(), expected, "{path:?}");
         }
         assert_eq!(to_absolute("a/./b//../c"), "/a/c");
     }

@@ -22,7 +22,7 @@ use crate::Error;
 use crate::commands::execute::execute;
 use crate::commands::session::{Answer, ClientSession};
 use crate::ssh::channel_output::ChannelOutput;
-use crate::ssh::listener::Ends;
+use crate::ssh::listener::Deadlines;
 use crate::tenant::{PROGRESS_LINES, Progress};
 use crate::tui::screen::keys::{Key, Keys};
 use crate::tui::screen::{Action, AnswerDisplay, Screen, draw};
@@ -51,9 +51,9 @@ pub struct TuiSession {
 }
 
 /// Runs the interface until it ends, and closes the channel.
-pub async fn interact(client: &ClientSession, mut terminal_session: TuiSession, ends: Ends) {
+pub async fn interact(client: &ClientSession, mut terminal_session: TuiSession, deadlines: Deadlines) {
     let result = client
-        .run_interface(|| RunningTui::run(client, &mut terminal_session, ends))
+        .run_interface(|| RunningTui::run(client, &mut terminal_session, deadlines))
         .await;
     let code = match &result {
         Ok(()) => 0,
@@ -87,9 +87,13 @@ struct RunningTui<'a> {
 }
 
 impl<'a> RunningTui<'a> {
-    async fn run(client: &'a ClientSession, terminal_session: &'a mut TuiSession, ends: Ends) -> Result<(), Error> {
+    async fn run(
+        client: &'a ClientSession,
+        terminal_session: &'a mut TuiSession,
+        deadlines: Deadlines,
+    ) -> Result<(), Error> {
         let (output, size) = (&terminal_session.output, &mut terminal_session.size);
-        let idle = ends.idle.mul_f64(IDLE_SHARE);
+        let idle = deadlines.idle.mul_f64(IDLE_SHARE);
         let Ok(terminal) =
             ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), terminal_session.capabilities));
         let mut session = Self {
@@ -107,7 +111,7 @@ impl<'a> RunningTui<'a> {
             idle_at: Instant::now() + idle,
         };
         output.send(ENTER).await;
-        let result = session.follow(&mut terminal_session.input, size, ends).await;
+        let result = session.follow(&mut terminal_session.input, size, deadlines).await;
         if !session.is_away {
             output.send(LEAVE).await;
         }
@@ -137,7 +141,7 @@ impl<'a> RunningTui<'a> {
         &mut self,
         input: &mut DuplexStream,
         size: &mut watch::Receiver<Size>,
-        ends: Ends,
+        deadlines: Deadlines,
     ) -> Result<(), Error> {
         let host = self.client.host()?;
         let (mut clusters, mut events) = (host.follow_clusters(), host.follow_events());
@@ -177,8 +181,8 @@ impl<'a> RunningTui<'a> {
                     is_over = true;
                 }
                 () = sleep_until(self.idle_at) => return Err(Error::Idle(self.idle)),
-                () = sleep_until(ends.last) => return Err(Error::TooOld),
-                () = ends.drain.started() => return Err(Error::Draining),
+                () = sleep_until(deadlines.last) => return Err(Error::TooOld),
+                () = deadlines.drain.started() => return Err(Error::Draining),
             }
             if is_over {
                 return Ok(());

@@ -43,9 +43,9 @@ impl Row {
 /// The Clusters, sorted by name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clusters {
-    kept: Kept,
+    current: Rows,
     /// A list that is being received and will replace the rows.
-    fresh: Kept,
+    fresh: Rows,
     chosen: Option<String>,
     /// Name of a Cluster that is selected as soon as it appears.
     awaited: Option<String>,
@@ -57,7 +57,7 @@ pub(super) struct Clusters {
 
 /// Rows up to the maximum, and whether some did not fit.
 #[derive(Clone, Debug, Default)]
-struct Kept {
+struct Rows {
     rows: BTreeMap<String, Row>,
     has_more: bool,
 }
@@ -67,58 +67,58 @@ impl Clusters {
     pub(super) fn follow(&mut self, event: Event<Cluster>) {
         match event {
             Event::Init => {
-                self.fresh = Kept::default();
+                self.fresh = Rows::default();
                 self.is_short = false;
             }
             Event::InitApply(cluster) => self.fresh.insert(&cluster),
             Event::InitDone => {
                 let index = self.index();
-                self.kept = std::mem::take(&mut self.fresh);
+                self.current = std::mem::take(&mut self.fresh);
                 self.is_listed = true;
-                self.keep_choice(index);
+                self.restore_selection(index);
             }
             Event::Apply(cluster) => {
                 let index = self.index();
-                self.kept.insert(&cluster);
-                self.keep_choice(index);
+                self.current.insert(&cluster);
+                self.restore_selection(index);
             }
             Event::Delete(cluster) => {
                 let index = self.index();
-                self.kept.rows.remove(&clip(&cluster.name_any()));
-                self.is_short |= self.kept.has_more;
-                self.keep_choice(index);
+                self.current.rows.remove(&clip(&cluster.name_any()));
+                self.is_short |= self.current.has_more;
+                self.restore_selection(index);
             }
         }
     }
 
     /// Returns the rows, sorted by name.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&str, &Row)> {
-        self.kept.rows.iter().map(|(name, row)| (name.as_str(), row))
+        self.current.rows.iter().map(|(name, row)| (name.as_str(), row))
     }
 
     pub(super) fn len(&self) -> usize {
-        self.kept.rows.len()
+        self.current.rows.len()
     }
 
     /// Returns whether there are Clusters that are not stored.
     pub(super) fn has_more(&self) -> bool {
-        self.kept.has_more
+        self.current.has_more
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Row> {
-        self.kept.rows.get(name)
+        self.current.rows.get(name)
     }
 
     /// Returns the selected Cluster.
     pub(super) fn chosen(&self) -> Option<(&str, &Row)> {
-        let (name, row) = self.kept.rows.get_key_value(self.chosen.as_deref()?)?;
+        let (name, row) = self.current.rows.get_key_value(self.chosen.as_deref()?)?;
         Some((name, row))
     }
 
     /// Returns the index of the selected row.
     pub(super) fn index(&self) -> usize {
         let chosen = self.chosen.as_deref();
-        self.kept
+        self.current
             .rows
             .keys()
             .position(|name| Some(name.as_str()) == chosen)
@@ -134,19 +134,19 @@ impl Clusters {
 
     fn pick(&mut self, index: usize) {
         let last = self.len().saturating_sub(1);
-        self.chosen = self.kept.rows.keys().nth(index.min(last)).cloned();
+        self.chosen = self.current.rows.keys().nth(index.min(last)).cloned();
     }
 
     /// Selects a Cluster as soon as it appears.
     pub(super) fn expect(&mut self, name: &str) {
         self.awaited = Some(name.to_owned());
-        self.keep_choice(self.index());
+        self.restore_selection(self.index());
     }
 
     /// Keeps the selected Cluster wherever it has moved. If it is gone, selects the row at its
     /// index.
-    fn keep_choice(&mut self, index: usize) {
-        if let Some(name) = self.awaited.take_if(|name| self.kept.rows.contains_key(name)) {
+    fn restore_selection(&mut self, index: usize) {
+        if let Some(name) = self.awaited.take_if(|name| self.current.rows.contains_key(name)) {
             self.chosen = Some(name);
         }
         if self.chosen().is_none() {
@@ -155,7 +155,7 @@ impl Clusters {
     }
 }
 
-impl Kept {
+impl Rows {
     fn insert(&mut self, cluster: &Cluster) {
         let name = clip(&cluster.name_any());
         if self.rows.len() < ROWS || self.rows.contains_key(&name) {
