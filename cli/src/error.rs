@@ -2,7 +2,6 @@
 
 use std::error::Error as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use kube::config::{InferConfigError, KubeconfigError};
@@ -205,29 +204,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Prints the error, its causes and the hint, and returns the exit code of the process.
-    pub fn report(&self) -> ExitCode {
-        // With `kubectl yoke get | head` the reader exits first, which is not an error.
-        if matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe) {
-            return ExitCode::SUCCESS;
-        }
-        if let Self::CommandFailed(code) = self {
-            return ExitCode::from(*code);
-        }
-        crate::output::say(&format!("error: {}", self.with_causes()));
-        if let Some(hint) = self.hint() {
-            crate::output::say(&format!("hint: {hint}"));
-        }
-        match self {
-            Self::WaitTimeout { .. } => ExitCode::from(3),
-            Self::CommandNotRun { .. } => ExitCode::from(126),
-            Self::NoCommand(_) => ExitCode::from(127),
-            // The exit code that a shell reports for a process that a signal ended.
-            Self::Interrupted(signal) => ExitCode::from(u8::try_from(128 + signal.as_raw_value()).unwrap_or(1)),
-            _ => ExitCode::FAILURE,
-        }
-    }
-
     /// Returns the message with all causes.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
@@ -269,7 +245,8 @@ impl Error {
         matches!(self, Self::Refused { status, .. } if [429, 503, 504].contains(&status.code))
     }
 
-    fn hint(&self) -> Option<String> {
+    /// Returns what the user can do about the error.
+    pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Kubeconfig(KubeconfigError::CurrentContextNotSet) => {
                 Some("choose one with --context, or `kubectl config use-context NAME`".into())

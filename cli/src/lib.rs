@@ -16,6 +16,7 @@ mod complete;
 mod create;
 mod delete;
 mod error;
+mod exit;
 mod get;
 mod join;
 mod kubeconfig;
