@@ -7,9 +7,9 @@ use yoke_api::{Cluster, JoinToken};
 use yoke_view::verdict::{Obstacle, find_obstacle};
 
 use crate::arguments::JoinOptions;
-use crate::make::{self, make};
 use crate::session::Session;
 use crate::signals::Signals;
+use crate::temporary_object::{self, create_temporary};
 use crate::{Error, output, wait};
 
 /// Tells the user the fate of a JoinToken that this program cannot delete.
@@ -26,7 +26,7 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
         format!("making a JoinToken for Cluster {}", options.name),
     );
     let made = (prefix.as_str(), build_token(options)?);
-    let (name, signal) = make(session, &mut signals, made, &doing, FATE).await?;
+    let (name, signal) = create_temporary(session, &mut signals, made, &doing, FATE).await?;
     let found = async {
         match signal {
             Some(signal) => Err(Error::Interrupted(signal)),
@@ -86,7 +86,7 @@ async fn check(session: &Session, name: &str) -> Result<(), Error> {
 
 /// Deletes a JoinToken and returns whether it is gone.
 async fn delete(session: &Session, name: &str) -> bool {
-    let deleted = make::delete::<JoinToken>(session, name).await;
+    let deleted = temporary_object::delete::<JoinToken>(session, name).await;
     deleted.inspect_err(|error| output::say(&error.with_causes())).is_ok()
 }
 

@@ -16,9 +16,9 @@ use yoke_api::Cluster;
 
 use crate::arguments::RunOptions;
 use crate::create::build_spec;
-use crate::make::{self, make};
 use crate::session::Session;
 use crate::signals::Signals;
+use crate::temporary_object::{self, create_temporary};
 use crate::{Error, kubeconfig, output, wait};
 
 /// Tells the user the fate of a Cluster that this program cannot delete.
@@ -31,7 +31,8 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     let program = find_program(program)?;
     let mut signals = Signals::listen()?;
     let made = ("run-", build_cluster(options));
-    let (name, signal) = make(session, &mut signals, made, "making a Cluster for the command", FATE).await?;
+    let (name, signal) =
+        create_temporary(session, &mut signals, made, "making a Cluster for the command", FATE).await?;
     let result = match signal {
         Some(signal) => Err(Error::Interrupted(signal)),
         None => {
@@ -144,7 +145,7 @@ fn to_code(status: ExitStatus) -> u8 {
 }
 
 async fn delete(session: &Session, name: &str) {
-    let said = match make::delete::<Cluster>(session, name).await {
+    let said = match temporary_object::delete::<Cluster>(session, name).await {
         Ok(true) => format!("Cluster {name} is being deleted"),
         Ok(false) => format!("Cluster {name} is gone already"),
         Err(error) => format!("{}; {FATE}", error.with_causes()),

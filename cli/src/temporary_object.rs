@@ -25,13 +25,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 /// After this time a request without an answer has either taken effect or never will.
-const LATE: Duration = Duration::from_secs(3);
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 /// Alphabet of Kubernetes' generated names.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// Number of random characters at the end of a name: 38 bits, so that two callers do not choose the
 /// same name. A Cluster's name has at most 40 characters, and a JoinToken's at most 58, so they
 /// fit.
-const DRAWN: usize = 8;
+const RANDOM_CHARACTERS: usize = 8;
 
 /// A namespaced object.
 pub(crate) trait Object:
@@ -47,14 +47,14 @@ impl<K> Object for K where
 /// Creates the object; returns its name and the signal that arrived meanwhile. If the request
 /// failed but may have taken effect, the object is deleted. `fate` tells the user what happens to
 /// an object that could not be deleted.
-pub(crate) async fn make<K: Object>(
+pub(crate) async fn create_temporary<K: Object>(
     session: &Session,
     signals: &mut Signals,
     (prefix, mut object): (&str, K),
     doing: &str,
     fate: &str,
 ) -> Result<(String, Option<SignalKind>), Error> {
-    let name = draw_name(prefix);
+    let name = random_name(prefix);
     object.meta_mut().name = Some(name.clone());
     let mut may_exist = false;
     let error = match create(session, signals, &object, doing, &mut may_exist).await {
@@ -71,9 +71,9 @@ pub(crate) async fn make<K: Object>(
     Err(error)
 }
 
-fn draw_name(prefix: &str) -> String {
+fn random_name(prefix: &str) -> String {
     let mut random = rand::rng();
-    let drawn = (0..DRAWN).map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())]));
+    let drawn = (0..RANDOM_CHARACTERS).map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())]));
     prefix.chars().chain(drawn).collect()
 }
 
@@ -129,7 +129,7 @@ async fn undo<K: Object>(session: &Session, signals: &mut Signals, name: &str) -
             return Ok(true);
         }
         // The create request may still have been in progress.
-        sleep(LATE).await;
+        sleep(SETTLE_TIME).await;
         delete::<K>(session, name).await
     };
     let deleted = tokio::select! {
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn names_differ_and_are_labels() {
-        let names: BTreeSet<_> = (0..1000).map(|_| draw_name("run-")).collect();
+        let names: BTreeSet<_> = (0..1000).map(|_| random_name("run-")).collect();
         assert_eq!(names.len(), 1000);
         for name in names {
             assert!(name.len() == 12 && name.starts_with("run-"), "{name}");
