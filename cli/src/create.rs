@@ -22,7 +22,7 @@ pub(crate) async fn create_cluster(session: &Session, options: &CreateClusterOpt
         return Ok(());
     }
     wait::wait_until_ready(session, &options.name, options.waiting.timeout).await?;
-    output::say(&format!(
+    output::print_message(&format!(
         "next: kubectl yoke kubeconfig {} -n {} --merge",
         options.name, session.namespace
     ));
@@ -39,7 +39,7 @@ pub(crate) async fn create_tenant(session: &Session, options: &CreateTenantOptio
         return Ok(());
     }
     wait::wait_until_tenant_ready(session, &options.name, options.waiting.timeout).await?;
-    output::say(&format!(
+    output::print_message(&format!(
         "next: kubectl yoke create cluster NAME -n {} --wait",
         options.name
     ));
@@ -101,7 +101,7 @@ where
                 field_manager: Some(FIELD_MANAGER.to_owned()),
             };
             let doing = format!("creating {} {}", K::kind(&()), object.name_any());
-            let object = session.ask_once(&doing, api.create(&parameters, &object)).await?;
+            let object = session.request_once(&doing, api.create(&parameters, &object)).await?;
             (
                 object,
                 if mode == DryRun::Server {

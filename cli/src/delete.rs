@@ -17,7 +17,7 @@ pub(crate) async fn delete_cluster(session: &Session, options: &DeleteOptions) -
     let api: Api<Cluster> = session.api();
     let what = format!("Cluster {} in namespace {}", options.name, session.namespace);
     let cluster = session
-        .ask(&format!("getting Cluster {}", options.name), || api.get(&options.name))
+        .request(&format!("getting Cluster {}", options.name), || api.get(&options.name))
         .await?;
     let loss = match cluster.spec.deletion_policy {
         DeletionPolicy::Delete => "Everything in it will be lost.",
@@ -40,7 +40,7 @@ where
 {
     let doing = format!("deleting {what}");
     session
-        .ask_once(&doing, api.delete(&options.name, &DeleteParams::default()))
+        .request_once(&doing, api.delete(&options.name, &DeleteParams::default()))
         .await?;
     if options.waiting.wait {
         wait::wait_until_gone(session, api, &options.name, what, options.waiting.timeout).await?;
@@ -62,7 +62,7 @@ fn confirm(what: &str, loss: &str, options: &DeleteOptions) -> Result<(), Error>
     if !std::io::stdin().is_terminal() {
         return Err(Error::NotConfirmed(what.to_owned()));
     }
-    output::say(&format!("{what} will be deleted. {loss}\nType its name to go on:"));
+    output::print_message(&format!("{what} will be deleted. {loss}\nType its name to go on:"));
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer).map_err(Error::Input)?;
     if answer.trim() == options.name {

@@ -90,7 +90,7 @@ pub enum Error {
         namespace: String,
     },
     /// A JoinToken was created, but its join command was not printed.
-    #[error("{}", to_fate(name, *is_deleted))]
+    #[error("{}", describe_join_token(name, *is_deleted))]
     NotJoinable {
         /// Name of the JoinToken.
         name: String,
@@ -110,10 +110,10 @@ pub enum Error {
     },
     /// The Secret does not contain a kubeconfig under the agreed key.
     #[error("Secret {0} holds no kubeconfig")]
-    SecretWrong(String),
+    KubeconfigInvalid(String),
     /// The Secret does not contain the data of a join command.
     #[error("Secret {0} is not what a worker could join by")]
-    JoinSecretWrong(String),
+    JoinSecretInvalid(String),
     /// The kubeconfig cannot be merged.
     #[error("cannot add to {}", path.display())]
     Merge {
@@ -191,7 +191,7 @@ pub enum Error {
     NotRun(#[source] Box<Error>),
     /// The exit status of the command is unknown.
     #[error("cannot wait for the command")]
-    CommandLost(#[source] std::io::Error),
+    CommandStatusUnknown(#[source] std::io::Error),
     /// The command failed, and has printed the reason itself.
     #[error("the command ended with code {0}")]
     CommandFailed(u8),
@@ -220,7 +220,7 @@ impl Error {
     }
 
     /// Returns whether the request may have taken effect although it failed.
-    pub(crate) fn leaves_open(&self) -> bool {
+    pub(crate) fn may_have_succeeded(&self) -> bool {
         match self {
             Self::RequestTimeout { .. } => true,
             Self::Unreachable { source, .. } => !never_connected(source),
@@ -241,7 +241,7 @@ impl Error {
     }
 
     /// Returns whether the host's API is overloaded or not ready.
-    pub(crate) fn asks_to_wait(&self) -> bool {
+    pub(crate) fn is_overloaded(&self) -> bool {
         matches!(self, Self::Refused { status, .. } if [429, 503, 504].contains(&status.code))
     }
 
@@ -296,8 +296,8 @@ impl Error {
             Self::NotConfirmed(_) => Some("say --yes where nobody can be asked".into()),
             Self::Client(_)
             | Self::Deleted(_)
-            | Self::SecretWrong(_)
-            | Self::JoinSecretWrong(_)
+            | Self::KubeconfigInvalid(_)
+            | Self::JoinSecretInvalid(_)
             | Self::File { .. }
             | Self::NoPublicKey { .. }
             | Self::Declined
@@ -308,7 +308,7 @@ impl Error {
             | Self::Node(_)
             | Self::NoCommand(_)
             | Self::CommandNotRun { .. }
-            | Self::CommandLost(_)
+            | Self::CommandStatusUnknown(_)
             | Self::CommandFailed(_)
             | Self::Signals(_)
             | Self::Interrupted(_) => None,
@@ -316,7 +316,7 @@ impl Error {
     }
 }
 
-fn to_fate(name: &str, is_deleted: bool) -> String {
+fn describe_join_token(name: &str, is_deleted: bool) -> String {
     match is_deleted {
         true => format!("JoinToken {name} was deleted, so nobody can join by it"),
         false => format!("nobody was told how to join by JoinToken {name}, which could not be deleted"),
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn failures_of_the_host_are_no_refusals() {
-        for (code, leaves_open, may_pass) in [
+        for (code, may_have_succeeded, may_pass) in [
             (403, false, false),
             (404, false, false),
             (409, false, false),
@@ -422,8 +422,8 @@ mod tests {
         ] {
             let error = refused(code, "a", "no");
             assert_eq!(
-                (error.leaves_open(), error.may_pass()),
-                (leaves_open, may_pass),
+                (error.may_have_succeeded(), error.may_pass()),
+                (may_have_succeeded, may_pass),
                 "{code}"
             );
         }

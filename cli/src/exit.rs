@@ -15,9 +15,9 @@ impl Error {
         if let Self::CommandFailed(code) = self {
             return ExitCode::from(*code);
         }
-        output::say(&format!("error: {}", self.with_causes()));
+        output::print_message(&format!("error: {}", self.with_causes()));
         if let Some(hint) = self.hint() {
-            output::say(&format!("hint: {hint}"));
+            output::print_message(&format!("hint: {hint}"));
         }
         match self {
             Self::WaitTimeout { .. } => ExitCode::from(3),

@@ -35,7 +35,7 @@ pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), E
     match &options.name {
         Some(name) => {
             let mut object = session
-                .ask(&format!("getting {} {name}", resource.kind), || api.get(name))
+                .request(&format!("getting {} {name}", resource.kind), || api.get(name))
                 .await?;
             object.meta_mut().managed_fields = None;
             match options.output {
@@ -50,7 +50,7 @@ pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), E
                 ..ListParams::default()
             };
             let doing = format!("listing {}", resource.plural);
-            let list = session.ask(&doing, || api.list(&parameters)).await?;
+            let list = session.request(&doing, || api.list(&parameters)).await?;
             show_list(session, options, &resource, list, &mut view)
         }
     }
@@ -96,7 +96,7 @@ fn show_list(
             Kind::Clusters if !options.all_namespaces => format!(" in namespace {}", session.namespace),
             _ => String::new(),
         };
-        output::say(&format!("no {} found{place}", resource.plural));
+        output::print_message(&format!("no {} found{place}", resource.plural));
         return Ok(());
     }
     output::put(&view.show(&list.items)?)
@@ -130,33 +130,33 @@ async fn follow(
                 Ok(Some(_)) => {}
                 Err(watcher::Error::InitialListFailed(error)) => {
                     let error = session.explain(doing, error);
-                    if !error.asks_to_wait() || begun.elapsed() > PATIENCE {
+                    if !error.is_overloaded() || begun.elapsed() > PATIENCE {
                         return Err(error);
                     }
                 }
                 Err(error) => {
-                    wait::trouble(session, doing, error)?;
+                    wait::to_watch_problem(session, doing, error)?;
                 }
             }
         }
     };
     session.within(doing, listing).await??;
     output::put(&view.show(&first)?)?;
-    let mut told = None;
+    let mut last_problem = None;
     loop {
         match changes.try_next().await {
             Ok(Some(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object))) => {
-                told = None;
+                last_problem = None;
                 output::put(&view.show(&[object])?)?;
             }
             Ok(Some(Event::Init | Event::InitDone)) => {}
             Ok(None) => return Ok(()),
             Err(error) => {
-                if let Some(trouble) = wait::trouble(session, doing, error)?
-                    && told.as_ref() != Some(&trouble)
+                if let Some(problem) = wait::to_watch_problem(session, doing, error)?
+                    && last_problem.as_ref() != Some(&problem)
                 {
-                    output::say(&format!("{doing}: {trouble}; trying again"));
-                    told = Some(trouble);
+                    output::print_message(&format!("{doing}: {problem}; trying again"));
+                    last_problem = Some(problem);
                 }
             }
         }

@@ -44,7 +44,7 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
             let is_deleted = tokio::select! {
                 is_deleted = delete(session, &name) => is_deleted,
                 _ = signals.next() => {
-                    output::say(&format!("JoinToken {name} stays until it ends"));
+                    output::print_message(&format!("JoinToken {name} stays until it ends"));
                     false
                 }
             };
@@ -58,7 +58,7 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
             });
         }
     };
-    output::say(&format!(
+    output::print_message(&format!(
         "revoke it: kubectl delete jointoken {name} -n {}",
         session.namespace
     ));
@@ -69,7 +69,7 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
 async fn check(session: &Session, name: &str) -> Result<(), Error> {
     let doing = format!("getting Cluster {name}");
     let api = session.api::<Cluster>();
-    let cluster = session.ask(&doing, || api.get(name)).await?;
+    let cluster = session.request(&doing, || api.get(name)).await?;
     match find_obstacle(&cluster) {
         None => Ok(()),
         Some(Obstacle::Asleep) => Err(Error::Asleep {
@@ -87,7 +87,9 @@ async fn check(session: &Session, name: &str) -> Result<(), Error> {
 /// Deletes a JoinToken and returns whether it is gone.
 async fn delete(session: &Session, name: &str) -> bool {
     let deleted = temporary_object::delete::<JoinToken>(session, name).await;
-    deleted.inspect_err(|error| output::say(&error.with_causes())).is_ok()
+    deleted
+        .inspect_err(|error| output::print_message(&error.with_causes()))
+        .is_ok()
 }
 
 /// Waits for the join command and returns it.
@@ -96,9 +98,9 @@ async fn find_line(session: &Session, name: &str, options: &JoinOptions) -> Resu
     let secret = secret_name(name);
     let doing = format!("getting Secret {secret}");
     let api = session.api::<Secret>();
-    let found = session.ask_until_allowed(&doing, || api.get(&secret)).await?;
+    let found = session.request_until_allowed(&doing, || api.get(&secret)).await?;
     let line = JoinLine::from_secret(&found).and_then(|line| line.command().ok());
-    line.ok_or(Error::JoinSecretWrong(secret))
+    line.ok_or(Error::JoinSecretInvalid(secret))
 }
 
 fn build_token(options: &JoinOptions) -> Result<JoinToken, NodeError> {

@@ -24,7 +24,7 @@ pub(crate) fn put_plain(text: &str) -> Result<(), Error> {
 
 /// Writes a message to standard error, also without control characters. A failure of standard error
 /// is ignored.
-pub(crate) fn say(text: &str) {
+pub(crate) fn print_message(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", plain_lines(text));
 }
 

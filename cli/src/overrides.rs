@@ -12,10 +12,10 @@ use crate::Error;
 use crate::arguments::HostOptions;
 
 /// Name of the entries that exist only because of the command line.
-const MADE: &str = "kubectl-yoke";
+const ENTRY_NAME: &str = "kubectl-yoke";
 
 /// Returns whether the command line has the host's address, so that no kubeconfig is needed.
-pub(crate) fn is_whole(options: &HostOptions) -> bool {
+pub(crate) fn has_server(options: &HostOptions) -> bool {
     options.server.is_some()
 }
 
@@ -31,18 +31,18 @@ pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions)
     let chosen = match chosen.filter(|name| !name.is_empty()) {
         Some(name) => name,
         // kube then reports what is missing.
-        None if !is_whole(options) => return Ok(kubeconfig),
+        None if !has_server(options) => return Ok(kubeconfig),
         None => {
             let context = Context {
-                cluster: MADE.to_owned(),
+                cluster: ENTRY_NAME.to_owned(),
                 ..Context::default()
             };
             kubeconfig.contexts.push(NamedContext {
-                name: MADE.to_owned(),
+                name: ENTRY_NAME.to_owned(),
                 context: Some(context),
                 ..NamedContext::default()
             });
-            MADE.to_owned()
+            ENTRY_NAME.to_owned()
         }
     };
     kubeconfig.current_context = Some(chosen.clone());
@@ -80,7 +80,7 @@ pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions)
         context.user = Some(name.clone());
     }
     if changes_user(options) {
-        let name = context.user.get_or_insert_with(|| MADE.to_owned()).clone();
+        let name = context.user.get_or_insert_with(|| ENTRY_NAME.to_owned()).clone();
         let known = auth_infos.iter().position(|entry| entry.name == name);
         let index = known.unwrap_or_else(|| {
             auth_infos.push(NamedAuthInfo {

@@ -36,7 +36,7 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     let result = match signal {
         Some(signal) => Err(Error::Interrupted(signal)),
         None => {
-            output::say(&format!(
+            output::print_message(&format!(
                 "Cluster {name} in namespace {} lives for {} at most",
                 session.namespace, options.ttl
             ));
@@ -44,7 +44,7 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
         }
     };
     if options.keep_on_failure && matches!(result, Err(Error::CommandFailed(_))) {
-        output::say(&format!(
+        output::print_message(&format!(
             "Cluster {name} is kept for {} from its creation; delete it sooner: kubectl yoke delete cluster {name} -n {}",
             options.ttl, session.namespace
         ));
@@ -52,16 +52,16 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     }
     tokio::select! {
         () = delete(session, &name) => {}
-        () = insist(&mut signals) => output::say(&format!("Cluster {name} is deleted by the host when its time is over")),
+        () = wait_for_second_signal(&mut signals) => output::print_message(&format!("Cluster {name} is deleted by the host when its time is over")),
     }
     result
 }
 
 /// Waits until the user insists on ending before the Cluster is deleted. The first signal may be
 /// the one that ended the command, so only the second counts.
-async fn insist(signals: &mut Signals) {
+async fn wait_for_second_signal(signals: &mut Signals) {
     signals.next().await;
-    output::say("the Cluster is being deleted; interrupt once more to leave that to the host");
+    output::print_message("the Cluster is being deleted; interrupt once more to leave that to the host");
     signals.next().await;
 }
 
@@ -119,7 +119,7 @@ async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus,
     loop {
         let signal = tokio::select! {
             signal = signals.next() => signal,
-            status = child.wait() => return status.map_err(Error::CommandLost),
+            status = child.wait() => return status.map_err(Error::CommandStatusUnknown),
         };
         let has_heard = [SignalKind::interrupt(), SignalKind::quit()].contains(&signal) && is_in_foreground(pid);
         let signal = Signal::from_named_raw(signal.as_raw_value()).filter(|_| !has_heard);
@@ -150,7 +150,7 @@ async fn delete(session: &Session, name: &str) {
         Ok(false) => format!("Cluster {name} is gone already"),
         Err(error) => format!("{}; {FATE}", error.with_causes()),
     };
-    output::say(&said);
+    output::print_message(&said);
 }
 
 /// Finds the program. It is looked up before the Cluster is created, so that a wrong name costs

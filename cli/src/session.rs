@@ -71,7 +71,7 @@ impl Session {
 
     /// Waits for the answer to one request, at most for the request timeout. `doing` describes the
     /// action, for the error.
-    pub(crate) async fn ask_once<T>(
+    pub(crate) async fn request_once<T>(
         &self,
         doing: &str,
         answer: impl Future<Output = kube::Result<T>>,
@@ -82,25 +82,25 @@ impl Session {
     }
 
     /// Does the same for a read request, and retries for a while if the host is overloaded.
-    pub(crate) async fn ask<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
+    pub(crate) async fn request<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = kube::Result<T>>,
     {
-        self.ask_while(doing, answer, Error::asks_to_wait).await
+        self.request_while(doing, answer, Error::is_overloaded).await
     }
 
     /// Does the same, and also retries an answer of 403: the host's API server may not have seen a
     /// permission that was granted a moment ago.
-    pub(crate) async fn ask_until_allowed<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
+    pub(crate) async fn request_until_allowed<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = kube::Result<T>>,
     {
         let is_forbidden = |error: &Error| matches!(error, Error::Refused { status, .. } if status.code == 403);
-        self.ask_while(doing, answer, |error| is_forbidden(error) || error.asks_to_wait())
+        self.request_while(doing, answer, |error| is_forbidden(error) || error.is_overloaded())
             .await
     }
 
-    async fn ask_while<T, F>(
+    async fn request_while<T, F>(
         &self,
         doing: &str,
         answer: impl Fn() -> F,
@@ -111,7 +111,7 @@ impl Session {
     {
         let begun = Instant::now();
         loop {
-            match self.ask_once(doing, answer()).await {
+            match self.request_once(doing, answer()).await {
                 Err(error) if may_pass(&error) && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
                 answer => return answer,
             }
@@ -148,15 +148,15 @@ impl Session {
 
 async fn load(options: &HostOptions) -> Result<Config, Error> {
     let named = options.kubeconfig.is_some() || overrides::names_entry(options);
-    let whole = overrides::is_whole(options);
+    let has_server = overrides::has_server(options);
     let kubeconfig = match &options.kubeconfig {
         Some(path) => Kubeconfig::read_from(path),
         None => Kubeconfig::read(),
     };
     let kubeconfig = match kubeconfig {
-        Ok(kubeconfig) if named || whole || kubeconfig.current_context.is_some() => kubeconfig,
+        Ok(kubeconfig) if named || has_server || kubeconfig.current_context.is_some() => kubeconfig,
         Err(error) if named => return Err(Error::Kubeconfig(error)),
-        Err(_) if whole => Kubeconfig::default(),
+        Err(_) if has_server => Kubeconfig::default(),
         // A pod has no kubeconfig; its service account is used.
         Ok(_) | Err(_) => {
             let mut config = Config::infer().await.map_err(Error::NoKubeconfig)?;

@@ -32,12 +32,12 @@ impl Signals {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
             _ = self.quit.recv() => SignalKind::quit(),
             _ = self.terminate.recv() => SignalKind::terminate(),
-            () = hear(self.hangup.as_mut()) => SignalKind::hangup(),
+            () = receive(self.hangup.as_mut()) => SignalKind::hangup(),
         }
     }
 }
 
-async fn hear(signal: Option<&mut Signal>) {
+async fn receive(signal: Option<&mut Signal>) {
     match signal {
         Some(signal) => drop(signal.recv().await),
         None => pending().await,

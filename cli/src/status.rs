@@ -34,12 +34,12 @@ async fn one(session: &Session, name: &str, format: Option<StatusFormat>) -> Res
     let now = Timestamp::now();
     let clusters = session.api::<Cluster>();
     let doing = format!("getting Cluster {name}");
-    let cluster = session.ask(&doing, || clusters.get(name)).await?;
+    let cluster = session.request(&doing, || clusters.get(name)).await?;
     // Not every Tenant may read events; the conditions contain the essentials.
     let events = latest_events(session, &cluster).await;
     if let Some(format) = to_data(format) {
         if let Err(error) = &events {
-            output::say(&format!("warning: {}", error.with_causes()));
+            output::print_message(&format!("warning: {}", error.with_causes()));
         }
         let report = report(&cluster, &events.unwrap_or_default());
         return output::put(&output::show(format, name, &report)?);
@@ -65,7 +65,10 @@ async fn latest_events(session: &Session, cluster: &Cluster) -> Result<Vec<Event
     let fields = format!("involvedObject.uid={}", cluster.uid().unwrap_or_default());
     let parameters = ListParams::default().fields(&fields);
     let api = session.api::<Event>();
-    let mut events = session.ask("listing its events", || api.list(&parameters)).await?.items;
+    let mut events = session
+        .request("listing its events", || api.list(&parameters))
+        .await?
+        .items;
     events.sort_by_key(|event| Reverse(time_of(event)));
     events.truncate(EVENTS_SHOWN);
     Ok(events)
@@ -90,13 +93,13 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
         label_selector: options.selector.clone(),
         ..ListParams::default()
     };
-    let list = session.ask("listing clusters", || api.list(&parameters)).await?;
+    let list = session.request("listing clusters", || api.list(&parameters)).await?;
     if let Some(format) = to_data(options.output) {
         let items = list.items.iter().map(|cluster| report(cluster, &[])).collect();
         return output::put(&output::show(format, "", &Reports { items })?);
     }
     if list.items.is_empty() {
-        output::say("no clusters found; make one with `kubectl yoke create cluster NAME`");
+        output::print_message("no clusters found; make one with `kubectl yoke create cluster NAME`");
         return Ok(());
     }
     let columns = Columns {

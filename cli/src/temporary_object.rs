@@ -66,7 +66,7 @@ pub(crate) async fn create_temporary<K: Object>(
         _ => may_exist && !undo::<K>(session, signals, &name).await,
     };
     if is_left {
-        output::say(&format!("{} {name} may have been made; {fate}", K::kind(&())));
+        output::print_message(&format!("{} {name} may have been made; {fate}", K::kind(&())));
     }
     Err(error)
 }
@@ -94,13 +94,13 @@ async fn create<K: Object>(
     let is_over = Cell::new(false);
     let made = async {
         loop {
-            let error = match session.ask_once(doing, api.create(&parameters, object)).await {
+            let error = match session.request_once(doing, api.create(&parameters, object)).await {
                 Ok(_) => return Ok(()),
                 Err(Error::Refused { status, .. }) if *may_exist && status.is_already_exists() => return Ok(()),
                 Err(error) => error,
             };
-            *may_exist |= error.leaves_open();
-            if !error.asks_to_wait() || begun.elapsed() > PATIENCE {
+            *may_exist |= error.may_have_succeeded();
+            if !error.is_overloaded() || begun.elapsed() > PATIENCE {
                 return Err(error);
             }
             sleep(PAUSE).await;
@@ -115,7 +115,7 @@ async fn create<K: Object>(
         signal = signals.next() => signal,
     };
     is_over.set(true);
-    output::say("interrupted; waiting for the host's answer");
+    output::print_message("interrupted; waiting for the host's answer");
     tokio::select! {
         made = made => made.map(|()| Some(signal)),
         _ = signals.next() => Err(Error::Interrupted(signal)),
@@ -137,10 +137,10 @@ async fn undo<K: Object>(session: &Session, signals: &mut Signals, name: &str) -
         _ = signals.next() => return false,
     };
     match deleted {
-        Ok(true) => output::say(&format!("{} {name} is being deleted", K::kind(&()))),
+        Ok(true) => output::print_message(&format!("{} {name} is being deleted", K::kind(&()))),
         Ok(false) => {}
         Err(error) => {
-            output::say(&error.with_causes());
+            output::print_message(&error.with_causes());
             return false;
         }
     }
@@ -152,14 +152,14 @@ async fn undo<K: Object>(session: &Session, signals: &mut Signals, name: &str) -
 pub(crate) async fn delete<K: Object>(session: &Session, name: &str) -> Result<bool, Error> {
     let (doing, parameters) = (format!("deleting {} {name}", K::kind(&())), DeleteParams::default());
     let (api, begun) = (session.api::<K>(), Instant::now());
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
-        match session.ask_once(&doing, api.delete(name, &parameters)).await {
+        match session.request_once(&doing, api.delete(name, &parameters)).await {
             Ok(_) => return Ok(true),
             Err(Error::Refused { status, .. }) if status.code == 404 => return Ok(false),
             Err(error) if error.may_pass() && begun.elapsed() < PATIENCE => {
-                if !replace(&mut is_told, true) {
-                    output::say(&format!("{}; trying again", error.with_causes()));
+                if !replace(&mut is_reported, true) {
+                    output::print_message(&format!("{}; trying again", error.with_causes()));
                 }
             }
             Err(error) => return Err(error),

@@ -53,7 +53,7 @@ where
                 Ok(answer) => answer.status().to_string(),
                 Err(error) => format!("failed: {error}"),
             };
-            output::say(&format!("{line} {outcome} in {} ms", begun.elapsed().as_millis()));
+            output::print_message(&format!("{line} {outcome} in {} ms", begun.elapsed().as_millis()));
             answer
         })
     }

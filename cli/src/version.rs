@@ -25,7 +25,11 @@ struct ClientVersion {
 /// Shows the version of the plugin and of the host's Kubernetes. The plugin's version is shown even
 /// if the host cannot be reached.
 pub(crate) async fn version(host: &HostOptions, options: &VersionOptions) -> Result<(), Error> {
-    let server = if options.client { None } else { Some(ask(host).await) };
+    let server = if options.client {
+        None
+    } else {
+        Some(fetch_server_version(host).await)
+    };
     let (server, failure) = match server.transpose() {
         Ok(server) => (server, None),
         Err(error) => (None, Some(error)),
@@ -44,10 +48,10 @@ pub(crate) async fn version(host: &HostOptions, options: &VersionOptions) -> Res
     failure.map_or(Ok(()), Err)
 }
 
-async fn ask(host: &HostOptions) -> Result<Info, Error> {
+async fn fetch_server_version(host: &HostOptions) -> Result<Info, Error> {
     let session = Session::open(host).await?;
     session
-        .ask("asking for the host's version", || session.client.apiserver_version())
+        .request("asking for the host's version", || session.client.apiserver_version())
         .await
 }
 

@@ -32,7 +32,8 @@ pub(crate) async fn wait_until_ready(session: &Session, name: &str, timeout: Dur
         see: format!("kubectl yoke status {name} -n {}", session.namespace),
     };
     let api = session.api::<Cluster>();
-    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge).await
+    wait.until(api, name, timeout, Missing::MeansEarlyOrDeleted, judge)
+        .await
 }
 
 /// Waits until Clusters can be created in a Tenant.
@@ -45,7 +46,7 @@ pub(crate) async fn wait_until_tenant_ready(session: &Session, name: &str, timeo
         see: format!("kubectl yoke get tenant {name} -o wide"),
     };
     let api = Api::<Tenant>::all(session.client.clone());
-    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge_tenant)
+    wait.until(api, name, timeout, Missing::MeansEarlyOrDeleted, judge_tenant)
         .await
 }
 
@@ -64,7 +65,7 @@ pub(crate) async fn wait_until_joinable(
         see: format!("kubectl yoke status {cluster} -n {}", session.namespace),
     };
     let api = session.api::<JoinToken>();
-    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge_join_token)
+    wait.until(api, name, timeout, Missing::MeansEarlyOrDeleted, judge_join_token)
         .await
 }
 
@@ -86,15 +87,15 @@ where
         met: "gone",
         see: format!("kubectl yoke get -n {}", session.namespace),
     };
-    wait.until(api, name, timeout, Missing::IsDone, |_: &K| Verdict::Waiting(None))
+    wait.until(api, name, timeout, Missing::MeansDone, |_: &K| Verdict::Waiting(None))
         .await
 }
 
 /// Meaning of the object's absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
-    IsDone,
-    IsEarlyOrDeleted,
+    MeansDone,
+    MeansEarlyOrDeleted,
 }
 
 /// Texts that describe a wait.
@@ -121,57 +122,57 @@ impl Wait<'_> {
         let mut progress = Progress::start();
         let end = limit(timeout).map(|limit| progress.begun + limit);
         let mut changes = std::pin::pin!(watcher::watch_object(api, name).default_backoff());
-        let mut heard = false;
+        let mut answered = false;
         let mut seen = false;
         loop {
             let change = tokio::select! {
                 change = changes.try_next() => change,
-                () = reach(end) => return Err(self.ran_out(timeout, progress)),
-                () = reach(progress.refusal_ends()) => return progress.refusal.map_or(Ok(()), |(error, _)| Err(error)),
-                () = tokio::time::sleep_until(progress.begun + SILENCE), if !heard => {
-                    heard = true;
-                    progress.tell_trouble(&format!("no answer yet from the host's API at {}", self.session.url()), "");
+                () = sleep_until(end) => return Err(self.timed_out(timeout, progress)),
+                () = sleep_until(progress.refusal_ends()) => return progress.refusal.map_or(Ok(()), |(error, _)| Err(error)),
+                () = tokio::time::sleep_until(progress.begun + SILENCE), if !answered => {
+                    answered = true;
+                    progress.report_problem(&format!("no answer yet from the host's API at {}", self.session.url()), "");
                     continue;
                 }
             };
-            heard = true;
+            answered = true;
             if change.is_ok() && std::mem::take(&mut progress.away) {
-                progress.tell("the host's API answers");
+                progress.report("the host's API answers");
             }
             let verdict = match change {
                 Ok(Some(Some(object))) => {
                     seen = true;
                     judge(&object)
                 }
-                Ok(Some(None) | None) if missing == Missing::IsDone => Verdict::Done,
+                Ok(Some(None) | None) if missing == Missing::MeansDone => Verdict::Done,
                 Ok(Some(None)) if !seen => {
-                    progress.tell(&format!("there is no {} yet", self.what));
+                    progress.report(&format!("there is no {} yet", self.what));
                     continue;
                 }
                 Ok(Some(None) | None) => return Err(Error::Deleted(self.what.clone())),
                 Err(error) => {
-                    let trouble = trouble(self.session, &format!("waiting for {}", self.what), error)?;
-                    trouble
+                    let problem = to_watch_problem(self.session, &format!("waiting for {}", self.what), error)?;
+                    problem
                         .iter()
-                        .for_each(|trouble| progress.tell_trouble(trouble, "; trying again"));
+                        .for_each(|problem| progress.report_problem(problem, "; trying again"));
                     continue;
                 }
             };
-            if self.weigh(verdict, &mut progress)? {
+            if self.handle_verdict(verdict, &mut progress)? {
                 return Ok(());
             }
         }
     }
 
     /// Reports progress and returns whether the wait is over.
-    fn weigh(&self, verdict: Verdict, progress: &mut Progress) -> Result<bool, Error> {
+    fn handle_verdict(&self, verdict: Verdict, progress: &mut Progress) -> Result<bool, Error> {
         let refusal = progress.refusal.take();
         match verdict {
             Verdict::Done => {
-                progress.tell(self.met);
+                progress.report(self.met);
                 return Ok(true);
             }
-            Verdict::Waiting(message) => message.iter().for_each(|message| progress.tell(message)),
+            Verdict::Waiting(message) => message.iter().for_each(|message| progress.report(message)),
             Verdict::Refused { reason, message } => {
                 let passes = may_pass(&reason);
                 let error = Error::SpecRefused {
@@ -182,7 +183,7 @@ impl Wait<'_> {
                 if !passes {
                     return Err(error);
                 }
-                progress.tell(&message);
+                progress.report(&message);
                 let until = refusal.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
                 progress.refusal = Some((error, until));
             }
@@ -190,7 +191,7 @@ impl Wait<'_> {
         Ok(false)
     }
 
-    fn ran_out(&self, limit: Duration, progress: Progress) -> Error {
+    fn timed_out(&self, limit: Duration, progress: Progress) -> Error {
         Error::WaitTimeout {
             what: format!("{} {}", self.what, self.unmet),
             limit,
@@ -223,20 +224,20 @@ impl Progress {
     }
 
     /// Prints a message with the elapsed time, unless it repeats the previous one.
-    fn tell(&mut self, message: &str) {
-        self.tell_with(message, "");
+    fn report(&mut self, message: &str) {
+        self.print_with(message, "");
     }
 
     /// Prints why the host cannot be reached, and what happens next.
-    fn tell_trouble(&mut self, trouble: &str, what_follows: &str) {
+    fn report_problem(&mut self, problem: &str, what_follows: &str) {
         self.away = true;
-        self.tell_with(trouble, what_follows);
+        self.print_with(problem, what_follows);
     }
 
-    fn tell_with(&mut self, message: &str, what_follows: &str) {
+    fn print_with(&mut self, message: &str, what_follows: &str) {
         if self.last.as_deref() != Some(message) {
             let seconds = self.begun.elapsed().as_secs();
-            output::say(&format!("{seconds:>4}s  {message}{what_follows}"));
+            output::print_message(&format!("{seconds:>4}s  {message}{what_follows}"));
             self.last = Some(message.to_owned());
         }
     }
@@ -244,7 +245,7 @@ impl Progress {
 
 /// Describes why a watch cannot be started. Returns `None` if a running watch ended, which is
 /// normal and restarts by itself. Fails if the host's answer is final.
-pub(crate) fn trouble(session: &Session, doing: &str, error: watcher::Error) -> Result<Option<String>, Error> {
+pub(crate) fn to_watch_problem(session: &Session, doing: &str, error: watcher::Error) -> Result<Option<String>, Error> {
     let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
         return Ok(None);
     };
@@ -259,7 +260,7 @@ pub(crate) fn trouble(session: &Session, doing: &str, error: watcher::Error) -> 
     Ok(Some(text.to_owned()))
 }
 
-async fn reach(instant: Option<Instant>) {
+async fn sleep_until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant).await,
         None => std::future::pending().await,
