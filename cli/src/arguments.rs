@@ -22,10 +22,10 @@ const EXIT_CODES: &str = "Exit codes:
   0  done
   1  refused or failed; standard error says why, and what may help
   2  the command line is wrong
-  3  the wait ran out; what was asked for goes on (not of run and join: 1, and nothing is left)
-  126, 127  run: the command cannot be run, or is not there
+  3  the wait timed out; the host continues (run and join exit with 1, and delete what they created)
+  126, 127  run: the command cannot be executed, or was not found
   129, 130, 131, 143  join or run was ended by SIGHUP, Ctrl-C, SIGQUIT or SIGTERM; its JoinToken or Cluster is deleted,
-       if it is not kept by --keep-on-failure once its command has begun";
+       unless --keep-on-failure keeps the Cluster of a command that has started";
 
 const COMPLETION: &str =
     "kubectl completes `kubectl yoke <TAB>` with a program named kubectl_complete-yoke. Put it where \
@@ -37,9 +37,9 @@ kubectl's own completion must be on: see `kubectl completion --help`.
 To complete `kubectl-yoke` itself, in bash:
   source <(kubectl yoke completion bash)";
 
-const RUN: &str = "The command has the Cluster's kubeconfig in KUBECONFIG, and its name in YOKE_CLUSTER. The exit code is the command's own; \
-127 if there is no such command, 128 and its number if a signal ended it. Signals are passed on to the command, and the \
-Cluster is deleted after it. Should this program be killed, the host deletes the Cluster when its --ttl is over.
+const RUN: &str = "The command gets the path of the Cluster's kubeconfig in KUBECONFIG, and its name in YOKE_CLUSTER. The exit code is the command's own: \
+127 if the command was not found, 128 plus the signal's number if a signal ended it. Signals are forwarded to the command, and the \
+Cluster is deleted after it. If this program is killed, the host deletes the Cluster when its --ttl has passed.
 
   kubectl yoke run -- kubectl get namespaces
   kubectl yoke run --version v1.35.4 -- make integration-test";

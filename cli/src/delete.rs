@@ -21,7 +21,7 @@ pub(crate) async fn delete_cluster(session: &Session, options: &DeleteOptions) -
         .await?;
     let loss = match cluster.spec.deletion_policy {
         DeletionPolicy::Delete => "Everything in it will be lost.",
-        DeletionPolicy::Retain => "Its stored state is kept.",
+        DeletionPolicy::Retain => "Its stored state is retained.",
     };
     confirm(&what, loss, options)?;
     delete(session, api, &what, options).await
@@ -30,7 +30,7 @@ pub(crate) async fn delete_cluster(session: &Session, options: &DeleteOptions) -
 /// Deletes a Tenant, after confirmation.
 pub(crate) async fn delete_tenant(session: &Session, options: &DeleteOptions) -> Result<(), Error> {
     let what = format!("Tenant {}", options.name);
-    confirm(&what, "Its namespace goes when its Clusters have gone.", options)?;
+    confirm(&what, "The host deletes its namespace after its last Cluster.", options)?;
     delete(session, Api::<Tenant>::all(session.client.clone()), &what, options).await
 }
 
@@ -62,7 +62,7 @@ fn confirm(what: &str, loss: &str, options: &DeleteOptions) -> Result<(), Error>
     if !std::io::stdin().is_terminal() {
         return Err(Error::NotConfirmed(what.to_owned()));
     }
-    output::print_message(&format!("{what} will be deleted. {loss}\nType its name to go on:"));
+    output::print_message(&format!("{what} will be deleted. {loss}\nType its name to continue:"));
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer).map_err(Error::Input)?;
     if answer.trim() == options.name {

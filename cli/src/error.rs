@@ -19,7 +19,7 @@ pub enum Error {
     #[error("cannot use the kubeconfig of the host")]
     Kubeconfig(#[source] KubeconfigError),
     /// There is no kubeconfig, and the process does not run in a pod.
-    #[error("no kubeconfig of the host was found")]
+    #[error("no kubeconfig for the host was found")]
     NoKubeconfig(#[source] InferConfigError),
     /// The kubeconfig of the host has no such user.
     #[error("the kubeconfig of the host has no user {0:?}")]
@@ -79,7 +79,7 @@ pub enum Error {
         message: String,
     },
     /// The object was deleted during the wait.
-    #[error("{0} was deleted in the meantime")]
+    #[error("{0} was deleted during the wait")]
     Deleted(String),
     /// The Cluster is asleep, and a JoinToken does not wake it.
     #[error("Cluster {name} is asleep")]
@@ -109,10 +109,10 @@ pub enum Error {
         namespace: String,
     },
     /// The Secret does not contain a kubeconfig under the agreed key.
-    #[error("Secret {0} holds no kubeconfig")]
+    #[error("Secret {0} contains no kubeconfig")]
     KubeconfigInvalid(String),
     /// The Secret does not contain the data of a join command.
-    #[error("Secret {0} is not what a worker could join by")]
+    #[error("Secret {0} does not contain a join command")]
     JoinSecretInvalid(String),
     /// The kubeconfig cannot be merged.
     #[error("cannot add to {}", path.display())]
@@ -154,7 +154,7 @@ pub enum Error {
     #[error("neither KUBECONFIG nor HOME is set")]
     NoHome,
     /// Standard input is not a terminal, so the deletion cannot be confirmed.
-    #[error("{0} is not deleted without being asked for twice")]
+    #[error("{0} was not deleted, because the deletion was not confirmed")]
     NotConfirmed(String),
     /// The user did not type the name.
     #[error("nothing was deleted")]
@@ -172,10 +172,10 @@ pub enum Error {
     #[error("cannot read the answer from standard input")]
     Input(#[source] std::io::Error),
     /// Labels or taints that a worker may not register with.
-    #[error("the labels or taints cannot be given")]
+    #[error("the labels or taints are invalid")]
     Node(#[from] NodeError),
     /// The command of `run` does not exist.
-    #[error("there is no command {}", .0.display())]
+    #[error("command {} was not found", .0.display())]
     NoCommand(PathBuf),
     /// The command of `run` cannot be started.
     #[error("cannot run {}", program.display())]
@@ -196,7 +196,7 @@ pub enum Error {
     #[error("the command ended with code {0}")]
     CommandFailed(u8),
     /// Signal handlers cannot be installed.
-    #[error("cannot listen to signals")]
+    #[error("cannot install signal handlers")]
     Signals(#[source] std::io::Error),
     /// A signal ended the command.
     #[error("interrupted")]
@@ -249,7 +249,7 @@ impl Error {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Kubeconfig(KubeconfigError::CurrentContextNotSet) => {
-                Some("choose one with --context, or `kubectl config use-context NAME`".into())
+                Some("choose a context with --context or `kubectl config use-context NAME`".into())
             }
             Self::Kubeconfig(_) | Self::NoKubeconfig(_) => {
                 Some("name the host's kubeconfig with --kubeconfig or KUBECONFIG".into())
@@ -259,9 +259,9 @@ impl Error {
             Self::Unreachable { .. } | Self::RequestTimeout { .. } => {
                 Some("is this the right host? See `kubectl config current-context`, and try --context".into())
             }
-            Self::WaitTimeout { see, .. } => Some(format!("it goes on by itself; see `{see}`")),
+            Self::WaitTimeout { see, .. } => Some(format!("the host continues; see `{see}`")),
             Self::SpecRefused { .. } => {
-                Some("change the spec with `kubectl edit`, or delete it and make it anew".into())
+                Some("change the spec with `kubectl edit`, or delete the object and create it again".into())
             }
             Self::Asleep { name, namespace } => Some(format!(
                 "wake it: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p \
@@ -273,14 +273,14 @@ impl Error {
                 Self::WaitTimeout { see, .. } => Some(format!(
                     "see `{see}`, and join again once it is ready, or wait longer with --timeout"
                 )),
-                Self::SpecRefused { .. } => Some("join again when that is no longer so".into()),
+                Self::SpecRefused { .. } => Some("join again after this is resolved".into()),
                 other => other.hint(),
             },
             Self::NotRun(source) => match source.as_ref() {
                 Self::WaitTimeout { .. } => Some(
-                    "wait longer with --timeout, or make a Cluster with `kubectl yoke create cluster` and see its conditions".into(),
+                    "wait longer with --timeout, or create a Cluster with `kubectl yoke create cluster` and look at its conditions".into(),
                 ),
-                Self::SpecRefused { .. } => Some("run it again with other options, or when that is no longer so".into()),
+                Self::SpecRefused { .. } => Some("run it again with other options, or after this is resolved".into()),
                 other => other.hint(),
             },
             Self::NoClusterKubeconfig { name, namespace } => Some(format!(
@@ -293,7 +293,7 @@ impl Error {
             Self::Merge { .. } => Some("nothing was changed; repair the file first, or print without --merge".into()),
             Self::Locked { lock, .. } => Some(format!("try again; if no kubectl runs, remove {}", lock.display())),
             Self::NoHome => Some("set KUBECONFIG to the file to add to".into()),
-            Self::NotConfirmed(_) => Some("say --yes where nobody can be asked".into()),
+            Self::NotConfirmed(_) => Some("confirm with --yes where there is no terminal".into()),
             Self::Client(_)
             | Self::Deleted(_)
             | Self::KubeconfigInvalid(_)
@@ -318,8 +318,8 @@ impl Error {
 
 fn describe_join_token(name: &str, is_deleted: bool) -> String {
     match is_deleted {
-        true => format!("JoinToken {name} was deleted, so nobody can join by it"),
-        false => format!("nobody was told how to join by JoinToken {name}, which could not be deleted"),
+        true => format!("JoinToken {name} was deleted, so no worker can join with it"),
+        false => format!("JoinToken {name} could not be deleted, but its join command was not printed"),
     }
 }
 
@@ -350,15 +350,15 @@ fn refusal(status: &Status) -> String {
 fn hint_for(status: &Status) -> Option<String> {
     let hint = match status.code {
         401 => "your credentials for the host are not accepted; they may have expired",
-        403 => "a Tenant's users see their own namespace only: give it with -n, or ask the host's owner",
+        403 => "a Tenant's users can access only their own namespace: name it with -n, or ask the host's owner",
         404 if is_unknown_path(status) => {
             "is this the right host? See `kubectl config current-context`, and try --context"
         }
         404 if is_missing_namespace(status) => {
-            "a Tenant's namespace comes with the Tenant; the host's owner makes it with `kubectl yoke create tenant NAME`"
+            "the namespace is created with its Tenant; the host's owner creates that with `kubectl yoke create tenant NAME`"
         }
-        404 => "see what is there with `kubectl yoke get`, in other namespaces with -n or -A",
-        409 => "see it with `kubectl yoke get`, or choose another name",
+        404 => "list existing objects with `kubectl yoke get`, in other namespaces with -n or -A",
+        409 => "see the existing object with `kubectl yoke get`, or choose another name",
         _ => return None,
     };
     Some(hint.into())

@@ -13,7 +13,7 @@ use crate::temporary_object::{self, create_temporary};
 use crate::{Error, output, wait};
 
 /// Tells the user the fate of a JoinToken that this program cannot delete.
-const FATE: &str = "nobody was told of it, and it stays until it ends";
+const FATE: &str = "its join command was not printed, and it exists until it expires";
 
 /// Creates a JoinToken, waits until it is ready, and prints the join command. The command is a
 /// credential and is printed only here, once. If it cannot be printed, also after a signal, the
@@ -23,7 +23,7 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
     let mut signals = Signals::listen()?;
     let (prefix, doing) = (
         format!("{}-", options.name),
-        format!("making a JoinToken for Cluster {}", options.name),
+        format!("creating a JoinToken for Cluster {}", options.name),
     );
     let made = (prefix.as_str(), build_token(options)?);
     let (name, signal) = create_temporary(session, &mut signals, made, &doing, FATE).await?;
@@ -44,7 +44,7 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
             let is_deleted = tokio::select! {
                 is_deleted = delete(session, &name) => is_deleted,
                 _ = signals.next() => {
-                    output::print_message(&format!("JoinToken {name} stays until it ends"));
+                    output::print_message(&format!("JoinToken {name} exists until it expires"));
                     false
                 }
             };

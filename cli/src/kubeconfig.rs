@@ -27,7 +27,7 @@ pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -
     output::print_message(&format!("added context {context} to {}", path.display()));
     if let Some(before) = merged.previous_context.filter(|before| *before != context) {
         output::print_message(&format!(
-            "it is now the current one; back with: kubectl config use-context {before}"
+            "it is now the current context; to go back: kubectl config use-context {before}"
         ));
     }
     output::print_message("next: kubectl get namespaces");

@@ -22,7 +22,7 @@ use crate::temporary_object::{self, create_temporary};
 use crate::{Error, kubeconfig, output, wait};
 
 /// Tells the user the fate of a Cluster that this program cannot delete.
-const FATE: &str = "the host deletes it when its time is over";
+const FATE: &str = "the host deletes it when its --ttl has passed";
 
 /// Creates a Cluster, runs the command, and deletes the Cluster, however the command ends. If this
 /// program cannot delete it, the host does when `spec.ttl` has passed.
@@ -32,7 +32,7 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     let mut signals = Signals::listen()?;
     let made = ("run-", build_cluster(options));
     let (name, signal) =
-        create_temporary(session, &mut signals, made, "making a Cluster for the command", FATE).await?;
+        create_temporary(session, &mut signals, made, "creating a Cluster for the command", FATE).await?;
     let result = match signal {
         Some(signal) => Err(Error::Interrupted(signal)),
         None => {
@@ -52,7 +52,7 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     }
     tokio::select! {
         () = delete(session, &name) => {}
-        () = wait_for_second_signal(&mut signals) => output::print_message(&format!("Cluster {name} is deleted by the host when its time is over")),
+        () = wait_for_second_signal(&mut signals) => output::print_message(&format!("the host deletes Cluster {name} when its --ttl has passed")),
     }
     result
 }
@@ -61,7 +61,7 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
 /// the one that ended the command, so only the second counts.
 async fn wait_for_second_signal(signals: &mut Signals) {
     signals.next().await;
-    output::print_message("the Cluster is being deleted; interrupt once more to leave that to the host");
+    output::print_message("the Cluster is being deleted; interrupt again to leave that to the host");
     signals.next().await;
 }
 
@@ -147,7 +147,7 @@ fn to_code(status: ExitStatus) -> u8 {
 async fn delete(session: &Session, name: &str) {
     let said = match temporary_object::delete::<Cluster>(session, name).await {
         Ok(true) => format!("Cluster {name} is being deleted"),
-        Ok(false) => format!("Cluster {name} is gone already"),
+        Ok(false) => format!("Cluster {name} was already deleted"),
         Err(error) => format!("{}; {FATE}", error.with_causes()),
     };
     output::print_message(&said);

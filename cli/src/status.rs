@@ -99,7 +99,7 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
         return output::put(&output::show(format, "", &Reports { items })?);
     }
     if list.items.is_empty() {
-        output::print_message("no clusters found; make one with `kubectl yoke create cluster NAME`");
+        output::print_message("no clusters found; create one with `kubectl yoke create cluster NAME`");
         return Ok(());
     }
     let columns = Columns {
@@ -113,7 +113,7 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
         let problem = match judge(cluster) {
             Verdict::Done => continue,
             Verdict::Refused { reason, message } => format!("refused ({reason}): {message}"),
-            Verdict::Waiting(message) => message.unwrap_or_else(|| "nothing is known yet".into()),
+            Verdict::Waiting(message) => message.unwrap_or_else(|| "there is no status yet".into()),
         };
         let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());
         let problem = plain(&problem);

@@ -66,7 +66,7 @@ pub(crate) async fn create_temporary<K: Object>(
         _ => may_exist && !undo::<K>(session, signals, &name).await,
     };
     if is_left {
-        output::print_message(&format!("{} {name} may have been made; {fate}", K::kind(&())));
+        output::print_message(&format!("{} {name} may have been created; {fate}", K::kind(&())));
     }
     Err(error)
 }

@@ -51,7 +51,7 @@ pub(crate) async fn version(host: &HostOptions, options: &VersionOptions) -> Res
 async fn fetch_server_version(host: &HostOptions) -> Result<Info, Error> {
     let session = Session::open(host).await?;
     session
-        .request("asking for the host's version", || session.client.apiserver_version())
+        .request("getting the host's version", || session.client.apiserver_version())
         .await
 }
 

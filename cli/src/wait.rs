@@ -83,7 +83,7 @@ where
     let wait = Wait {
         session,
         what: what.to_owned(),
-        unmet: "did not go",
+        unmet: "was not deleted",
         met: "gone",
         see: format!("kubectl yoke get -n {}", session.namespace),
     };

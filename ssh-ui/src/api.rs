@@ -170,7 +170,7 @@ async fn connect(state: Arc<ApiState>, stream: TcpStream, slot: ConnectionSlot, 
                 tracing::debug!(%source, %error, cause = error.source(), "request ended");
             }
         }
-        () = over => tracing::debug!(%source, "request left"),
+        () = over => tracing::debug!(%source, "request reached its deadline"),
         () = unread => tracing::debug!(%source, "answer not read"),
     }
 }

@@ -17,10 +17,10 @@ pub enum Error {
     #[error("too many commands with this key")]
     RateLimited,
     /// A request for Nodes is already in progress for this Tenant, or too many are for others.
-    #[error("too many clusters are being asked for their Nodes")]
+    #[error("too many requests for Nodes are in progress")]
     Busy,
     /// The key was removed from the Tenant, or belongs to another Tenant now.
-    #[error("this key is not your Tenant's any more")]
+    #[error("this key no longer belongs to your Tenant")]
     KeyWithdrawn,
     /// The token does not list the command.
     #[error("the token does not permit `{0}`")]
@@ -63,7 +63,7 @@ pub enum Error {
         limit: Duration,
     },
     /// A watch ended unexpectedly.
-    #[error("{doing}: the host's API broke it off")]
+    #[error("{doing}: the host's API ended it")]
     WatchEnded {
         /// Action during which the error happened.
         doing: String,
@@ -115,13 +115,13 @@ pub enum Error {
         message: String,
     },
     /// The Cluster was deleted during the wait.
-    #[error("Cluster {0} was deleted in the meantime")]
+    #[error("Cluster {0} was deleted during the wait")]
     Deleted(String),
     /// The client disconnected during the wait, and the command was undone.
-    #[error("nobody waits for Cluster {0} any more")]
+    #[error("the client no longer waits for Cluster {0}")]
     JoinAbandoned(String),
     /// The client disconnected during the wait, and the command stays in effect.
-    #[error("nobody waits for Cluster {0} any more")]
+    #[error("the client no longer waits for Cluster {0}")]
     WaitAbandoned(String),
     /// The Cluster is asleep, and the command does not wake it.
     #[error("Cluster {0} is asleep")]
@@ -142,10 +142,10 @@ pub enum Error {
     #[error("the kubeconfig of Cluster {0} cannot be read")]
     KubeconfigInvalid(String),
     /// The Secret of a JoinToken does not contain the data of a join command.
-    #[error("what workers join by with JoinToken {0} cannot be read")]
+    #[error("the join command of JoinToken {0} cannot be read")]
     JoinSecretInvalid(String),
     /// The host's owner has not configured the directory with the worker programs.
-    #[error("this server has no yoke-worker to give out")]
+    #[error("this server has no yoke-worker to download")]
     NoBinaries,
     /// There is no worker program for the architecture.
     #[error("there is no yoke-worker for {asked:?}, only for {there}")]
@@ -159,16 +159,16 @@ pub enum Error {
     #[error("yoke-worker cannot be read")]
     Binary(#[source] std::io::Error),
     /// A worker program is binary: it cannot be sent to a terminal or over HTTPS.
-    #[error("yoke-worker is sent over SSH alone, and not to a terminal")]
+    #[error("yoke-worker is sent only over SSH, and not to a terminal")]
     BinaryNotPrintable,
     /// The Tenant has reached its limit of concurrent downloads.
-    #[error("your Tenant fetches yoke-worker too often at a time")]
+    #[error("too many downloads of yoke-worker by your Tenant are in progress")]
     TooManyDownloads,
     /// The client disconnected or stopped reading during a download.
-    #[error("yoke-worker was not taken to its end")]
+    #[error("the download of yoke-worker was not completed")]
     DownloadAbandoned,
     /// The deletion was not confirmed.
-    #[error("Cluster {0} is not deleted: neither was its name typed, nor --yes given")]
+    #[error("Cluster {0} was not deleted: its name was not typed, and --yes was not given")]
     NotConfirmed(String),
     /// The answer cannot be written as JSON.
     #[error("writing the answer")]
@@ -226,36 +226,36 @@ impl Error {
             Self::Usage(text) if text.contains("--help") => return None,
             Self::Usage(_) => "see `help`".to_owned(),
             Self::RateLimited | Self::Busy => "try again in a few seconds".to_owned(),
-            Self::KeyWithdrawn => "ask the owner of the host for which Tenant it is".to_owned(),
+            Self::KeyWithdrawn => "ask the owner of the host to which Tenant it belongs".to_owned(),
             Self::NotPermitted(name) => format!("sign a token whose `commands` name `{name}`"),
-            Self::Idle(_) | Self::TooOld | Self::Draining => "connect anew".to_owned(),
+            Self::Idle(_) | Self::TooOld | Self::Draining => "connect again".to_owned(),
             Self::Refused { status, .. } => return hint_for(status),
             Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::Timeout { .. } => {
                 "try again in a minute".to_owned()
             }
-            Self::WaitTimeout { .. } | Self::WaitAbandoned(_) => {
-                "it goes on by itself; see `clusters --wide`".to_owned()
-            }
+            Self::WaitTimeout { .. } | Self::WaitAbandoned(_) => "the host continues; see `clusters --wide`".to_owned(),
             Self::JoinTimeout { cluster, .. } => {
                 format!("see `clusters {cluster} --wide`, and `join {cluster}` again once it is ready")
             }
-            Self::JoinRefused { cluster, .. } => format!("`join {cluster}` again when that is no longer so"),
-            Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
+            Self::JoinRefused { cluster, .. } => format!("`join {cluster}` again after this is resolved"),
+            Self::SpecRefused { .. } => "delete it and create it again as the message says".to_owned(),
             Self::Asleep(name) => format!("`wake {name}`"),
             Self::ClusterUnreachable { name, .. } => {
-                format!("see `clusters {name} --wide`; with `allowedCIDRs` in its spec, only from there it answers")
+                format!(
+                    "see `clusters {name} --wide`; with `allowedCIDRs` in its spec, it answers only clients from there"
+                )
             }
-            Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),
+            Self::NoKubeconfig(name) => format!("it is created with the Cluster; see `clusters {name} --wide`"),
             Self::NotConfirmed(name) => format!("`delete {name} --yes`; everything in it will be lost"),
             Self::NoBinaries => {
-                "the owner of the host puts yoke-worker-amd64 and the like into a folder, and names it with \
+                "the owner of the host puts yoke-worker-amd64 and others into a directory, and names it with \
                                  --worker-binaries (`ssh.workerBinaries` of the chart)"
                     .to_owned()
             }
-            Self::NoArchitecture { .. } => "`uname -m` on the machine says what it is".to_owned(),
+            Self::NoArchitecture { .. } => "`uname -m` on the machine prints its architecture".to_owned(),
             Self::BinaryNotPrintable => "ssh HOST worker-binary amd64 > yoke-worker".to_owned(),
-            Self::TooManyDownloads => "try again when one has ended".to_owned(),
-            Self::Binary(_) => "tell the owner of the host".to_owned(),
+            Self::TooManyDownloads => "try again when one has finished".to_owned(),
+            Self::Binary(_) => "report this to the owner of the host".to_owned(),
             Self::TenantName(_)
             | Self::Deleted(_)
             | Self::JoinAbandoned(_)
@@ -294,8 +294,8 @@ fn to_seen(last: Option<&str>) -> String {
 
 fn to_fate(is_deleted: bool) -> &'static str {
     match is_deleted {
-        true => "it was deleted, so nobody can join by it",
-        false => "nobody was told how to join by it, and it could not be deleted",
+        true => "it was deleted, so no worker can join with it",
+        false => "it could not be deleted, but its join command was not printed",
     }
 }
 
@@ -312,9 +312,11 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
 
 fn hint_for(status: &Status) -> Option<String> {
     let hint = match status.code {
-        401 | 403 => "SSH may not act for your Tenant yet: try again in a moment, then tell the owner of the host",
-        404 => "see `clusters` for what there is",
-        409 if status.reason == "AlreadyExists" => "see `clusters` for what there is, or choose another name",
+        401 | 403 => {
+            "SSH may not act for your Tenant yet: try again in a moment; if this lasts, tell the owner of the host"
+        }
+        404 => "see `clusters` for existing Clusters",
+        409 if status.reason == "AlreadyExists" => "see `clusters` for existing Clusters, or choose another name",
         409 => "it was changed at the same time: try again",
         429 | 500..=599 => "try again in a minute",
         _ => return None,
@@ -338,11 +340,11 @@ mod tests {
     fn errors_say_what_was_done_and_what_to_do() {
         assert_eq!(
             refused(404, "NotFound").to_text(false),
-            "error: getting Cluster a: clusters 'a' no\nhint: see `clusters` for what there is\n"
+            "error: getting Cluster a: clusters 'a' no\nhint: see `clusters` for existing Clusters\n"
         );
         assert_eq!(
             refused(409, "AlreadyExists").to_text(true),
-            "{\"error\":\"getting Cluster a: clusters 'a' no\",\"hint\":\"see `clusters` for what there is, or choose another name\",\
+            "{\"error\":\"getting Cluster a: clusters 'a' no\",\"hint\":\"see `clusters` for existing Clusters, or choose another name\",\
              \"reason\":\"refused\"}\n"
         );
         assert_eq!(
@@ -386,20 +388,20 @@ mod tests {
         for (error, text) in [
             (
                 timeout(true),
-                "error: JoinToken a-1 did not become ready within 60s; it was deleted, so nobody can join by it; \
+                "error: JoinToken a-1 did not become ready within 60s; it was deleted, so no worker can join with it; \
                  last seen: The API of Cluster a does not answer.\n\
                  hint: see `clusters a --wide`, and `join a` again once it is ready\n",
             ),
             (
                 timeout(false),
-                "error: JoinToken a-1 did not become ready within 60s; nobody was told how to join by it, and it could not be deleted; \
+                "error: JoinToken a-1 did not become ready within 60s; it could not be deleted, but its join command was not printed; \
                  last seen: The API of Cluster a does not answer.\n\
                  hint: see `clusters a --wide`, and `join a` again once it is ready\n",
             ),
             (
                 refused,
                 "error: JoinToken a-1 is refused (QuotaExceeded): There are 64 older ones.\n\
-                 hint: `join a` again when that is no longer so\n",
+                 hint: `join a` again after this is resolved\n",
             ),
         ] {
             assert_eq!((error.exit_code(), error.to_text(false).as_str()), (1, text));

@@ -59,10 +59,10 @@ impl Metrics {
             let m = metrics.clone();
             registry.register("keys", "SSH keys of all Tenants", m.keys);
             registry.register("connections", "Open connections", m.connections);
-            registry.register("running_commands", "Commands and file transfers that go on", m.running);
+            registry.register("running_commands", "Running commands and file transfers", m.running);
             registry.register("refused_connections", "Connections closed at once", m.refused);
-            registry.register("logins", "Connections by whether a Tenant's key was shown", m.logins);
-            let help = "Requests over HTTPS whose token was not believed";
+            registry.register("logins", "Logins by result", m.logins);
+            let help = "HTTPS requests whose token was refused";
             registry.register("refused_tokens", help, m.refused_tokens);
             registry.register("commands", "Commands and file transfers", m.commands);
             registry.register("watch_errors", "Failures of the watch of Tenants", m.watch_errors);

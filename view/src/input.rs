@@ -41,7 +41,7 @@ pub fn parse_ttl(text: &str) -> Result<String, String> {
     let is_short = text.len() <= 5 && !text.starts_with('0');
     match parse_time(text).filter(|_| is_short) {
         Some(_) => Ok(text.to_owned()),
-        None => Err("a time in minutes or hours, such as 90m or 8h, up to 9999h".into()),
+        None => Err("expected a time in minutes or hours, such as 90m or 8h, up to 9999h".into()),
     }
 }
 

@@ -12,7 +12,7 @@ async fn failures_to_reach_the_host_are_explained() {
     let said = host.run_with("get", &host.path("absent")).await;
     assert_eq!(said.code, 1);
     assert!(
-        said.err.contains("error: no kubeconfig of the host was found"),
+        said.err.contains("error: no kubeconfig for the host was found"),
         "{}",
         said.err
     );

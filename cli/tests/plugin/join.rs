@@ -83,7 +83,7 @@ async fn of_a_wait_that_runs_out_nothing_goes_on() {
     assert_eq!((said.code, said.out.as_str()), (1, ""), "{said:?}");
     assert!(
         said.err.ends_with(&format!(
-            "error: JoinToken {name} was deleted, so nobody can join by it: JoinToken {name} did not become ready within 6s; \
+            "error: JoinToken {name} was deleted, so no worker can join with it: JoinToken {name} did not become ready within 6s; \
              last seen: The API does not answer.\n\
              hint: see `kubectl yoke status demo -n t`, and join again once it is ready, or wait longer with --timeout\n"
         )),
@@ -96,7 +96,7 @@ async fn of_a_wait_that_runs_out_nothing_goes_on() {
     let said = host.run("join demo --timeout 1s").await;
     assert_eq!(said.code, 1, "{said:?}");
     let (_, name) = find(&host);
-    let told = format!("error: nobody was told how to join by JoinToken {name}, which could not be deleted: ");
+    let told = format!("error: JoinToken {name} could not be deleted, but its join command was not printed: ");
     assert!(said.err.contains(&told), "{said:?}");
 }
 
@@ -142,7 +142,7 @@ async fn what_cannot_come_about_is_not_begun_with() {
             "it is refused",
             Some(refused),
             "error: Cluster demo is refused (UnknownClass): There is no class x.\n\
-             hint: change the spec with `kubectl edit`, or delete it and make it anew\n"
+             hint: change the spec with `kubectl edit`, or delete the object and create it again\n"
                 .to_owned(),
         ),
     ] {
@@ -228,7 +228,7 @@ async fn what_is_made_though_the_host_fails_goes() {
     assert_eq!(said.code, 1, "{said:?}");
     assert!(
         said.err
-            .ends_with(" is being deleted\nerror: making a JoinToken for Cluster demo: the host fails\n"),
+            .ends_with(" is being deleted\nerror: creating a JoinToken for Cluster demo: the host fails\n"),
         "{said:?}"
     );
     assert_eq!(host.find(MADE), None);
@@ -240,7 +240,7 @@ async fn a_deletion_is_tried_again() {
     host.fail("DELETE", &[500]);
     let said = host.run("join demo --timeout 1s").await;
     assert!(
-        said.err.contains(" was deleted, so nobody can join by it: "),
+        said.err.contains(" was deleted, so no worker can join with it: "),
         "{said:?}"
     );
     assert_eq!(host.find(MADE), None);
@@ -257,7 +257,10 @@ async fn a_second_signal_does_not_wait_for_the_host() {
     running.signal(Signal::INT);
     let said = running.end().await;
     assert!(
-        said.code == 130 && said.err.contains(" may have been made; nobody was told of it"),
+        said.code == 130
+            && said
+                .err
+                .contains(" may have been created; its join command was not printed"),
         "{said:?}"
     );
 
@@ -270,6 +273,6 @@ async fn a_second_signal_does_not_wait_for_the_host() {
     running.signal(Signal::INT);
     let said = running.end().await;
     let (_, name) = find(&host);
-    let told = format!("JoinToken {name} stays until it ends\n");
+    let told = format!("JoinToken {name} exists until it expires\n");
     assert!(said.code == 130 && said.err.contains(&told), "{said:?}");
 }

@@ -71,18 +71,19 @@ async fn who_hears_nothing_is_told_what_there_may_be() {
     let said = running.end().await;
     assert_eq!(said.code, 1, "{said:?}");
     assert!(
-        said.err
-            .contains(" may have been made; the host deletes it when its time is over\nerror: making a Cluster "),
+        said.err.contains(
+            " may have been created; the host deletes it when its --ttl has passed\nerror: creating a Cluster "
+        ),
         "{said:?}"
     );
     let nobody = host.run("run --server https://127.0.0.1:1 -- /bin/true").await;
-    assert!(!nobody.err.contains("may have been made"), "{nobody:?}");
+    assert!(!nobody.err.contains("may have been created"), "{nobody:?}");
     assert_eq!(nobody.code, 1, "{nobody:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_made_though_the_host_fails_goes() {
-    let error = "error: making a Cluster for the command: the host fails\n";
+    let error = "error: creating a Cluster for the command: the host fails\n";
     let host = Host::start().await;
     host.do_and_fail("POST", &[500]);
     let said = host.run("run -- /bin/true").await;
@@ -115,7 +116,7 @@ async fn what_is_made_though_the_host_fails_goes() {
     host.fail("DELETE", &[403]);
     let said = host.run("run -- /bin/true").await;
     let name = host.find(MADE).unwrap().rsplit('/').next().unwrap().to_owned();
-    let told = format!("Cluster {name} may have been made; the host deletes it when its time is over\n{error}");
+    let told = format!("Cluster {name} may have been created; the host deletes it when its --ttl has passed\n{error}");
     assert!(said.code == 1 && said.err.ends_with(&told), "{said:?}");
 }
 
@@ -215,16 +216,11 @@ async fn whoever_insists_does_not_wait_for_the_deletion() {
     running.signal(Signal::TERM);
     host.until_asked("DELETE").await;
     running.signal(Signal::INT);
-    running
-        .until_err("interrupt once more to leave that to the host\n")
-        .await;
+    running.until_err("interrupt again to leave that to the host\n").await;
     running.signal(Signal::INT);
     let said = running.end().await;
     assert_eq!(said.code, 143, "{said:?}");
-    assert!(
-        said.err.ends_with("is deleted by the host when its time is over\n"),
-        "{said:?}"
-    );
+    assert!(said.err.ends_with("when its --ttl has passed\n"), "{said:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -243,18 +239,18 @@ async fn a_deletion_is_tried_again() {
     let (running, _) = begin(&host, "", "exit 7").await;
     running.until_err("the host fails; trying again\n").await;
     running.signal(Signal::INT);
-    running.until_err("interrupt once more").await;
+    running.until_err("interrupt again").await;
     running.signal(Signal::INT);
     let said = running.end().await;
     assert!(
-        said.code == 7 && said.err.ends_with("by the host when its time is over\n"),
+        said.code == 7 && said.err.ends_with("when its --ttl has passed\n"),
         "{said:?}"
     );
 
     // A final answer ends the retries, and so does a missing object.
     for (code, told) in [
-        (403, "the host fails; the host deletes it when its time is over\n"),
-        (404, " is gone already\n"),
+        (403, "the host fails; the host deletes it when its --ttl has passed\n"),
+        (404, " was already deleted\n"),
     ] {
         let host = Host::start().await;
         host.fail("DELETE", &[code]);
@@ -296,7 +292,7 @@ async fn a_cluster_that_does_not_come_is_not_left_behind() {
     ] {
         assert!(said.err.contains(part), "{part}: {said:?}");
     }
-    assert!(!said.err.contains("goes on"), "{said:?}");
+    assert!(!said.err.contains("the host continues"), "{said:?}");
     assert_eq!(host.find(MADE), None);
 }
 
@@ -304,9 +300,9 @@ async fn a_cluster_that_does_not_come_is_not_left_behind() {
 async fn no_cluster_is_made_for_what_cannot_be_run() {
     let host = Host::start().await;
     for (line, code, part) in [
-        ("run -- /nowhere/command", 127, "there is no command /nowhere/command"),
+        ("run -- /nowhere/command", 127, "command /nowhere/command was not found"),
         ("run -- /", 126, "cannot run /"),
-        ("run -- no-such-command", 127, "there is no command no-such-command"),
+        ("run -- no-such-command", 127, "command no-such-command was not found"),
         ("run", 2, "required"),
         ("run --ttl 1d -- /bin/true", 2, "a time in minutes or hours"),
         ("run --ttl 0m -- /bin/true", 2, "a time in minutes or hours"),

@@ -139,7 +139,7 @@ async fn wait_for_what_is_not_there_says_so() {
     host.remove(DEMO);
     let said = running.end().await;
     assert!(
-        said.code == 1 && said.err.contains("error: Cluster demo was deleted in the meantime\n"),
+        said.code == 1 && said.err.contains("error: Cluster demo was deleted during the wait\n"),
         "{said:?}"
     );
 }

@@ -22,19 +22,19 @@ const PAUSE: HeaderValue = HeaderValue::from_static("5");
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// The path does not exist.
-    #[error("there is nothing here: lines are sent to /exec")]
+    #[error("this path does not exist: send command lines to /exec")]
     Path,
     /// The method is not allowed.
-    #[error("lines are sent with POST")]
+    #[error("send command lines with POST")]
     Method,
     /// The token is refused.
     #[error(transparent)]
     Token(TokenError),
     /// The command line is too long.
-    #[error("a line has at most {LINE_MAX} bytes")]
+    #[error("a command line has at most {LINE_MAX} bytes")]
     Long,
     /// The body was not received in time.
-    #[error("the line did not come in time")]
+    #[error("the command line was not received in time")]
     Incomplete,
     /// The Tenant has reached its limit of connections.
     #[error("{}", admission::Refusal::TenantFull.advice())]
@@ -68,7 +68,7 @@ impl Refusal {
     fn hint(&self, rules: &TokenRules, contact: Option<&str>) -> Option<String> {
         match self {
             Self::Token(TokenError::UnknownKey(_)) => Some(format!(
-                "send the line of your .pub file to {}: it goes into spec.sshKeys of your Tenant",
+                "send the line of your .pub file to {}: it belongs into spec.sshKeys of your Tenant",
                 name_owner(contact)
             )),
             Self::Token(_) => Some(format!(

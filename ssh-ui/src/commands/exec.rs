@@ -113,7 +113,7 @@ async fn confirm(request: &mut Request, output: &ChannelOutput, prompt: &mut Pro
         return Ok(());
     }
     let name = &change.name;
-    let question = format!("All that is in Cluster {name} will be lost. Type its name to delete it: ");
+    let question = format!("Everything in Cluster {name} will be lost. Type its name to delete it: ");
     output.say(&question).await;
     let mut text = String::new();
     loop {

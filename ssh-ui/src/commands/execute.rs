@@ -84,7 +84,7 @@ async fn show_clusters(
         return Ok(to_json(&ClusterReports { clusters })?);
     }
     if clusters.is_empty() {
-        let line = "You have no Clusters; make one with: create NAME --wait\n";
+        let line = "You have no Clusters; create one with: create NAME --wait\n";
         let _ = progress.send(line.to_owned()).await;
         return Ok(String::new());
     }
@@ -143,14 +143,14 @@ async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &P
         }))?);
     }
     for (architecture, pipeline) in line.pipelines().map_err(wrong)? {
-        let said = format!("for a machine ({architecture}) that has no key of yours, from here:\n{pipeline}\n");
+        let said = format!("for a machine ({architecture}) without your SSH key, run here:\n{pipeline}\n");
         let _ = progress.send(said).await;
     }
     let text = format!("{}\n", line.command().map_err(wrong)?);
     let until = expires.map(|time| format!(" until {time}")).unwrap_or_default();
     // The client may have disconnected; then it did not read the join command either.
     let _ = progress
-        .send(format!("It holds{until}. Take it back: revoke {name}\n"))
+        .send(format!("It is valid{until}. To revoke it: revoke {name}\n"))
         .await;
     Ok(text)
 }
@@ -168,10 +168,10 @@ async fn change(
         cluster = seen.await?.unwrap_or(cluster);
     }
     let how = match (state, options.waiting.wait) {
-        (DesiredState::Asleep, true) => "sleeps",
-        (DesiredState::Asleep, false) => "is to sleep",
+        (DesiredState::Asleep, true) => "is asleep",
+        (DesiredState::Asleep, false) => "is going to sleep",
         (DesiredState::Running, true) => "is awake",
-        (DesiredState::Running, false) => "is to wake",
+        (DesiredState::Running, false) => "is waking",
     };
     match json {
         true => Ok(to_json(&build_report(&cluster, Timestamp::now()))?),

@@ -16,14 +16,14 @@ use yoke_view::input::{parse_duration, parse_quantity, parse_ttl};
 pub const LINE_MAX: usize = 4096;
 const WIDTH: usize = 80;
 
-const AFTER_HELP: &str = "Without a command, in a terminal: the same on a full screen.
+const AFTER_HELP: &str = "Without a command, in a terminal: the full-screen interface.
 A kubeconfig as a file: scp HOST:NAME.kubeconfig .
 
 Exit codes:
   0  done
   1  refused or failed; standard error says why, and what may help
   2  the command line is wrong
-  3  the wait ended; what was asked for goes on";
+  3  the wait timed out; the host continues";
 
 /// Manage your Kubernetes clusters on this host
 #[derive(Parser, Clone, Debug, PartialEq)]
@@ -283,7 +283,7 @@ pub(crate) fn parse_new_name(text: &str) -> Result<String, String> {
 fn parse_token_name(text: &str) -> Result<String, String> {
     match is_label(text) {
         true => Ok(text.to_owned()),
-        false => Err("a JoinToken's name is made of lower-case letters, digits and dashes, as `join` said it; it is not the line itself".to_owned()),
+        false => Err("a JoinToken's name consists of lower-case letters, digits and dashes, as `join` prints it; it is not the join command itself".to_owned()),
     }
 }
 

@@ -97,7 +97,7 @@ pub fn build_node_table(nodes: &Nodes) -> String {
         } = node.clone();
         table.push(vec![name, status, roles, age, version]);
     }
-    let more = if nodes.more { "And more.\n" } else { "" };
+    let more = if nodes.more { "There are more.\n" } else { "" };
     table.to_text() + more
 }
 

@@ -77,14 +77,14 @@ fn log_unreadable(unreadable: &Unreadable) {
     tracing::warn!(
         tenant,
         error = unreadable as &dyn std::error::Error,
-        "Tenant cannot be read: its keys stay as they were"
+        "cannot parse Tenant; its last known keys stay in use"
     );
 }
 
 fn set(keys: &mut KeyRegistry, tenant: &Tenant) {
     for error in keys.set(tenant) {
         let error = &error as &dyn std::error::Error;
-        tracing::warn!(tenant = tenant.name_any(), error, "SSH key of a Tenant cannot be used");
+        tracing::warn!(tenant = tenant.name_any(), error, "SSH key of a Tenant is invalid");
     }
 }
 

@@ -44,7 +44,7 @@ pub enum TokenError {
     #[error("a token is missing")]
     Missing,
     /// The text is not a token, is too long, or is incomplete.
-    #[error("this is no token: it is `{PREFIX}`, the claims in base64, a dot, and their signature in base64")]
+    #[error("this is not a token: a token is `{PREFIX}`, the claims in base64, a dot, and their signature in base64")]
     Form,
     /// The signature cannot be decoded.
     #[error("reading the signature of the token")]
@@ -53,7 +53,7 @@ pub enum TokenError {
     #[error("the token is not for this host: its signature must have the namespace {0}")]
     Namespace(String),
     /// No Tenant has the key.
-    #[error("no Tenant of this host has the key {0}, by which the token is signed")]
+    #[error("no Tenant of this host has the key {0}, which signed the token")]
     UnknownKey(String),
     /// The signature does not match the claims.
     #[error("the signature of the token is wrong")]
@@ -65,16 +65,16 @@ pub enum TokenError {
     #[error("the claims of the token are wrong")]
     Claims(#[source] serde_json::Error),
     /// The claims list an unknown command.
-    #[error("the token names {0:?}, which is no command")]
+    #[error("the token names {0:?}, which is not a command")]
     Command(String),
     /// The key belongs to another Tenant now.
-    #[error("the token is for another Tenant than the one that has its key")]
+    #[error("the token is for another Tenant than the owner of its key")]
     Tenant,
     /// The token has expired.
     #[error("the token has expired")]
     Expired,
     /// The token expires too late.
-    #[error("the token holds for too long: at most {} hours from now", .0.as_secs() / 3600)]
+    #[error("the token is valid for too long: at most {} hours from now", .0.as_secs() / 3600)]
     Lasting(Duration),
 }
 

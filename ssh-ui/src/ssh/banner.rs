@@ -11,17 +11,17 @@ pub fn build_refusal(offered: &[String], contact: Option<&str>) -> String {
     let whom = name_owner(contact);
     let mut text = String::new();
     if offered.is_empty() {
-        text += "No SSH key that can be used here was offered: ed25519, ECDSA or a security key, no RSA.\n";
-        text += "Make one with: ssh-keygen -t ed25519\n";
+        text += "Your client offered no SSH key of a supported type: ed25519, ECDSA or a security key, but not RSA.\n";
+        text += "Create one with: ssh-keygen -t ed25519\n";
     } else {
         text += "No Tenant of this host has the SSH key that was offered:\n";
         for fingerprint in offered.iter().take(SHOWN_MAX) {
             text += &format!("  {fingerprint}\n");
         }
-        text += "Is it another key? Choose it with: ssh -o IdentitiesOnly=yes -i FILE HOST\n";
+        text += "To use another key: ssh -o IdentitiesOnly=yes -i FILE HOST\n";
     }
     text + &format!(
-        "To be let in, send the line of your .pub file to {whom}: it goes into spec.sshKeys of your Tenant.\n"
+        "To get access, send the line of your .pub file to {whom}: it belongs into spec.sshKeys of your Tenant.\n"
     )
 }
 

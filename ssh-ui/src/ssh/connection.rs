@@ -179,7 +179,7 @@ impl Connection {
     fn reap(&mut self) {
         while let Some(ended) = self.tasks.try_join_next() {
             if let Err(error) = ended {
-                tracing::error!(%error, "command did not end well");
+                tracing::error!(%error, "command task failed");
             }
         }
         self.busy.retain(|_, busy| !busy.open.is_closed());

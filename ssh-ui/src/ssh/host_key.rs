@@ -41,7 +41,7 @@ pub enum HostKeyError {
         source: russh::keys::ssh_key::Error,
     },
     /// The private key is encrypted, and the process has no passphrase.
-    #[error("{PRIVATE} of Secret {0} has a passphrase: take it away with ssh-keygen -p")]
+    #[error("{PRIVATE} of Secret {0} has a passphrase: remove it with ssh-keygen -p")]
     Encrypted(String),
     /// The server does not support this type of key.
     #[error("{PRIVATE} of Secret {name} is of kind {kind}: make an ed25519 or ECDSA key with ssh-keygen -t ed25519")]
@@ -52,7 +52,7 @@ pub enum HostKeyError {
         kind: String,
     },
     /// Other clients change the Secret concurrently at each attempt.
-    #[error("filling Secret {0}: it changes all the time")]
+    #[error("filling Secret {0}: other clients keep changing it")]
     Contended(String),
 }
 
@@ -85,7 +85,7 @@ pub async fn load(client: Client, namespace: &str, name: &str) -> Result<Private
         // once, one generates the key for all.
         match api.replace(name, &PostParams::default(), &secret).await {
             Ok(_) => {
-                tracing::info!(secret = name, "SSH host key drawn");
+                tracing::info!(secret = name, "SSH host key generated");
                 return Ok(key);
             }
             Err(kube::Error::Api(status)) if status.code == 409 => {}

@@ -93,7 +93,7 @@ async fn connect(stream: TcpStream, slot: ConnectionSlot, config: Arc<Config>, d
                 tracing::debug!(source = %slot.source(), %error, "connection ended");
             }
         }
-        () = over => tracing::debug!(source = %slot.source(), "connection left"),
+        () = over => tracing::debug!(source = %slot.source(), "connection reached its deadline"),
     }
 }
 

@@ -165,7 +165,7 @@ impl Files {
     fn opened(&mut self, handle: &str) -> Result<&mut Open, StatusReply> {
         let key = handle.parse::<u64>().ok();
         let open = key.and_then(|key| self.handles.get_mut(&key));
-        open.ok_or_else(|| StatusCode::Failure.with_message("this is not open"))
+        open.ok_or_else(|| StatusCode::Failure.with_message("this handle is not open"))
     }
 
     async fn stat(&self, id: u32, path: &str) -> Result<Packet, StatusReply> {
@@ -189,7 +189,7 @@ impl Files {
             return Err(read_only());
         }
         match to_target(&request.filename)? {
-            Target::Folder => Err(StatusCode::Failure.with_message("this is a folder")),
+            Target::Folder => Err(StatusCode::Failure.with_message("this is a directory")),
             Target::Kubeconfig(name) => {
                 let bytes = self.fetch(&name, "sftp get").await?;
                 self.open_handle(request.id, Open::File(bytes))
@@ -199,7 +199,7 @@ impl Files {
 
     fn read(&mut self, request: &Read) -> Result<Packet, StatusReply> {
         let Open::File(bytes) = self.opened(&request.handle)? else {
-            return Err(StatusCode::Failure.with_message("this is a folder"));
+            return Err(StatusCode::Failure.with_message("this is a directory"));
         };
         let rest = usize::try_from(request.offset)
             .ok()
@@ -216,13 +216,13 @@ impl Files {
                 let files = self.list().await?;
                 self.open_handle(id, Open::Folder(files))
             }
-            Target::Kubeconfig(_) => Err(StatusCode::Failure.with_message("this is no folder")),
+            Target::Kubeconfig(_) => Err(StatusCode::Failure.with_message("this is not a directory")),
         }
     }
 
     fn readdir(&mut self, id: u32, handle: &str) -> Result<Packet, StatusReply> {
         let Open::Folder(files) = self.opened(handle)? else {
-            return Err(StatusCode::Failure.with_message("this is no folder"));
+            return Err(StatusCode::Failure.with_message("this is not a directory"));
         };
         match std::mem::take(files) {
             files if files.is_empty() => Err(StatusCode::Eof.into()),
@@ -249,7 +249,7 @@ async fn next_request(requests: &mut (impl AsyncRead + Unpin)) -> Option<Packet>
 }
 
 fn read_only() -> StatusReply {
-    StatusCode::PermissionDenied.with_message("files can only be read here")
+    StatusCode::PermissionDenied.with_message("files are read-only here")
 }
 
 /// Returns the normalized absolute path.

@@ -54,7 +54,7 @@ impl TenantHost {
     }
 
     async fn run_join(&self, spec: JoinTokenSpec, progress: &Progress, sender: oneshot::Sender<Joined>) {
-        let doing = format!("making a JoinToken for Cluster {}", spec.cluster_name);
+        let doing = format!("creating a JoinToken for Cluster {}", spec.cluster_name);
         let cluster = spec.cluster_name.clone();
         let name = match self.create_token(spec, &doing).await {
             Ok(name) => name,
@@ -121,7 +121,11 @@ impl TenantHost {
             Err(Error::Refused { status, .. }) if status.code == 404 => true,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(name, error, "a JoinToken that nobody was told of stays until it ends");
+                tracing::warn!(
+                    name,
+                    error,
+                    "unused JoinToken cannot be deleted; it exists until it expires"
+                );
                 false
             }
         }

@@ -14,13 +14,13 @@ pub enum NodesError {
     #[error("the kubeconfig has another server than the Cluster's endpoint")]
     WrongServer,
     /// The client cannot be built.
-    #[error("making a client")]
+    #[error("building a client")]
     Client(#[source] kube::Error),
     /// The request failed.
-    #[error("asking")]
+    #[error("sending the request")]
     Send(#[source] kube::Error),
     /// The API refused the request.
-    #[error("it answered with status {0}")]
+    #[error("the API answered with status {0}")]
     Status(u16),
     /// The answer is incomplete or too long.
     #[error("reading the answer")]
@@ -29,7 +29,7 @@ pub enum NodesError {
     #[error("parsing the answer")]
     Parse(#[from] serde_json::Error),
     /// The request cannot be built.
-    #[error("making the request")]
+    #[error("building the request")]
     Request(#[from] http::Error),
     /// The API did not answer in time.
     #[error("no answer within {0:?}")]

@@ -61,7 +61,7 @@ impl TenantHost {
                 }
                 () = progress.closed() => return Err(Error::WaitAbandoned(name.to_owned())),
                 _ = repeats.tick() => {
-                    report(last.as_deref().unwrap_or("Nothing is known of it yet.")).await;
+                    report(last.as_deref().unwrap_or("There is no status yet.")).await;
                     continue;
                 }
             };
@@ -107,8 +107,8 @@ impl TenantHost {
 
 fn timed_out(name: &str, target: WaitTarget, limit: Duration, last: Option<String>) -> Error {
     let unmet = match target {
-        WaitTarget::SpecState => "did not become as asked for",
-        WaitTarget::Deleted => "did not go",
+        WaitTarget::SpecState => "did not reach the requested state",
+        WaitTarget::Deleted => "was not deleted",
     };
     Error::WaitTimeout {
         what: format!("Cluster {name} {unmet}"),

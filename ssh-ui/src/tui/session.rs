@@ -240,7 +240,7 @@ impl<'a> RunningTui<'a> {
                     self.print(&page).await;
                 }
             }
-            Err(Error::JoinAbandoned(_)) => self.screen.finish("Given up: nobody joins by it."),
+            Err(Error::JoinAbandoned(_)) => self.screen.finish("Canceled: no worker can join with it."),
             Err(error @ Error::KeyWithdrawn) => return Err(error),
             Err(error) => self.screen.finish(&error.to_text(false)),
         }

@@ -233,13 +233,13 @@ pub(crate) async fn tokens_that_are_no_good_are_refused(world: &World) {
         ),
         ("another's signature", swapped, "the signature of the token is wrong"),
         ("cut", good[..good.len() - 8].to_owned(), "the signature of the token"),
-        ("no signature", head.to_owned(), "this is no token"),
+        ("no signature", head.to_owned(), "this is not a token"),
         (
             "huge",
             format!("{head}{}.{signature}", "A".repeat(9000)),
-            "this is no token",
+            "this is not a token",
         ),
-        ("a password", "hunter2".to_owned(), "this is no token"),
+        ("a password", "hunter2".to_owned(), "this is not a token"),
     ] {
         let before = send(world, &token, "whoami").await;
         let error = before.body["error"].as_str().unwrap();

@@ -114,7 +114,7 @@ pub(crate) async fn each_deed_is_one_line(world: &World) {
     let mut window = Window::open(world.port(), alice, None).await;
     window.shows("The API answers.").await;
     window.press("s").await;
-    window.shows("Cluster noted is to sleep").await;
+    window.shows("Cluster noted is going to sleep").await;
     assert_eq!(log.line("sleep noted"), done(alice, "ssh", "sleep noted"));
     let looked = log.find("command", &json!("")).len();
     window.press("q").await;

@@ -63,7 +63,7 @@ pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
     assert!(kubeconfig.ends_with("# of a/one\n"), "{kubeconfig}");
     assert_eq!(alice.ssh("kubeconfig one --json").await.json()["kind"], "Config");
 
-    assert_eq!(alice.ssh("sleep one").await.ok(), "Cluster one is to sleep\n");
+    assert_eq!(alice.ssh("sleep one").await.ok(), "Cluster one is going to sleep\n");
     let spec = serde_json::to_value(world.clusters("a").get("one").await.unwrap().spec).unwrap();
     assert_eq!(spec["state"], "Asleep");
     assert_eq!(alice.ssh("wake one --json").await.json()["state"], "Running");
@@ -72,7 +72,7 @@ pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
     world.tell_asleep("a", "one").await;
     let told = alice.ssh("sleep one --json --wait --timeout 30s").await.json();
     assert_eq!((&told["state"], &told["phase"]), (&json!("Asleep"), &json!("Asleep")));
-    assert_eq!(alice.ssh("wake one").await.ok(), "Cluster one is to wake\n");
+    assert_eq!(alice.ssh("wake one").await.ok(), "Cluster one is waking\n");
     let woken = world.clusters("a").get("one").await.unwrap();
     let words = woken.metadata.annotations.unwrap();
     assert_eq!(
@@ -121,7 +121,7 @@ pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
     );
 
     let never = alice.ssh("create never --wait --timeout 1s").await.failed(3);
-    assert!(never.contains("did not become as asked for within 1s"), "{never}");
+    assert!(never.contains("did not reach the requested state within 1s"), "{never}");
     for name in ["slow", "never"] {
         alice.ssh(&format!("delete {name} --yes")).await.ok();
     }

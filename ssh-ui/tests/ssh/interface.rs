@@ -26,7 +26,7 @@ const DOWN: &str = "\x1b[B";
 
 pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
     let mut window = Window::open(world.port(), &world.alice, None).await;
-    window.shows("You have no Clusters. Press c to make one.").await;
+    window.shows("You have no Clusters. Press c to create one.").await;
     window.press("cred\t1.35.4\t1Gi\r").await;
     window.shows("Cluster red created").await;
     let spec = world.clusters("a").get("red").await.unwrap().spec;
@@ -52,14 +52,14 @@ pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
     window.shows("Told  Something happened.").await;
 
     window.press("s").await;
-    window.shows("Cluster red is to sleep").await;
+    window.shows("Cluster red is going to sleep").await;
     window.resize(40, 10).await;
     window.shows("c create  j join  ? help  q quit").await;
     window.resize(100, 30).await;
     window.shows("s wake  Enter more  e events").await;
     // The other Cluster stays, and a wrong name deletes nothing.
     window.press("dblue\r").await;
-    window.shows("That is another name: nothing is deleted.").await;
+    window.shows("The name does not match: nothing is deleted.").await;
     window.press("\x7f\x7f\x7f\x7fred\r").await;
     window.shows("Cluster red is being deleted").await;
     window.shows("1 Cluster ").await;
@@ -85,14 +85,14 @@ pub(crate) async fn a_sleeping_cluster_is_woken(world: &World) {
     window.shows("The API answers.").await;
     window.shows("s sleep").await;
     window.press("s").await;
-    window.shows("Cluster doze is to sleep").await;
+    window.shows("Cluster doze is going to sleep").await;
     assert_eq!(state().await, "Asleep");
     world.tell_asleep("a", "doze").await;
     window
         .until("it sleeps", |seen| seen.contains("Asleep") && seen.contains("s wake"))
         .await;
     window.press("s").await;
-    window.shows("Cluster doze is to wake").await;
+    window.shows("Cluster doze is waking").await;
     assert_eq!(state().await, "Running");
     world.tell("a", "doze", true, "It is awake.").await;
     window
@@ -180,7 +180,7 @@ pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
         assert_eq!(said.code, 0, "{said:?}");
         let text = said.out + &said.err;
         assert!(
-            text.contains("You have no Clusters; make one with:"),
+            text.contains("You have no Clusters; create one with:"),
             "{term:?}: {text:?}"
         );
         assert!(!text.contains('\x1b'), "{term:?}: {text:?}");
@@ -193,7 +193,7 @@ pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
         others.push(window);
     }
     let left = Window::open(world.port(), &world.alice, None).await.left().await;
-    assert!(left.text.contains("You have no Clusters; make one with:"), "{left:?}");
+    assert!(left.text.contains("You have no Clusters; create one with:"), "{left:?}");
     for window in others {
         window.press("q").await;
         window.left().await;
@@ -231,7 +231,7 @@ pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
     let mut window = Window::open(other.port, &world.alice, None).await;
     window.shows("You have no Clusters.").await;
     keys.send_replace(keys_of(&world.bob));
-    said(window.left().await, "this key is not your Tenant's any more");
+    said(window.left().await, "this key no longer belongs to your Tenant");
 
     keys.send_replace(keys_of(&world.alice));
     let mut window = Window::open(other.port, &world.alice, None).await;
@@ -300,7 +300,7 @@ pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
         window.press("\x1b").await;
         window.shows("Press q to leave.").await;
         window.press("s").await;
-        let answers = ["too many commands with this key", "is to sleep", "is to wake"];
+        let answers = ["too many commands with this key", "is going to sleep", "is waking"];
         window
             .until("an answer", |seen| answers.iter().any(|answer| seen.contains(answer)))
             .await;
@@ -357,7 +357,10 @@ pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
     window.shows("The pod starts.").await;
     window.press("\x03").await;
     let left = window.left().await;
-    assert!(left.text.contains("nobody waits for Cluster slow any more"), "{left:?}");
+    assert!(
+        left.text.contains("the client no longer waits for Cluster slow"),
+        "{left:?}"
+    );
     world.alice.ssh("delete slow --yes").await.ok();
 }
 

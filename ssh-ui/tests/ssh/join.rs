@@ -80,7 +80,7 @@ pub(crate) async fn a_line_is_told_and_taken_back(world: &World) {
     assert_eq!((said.code, said.out), (0, format!("{line}\n")), "{}", said.err);
     let spec = tokens(world).get(&name).await.unwrap().spec;
     assert_eq!((spec.max_uses, spec.ttl.as_str()), (2, "1h"));
-    let told = format!("It holds until {EXPIRES}. Take it back: revoke {name}\n");
+    let told = format!("It is valid until {EXPIRES}. To revoke it: revoke {name}\n");
     assert!(said.err.ends_with(&told), "{:?}", said.err);
     // Another Tenant can neither revoke it nor learn that it exists.
     let others = world.bob.ssh(&format!("revoke {name}")).await.failed(1);
@@ -117,7 +117,7 @@ pub(crate) async fn waiting_for_a_line_can_be_given_up(world: &World) {
         if keys == "q" {
             window.left().await;
         } else {
-            window.shows("Given up: nobody joins by it.").await;
+            window.shows("Canceled: no worker can join with it.").await;
         }
     }
     world.alice.ssh("delete work --yes").await.ok();
@@ -133,20 +133,20 @@ pub(crate) async fn a_line_is_copied_whole(world: &World) {
     tmux.shows("j join").await;
     tmux.press(&["j", "Enter"]).await;
     let (name, line) = grant(world).await;
-    tmux.shows("x takes it back.").await;
+    tmux.shows("x revokes it.").await;
     let printed = tmux.history().await;
     assert!(line.len() > 400, "it does not fit");
     assert!(printed.lines().any(|printed| printed.trim_end() == line), "{printed}");
     tmux.press(&["Escape"]).await;
     // The page says so, too. A key directly after an Escape is a key of its own.
     tmux.shows("j join").await;
-    tmux.shows("It holds until").await;
+    tmux.shows("It is valid until").await;
     assert_eq!(count(world).await, 1, "it is kept");
     world.alice.ssh(&format!("revoke {name}")).await.ok();
 
     tmux.press(&["j", "2", "Enter"]).await;
     grant(world).await;
-    tmux.shows("x takes it back.").await;
+    tmux.shows("x revokes it.").await;
     tmux.press(&["x"]).await;
     tmux.shows("is revoked").await;
     assert_eq!(count(world).await, 0, "it is taken back");

@@ -24,7 +24,7 @@ pub(crate) async fn programs_are_sent_whole(world: &World) {
     let alice = &world.alice;
     let none = alice.ssh("worker-binary amd64").await.failed(1);
     assert!(
-        none.contains("no yoke-worker to give out") && none.contains("--worker-binaries"),
+        none.contains("no yoke-worker to download") && none.contains("--worker-binaries"),
         "{none}"
     );
     fs::create_dir(world.workers()).unwrap();
@@ -65,7 +65,10 @@ pub(crate) async fn a_tenant_is_sent_no_more_than_its_share(world: &World) {
         }
     });
     let busy = alice.ssh("worker-binary arm64").await.failed(1);
-    assert!(busy.contains("your Tenant fetches yoke-worker too often"), "{busy}");
+    assert!(
+        busy.contains("too many downloads of yoke-worker by your Tenant"),
+        "{busy}"
+    );
     assert_eq!(
         world.bob.ssh("worker-binary arm64").await.ok(),
         PROGRAM,

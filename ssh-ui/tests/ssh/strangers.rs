@@ -49,7 +49,7 @@ pub(crate) async fn a_key_that_is_taken_away_is_out_at_once(world: &World) {
         .until("the guest is out", async || mallory.ssh("whoami").await.code == 255)
         .await;
     let refused = mallory.ssh_with(&through, "clusters").await.failed(1);
-    assert!(refused.contains("not your Tenant's any more"), "{refused}");
+    assert!(refused.contains("no longer belongs to your Tenant"), "{refused}");
     mallory.ssh_with(&["-S", control, "-O", "exit"], "").await;
     world.set_keys("b", &[("desk", &world.bob.public)]).await;
 }

@@ -82,7 +82,7 @@ impl Tmux {
 pub(crate) async fn a_real_terminal_is_left_as_it_was(world: &World) {
     let tmux = Tmux::start(world).await;
     tmux.call(world).await;
-    tmux.shows("You have no Clusters. Press c to make one.").await;
+    tmux.shows("You have no Clusters. Press c to create one.").await;
     tmux.press(&["c", "real", "Enter"]).await;
     tmux.shows("Cluster real created").await;
     tmux.press(&["Enter"]).await;
@@ -93,7 +93,7 @@ pub(crate) async fn a_real_terminal_is_left_as_it_was(world: &World) {
     tmux.shows("? help  q quit").await;
     tmux.resize(80, 24).await;
     tmux.press(&["d", "real", "Enter"]).await;
-    let shown = tmux.shows("You have no Clusters. Press c to make one.").await;
+    let shown = tmux.shows("You have no Clusters. Press c to create one.").await;
     assert!(shown.starts_with(" Yoke  a · laptop"), "{shown}");
     tmux.press(&["q"]).await;
     tmux.shows("closed.").await;

@@ -111,7 +111,7 @@ fn draw_list(screen: &Screen, frame: &mut Frame<'_>, area: Rect, now: Timestamp)
 fn draw_table(screen: &Screen, frame: &mut Frame<'_>, area: Rect, now: Timestamp) {
     if screen.clusters.len() == 0 {
         let advice = match screen.clusters.is_listed {
-            true => "\n  You have no Clusters. Press c to make one.",
+            true => "\n  You have no Clusters. Press c to create one.",
             false => "\n  Reading your Clusters …",
         };
         frame.render_widget(Paragraph::new(advice).wrap(Wrap { trim: false }), area);
@@ -199,7 +199,7 @@ fn draw_nodes(screen: &Screen, name: &str, nodes: &[String], frame: &mut Frame<'
         *head = std::mem::take(head).style(BOLD);
     }
     if nodes.is_empty() && screen.doing.is_some() {
-        lines.push(Line::raw("Asking its API …"));
+        lines.push(Line::raw("Querying its API …"));
     }
     let room = usize::from(area.height.saturating_sub(1));
     if lines.len() > room && room > 1 {
@@ -239,7 +239,7 @@ fn draw_note(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
     let note = match (&screen.trouble, &screen.doing) {
         (_, Some(line)) if is_join(line) => {
             let line = line.trim_end_matches(" --json");
-            Line::raw(format!(" {line} … {} (Esc gives it up)", screen.note))
+            Line::raw(format!(" {line} … {} (Esc cancels it)", screen.note))
         }
         (_, Some(line)) if screen.note.is_empty() => Line::raw(format!(" {line} …")),
         (Some(why), None) if screen.note.is_empty() => {

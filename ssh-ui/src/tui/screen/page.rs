@@ -46,11 +46,11 @@ pub(super) fn build_join(answer: &str) -> Page {
     let until = expires.map(|time| format!(" until {time}")).unwrap_or_default();
     Page {
         text: format!(
-            "{line}\n\nThat is one line, for the machine that is to join, as root.\nIt holds{until}.\n\
-             x takes it back. Another key keeps it and goes back, Ctrl-C keeps it and leaves.\n"
+            "{line}\n\nThis is one line. Run it as root on the machine that will join.\nIt is valid{until}.\n\
+             x revokes it. Another key keeps it and goes back, Ctrl-C keeps it and leaves.\n"
         ),
         token: Some(Token {
-            kept: format!("It holds{until}; to take it back: revoke {name}"),
+            kept: format!("It is valid{until}; to revoke it: revoke {name}"),
             name,
         }),
     }

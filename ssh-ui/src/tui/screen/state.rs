@@ -13,7 +13,7 @@ use super::page::{self, Page, Token};
 use super::text::clip;
 use crate::identity::key_registry::Identity;
 
-const BUSY: &str = "One thing at a time: press that again in a moment.";
+const BUSY: &str = "Another command is in progress: press the key again in a moment.";
 const WAITS: &str = "The answer is there: Escape shows it.";
 /// Maximum number of lines of a table of Nodes; no screen shows more.
 const NODES: usize = 80;
@@ -324,7 +324,7 @@ impl Screen {
             (Pressed::Done, None) if form.first() == name => {
                 return self.execute(format!("delete {name} --yes"), AnswerDisplay::Note);
             }
-            (Pressed::Done, None) => form.refuse("That is another name: nothing is deleted.".to_owned()),
+            (Pressed::Done, None) => form.refuse("The name does not match: nothing is deleted.".to_owned()),
             (Pressed::Edited, _) => {}
         }
         self.mode = Mode::Delete(name, form);

@@ -15,16 +15,16 @@ const WIDTH: u16 = 62;
 
 const HELP: &str = "\
 Up, Down  choose a Cluster
-Enter     all of one Cluster
-c         make a Cluster
+Enter     details of one Cluster
+c         create a Cluster
 d         delete it
-j         let a worker join it
+j         join a worker to it
 k         its kubeconfig
 n         its Nodes
-s         let it sleep, or wake it
+s         put it to sleep, or wake it
 q         leave; so does Ctrl-C
 e         events
-Ctrl-L    draw the screen anew
+Ctrl-L    redraw the screen
 
 The same without a screen: ssh HOST help";
 
@@ -40,20 +40,20 @@ pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
                     "From your own shell:\n  scp HOST:{name}.kubeconfig .\n  ssh HOST kubeconfig {name} > FILE\n\n\
                      p prints it here, below what was on your screen before."
                 ),
-                false => "It comes with the Cluster: there is none yet.".to_owned(),
+                false => "The Cluster has no kubeconfig yet.".to_owned(),
             };
             draw_text(frame, area, &format!("Kubeconfig of {name}"), &text);
         }
         Mode::Create(form) => {
-            let text = "Empty is the host's default.\nTab: next  Enter: make  Esc: back";
+            let text = "Empty: the host's default.\nTab: next  Enter: create  Esc: back";
             draw_form(frame, area, "New Cluster", form, text);
         }
         Mode::Join(name, form) => {
-            let text = "Empty: one worker, 15m, never reaped.\nTab: next  Enter: make  Esc: back";
+            let text = "Empty: one worker, 15m, never reaped.\nTab: next  Enter: create  Esc: back";
             draw_form(frame, area, &format!("A worker for {name}"), form, text);
         }
         Mode::Delete(name, form) => {
-            let text = "All that is in it will be lost.\nType its name, then Enter. Esc: back";
+            let text = "Everything in it will be lost.\nType its name, then Enter. Esc: back";
             draw_form(frame, area, &format!("Delete {name}?"), form, text);
         }
     }

@@ -199,7 +199,7 @@ fn a_line_is_kept_or_taken_back() {
             "kept",
             "\x1b",
             None,
-            "It holds until 2026-03-01T12:15:00Z; to take it back: revoke a-x",
+            "It is valid until 2026-03-01T12:15:00Z; to revoke it: revoke a-x",
         ),
         ("kept, and left", "^", Some(Action::Quit), ""),
     ] {
@@ -247,12 +247,12 @@ fn one_thing_is_done_at_a_time() {
     let mut screen = screen(vec![cluster("a"), cluster("b")]);
     assert_eq!(press(&mut screen, "s"), line("sleep a"));
     assert_eq!(press(&mut screen, "↓s"), None);
-    assert!(screen.note.contains("One thing at a time"));
+    assert!(screen.note.contains("Another command is in progress"));
     // A form stays open until it can be sent.
     assert_eq!(press(&mut screen, "cnew\r"), None);
-    assert!(matches!(&screen.mode, Mode::Create(form) if form.problem().contains("One thing at a time")));
+    assert!(matches!(&screen.mode, Mode::Create(form) if form.problem().contains("Another command is in progress")));
     press(&mut screen, "\x1b");
-    screen.finish("Cluster a is to sleep\n");
+    screen.finish("Cluster a is going to sleep\n");
     assert_eq!(screen.note, "Cluster a is to sleep");
     assert_eq!(press(&mut screen, "s"), line("sleep b"));
     screen.finish("error: no\nhint: try \x1b[2Jagain\n");
