@@ -2,7 +2,7 @@
 //! in the body. An adapter of the HTTP library.
 //!
 //! ```text
-//!  TLS ─▶ a slot and a deadline, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ client ─▶ execute
+//!  TLS ─▶ a slot and a deadline, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ session ─▶ execute
 //! ```
 //!
 //! Guarantees:

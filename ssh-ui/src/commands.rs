@@ -1,4 +1,5 @@
-//! Commands of an authenticated client: parsing, permission check, execution and formatting of the answer.
+//! Commands of an authenticated client: parsing, permission check, execution and formatting of the
+//! answer.
 
 pub mod exec;
 pub mod execute;

@@ -1,4 +1,5 @@
-//! Client identities: the owners of SSH keys, kept up to date by a watch of Tenants, and API tokens that those keys sign.
+//! Client identities: the owners of SSH keys, which a watch of Tenants updates, and the API tokens
+//! that those keys sign.
 
 pub mod key_registry;
 pub mod tenants_watch;

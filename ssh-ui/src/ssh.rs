@@ -1,4 +1,5 @@
-//! The SSH protocol: listener, authentication, channels and SFTP. Commands and the full-screen interface are in other folders.
+//! The SSH protocol: listener, authentication, channels and SFTP. Commands and the full-screen
+//! interface are in other folders.
 
 pub mod banner;
 pub mod channel_output;

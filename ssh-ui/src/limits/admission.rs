@@ -130,8 +130,8 @@ impl Admission {
         }
     }
 
-    /// Takes an unauthenticated slot for a connection. [`Admission::assign_tenant`] assigns it to a Tenant,
-    /// [`Admission::return_connection`] returns it.
+    /// Takes an unauthenticated slot for a connection. [`Admission::assign_tenant`] assigns it to a
+    /// Tenant, [`Admission::return_connection`] returns it.
     pub fn take_connection(&mut self, source: IpAddr, now: Instant) -> Result<(), Refusal> {
         let (source, limits) = (source_key(Some(source)), &self.limits);
         if !self.sources.take(source, now) {
@@ -148,8 +148,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Takes a slot for a full-screen interface; returns whether there was one. [`Admission::return_interface`]
-    /// returns it.
+    /// Takes a slot for a full-screen interface; returns whether there was one.
+    /// [`Admission::return_interface`] returns it.
     pub fn take_interface(&mut self, tenant: &str) -> bool {
         let tenant = tenant.to_owned();
         let is_free = self.interfaces.of(&tenant) < self.limits.tenant_interfaces;
@@ -164,7 +164,8 @@ impl Admission {
         self.interfaces.remove(&tenant.to_owned());
     }
 
-    /// Takes a slot for a download; returns whether there was one. [`Admission::return_download`] returns it.
+    /// Takes a slot for a download; returns whether there was one. [`Admission::return_download`]
+    /// returns it.
     pub fn take_download(&mut self, tenant: &str) -> bool {
         let tenant = tenant.to_owned();
         let is_free = self.downloads.of(&tenant) < self.limits.tenant_downloads;
