@@ -12,13 +12,12 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use yoke_api::{Cluster, JoinToken, Tenant};
 use yoke_view::input::limit;
-use yoke_view::verdict::{Verdict, judge, judge_join_token, judge_tenant, may_pass};
+use yoke_view::progress::{Refusal, Step, WaitProgress};
+use yoke_view::verdict::{Verdict, judge, judge_join_token, judge_tenant};
 
 use crate::session::Session;
 use crate::{Error, output};
 
-/// How long a refusal is tolerated that may disappear by itself.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the host may take for its first answer before a message says so.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -128,7 +127,9 @@ impl Wait<'_> {
             let change = tokio::select! {
                 change = changes.try_next() => change,
                 () = sleep_until(end) => return Err(self.timed_out(timeout, progress)),
-                () = sleep_until(progress.refusal_ends()) => return progress.refusal.map_or(Ok(()), |(error, _)| Err(error)),
+                () = sleep_until(progress.refusal_ends()) => {
+                    return progress.state.end().map(drop).map_err(|refusal| self.refused(refusal));
+                }
                 () = tokio::time::sleep_until(progress.begun + SILENCE), if !answered => {
                     answered = true;
                     progress.report_problem(&format!("no answer yet from the host's API at {}", self.session.url()), "");
@@ -166,61 +167,54 @@ impl Wait<'_> {
 
     /// Reports progress and returns whether the wait is over.
     fn handle_verdict(&self, verdict: Verdict, progress: &mut Progress) -> Result<bool, Error> {
-        let refusal = progress.refusal.take();
-        match verdict {
-            Verdict::Done => {
+        match progress.state.follow(verdict, progress.begun.elapsed()) {
+            Step::Done => {
                 progress.report(self.met);
                 return Ok(true);
             }
-            Verdict::Waiting(message) => message.iter().for_each(|message| progress.report(message)),
-            Verdict::Refused { reason, message } => {
-                let passes = may_pass(&reason);
-                let error = Error::SpecRefused {
-                    what: self.what.clone(),
-                    reason,
-                    message: message.clone(),
-                };
-                if !passes {
-                    return Err(error);
-                }
-                progress.report(&message);
-                let until = refusal.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
-                progress.refusal = Some((error, until));
-            }
+            Step::Pending(message) => message.iter().for_each(|message| progress.report(message)),
+            Step::Refused(refusal) => return Err(self.refused(refusal)),
         }
         Ok(false)
+    }
+
+    fn refused(&self, Refusal { reason, message }: Refusal) -> Error {
+        Error::SpecRefused {
+            what: self.what.clone(),
+            reason,
+            message,
+        }
     }
 
     fn timed_out(&self, limit: Duration, progress: Progress) -> Error {
         Error::WaitTimeout {
             what: format!("{} {}", self.what, self.unmet),
             limit,
-            last: progress.last,
+            last: progress.state.last().map(str::to_owned),
             see: self.see.clone(),
         }
     }
 }
 
-/// The messages shown so far, and the refusal that may still disappear.
+/// A wait in progress.
 struct Progress {
     begun: Instant,
-    last: Option<String>,
+    state: WaitProgress,
+    /// Whether the host could not be reached last.
     away: bool,
-    refusal: Option<(Error, Instant)>,
 }
 
 impl Progress {
     fn start() -> Self {
         Self {
             begun: Instant::now(),
-            last: None,
+            state: WaitProgress::default(),
             away: false,
-            refusal: None,
         }
     }
 
     fn refusal_ends(&self) -> Option<Instant> {
-        self.refusal.as_ref().map(|(_, until)| *until)
+        self.state.refusal_ends().map(|until| self.begun + until)
     }
 
     /// Prints a message with the elapsed time, unless it repeats the previous one.
@@ -235,10 +229,8 @@ impl Progress {
     }
 
     fn print_with(&mut self, message: &str, what_follows: &str) {
-        if self.last.as_deref() != Some(message) {
-            let seconds = self.begun.elapsed().as_secs();
-            output::print_message(&format!("{seconds:>4}s  {message}{what_follows}"));
-            self.last = Some(message.to_owned());
+        if let Some(line) = self.state.line(message, self.begun.elapsed()) {
+            output::print_message(&format!("{line}{what_follows}"));
         }
     }
 }

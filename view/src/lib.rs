@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!  Cluster, Tenant ─▶ verdict: done, refused, or still waiting?
+//!                           ─▶ progress: the line to show, the refusal to tolerate
 //!                  ─▶ render ─▶ table ─▶ text
 //!  untrusted text  ─▶ plain ─▶ text that a terminal only displays
 //! ```
@@ -12,6 +13,7 @@
 
 pub mod input;
 pub mod plain;
+pub mod progress;
 pub mod render;
 pub mod table;
 pub mod verdict;

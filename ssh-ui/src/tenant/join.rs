@@ -12,12 +12,12 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use yoke_api::join_token::{JoinLine, secret_name};
 use yoke_api::{Cluster, JoinToken, JoinTokenSpec, Lenient};
-use yoke_view::verdict::{Obstacle, Verdict, find_obstacle, judge_join_token, may_pass};
+use yoke_view::progress::{Refusal, Step, WaitProgress};
+use yoke_view::verdict::{Obstacle, find_obstacle, judge_join_token};
 
 use super::host::{FIELD_MANAGER, TenantHost};
 use super::progress::Progress;
 use super::request::ask;
-use super::wait::PATIENCE;
 use crate::Error;
 
 /// A join command that was created for a user.
@@ -35,6 +35,8 @@ type Joined = Result<CreatedJoinToken, Error>;
 
 /// Timeout until workers can join.
 const LIMIT: Duration = Duration::from_mins(5);
+/// How long a new permission to read the Secret may take to be effective.
+const PERMISSION_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between two attempts to read the Secret.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -144,7 +146,7 @@ impl TenantHost {
         let secret = loop {
             match ask(doing, self.secrets.get(&secret_name(name))).await {
                 // The host's API server may not have seen the new permission to read the Secret.
-                Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PATIENCE => {
+                Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PERMISSION_LIMIT => {
                     tokio::time::sleep(PAUSE).await;
                 }
                 answer => break answer?,
@@ -158,53 +160,44 @@ impl TenantHost {
         let begun = Instant::now();
         let end = begun + LIMIT;
         let mut changes = pin!(watcher::watch_object(self.join_tokens.clone(), name).default_backoff());
-        let mut last = None;
-        let mut refused: Option<(Error, Instant)> = None;
+        let mut state = WaitProgress::default();
         loop {
-            let give_up = refused.as_ref().map_or(end, |(_, until)| end.min(*until));
+            let give_up = state.refusal_ends().map_or(end, |until| end.min(begun + until));
             let change = tokio::select! {
                 change = changes.try_next() => change,
                 () = tokio::time::sleep_until(give_up) => {
-                    return Err(refused.map_or_else(|| timed_out(name, cluster, last), |(error, _)| error));
+                    return Err(match state.end() {
+                        Ok(last) => timed_out(name, cluster, last),
+                        Err(refusal) => refused(name, cluster, refusal),
+                    });
                 }
             };
             // A failed watch restarts by itself, within the timeout.
             let Ok(Some(Some(Lenient(Ok(token))))) = change else {
                 continue;
             };
-            let message = match judge_join_token(&token) {
-                Verdict::Done => {
+            let message = match state.follow(judge_join_token(&token), begun.elapsed()) {
+                Step::Done => {
                     let expires = token.status.and_then(|status| status.expiration_time);
                     return Ok(expires.map(|time| time.0));
                 }
-                Verdict::Refused { reason, message } => {
-                    let passes = may_pass(&reason);
-                    let error = Error::JoinRefused {
-                        name: name.to_owned(),
-                        cluster: cluster.to_owned(),
-                        reason,
-                        message: message.clone(),
-                    };
-                    if !passes {
-                        return Err(error);
-                    }
-                    let until = refused.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
-                    refused = Some((error, until));
-                    Some(message)
-                }
-                Verdict::Waiting(message) => {
-                    refused = None;
-                    message
-                }
+                Step::Pending(message) => message,
+                Step::Refused(refusal) => return Err(refused(name, cluster, refusal)),
             };
-            if message.is_some() && message != last {
-                let seconds = begun.elapsed().as_secs();
-                let text = message.as_deref().unwrap_or_default();
+            if let Some(line) = message.and_then(|message| state.line(&message, begun.elapsed())) {
                 // An error means that the receiver is gone; then the caller ends this loop.
-                let _ = progress.send(format!("{seconds:>4}s  {text}\n")).await;
-                last = message;
+                let _ = progress.send(line + "\n").await;
             }
         }
+    }
+}
+
+fn refused(name: &str, cluster: &str, Refusal { reason, message }: Refusal) -> Error {
+    Error::JoinRefused {
+        name: name.to_owned(),
+        cluster: cluster.to_owned(),
+        reason,
+        message,
     }
 }
 

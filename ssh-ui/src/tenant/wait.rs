@@ -7,18 +7,16 @@ use futures::TryStreamExt as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::time::Instant;
 use yoke_api::{Cluster, Lenient};
-use yoke_view::verdict::{Verdict, judge, may_pass};
+use yoke_view::progress::{Refusal, Step, WaitProgress, format_line};
+use yoke_view::verdict::{Verdict, judge};
 
 use super::host::TenantHost;
 use super::progress::Progress;
 use super::request::explain;
 use crate::Error;
 
-/// How long a refusal is tolerated that may disappear by itself.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Interval at which a progress message is repeated, so that a connection with a waiting command never
-/// looks idle.
+/// Interval at which a progress message is repeated, so that a connection with a waiting command
+/// never looks idle.
 const REPEAT: Duration = Duration::from_secs(60);
 
 /// The state to wait for.
@@ -45,23 +43,25 @@ impl TenantHost {
         let end = begun + limit;
         let mut changes = pin!(watcher::watch_object(self.clusters.clone(), name).default_backoff());
         let mut repeats = tokio::time::interval_at(begun + REPEAT, REPEAT);
-        let mut last: Option<String> = None;
-        let mut refused: Option<(Error, Instant)> = None;
-        let report = async |message: &str| {
-            let seconds = begun.elapsed().as_secs();
+        let mut state = WaitProgress::default();
+        let report = async |line: String| {
             // An error means that the receiver is gone, which ends the loop.
-            let _ = progress.send(format!("{seconds:>4}s  {message}\n")).await;
+            let _ = progress.send(line + "\n").await;
         };
         loop {
-            let give_up = refused.as_ref().map_or(end, |(_, until)| end.min(*until));
+            let give_up = state.refusal_ends().map_or(end, |until| end.min(begun + until));
             let change = tokio::select! {
                 change = changes.try_next() => change,
                 () = tokio::time::sleep_until(give_up) => {
-                    return Err(refused.map_or_else(|| timed_out(name, target, limit, last), |(error, _)| error));
+                    return Err(match state.end() {
+                        Ok(last) => timed_out(name, target, limit, last),
+                        Err(refusal) => refused(name, refusal),
+                    });
                 }
                 () = progress.closed() => return Err(Error::WaitAbandoned(name.to_owned())),
                 _ = repeats.tick() => {
-                    report(last.as_deref().unwrap_or("There is no status yet.")).await;
+                    let message = state.last().unwrap_or("There is no status yet.");
+                    report(format_line(message, begun.elapsed())).await;
                     continue;
                 }
             };
@@ -74,34 +74,23 @@ impl TenantHost {
                 Ok(Some(None) | None) => return Err(Error::Deleted(name.to_owned())),
                 Err(error) => (Verdict::Waiting(to_watch_problem(name, error)?), None),
             };
-            let message = match verdict {
-                Verdict::Done => return Ok(seen),
-                Verdict::Waiting(message) => {
-                    refused = None;
-                    message
-                }
-                Verdict::Refused { reason, message } => {
-                    let passes = may_pass(&reason);
-                    let error = Error::SpecRefused {
-                        name: name.to_owned(),
-                        reason,
-                        message: message.clone(),
-                    };
-                    if !passes {
-                        return Err(error);
-                    }
-                    let until = refused.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
-                    refused = Some((error, until));
-                    Some(message)
-                }
+            let message = match state.follow(verdict, begun.elapsed()) {
+                Step::Done => return Ok(seen),
+                Step::Pending(message) => message,
+                Step::Refused(refusal) => return Err(refused(name, refusal)),
             };
-            if let Some(message) = message
-                && last.as_deref() != Some(&message)
-            {
-                report(&message).await;
-                last = Some(message);
+            if let Some(line) = message.and_then(|message| state.line(&message, begun.elapsed())) {
+                report(line).await;
             }
         }
+    }
+}
+
+fn refused(name: &str, Refusal { reason, message }: Refusal) -> Error {
+    Error::SpecRefused {
+        name: name.to_owned(),
+        reason,
+        message,
     }
 }
 
