@@ -19,4 +19,4 @@ pub use self::join::CreatedJoinToken;
 pub use self::nodes::{Node, Nodes};
 pub(crate) use self::progress::PROGRESS_LINES;
 pub use self::progress::Progress;
-pub use self::wait::Wanted;
+pub use self::wait::WaitTarget;
