@@ -269,20 +269,8 @@ impl Error {
                 labels::SLEEP,
                 labels::SLEEP_END
             )),
-            Self::NotJoinable { source, .. } => match source.as_ref() {
-                Self::WaitTimeout { see, .. } => Some(format!(
-                    "see `{see}`, and join again once it is ready, or wait longer with --timeout"
-                )),
-                Self::SpecRefused { .. } => Some("join again after this is resolved".into()),
-                other => other.hint(),
-            },
-            Self::NotRun(source) => match source.as_ref() {
-                Self::WaitTimeout { .. } => Some(
-                    "wait longer with --timeout, or create a Cluster with `kubectl yoke create cluster` and look at its conditions".into(),
-                ),
-                Self::SpecRefused { .. } => Some("run it again with other options, or after this is resolved".into()),
-                other => other.hint(),
-            },
+            Self::NotJoinable { source, .. } => source.hint_for_join(),
+            Self::NotRun(source) => source.hint_for_run(),
             Self::NoClusterKubeconfig { name, namespace } => Some(format!(
                 "wait for it with --wait, or see `kubectl yoke status {name} -n {namespace}`"
             )),
@@ -312,6 +300,28 @@ impl Error {
             | Self::CommandFailed(_)
             | Self::Signals(_)
             | Self::Interrupted(_) => None,
+        }
+    }
+
+    /// Returns what the user can do about a `join` that failed with this error.
+    fn hint_for_join(&self) -> Option<String> {
+        match self {
+            Self::WaitTimeout { see, .. } => Some(format!(
+                "see `{see}`, and join again once it is ready, or wait longer with --timeout"
+            )),
+            Self::SpecRefused { .. } => Some("join again after this is resolved".into()),
+            other => other.hint(),
+        }
+    }
+
+    /// Returns what the user can do about a `run` whose Cluster failed with this error.
+    fn hint_for_run(&self) -> Option<String> {
+        match self {
+            Self::WaitTimeout { .. } => Some(
+                "wait longer with --timeout, or create a Cluster with `kubectl yoke create cluster` and look at its conditions".into(),
+            ),
+            Self::SpecRefused { .. } => Some("run it again with other options, or after this is resolved".into()),
+            other => other.hint(),
         }
     }
 }

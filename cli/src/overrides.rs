@@ -63,15 +63,7 @@ pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions)
         context.cluster.clone_from(name);
     }
     if changes_cluster(options) {
-        let known = clusters.iter().position(|entry| entry.name == context.cluster);
-        let index = known.unwrap_or_else(|| {
-            clusters.push(NamedCluster {
-                name: context.cluster.clone(),
-                ..NamedCluster::default()
-            });
-            clusters.len() - 1
-        });
-        change_cluster(clusters[index].cluster.get_or_insert_default(), options);
+        change_cluster(cluster_entry(clusters, &context.cluster), options);
     }
     if let Some(name) = &options.user {
         if !auth_infos.iter().any(|entry| entry.name == *name) {
@@ -80,18 +72,36 @@ pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions)
         context.user = Some(name.clone());
     }
     if changes_user(options) {
-        let name = context.user.get_or_insert_with(|| ENTRY_NAME.to_owned()).clone();
-        let known = auth_infos.iter().position(|entry| entry.name == name);
-        let index = known.unwrap_or_else(|| {
-            auth_infos.push(NamedAuthInfo {
-                name,
-                ..NamedAuthInfo::default()
-            });
-            auth_infos.len() - 1
-        });
-        change_user(auth_infos[index].auth_info.get_or_insert_default(), options);
+        let name = context.user.get_or_insert_with(|| ENTRY_NAME.to_owned());
+        change_user(user_entry(auth_infos, name), options);
     }
     Ok(kubeconfig)
+}
+
+/// Returns the cluster of this name; adds an empty one if there is none.
+fn cluster_entry<'a>(clusters: &'a mut Vec<NamedCluster>, name: &str) -> &'a mut Cluster {
+    let known = clusters.iter().position(|entry| entry.name == name);
+    let index = known.unwrap_or_else(|| {
+        clusters.push(NamedCluster {
+            name: name.to_owned(),
+            ..NamedCluster::default()
+        });
+        clusters.len() - 1
+    });
+    clusters[index].cluster.get_or_insert_default()
+}
+
+/// Returns the user of this name; adds an empty one if there is none.
+fn user_entry<'a>(users: &'a mut Vec<NamedAuthInfo>, name: &str) -> &'a mut AuthInfo {
+    let known = users.iter().position(|entry| entry.name == name);
+    let index = known.unwrap_or_else(|| {
+        users.push(NamedAuthInfo {
+            name: name.to_owned(),
+            ..NamedAuthInfo::default()
+        });
+        users.len() - 1
+    });
+    users[index].auth_info.get_or_insert_default()
 }
 
 /// Replaces the user's credentials with those of the command line.

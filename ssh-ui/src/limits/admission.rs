@@ -116,7 +116,7 @@ impl<K: Eq + Hash> Count<K> {
 }
 
 impl Admission {
-    /// Creates a admission without connections.
+    /// Creates an admission without connections.
     pub fn new(limits: Limits, now: Instant) -> Self {
         Self {
             limits,

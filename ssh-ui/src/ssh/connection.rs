@@ -67,9 +67,9 @@ struct Idle {
 struct Busy {
     /// Input from the client; `None` after the end of the input.
     input: Option<DuplexStream>,
-    /// Dropped when the client closes the channel.
+    /// The size of the terminal on which the full-screen interface is shown.
     size: Option<watch::Sender<Size>>,
-    /// Dropped, the client has closed the channel.
+    /// Dropped when the client closes the channel.
     open: oneshot::Sender<()>,
 }
 
