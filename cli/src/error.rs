@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_the_host_are_no_refusals() {
+    fn host_failures_are_not_refusals() {
         for (code, may_have_succeeded, may_pass) in [
             (403, false, false),
             (404, false, false),

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_needs_all_that_is_its() {
+    fn api_options_are_all_or_none() {
         let whole = [
             "x",
             "--api-listen=[::]:8443",

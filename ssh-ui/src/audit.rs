@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_not_written_down() {
+    fn secrets_are_masked() {
         for (text, expected) in [
             ("revoke a-x", "revoke a-x"),
             ("revoke yoke1.eyJ_-a", "revoke yoke1.…"),

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_join_that_came_to_nothing_nothing_goes_on() {
+    fn failed_join_leaves_nothing() {
         let (name, cluster) = (|| "a-1".to_owned(), || "a".to_owned());
         let timeout = |is_deleted| Error::JoinTimeout {
             name: name(),

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_left_to_obey() {
+    fn control_characters_are_replaced() {
         for (text, expected) in [
             ("ready ✓ 準備", "ready ✓ 準備"),
             ("\u{1b}[31mred\u{7}", " [31mred "),

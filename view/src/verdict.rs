@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_join_token_that_is_over_is_not_waited_for() {
+    fn finished_join_token_ends_the_wait() {
         let token = |status: &str, reason: &str| {
             let ready = condition("Ready", status, "m").replace("reason: R", &format!("reason: {reason}"));
             let text = format!(
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_a_moment_ago_may_not_be_known_yet() {
+    fn missing_owners_are_transient_refusals() {
         for (reason, expected) in [
             ("TenantMissing", true),
             ("ClusterMissing", true),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_joins_what_sleeps_or_is_refused() {
+    fn asleep_or_refused_clusters_cannot_be_joined() {
         let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z");
         let cluster = |word: &str, sleep: &str, wake: &str, state: &str, conditions: &str| -> Cluster {
             let text = format!(

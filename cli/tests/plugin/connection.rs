@@ -40,7 +40,7 @@ async fn failures_to_reach_the_host_are_explained() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn command_line_says_who_asks() {
+async fn credentials_on_the_command_line_are_used() {
     let host = Host::start().await;
     for (line, header, value) in [
         ("get", "authorization", "Bearer x"),
@@ -115,7 +115,7 @@ async fn command_line_says_where_the_host_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn host_must_prove_who_it_is() {
+async fn host_certificate_is_verified() {
     let (certificate, key) = authority("host.test");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = Host::new(&format!("https://{}", listener.local_addr().unwrap()));
@@ -149,7 +149,7 @@ async fn request_has_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_shown_to_those_who_ask() {
+async fn verbose_mode_shows_requests() {
     let host = Host::start().await;
     host.set(DEMO, cluster("demo", &[]));
     for (line, shown) in [

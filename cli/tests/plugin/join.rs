@@ -157,7 +157,7 @@ async fn what_cannot_come_about_is_not_begun_with() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_are_told_what_their_nodes_are() {
+async fn labels_and_taints_reach_the_join_token() {
     let host = start().await;
     let line = "join demo --label example.org/disk=ssd --label a= --taint gpu=a:NoSchedule --taint spot:NoExecute";
     let running = host.begin(line);
@@ -185,7 +185,7 @@ async fn workers_are_told_what_their_nodes_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_was_told_of_goes_with_who_is_interrupted() {
+async fn interrupted_join_deletes_its_token() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let host = start().await;
         let running = host.begin("join demo");
@@ -221,7 +221,7 @@ async fn what_is_made_meanwhile_goes_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_made_though_the_host_fails_goes() {
+async fn cluster_of_a_failed_request_is_deleted() {
     let host = start().await;
     host.do_and_fail("POST", &[500]);
     let said = host.run("join demo").await;
@@ -235,7 +235,7 @@ async fn what_is_made_though_the_host_fails_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_is_tried_again() {
+async fn deletion_is_retried() {
     let host = start().await;
     host.fail("DELETE", &[500]);
     let said = host.run("join demo --timeout 1s").await;

@@ -62,7 +62,7 @@ async fn a_command_has_a_cluster_for_as_long_as_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_hears_nothing_is_told_what_there_may_be() {
+async fn missing_answer_names_the_cluster_that_may_exist() {
     let host = Host::start().await;
     host.stall("clusters");
     let running = host.begin("run --request-timeout 1s -- /bin/true");
@@ -82,7 +82,7 @@ async fn who_hears_nothing_is_told_what_there_may_be() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_made_though_the_host_fails_goes() {
+async fn cluster_of_a_failed_request_is_deleted() {
     let error = "error: creating a Cluster for the command: the host fails\n";
     let host = Host::start().await;
     host.do_and_fail("POST", &[500]);
@@ -121,7 +121,7 @@ async fn what_is_made_though_the_host_fails_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_again_for_what_was_made_has_it() {
+async fn retried_request_finds_the_created_cluster() {
     let host = Host::start().await;
     host.do_and_fail("POST", &[504]);
     let (running, _) = begin(&host, "", "true").await;
@@ -146,7 +146,7 @@ async fn a_failure_can_be_looked_into() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cluster_goes_with_who_is_interrupted() {
+async fn interrupted_run_deletes_its_cluster() {
     // A signal during the wait for the API.
     for (signal, code) in [
         (Signal::HUP, 129),
@@ -182,7 +182,7 @@ async fn the_cluster_goes_with_who_is_interrupted() {
 
 /// Ctrl-C ends both processes at once; on a loaded machine the command may end first.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cluster_goes_though_the_command_ended_first() {
+async fn cluster_is_deleted_after_a_command_that_ended_first() {
     for _ in 0..5 {
         let host = Host::start().await;
         let (running, _) = begin(&host, "", "echo $$ begun; exec sleep 60").await;
@@ -208,7 +208,7 @@ async fn the_cluster_goes_though_the_command_ended_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_insists_does_not_wait_for_the_deletion() {
+async fn second_signal_skips_the_deletion() {
     let host = Host::start().await;
     let (running, _) = begin(&host, "", "echo begun; exec sleep 60").await;
     running.until_out("begun\n").await;
@@ -224,7 +224,7 @@ async fn whoever_insists_does_not_wait_for_the_deletion() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_is_tried_again() {
+async fn deletion_is_retried() {
     let host = Host::start().await;
     host.fail("DELETE", &[500, 429, 500]);
     let (running, _) = begin(&host, "", "exit 7").await;
@@ -281,7 +281,7 @@ async fn a_terminal_interrupts_commands_in_groups_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_does_not_come_is_not_left_behind() {
+async fn unready_cluster_is_deleted() {
     let host = Host::start().await;
     let said = host.run("run --timeout 1s -- /bin/true").await;
     assert_eq!(said.code, 1, "{said:?}");

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_waited_for_is_not_read_once_more() {
+    async fn awaited_cluster_is_not_read_again() {
         let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
         let identity = Identity {
             tenant: "t".into(),

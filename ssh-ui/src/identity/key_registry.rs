@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_oldest_tenants() {
+    fn oldest_tenant_owns_a_key() {
         let mut keys = KeyRegistry::default();
         let whose = |tenant: &str, key: &str| Some((tenant.to_owned(), key.to_owned()));
         assert_eq!(found(&keys), None);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_told_and_others_count() {
+    fn unusable_keys_are_reported_and_others_used() {
         let mut keys = KeyRegistry::default();
         let bad = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA";
         let unusable = keys.set(&tenant("a", "2026-01-01T00:00:00Z", &[("bad", bad), ("good", ONE)]));

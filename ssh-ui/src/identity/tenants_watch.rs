@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_list_says_nothing() {
+    fn incomplete_list_changes_nothing() {
         let (keys, mut known) = watch::channel(KeyRegistry::default());
         let mut list = KeyRegistry::default();
         let whose = |known: &watch::Receiver<KeyRegistry>| known.borrow().find(PRINT).map(|identity| identity.tenant);

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_are_limited_and_given_back() {
+    fn slots_are_limited_and_returned() {
         let now = Instant::now();
         let mut admission = Admission::new(LIMITS, now);
         let (one, other) = (ip("192.0.2.1"), ip("192.0.2.2"));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_limited_and_given_back() {
+    fn interface_slots_are_limited_and_returned() {
         let mut admission = Admission::new(LIMITS, Instant::now());
         assert!(admission.take_interface("a") && admission.take_interface("a") && !admission.take_interface("a"));
         assert!(admission.take_interface("b"));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_silent_peer_is_left() {
+    async fn silent_peer_reaches_the_deadline() {
         let (near, mut far) = tokio::io::duplex(64);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let mut stream = DeadlineStream::new(near, async {

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_what_is_nested_in_a_cell() {
+    fn nested_cells_are_dropped() {
         let nested = |count: usize| format!("{}{}", "[".repeat(count), "]".repeat(count));
         let text = |cell: &str| {
             format!(r#"{{"columnDefinitions": [{{"name": "Name"}}], "rows": [{{"cells": [{cell}, "x"]}}]}}"#)
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_not_asked_that_sleeps_or_is_to() {
+    fn asleep_clusters_are_not_queried() {
         let cluster = |spec: &str, annotations: Value, status: Value| -> Cluster {
             serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
                 "metadata": {"name": "a", "annotations": annotations}, "spec": {"state": spec}, "status": status}))
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_one_turn_at_a_time() {
+    fn a_tenant_has_one_query_at_a_time() {
         let first = QueryPermit::take("one").unwrap();
         assert!(QueryPermit::take("one").is_none());
         assert!(QueryPermit::take("two").is_some());
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_clusters_own_endpoint_is_asked() {
+    fn only_the_clusters_own_endpoint_is_queried() {
         let endpoint: EndpointStatus = serde_json::from_value(
             json!({"url": "https://a.example.org:8443", "serverName": "a.example.org",
             "address": "https://192.0.2.1:8443", "audience": "x", "issuer": "x"}),
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubeconfig_runs_and_reads_nothing_here() {
+    fn kubeconfig_commands_and_files_are_removed() {
         let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "a", "user": "u"}}],
             "clusters": [{"name": "a", "cluster": {"server": "https://192.0.2.1", "certificate-authority": "/etc/passwd",

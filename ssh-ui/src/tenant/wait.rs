@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_long_wait_is_never_silent() {
+    async fn long_wait_repeats_its_message() {
         let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
         let (progress, mut lines) = mpsc::channel(16);
         let wait = host.wait("c", WaitTarget::SpecState, Duration::from_secs(150), &progress);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_is_waited_for_who_has_gone() {
+    async fn wait_ends_when_the_client_disconnects() {
         let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
         let (progress, mut lines) = mpsc::channel(16);
         let begun = Instant::now();

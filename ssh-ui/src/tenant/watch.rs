@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_lists_anew_once_the_host_is_back() {
+    async fn it_lists_again_after_the_host_recovers() {
         let (mut watch, begun) = (watch(3), Instant::now());
         let mut told = Vec::new();
         while told.last().is_none_or(|last| last != "all") {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_host_that_says_nothing_is_not_waited_for() {
+    async fn silent_host_is_a_timeout() {
         let silent = service_fn(|_: Request<Body>| std::future::pending::<Result<Response<Body>, kube::Error>>());
         let mut watch = ObjectWatch::<Cluster>::new(Api::default_namespaced(Client::new(silent, "t")), "watching");
         assert!(matches!(watch.next().await, Ok(Event::Init)));

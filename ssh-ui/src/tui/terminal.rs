@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_believed_within_reason() {
+    fn sizes_are_limited() {
         for (columns, rows, expected) in [
             (80, 24, (80, 24)),
             (0, 0, (80, 24)),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn terminals_are_written_to_as_they_say() {
+    fn capabilities_follow_the_environment() {
         let capabilities = |colour, unicode| TerminalCapabilities { colour, unicode };
         for (term, variables, screen, expected) in [
             ("xterm-256color", &[][..], true, capabilities(true, true)),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_what_the_terminal_can_show() {
+    fn cells_match_the_capabilities() {
         let mut cells = [Cell::new("a"), Cell::new("界"), Cell::new("─")];
         cells[0].fg = Color::Green;
         let written = |capabilities| {

@@ -393,7 +393,7 @@ fn every_size_can_be_drawn() {
 }
 
 #[test]
-fn a_new_size_is_drawn_whole() {
+fn a_new_size_redraws_the_screen() {
     let mut resized = full(120, 40, RICH);
     resized.press("\r");
     resized.resize(60, 20);

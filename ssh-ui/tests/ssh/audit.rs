@@ -138,7 +138,7 @@ pub(crate) async fn each_deed_is_one_line(world: &World) {
     alice.ssh("delete noted --yes --wait").await.ok();
 }
 
-pub(crate) async fn whoever_is_not_let_in_is_a_line(world: &World) {
+pub(crate) async fn refused_clients_are_logged(world: &World) {
     let (mallory, log) = (&world.mallory, &world.log);
     let fingerprint = json!(mallory.fingerprint);
     let before = log.find("fingerprints", &fingerprint).len();

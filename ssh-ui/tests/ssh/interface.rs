@@ -106,7 +106,7 @@ pub(crate) async fn a_sleeping_cluster_is_woken(world: &World) {
 }
 
 /// With OpenSSH's client, which sends its environment only if configured.
-pub(crate) async fn colours_are_as_the_client_says(world: &World) {
+pub(crate) async fn colors_follow_the_environment(world: &World) {
     world.alice.ssh("create bright").await.ok();
     world.tell("a", "bright", true, "The API answers.").await;
     for (options, coloured) in [
@@ -173,7 +173,7 @@ pub(crate) async fn kubeconfig_is_printed_below(world: &World) {
     world.alice.ssh("delete k --yes").await.ok();
 }
 
-pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
+pub(crate) async fn clients_without_a_screen_get_the_same_text(world: &World) {
     for (options, term) in [(&["-tt"][..], "dumb"), (&["-tt"], ""), (&["-T"], "xterm")] {
         let mut command = world.alice.begin(options, "");
         let said = run(command.env("TERM", term)).await;
@@ -217,7 +217,7 @@ pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
     );
 }
 
-pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
+pub(crate) async fn terminal_is_restored_however_it_ends(world: &World) {
     let said = |left: Left, why: &str| {
         assert_eq!(left.code, Some(1), "{left:?}");
         assert!(
@@ -249,7 +249,7 @@ pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
     other.end().await;
 }
 
-pub(crate) async fn host_that_goes_away_comes_back(world: &World) {
+pub(crate) async fn lost_host_is_watched_again(world: &World) {
     let api = world.address.strip_prefix("https://").unwrap().parse().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -277,7 +277,7 @@ pub(crate) async fn host_that_goes_away_comes_back(world: &World) {
     carrying.abort();
 }
 
-pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
+pub(crate) async fn floods_of_input_are_discarded(world: &World) {
     world.alice.ssh("create many").await.ok();
     let few = Limits {
         key: Rate {
@@ -316,7 +316,7 @@ pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
     world.alice.ssh("delete many --yes").await.ok();
 }
 
-pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
+pub(crate) async fn terminal_prompts_for_the_name(world: &World) {
     world.alice.ssh("create kept").await.ok();
     let ask = async |keys: &str| {
         let mut window = Window::open(world.port(), &world.alice, Some("delete kept")).await;

@@ -51,7 +51,7 @@ pub(crate) async fn another_tenants_objects_are_as_if_they_were_not(world: &Worl
 }
 
 /// The host's permissions limit the damage if the server confused Tenants or were compromised.
-pub(crate) async fn the_server_itself_may_do_nothing_for_anybody(world: &World) {
+pub(crate) async fn server_has_no_permissions_of_its_own(world: &World) {
     let forbidden = |error: kube::Error| matches!(error, kube::Error::Api(status) if status.code == 403);
     let clusters = Api::<Cluster>::namespaced(world.server.clone(), "b");
     let listed = clusters.list(&ListParams::default()).await;

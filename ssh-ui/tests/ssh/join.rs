@@ -69,7 +69,7 @@ fn rights(token: &str) -> [Value; 2] {
     ]
 }
 
-pub(crate) async fn a_line_is_told_and_taken_back(world: &World) {
+pub(crate) async fn join_command_is_printed_and_revoked(world: &World) {
     let alice = &world.alice;
     alice.ssh("create work").await.ok();
     let join = async |line: &str| {
@@ -124,7 +124,7 @@ pub(crate) async fn waiting_for_a_line_can_be_given_up(world: &World) {
 }
 
 /// With OpenSSH's client in a terminal that is narrower than the line: copying it returns one line.
-pub(crate) async fn a_line_is_copied_whole(world: &World) {
+pub(crate) async fn join_command_is_copied_as_one_line(world: &World) {
     world.alice.ssh("create work").await.ok();
     let tmux = Tmux::start(world).await;
     tmux.call(world).await;

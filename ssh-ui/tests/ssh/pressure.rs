@@ -18,7 +18,7 @@ const GREETING: &str = "SSH-2.0-yoke\r\n";
 /// An SFTP request that negotiates version 3.
 const INIT: [u8; 9] = [0, 0, 0, 5, 1, 0, 0, 0, 3];
 
-pub(crate) async fn clients_that_say_much_ahead_are_served(world: &World) {
+pub(crate) async fn clients_that_send_ahead_are_served(world: &World) {
     let variables: Vec<_> = (0..20).map(|number| format!("V{number}=x")).collect();
     let variables = format!("SetEnv={}", variables.join(" "));
     let options = ["-o", &variables];
@@ -65,7 +65,7 @@ pub(crate) async fn one_connection_serves_many_commands(world: &World) {
     world.alice.ssh_with(&["-S", control, "-O", "exit"], "").await;
 }
 
-pub(crate) async fn what_is_not_read_is_not_kept(world: &World) {
+pub(crate) async fn unread_output_is_dropped(world: &World) {
     let session = connect_without_window(world, &world.alice).await;
     // A transfer ends when its channel is closed.
     for round in 0..20 {
@@ -162,7 +162,7 @@ pub(crate) async fn a_tenant_takes_no_more_than_its_share(world: &World) {
         .await;
 }
 
-pub(crate) async fn nobody_is_judged_before_all_tenants_are_known(world: &World) {
+pub(crate) async fn clients_wait_until_all_tenants_are_known(world: &World) {
     let (keys, known) = watch::channel(KeyRegistry::default());
     let other = Other::start(world, world.server.clone(), known, LIMITS, Duration::from_secs(60)).await;
     let mut stream = TcpStream::connect(("127.0.0.1", other.port)).await.unwrap();

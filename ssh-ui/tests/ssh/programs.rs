@@ -20,7 +20,7 @@ const PEM: &str = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\
 const PROGRAM: &str = "#!/bin/sh\necho ran \"$@\"\nexit\n";
 const LENGTH: usize = 8 << 20;
 
-pub(crate) async fn programs_are_sent_whole(world: &World) {
+pub(crate) async fn worker_programs_are_sent_completely(world: &World) {
     let alice = &world.alice;
     let none = alice.ssh("worker-binary amd64").await.failed(1);
     assert!(

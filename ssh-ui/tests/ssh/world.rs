@@ -249,7 +249,7 @@ impl World {
         }
     }
 
-    pub(crate) async fn host_keys_that_cannot_serve_are_told(&self) {
+    pub(crate) async fn unusable_host_keys_are_errors(&self) {
         for (name, kind, passphrase) in [("encrypted", "ed25519", "secret"), ("rsa", "rsa", "")] {
             let file = self.path(&format!("host-{name}"));
             let file = file.to_str().unwrap();

@@ -204,7 +204,7 @@ fn only_what_is_signed_for_this_host_is_believed() {
 }
 
 #[test]
-fn a_length_that_lies_takes_nothing() {
+fn wrong_length_allocates_nothing() {
     for length in [u32::MAX, 1 << 31, 1 << 20] {
         let bytes = [&b"SSHSIG\0\0\0\x01"[..], &length.to_be_bytes(), &[0; 64]].concat();
         let token = format!("{PREFIX}e30=.{}", STANDARD.encode(bytes));

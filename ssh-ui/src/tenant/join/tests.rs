@@ -144,7 +144,7 @@ async fn a_right_that_is_given_just_now_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_that_nobody_is_told_of_is_deleted() {
+async fn unprinted_token_is_deleted() {
     let (joined, methods, _) = Host::new(usize::MAX).join().await;
     assert!(matches!(joined, Err(Error::Refused { status, .. }) if status.code == 403));
     assert_eq!(methods.last(), Some(&Method::DELETE));
@@ -206,7 +206,7 @@ async fn what_cannot_come_about_is_not_begun_with() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_goes_with_whoever_waited_for_it() {
+async fn token_is_deleted_when_the_client_disconnects() {
     for (rule, refusals, hears) in [
         ("the channel is closed", usize::MAX, false),
         ("the line has come, and the connection is gone", 8, true),

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_waits_until_it_is_given_up() {
+    fn incomplete_keys_wait_until_the_end() {
         let mut keys = Keys::default();
         assert_eq!((keys.read(b"\xe2\x82"), keys.is_waiting()), (vec![], true));
         assert_eq!((keys.read(b"\xac"), keys.is_waiting()), (vec![Key::Char('€')], false));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_grows_that_is_not_whole() {
+    fn incomplete_input_is_bounded() {
         let mut keys = Keys::default();
         keys.read(b"\x1b]");
         for _ in 0..1000 {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_break_it() {
+    fn random_bytes_are_parsed() {
         let seed = rand::random();
         println!("seed {seed}");
         let mut random = StdRng::seed_from_u64(seed);

@@ -184,7 +184,7 @@ fn nodes_are_shown_where_they_were_asked_for() {
 }
 
 #[test]
-fn a_line_is_kept_or_taken_back() {
+fn join_command_is_kept_or_revoked() {
     let answer = r#"{"name": "a-x", "line": "yoke-worker join yoke1.e30", "expires": "2026-03-01T12:15:00Z"}"#;
     let asked = || {
         let mut screen = screen(vec![cluster("a")]);
@@ -243,7 +243,7 @@ fn a_line_is_kept_or_taken_back() {
 }
 
 #[test]
-fn one_thing_is_done_at_a_time() {
+fn one_command_runs_at_a_time() {
     let mut screen = screen(vec![cluster("a"), cluster("b")]);
     assert_eq!(press(&mut screen, "s"), line("sleep a"));
     assert_eq!(press(&mut screen, "↓s"), None);
@@ -332,7 +332,7 @@ fn latest_events_come_first_and_once() {
 }
 
 #[test]
-fn no_more_is_kept_than_a_screen_needs() {
+fn stored_rows_and_texts_are_bounded() {
     let mut screen = screen((0..600).map(|number| cluster(&format!("c{number}"))).collect());
     assert_eq!((screen.clusters.len(), screen.clusters.has_more()), (500, true));
     let text = "m".repeat(10_000);
@@ -346,7 +346,7 @@ fn no_more_is_kept_than_a_screen_needs() {
 }
 
 #[test]
-fn one_that_was_left_out_comes_in_when_there_is_room() {
+fn left_out_cluster_appears_when_there_is_room() {
     let all = |numbers: std::ops::Range<u16>| numbers.map(|number| cluster(&format!("c{number:03}"))).collect();
     // Either a shown Cluster is deleted, or the one that was left out.
     for (gone, left) in [("c000", 1..501), ("c500", 0..500)] {

@@ -22,7 +22,7 @@ pub(crate) async fn unknown_keys_are_refused_with_what_to_do(world: &World) {
     assert!(none.contains("ssh-keygen -t ed25519"), "{none}");
 }
 
-pub(crate) async fn a_key_that_is_taken_away_is_out_at_once(world: &World) {
+pub(crate) async fn removed_key_loses_access_at_once(world: &World) {
     let mallory = &world.mallory;
     // A key belongs to the older Tenant, which is `a`.
     world
