@@ -8,6 +8,7 @@ use kube::client::Body;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 use tower::service_fn;
+use yoke_view::progress::PATIENCE;
 
 use super::*;
 
