@@ -111,7 +111,7 @@ pub struct ApiArguments {
 }
 
 impl Arguments {
-    /// Returns the limits for the admission.
+    /// Returns the limits of connections and rates.
     pub fn limits(&self) -> Limits {
         Limits {
             connections: self.connections,

@@ -51,7 +51,7 @@ impl Shared {
     }
 
     pub(crate) fn admission(&self) -> MutexGuard<'_, Admission> {
-        // A panic leaves the admission consistent, because each operation changes the counts last.
+        // A panic leaves the counts consistent, because each operation changes them last.
         self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -77,7 +77,7 @@ impl KeyRegistry {
         unusable
     }
 
-    /// Copies the keys of a Tenant from another keys.
+    /// Copies the keys of a Tenant from another registry.
     pub fn copy_keys(&mut self, tenant: &str, known: &Self) {
         let Some(fingerprints) = known.fingerprints.get(tenant) else {
             return;

@@ -1,6 +1,6 @@
 //! Watches the Tenants of the host and keeps the [`KeyRegistry`] up to date. An adapter.
 //!
-//! A list replaces the keys only when it is complete, because with half a list a key may seem
+//! A list replaces the registry only when it is complete, because with half a list a key may seem
 //! to belong to another Tenant. A list also removes Tenants that were deleted while the watch was
 //! down. While the host API is unavailable, the last state stays; no command can be executed then
 //! anyway. A Tenant that cannot be parsed keeps its last keys, and does not affect other Tenants.
@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 #[error("the watch of Tenants ended")]
 pub struct WatchEnded;
 
-/// Keeps the keys up to date. Sets `listed` to ready after the first complete list.
+/// Keeps the registry up to date. Sets `listed` to ready after the first complete list.
 pub async fn keep_key_registry(
     client: Client,
     keys: watch::Sender<KeyRegistry>,
@@ -51,7 +51,7 @@ pub async fn keep_key_registry(
     Ok(())
 }
 
-/// Applies an event to the keys and to the list that will replace it. Returns true once a list
+/// Applies an event to the registry and to the list that will replace it. Returns true once a list
 /// is complete.
 fn follow(event: watcher::Event<Lenient<Tenant>>, list: &mut KeyRegistry, keys: &watch::Sender<KeyRegistry>) -> bool {
     match event {
