@@ -51,7 +51,7 @@ async fn kubectl_completes_the_plugin() {
         (&["yoke", "get", "t"], "tenants\n:4\n"),
         (
             &["yoke", "comp"],
-            "completion\tPrint what makes the shell complete this plugin's commands\n:4\n",
+            "completion\tPrint the script that completes this plugin's commands\n:4\n",
         ),
         (&["yoke", "get", "clusters", ""], "demo\nother\n:4\n"),
         (&["yoke", "get", "clusters", "-n", "absent", ""], ":4\n"),
