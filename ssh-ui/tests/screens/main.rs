@@ -266,7 +266,7 @@ fn golden(name: &str, text: &str) {
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
     assert_eq!(
         text, expected,
-        "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` writes it anew"
+        "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` rewrites it"
     );
 }
 
@@ -368,7 +368,7 @@ fn pictures_show_the_screens() {
         let expected = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
             picture == expected,
-            "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` writes it anew"
+            "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` rewrites it"
         );
         assert!(
             readme.contains(&format!("docs/screens/{name}.svg")),

@@ -253,7 +253,7 @@ fn one_command_runs_at_a_time() {
     assert!(matches!(&screen.mode, Mode::Create(form) if form.problem().contains("Another command is in progress")));
     press(&mut screen, "\x1b");
     screen.finish("Cluster a is going to sleep\n");
-    assert_eq!(screen.note, "Cluster a is to sleep");
+    assert_eq!(screen.note, "Cluster a is going to sleep");
     assert_eq!(press(&mut screen, "s"), line("sleep b"));
     screen.finish("error: no\nhint: try \x1b[2Jagain\n");
     assert_eq!(screen.note, "error: no · hint: try  [2Jagain");
