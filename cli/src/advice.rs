@@ -1,25 +1,25 @@
-//! What to do next about a Cluster, by what its status says. Pure.
+//! Suggests what to do next about a Cluster, from its status. Pure.
 
 use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, Reason, labels};
 use yoke_view::render::{conditions, find};
 use yoke_view::verdict::{Verdict, is_asleep, judge};
 
-/// Sentences or commands, most useful first.
+/// Returns sentences or commands, the most useful first.
 pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<String> {
     if cluster.metadata.deletion_timestamp.is_some() {
-        return vec!["It is being deleted; `kubectl yoke get -w` shows when it is gone.".into()];
+        return vec!["The Cluster is being deleted; `kubectl yoke get -w` shows when it is gone.".into()];
     }
     let mut advice = Vec::new();
     if cluster.spec.paused {
         advice.push(format!(
-            "It is paused, so nothing is changed. To go on: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p '{{\"spec\":{{\"paused\":false}}}}'"
+            "The Cluster is paused, so changes are not applied. To resume: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p '{{\"spec\":{{\"paused\":false}}}}'"
         ));
     }
     let is_failing = is_failing(cluster);
     if is_failing {
         advice.push(format!(
-            "A part of the control plane ends again and again; if spec.extraArgs was changed last, change it back: kubectl edit clusters.yoke.drzzl.io {name} -n {namespace}"
+            "A container of the control plane keeps failing. If spec.extraArgs was changed last, revert it: kubectl edit clusters.yoke.drzzl.io {name} -n {namespace}"
         ));
     }
     match judge(cluster) {
@@ -32,7 +32,7 @@ pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<Stri
             advice.push(format!("kubectl --context {namespace}/{name} get namespaces"));
         }
         Verdict::Waiting(_) if cluster.status.is_none() => {
-            advice.push("Nothing has looked at it yet. If this lasts, the host's owner should see whether the operator runs.".into());
+            advice.push("The operator has not reconciled the Cluster yet. If this lasts, the host's owner should check that the operator runs.".into());
         }
         Verdict::Waiting(_) if is_asleep(cluster) => advice.push(format!(
             "To wake it: kubectl annotate clusters.yoke.drzzl.io {name} -n {namespace} --overwrite {}={}",
@@ -49,19 +49,19 @@ fn for_refusal(reason: &str, name: &str, namespace: &str) -> String {
     let is = |known: Reason| reason == known.as_str();
     let edit = format!("kubectl edit clusters.yoke.drzzl.io {name} -n {namespace}");
     if is(Reason::TenantMissing) {
-        format!("Have the host's owner make the Tenant: kubectl yoke create tenant {namespace} --user NAME")
+        format!("Ask the host's owner to create the Tenant: kubectl yoke create tenant {namespace} --user NAME")
     } else if is(Reason::QuotaExceeded) {
-        "Delete a Cluster or ask for less storage, or have the host's owner raise the Tenant's quota.".into()
+        "Delete a Cluster, request less storage, or ask the host's owner to raise the Tenant's quota.".into()
     } else if is(Reason::UnknownVersion) || is(Reason::VersionChangeRefused) {
-        format!("Choose a version that the message names: {edit}")
+        format!("Choose one of the versions in the message: {edit}")
     } else if is(Reason::UnknownClass) {
-        format!("Choose a class that the message names, or have the host's owner allow it: {edit}")
+        format!("Choose another class, or ask the host's owner to allow this one: {edit}")
     } else if is(Reason::HostnameNotAllowed) || is(Reason::HostnameConflict) {
         format!("Change spec.endpoint.extraSANs: {edit}")
     } else if is(Reason::NetworkNotOffered) || is(Reason::NameInvalid) {
-        "This cannot be changed afterwards: delete the Cluster and make it anew.".into()
+        "This cannot be changed later: delete the Cluster and create it again.".into()
     } else {
-        format!("Change what the message names: {edit}")
+        format!("Change the field that the message names: {edit}")
     }
 }
 
@@ -76,11 +76,11 @@ fn for_waiting(cluster: &Cluster) -> String {
         .unwrap_or_default();
     let is = |known: Reason| ready == known.as_str();
     if is(Reason::StoreUnavailable) || is(Reason::StoreQuotaExceeded) {
-        "The store is the host's: if this lasts, tell its owner what the message says.".into()
+        "The store belongs to the host: if this lasts, show the message to the host's owner.".into()
     } else if is(Reason::CertificatesPending) {
-        "Certificates take a second; if this lasts, the host's owner should see whether cert-manager runs.".into()
+        "Certificates take about a second. If this lasts, the host's owner should check that cert-manager runs.".into()
     } else {
-        "It needs no help while conditions change; a first start takes seconds. If it lasts, show this to the host's owner.".into()
+        "Wait while the conditions change; a first start takes seconds. If this lasts, show this output to the host's owner.".into()
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
             )
         };
         for (rest, part) in [
-            ("spec: {}".to_owned(), "Nothing has looked at it"),
+            ("spec: {}".to_owned(), "The operator has not reconciled the Cluster"),
             ("spec: {paused: true}".to_owned(), "\"paused\":false"),
             (
                 format!("spec: {{}}, {}", condition("Ready", "True", Reason::AsExpected)),
@@ -117,7 +117,7 @@ mod tests {
             ),
             (
                 format!("spec: {{}}, {}", condition("Ready", "False", Reason::StoreUnavailable)),
-                "The store is the host's",
+                "The store belongs to the host",
             ),
             (
                 format!(

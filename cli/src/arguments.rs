@@ -1,4 +1,4 @@
-//! The command line, in kubectl's words.
+//! The command line, with kubectl's names for options. Its doc comments are the help texts.
 
 mod connection;
 
@@ -22,10 +22,10 @@ const EXIT_CODES: &str = "Exit codes:
   0  done
   1  refused or failed; standard error says why, and what may help
   2  the command line is wrong
-  3  the wait ran out; what was asked for goes on (not of run and join: 1, and nothing is left)
-  126, 127  run: the command cannot be run, or is not there
+  3  the wait timed out; the host continues (run and join exit with 1, and delete what they created)
+  126, 127  run: the command cannot be executed, or was not found
   129, 130, 131, 143  join or run was ended by SIGHUP, Ctrl-C, SIGQUIT or SIGTERM; its JoinToken or Cluster is deleted,
-       if it is not kept by --keep-on-failure once its command has begun";
+       unless --keep-on-failure keeps the Cluster of a command that has started";
 
 const COMPLETION: &str =
     "kubectl completes `kubectl yoke <TAB>` with a program named kubectl_complete-yoke. Put it where \
@@ -37,14 +37,14 @@ kubectl's own completion must be on: see `kubectl completion --help`.
 To complete `kubectl-yoke` itself, in bash:
   source <(kubectl yoke completion bash)";
 
-const RUN: &str = "The command has the Cluster's kubeconfig in KUBECONFIG, and its name in YOKE_CLUSTER. The exit code is the command's own; \
-127 if there is no such command, 128 and its number if a signal ended it. Signals are passed on to the command, and the \
-Cluster is deleted after it. Should this program be killed, the host deletes the Cluster when its --ttl is over.
+const RUN: &str = "The command gets the path of the Cluster's kubeconfig in KUBECONFIG, and its name in YOKE_CLUSTER. The exit code is the command's own: \
+127 if the command was not found, 128 plus the signal's number if a signal ended it. Signals are forwarded to the command, and the \
+Cluster is deleted after it. If this program is killed, the host deletes the Cluster when its --ttl has passed.
 
   kubectl yoke run -- kubectl get namespaces
   kubectl yoke run --version v1.35.4 -- make integration-test";
 
-/// Kubernetes clusters of your own, on a host that runs Yoke.
+/// Create and use Kubernetes clusters on a host that runs Yoke
 #[derive(Parser, Debug)]
 #[command(name = "kubectl-yoke", bin_name = "kubectl yoke", version, after_help = EXIT_CODES)]
 #[command(
@@ -61,41 +61,41 @@ pub struct Arguments {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Make a Cluster or a Tenant
+    /// Create a Cluster or a Tenant
     #[command(subcommand)]
     Create(CreateCommand),
     /// Show Clusters or Tenants
     Get(GetOptions),
-    /// Print a Cluster's kubeconfig, or add it to your own
+    /// Print a Cluster's kubeconfig, or merge it into your own
     Kubeconfig(KubeconfigOptions),
-    /// Print the one line by which a worker joins a Cluster
+    /// Print the command that joins a worker to a Cluster
     Join(JoinOptions),
-    /// Run a command with a Cluster of its own, which is deleted when the command has ended
+    /// Run a command with a temporary Cluster, and delete the Cluster when the command exits
     #[command(after_help = RUN)]
     Run(RunOptions),
     /// Delete a Cluster or a Tenant
     #[command(subcommand)]
     Delete(DeleteCommand),
-    /// Say how Clusters are, why, and what to do next
+    /// Show the state of Clusters, the reason, and what to do next
     Status(StatusOptions),
     /// Show the versions of this plugin and of the host
     Version(VersionOptions),
-    /// Print what makes the shell complete this plugin's commands
+    /// Print the script that completes this plugin's commands
     #[command(after_help = COMPLETION)]
     Completion {
-        /// Shell that completes `kubectl-yoke`, or kubectl, which completes `kubectl yoke`
+        /// Shell for `kubectl-yoke`, or kubectl for `kubectl yoke`
         completer: Completer,
     },
-    /// Answer kubectl, which asks what may follow the words of a command line
+    /// Print the candidates that kubectl's completion requests
     #[command(name = "__complete", hide = true)]
     Complete {
-        /// The words, the last of which is to be completed
+        /// Words of the command line; the last one is to be completed
         #[arg(last = true)]
         words: Vec<OsString>,
     },
 }
 
-/// Who completes: a shell by itself, or kubectl in any shell.
+/// Program that completes a command line: a shell by itself, or kubectl in any shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completer {
     Shell(Shell),
@@ -122,38 +122,38 @@ impl ValueEnum for Completer {
     }
 }
 
-/// Whether to wait, and how long. What a command does without being told is its own choice, made with `mut_arg`.
+/// Whether and how long to wait. Each command sets its own default with `mut_arg`.
 #[derive(Args, Debug)]
 pub(crate) struct WaitOptions {
-    /// Wait until it is done
+    /// Wait until the command has taken effect
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_value = "false", default_missing_value = "true", action = clap::ArgAction::Set,
     )]
     pub(crate) wait: bool,
-    /// How long to wait; 0 is without limit
+    /// How long to wait; 0 means no limit
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 }
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum CreateCommand {
-    /// Make a Cluster in a Tenant's namespace
+    /// Create a Cluster in a Tenant's namespace
     Cluster(CreateClusterOptions),
-    /// Make a Tenant: a namespace of its name, whose users may make Clusters
+    /// Create a Tenant: a namespace of the same name, whose users may create Clusters
     Tenant(CreateTenantOptions),
 }
 
-/// What a Cluster is asked to be.
+/// Options of the Cluster's spec that `create cluster` and `run` share.
 #[derive(Args, Debug)]
 pub(crate) struct ClusterOptions {
-    /// Version of Kubernetes, such as v1.35.4; the host's default if not given
+    /// Kubernetes version, such as v1.35.4; the default is the host's
     #[arg(long = "version", value_name = "VERSION")]
     pub(crate) kubernetes_version: Option<KubernetesVersion>,
-    /// Class of control plane; the host's default if not given
+    /// Class of the control plane; the default is the host's
     #[arg(long, value_name = "NAME")]
     pub(crate) class: Option<String>,
-    /// What the Cluster's objects and their history may take
+    /// Storage quota for the Cluster's objects and their history
     #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
     pub(crate) storage: Quantity,
 }
@@ -166,7 +166,7 @@ pub(crate) struct CreateClusterOptions {
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) what: ClusterOptions,
-    /// How long it lives, such as 90m or 8h: then the host deletes it; for ever if not given
+    /// Time until the host deletes the Cluster, such as 90m or 8h; no limit if omitted
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     pub(crate) ttl: Option<String>,
     #[command(flatten)]
@@ -179,33 +179,35 @@ pub(crate) struct CreateClusterOptions {
 pub(crate) struct RunOptions {
     #[command(flatten)]
     pub(crate) what: ClusterOptions,
-    /// How long the Cluster lives at most, such as 90m or 8h: then the host deletes it, though the command may still run
+    /// Time until the host deletes the Cluster, such as 90m or 8h, even if the command still runs
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_ttl)]
     pub(crate) ttl: String,
-    /// How long to wait for its API; 0 is without limit
+    /// How long to wait for the Cluster's API; 0 means no limit
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
-    /// Keep the Cluster until its time is over where the command fails, to look into it
+    /// If the command fails, keep the Cluster until its --ttl ends, so that you can inspect it
     #[arg(long)]
     pub(crate) keep_on_failure: bool,
-    /// The command and its arguments
+    /// Command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 
-// Its `--user` takes the place of kubectl's, as in `kubectl create rolebinding`: one id, so that clap does not pass on both.
+// The id `user` replaces kubectl's global `--user`, as in `kubectl create rolebinding`; with two
+// ids clap would set both.
 #[derive(Args, Debug)]
 #[command(mut_arg("wait", |wait| wait.default_value("true").help("Wait until Clusters can be made in it")))]
 pub(crate) struct CreateTenantOptions {
     /// Name of the Tenant and of its namespace
     pub(crate) name: String,
-    /// User of the host who acts for the Tenant; may be repeated
+    /// User of the host who may act for the Tenant; may be repeated
     #[arg(id = "user", long = "user", value_name = "NAME")]
     pub(crate) users: Vec<String>,
-    /// Group of the host whose members act for the Tenant; may be repeated
+    /// Group of the host whose members may act for the Tenant; may be repeated
     #[arg(long = "group", value_name = "NAME")]
     pub(crate) groups: Vec<String>,
-    /// File with the public key (.pub) of somebody who acts for the Tenant over SSH; may be repeated
+    /// File with the public key (.pub) of a user who may act for the Tenant over SSH; may be
+    /// repeated
     #[arg(long = "ssh-key", value_name = "[NAME=]FILE", value_parser = parse_key_file)]
     pub(crate) ssh_keys: Vec<KeyFile>,
     #[command(flatten)]
@@ -216,10 +218,11 @@ pub(crate) struct CreateTenantOptions {
 
 #[derive(Args, Debug)]
 pub(crate) struct WriteOptions {
-    /// client: only show what would be sent. server: have the host check it, without keeping it
+    /// client: only print the object that would be sent. server: let the host validate it without
+    /// storing it
     #[arg(long, value_name = "MODE", value_enum, default_value_t, default_missing_value = "client", num_args = 0..=1, require_equals = true)]
     pub(crate) dry_run: DryRun,
-    /// Show the object
+    /// Print the object in this format
     #[arg(long, short, value_name = "FORMAT", value_enum)]
     pub(crate) output: Option<ObjectFormat>,
 }
@@ -275,24 +278,24 @@ pub(crate) enum Kind {
 
 #[derive(Args, Debug)]
 pub(crate) struct GetOptions {
-    /// What to show
+    /// Kind of objects to show
     #[arg(value_enum, default_value = "clusters")]
     pub(crate) kind: Kind,
-    /// Only the one of this name
+    /// Show only the object of this name
     pub(crate) name: Option<String>,
-    /// In every namespace
+    /// Show objects of all namespaces
     #[arg(long, short = 'A', conflicts_with = "name")]
     pub(crate) all_namespaces: bool,
-    /// How to show them; a table if not given
+    /// Output format; a table if omitted
     #[arg(long, short, value_name = "FORMAT", value_enum)]
     pub(crate) output: Option<ListFormat>,
-    /// Only those whose labels fit, such as team=a,stage!=test
+    /// Show only objects whose labels match, such as team=a,stage!=test
     #[arg(long, short = 'l', value_name = "SELECTOR", conflicts_with = "name")]
     pub(crate) selector: Option<String>,
-    /// Leave out the head of the table
+    /// Omit the header of the table
     #[arg(long)]
     pub(crate) no_headers: bool,
-    /// Go on and show every change
+    /// Watch and show every change
     #[arg(long, short)]
     pub(crate) watch: bool,
 }
@@ -303,10 +306,11 @@ pub(crate) struct GetOptions {
 pub(crate) struct KubeconfigOptions {
     /// Name of the Cluster
     pub(crate) name: String,
-    /// Add it to your kubeconfig ($KUBECONFIG, else ~/.kube/config) and make it the current context
+    /// Merge it into your kubeconfig ($KUBECONFIG, else ~/.kube/config) and make it the current
+    /// context
     #[arg(long)]
     pub(crate) merge: bool,
-    /// Name of the context; <namespace>/<name> if not given
+    /// Name of the context; the default is <namespace>/<name>
     #[arg(long, value_name = "NAME", requires = "merge")]
     pub(crate) context_name: Option<String>,
     #[command(flatten)]
@@ -317,70 +321,71 @@ pub(crate) struct KubeconfigOptions {
 pub(crate) struct JoinOptions {
     /// Name of the Cluster
     pub(crate) name: String,
-    /// How many workers may join by it
+    /// Number of workers that may join with the command
     #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(i32).range(1..=100))]
     pub(crate) uses: i32,
-    /// How long it holds, in minutes or hours, from 1m to 24h
+    /// How long the command is valid, in minutes or hours, from 1m to 24h
     #[arg(long, value_name = "TIME", default_value = "15m")]
     pub(crate) ttl: String,
-    /// Remove the Nodes of workers that have been silent for this time, from 1m to 24h; never if not given
+    /// Delete a worker's Node after it has been silent for this time, from 1m to 24h; never if
+    /// omitted
     #[arg(long, value_name = "TIME")]
     pub(crate) reap_after: Option<String>,
     /// Label with which a worker registers its Node; may be repeated
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
-    /// Taint with which it does, such as gpu=a100:NoSchedule; may be repeated
+    /// Taint with which a worker registers its Node, such as gpu=a100:NoSchedule; may be repeated
     #[arg(long = "taint", value_name = "KEY[=VALUE]:EFFECT")]
     pub(crate) taints: Vec<Taint>,
-    /// How long to wait for the host; 0 is without limit
+    /// How long to wait for the host; 0 means no limit
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 }
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum DeleteCommand {
-    /// Delete a Cluster and, by its deletionPolicy, its state
+    /// Delete a Cluster and, according to its deletionPolicy, its stored state
     Cluster(DeleteOptions),
-    /// Delete a Tenant; it goes when its Clusters have gone
+    /// Delete a Tenant; the host deletes its namespace after its last Cluster
     Tenant(DeleteOptions),
 }
 
 #[derive(Args, Debug)]
 #[command(mut_arg("wait", |wait| wait.default_value("true").help("Wait until it is gone")))]
 pub(crate) struct DeleteOptions {
-    /// Its name
+    /// Name of the object
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) waiting: WaitOptions,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,
-    /// Say its name only
+    /// Print only the name of the object
     #[arg(long, short, value_name = "FORMAT", value_enum)]
     pub(crate) output: Option<NameFormat>,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct StatusOptions {
-    /// Name of the Cluster; all of the namespace, in short, if not given
+    /// Name of the Cluster; a summary of all Clusters in the namespace if omitted
     pub(crate) name: Option<String>,
-    /// In every namespace
+    /// Show Clusters of all namespaces
     #[arg(long, short = 'A', conflicts_with = "name")]
     pub(crate) all_namespaces: bool,
-    /// Only those whose labels fit, such as team=a,stage!=test
+    /// Show only Clusters whose labels match, such as team=a,stage!=test
     #[arg(long, short = 'l', value_name = "SELECTOR", conflicts_with = "name")]
     pub(crate) selector: Option<String>,
-    /// How to say it; text for people if not given
+    /// Output format; text if omitted
     #[arg(long, short, value_name = "FORMAT", value_enum)]
     pub(crate) output: Option<StatusFormat>,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct VersionOptions {
-    /// Only the plugin's, without asking the host
+    /// Show only the plugin's version, without a request to the host
     #[arg(long)]
     pub(crate) client: bool,
-    /// How to show them; text for people if not given
+    /// Output format; text if omitted
     #[arg(long, short, value_name = "FORMAT", value_enum)]
     pub(crate) output: Option<DataFormat>,
 }

@@ -1,4 +1,4 @@
-//! Completion: scripts for shells, and the answers that kubectl asks for.
+//! Completion: prints scripts for shells, and the candidates that kubectl requests.
 //!
 //! ```text
 //!  kubectl yoke get <TAB> ─▶ kubectl ─▶ kubectl_complete-yoke get '' ─▶ kubectl-yoke __complete -- get '' ─▶ candidates
@@ -19,16 +19,17 @@ use crate::session::Session;
 use crate::{Error, output};
 
 const PROGRAM: &str = "kubectl-yoke";
-/// What kubectl runs, see `SetupPluginCompletion` in kubectl's `pkg/cmd/plugin/plugin_completion.go`.
+/// The program that kubectl runs, see `SetupPluginCompletion` in kubectl's
+/// `pkg/cmd/plugin/plugin_completion.go`.
 const FOR_KUBECTL: &str = "#!/bin/sh\nexec kubectl-yoke __complete -- \"$@\"\n";
-/// cobra's `ShellCompDirectiveNoFileComp`: where nothing fits, do not offer files.
+/// cobra's `ShellCompDirectiveNoFileComp`: without a candidate, do not offer files.
 const NO_FILES: &str = ":4\n";
 /// cobra's `ShellCompDirectiveDefault`.
 const FILES: &str = ":0\n";
-/// A person waits for it with a finger on the key.
+/// Limit for the requests to the host: the user waits at the prompt.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Prints the script for a shell, or that for kubectl.
+/// Prints the completion script for a shell or for kubectl.
 pub(crate) fn completion(completer: Completer) -> Result<(), Error> {
     let shell = match completer {
         Completer::Kubectl => return output::put(FOR_KUBECTL),
@@ -40,7 +41,7 @@ pub(crate) fn completion(completer: Completer) -> Result<(), Error> {
     output::put(&String::from_utf8_lossy(&script))
 }
 
-/// Answers kubectl: what may follow `words`, whose last is to be completed, and whether it may be a file.
+/// Prints for kubectl the candidates for the last of `words`, and whether that word may be a file.
 pub(crate) async fn complete(words: &[OsString]) -> Result<(), Error> {
     let current = words.last().cloned().unwrap_or_default();
     let mut line = vec![OsString::from(PROGRAM)];
@@ -50,7 +51,7 @@ pub(crate) async fn complete(words: &[OsString]) -> Result<(), Error> {
     }
     let last = line.len() - 1;
     let mut command = Arguments::command();
-    // A line that nothing can follow is no failure: there is only nothing to offer.
+    // A line that no word can follow is not an error: there are only no candidates.
     let found = engine::complete(&mut command, line.clone(), last, None).unwrap_or_default();
     let mut text: String = found
         .iter()
@@ -71,13 +72,13 @@ pub(crate) async fn complete(words: &[OsString]) -> Result<(), Error> {
     output::put(&(text + directive))
 }
 
-/// As with kubectl, options are offered to those only who began one.
+/// As in kubectl, options are offered only if the current word starts with a dash.
 fn fits(candidate: &CompletionCandidate, current: &OsStr) -> bool {
     let is_option = |text: &OsStr| text.as_encoded_bytes().starts_with(b"-");
     is_option(current) || !is_option(candidate.get_value())
 }
 
-/// A candidate with what it means, as cobra wants them.
+/// Formats a candidate with its description as cobra expects it.
 fn candidate_line(candidate: &CompletionCandidate) -> String {
     let value = candidate.get_value().to_string_lossy();
     let help = candidate.get_help().map(ToString::to_string).unwrap_or_default();
@@ -87,7 +88,7 @@ fn candidate_line(candidate: &CompletionCandidate) -> String {
     }
 }
 
-/// Whether the word after this option is a file.
+/// Returns whether the word after this option is a file.
 fn is_file(command: &clap::Command, option: &OsStr) -> bool {
     let named = |arg: &clap::Arg| {
         arg.get_long()
@@ -98,7 +99,7 @@ fn is_file(command: &clap::Command, option: &OsStr) -> bool {
         .any(|arg| arg.get_value_hint() == ValueHint::FilePath && named(arg))
 }
 
-/// The names of what is there, if the last word of the line is to be one.
+/// Returns the names of existing objects, if the last argument of the line is an object's name.
 async fn names(line: &[OsString]) -> Option<Vec<String>> {
     let matches = Arguments::command()
         .ignore_errors(true)
@@ -117,7 +118,7 @@ async fn names(line: &[OsString]) -> Option<Vec<String>> {
     }
 }
 
-/// The kind whose names the command takes, where they are of what is there already.
+/// Returns the kind whose existing names the command accepts, with the matches of that subcommand.
 fn named_kind(matches: &ArgMatches) -> Option<(Kind, &ArgMatches)> {
     match matches.subcommand()? {
         ("get", leaf) => Some((*leaf.try_get_one("kind").ok()??, leaf)),

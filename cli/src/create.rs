@@ -13,7 +13,7 @@ use crate::session::Session;
 use crate::ssh_key::read_keys;
 use crate::{Error, FIELD_MANAGER, output, wait};
 
-/// Makes a Cluster, and waits for it if asked to.
+/// Creates a Cluster and, with `--wait`, waits until it is ready.
 pub(crate) async fn create_cluster(session: &Session, options: &CreateClusterOptions) -> Result<(), Error> {
     let mut cluster = build_cluster(options);
     cluster.metadata.namespace = Some(session.namespace.clone());
@@ -22,14 +22,15 @@ pub(crate) async fn create_cluster(session: &Session, options: &CreateClusterOpt
         return Ok(());
     }
     wait::wait_until_ready(session, &options.name, options.waiting.timeout).await?;
-    output::say(&format!(
+    output::print_message(&format!(
         "next: kubectl yoke kubeconfig {} -n {} --merge",
         options.name, session.namespace
     ));
     Ok(())
 }
 
-/// Makes a Tenant, and waits until Clusters can be made in its namespace, which the host makes after it.
+/// Creates a Tenant and waits until Clusters can be created in its namespace. The operator creates
+/// the namespace after the Tenant.
 pub(crate) async fn create_tenant(session: &Session, options: &CreateTenantOptions) -> Result<(), Error> {
     let api = Api::all(session.client.clone());
     let keys = read_keys(&options.ssh_keys)?;
@@ -38,7 +39,7 @@ pub(crate) async fn create_tenant(session: &Session, options: &CreateTenantOptio
         return Ok(());
     }
     wait::wait_until_tenant_ready(session, &options.name, options.waiting.timeout).await?;
-    output::say(&format!(
+    output::print_message(&format!(
         "next: kubectl yoke create cluster NAME -n {} --wait",
         options.name
     ));
@@ -49,7 +50,7 @@ fn build_cluster(options: &CreateClusterOptions) -> Cluster {
     Cluster::new(&options.name, build_spec(&options.what, options.ttl.clone()))
 }
 
-/// What a Cluster is asked to be.
+/// Builds the spec of a Cluster from the options.
 pub(crate) fn build_spec(options: &ClusterOptions, ttl: Option<String>) -> ClusterSpec {
     ClusterSpec {
         version: options.kubernetes_version.map(|version| version.to_string()),
@@ -100,7 +101,7 @@ where
                 field_manager: Some(FIELD_MANAGER.to_owned()),
             };
             let doing = format!("creating {} {}", K::kind(&()), object.name_any());
-            let object = session.ask_once(&doing, api.create(&parameters, &object)).await?;
+            let object = session.request_once(&doing, api.create(&parameters, &object)).await?;
             (
                 object,
                 if mode == DryRun::Server {

@@ -12,25 +12,25 @@ use crate::arguments::{DeleteOptions, NameFormat};
 use crate::session::Session;
 use crate::{Error, output, wait};
 
-/// Deletes a Cluster, after asking.
+/// Deletes a Cluster, after confirmation.
 pub(crate) async fn delete_cluster(session: &Session, options: &DeleteOptions) -> Result<(), Error> {
     let api: Api<Cluster> = session.api();
     let what = format!("Cluster {} in namespace {}", options.name, session.namespace);
     let cluster = session
-        .ask(&format!("getting Cluster {}", options.name), || api.get(&options.name))
+        .request(&format!("getting Cluster {}", options.name), || api.get(&options.name))
         .await?;
     let loss = match cluster.spec.deletion_policy {
         DeletionPolicy::Delete => "Everything in it will be lost.",
-        DeletionPolicy::Retain => "Its stored state is kept.",
+        DeletionPolicy::Retain => "Its stored state is retained.",
     };
     confirm(&what, loss, options)?;
     delete(session, api, &what, options).await
 }
 
-/// Deletes a Tenant, after asking.
+/// Deletes a Tenant, after confirmation.
 pub(crate) async fn delete_tenant(session: &Session, options: &DeleteOptions) -> Result<(), Error> {
     let what = format!("Tenant {}", options.name);
-    confirm(&what, "Its namespace goes when its Clusters have gone.", options)?;
+    confirm(&what, "The host deletes its namespace after its last Cluster.", options)?;
     delete(session, Api::<Tenant>::all(session.client.clone()), &what, options).await
 }
 
@@ -40,7 +40,7 @@ where
 {
     let doing = format!("deleting {what}");
     session
-        .ask_once(&doing, api.delete(&options.name, &DeleteParams::default()))
+        .request_once(&doing, api.delete(&options.name, &DeleteParams::default()))
         .await?;
     if options.waiting.wait {
         wait::wait_until_gone(session, api, &options.name, what, options.waiting.timeout).await?;
@@ -54,7 +54,7 @@ where
     output::put(&format!("{name}{how}\n"))
 }
 
-/// Has the person type the name: what is lost here has no second copy.
+/// Requires the user to type the name, because deleted data cannot be restored.
 fn confirm(what: &str, loss: &str, options: &DeleteOptions) -> Result<(), Error> {
     if options.yes {
         return Ok(());
@@ -62,7 +62,7 @@ fn confirm(what: &str, loss: &str, options: &DeleteOptions) -> Result<(), Error>
     if !std::io::stdin().is_terminal() {
         return Err(Error::NotConfirmed(what.to_owned()));
     }
-    output::say(&format!("{what} will be deleted. {loss}\nType its name to go on:"));
+    output::print_message(&format!("{what} will be deleted. {loss}\nType its name to continue:"));
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer).map_err(Error::Input)?;
     if answer.trim() == options.name {

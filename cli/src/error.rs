@@ -1,8 +1,7 @@
-//! What can go wrong, said as `error: …` with a `hint: …` where one is known.
+//! Errors of all commands, printed as `error: …` and, where there is one, `hint: …`.
 
 use std::error::Error as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use kube::config::{InferConfigError, KubeconfigError};
@@ -13,134 +12,134 @@ use yoke_api::labels;
 
 use crate::merge::MergeError;
 
-/// A command failed.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kubeconfig of the host cannot be used.
     #[error("cannot use the kubeconfig of the host")]
     Kubeconfig(#[source] KubeconfigError),
-    /// There is no kubeconfig, and this is no pod either.
-    #[error("no kubeconfig of the host was found")]
+    /// There is no kubeconfig, and the process does not run in a pod.
+    #[error("no kubeconfig for the host was found")]
     NoKubeconfig(#[source] InferConfigError),
     /// The kubeconfig of the host has no such user.
     #[error("the kubeconfig of the host has no user {0:?}")]
     UnknownUser(String),
-    /// The client cannot be set up.
+    /// The client cannot be built.
     #[error("cannot set up the connection to the host")]
     Client(#[source] kube::Error),
-    /// The host answered no.
+    /// The host's API refused the request.
     #[error("{doing}: {}", refusal(status))]
     Refused {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// The host's answer.
+        /// The API's answer.
         status: Box<Status>,
     },
-    /// The host did not answer.
+    /// The host's API could not be reached, or sent no usable answer.
     #[error("{doing}: cannot reach the host's API at {url}")]
     Unreachable {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// Where the host should be.
+        /// Address of the host's API.
         url: String,
-        /// Why not.
+        /// Cause.
         #[source]
         source: Box<kube::Error>,
     },
-    /// One request took too long.
+    /// One request exceeded `--request-timeout`.
     #[error("{doing}: no answer from the host's API at {url} within {limit:?}")]
     RequestTimeout {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// Where the host should be.
+        /// Address of the host's API.
         url: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
     },
-    /// A wait ran out.
+    /// A wait exceeded `--timeout`.
     #[error("{what} within {limit:?}{}", last.as_deref().map(|last| format!("; last seen: {last}")).unwrap_or_default())]
     WaitTimeout {
-        /// What did not happen.
+        /// Expected state that was not reached, with the object.
         what: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
-        /// What was seen last.
+        /// The last message that was seen.
         last: Option<String>,
-        /// Command that shows more.
+        /// Command that shows the current state.
         see: String,
     },
-    /// The spec cannot be carried out.
+    /// The operator refuses the spec.
     #[error("{what} is refused ({reason}): {message}")]
     SpecRefused {
-        /// The Cluster or Tenant.
+        /// Kind and name of the object.
         what: String,
-        /// Its condition's reason.
+        /// Reason of its condition.
         reason: String,
-        /// Its condition's message.
+        /// Message of its condition.
         message: String,
     },
-    /// It vanished while it was waited for.
-    #[error("{0} was deleted in the meantime")]
+    /// The object was deleted during the wait.
+    #[error("{0} was deleted during the wait")]
     Deleted(String),
-    /// It sleeps, and a JoinToken does not wake it.
+    /// The Cluster is asleep, and a JoinToken does not wake it.
     #[error("Cluster {name} is asleep")]
     Asleep {
-        /// The Cluster.
+        /// Name of the Cluster.
         name: String,
-        /// Its namespace.
+        /// Namespace of the Cluster.
         namespace: String,
     },
-    /// A JoinToken came to nothing.
-    #[error("{}", to_fate(name, *is_deleted))]
+    /// A JoinToken was created, but its join command was not printed.
+    #[error("{}", describe_join_token(name, *is_deleted))]
     NotJoinable {
-        /// The JoinToken.
+        /// Name of the JoinToken.
         name: String,
-        /// Whether it is deleted, or stays until it ends.
+        /// Whether it was deleted; otherwise it exists until it expires.
         is_deleted: bool,
-        /// Why.
+        /// Cause.
         #[source]
         source: Box<Error>,
     },
     /// The Cluster has no kubeconfig yet.
     #[error("Cluster {name} has no kubeconfig yet")]
     NoClusterKubeconfig {
-        /// The Cluster.
+        /// Name of the Cluster.
         name: String,
-        /// Its namespace.
+        /// Namespace of the Cluster.
         namespace: String,
     },
-    /// The Secret is not what the contract says.
-    #[error("Secret {0} holds no kubeconfig")]
-    SecretWrong(String),
-    /// The Secret is not what a worker could join by.
-    #[error("Secret {0} is not what a worker could join by")]
-    JoinSecretWrong(String),
+    /// The Secret does not contain a kubeconfig under the agreed key.
+    #[error("Secret {0} contains no kubeconfig")]
+    KubeconfigInvalid(String),
+    /// The Secret does not contain the data of a join command.
+    #[error("Secret {0} does not contain a join command")]
+    JoinSecretInvalid(String),
     /// The kubeconfig cannot be merged.
     #[error("cannot add to {}", path.display())]
     Merge {
         /// The user's file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         source: MergeError,
     },
     /// A file cannot be read or written.
     #[error("cannot {verb} {}", path.display())]
     File {
-        /// What was being done.
+        /// Verb of the failed action.
         verb: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// A file holds no public key that can be used.
+    /// A file contains no usable public key.
     #[error("cannot use {} as an SSH key: {problem}", path.display())]
     NoPublicKey {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         problem: &'static str,
     },
     /// Another program is changing the file.
@@ -148,19 +147,19 @@ pub enum Error {
     Locked {
         /// The file.
         path: PathBuf,
-        /// The lock.
+        /// The lock file.
         lock: PathBuf,
     },
-    /// Where the user's kubeconfig is cannot be told.
+    /// The path of the user's kubeconfig is unknown.
     #[error("neither KUBECONFIG nor HOME is set")]
     NoHome,
-    /// There is nobody to ask.
-    #[error("{0} is not deleted without being asked for twice")]
+    /// Standard input is not a terminal, so the deletion cannot be confirmed.
+    #[error("{0} was not deleted, because the deletion was not confirmed")]
     NotConfirmed(String),
-    /// The answer was no.
+    /// The user did not type the name.
     #[error("nothing was deleted")]
     Declined,
-    /// An object cannot be written as text, or read.
+    /// An object cannot be converted from or to JSON.
     #[error("cannot show the object")]
     Json(#[from] serde_json::Error),
     /// An object cannot be written as YAML.
@@ -172,69 +171,46 @@ pub enum Error {
     /// Standard input failed.
     #[error("cannot read the answer from standard input")]
     Input(#[source] std::io::Error),
-    /// Labels or taints that no worker is given.
-    #[error("the labels or taints cannot be given")]
+    /// Labels or taints that a worker may not register with.
+    #[error("the labels or taints are invalid")]
     Node(#[from] NodeError),
-    /// There is no such command to run.
-    #[error("there is no command {}", .0.display())]
+    /// The command of `run` does not exist.
+    #[error("command {} was not found", .0.display())]
     NoCommand(PathBuf),
-    /// A command cannot be run.
+    /// The command of `run` cannot be started.
     #[error("cannot run {}", program.display())]
     CommandNotRun {
         /// The command.
         program: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// Its Cluster could not be used.
+    /// The command of `run` was not started, because its Cluster could not be used.
     #[error("the command was not run")]
     NotRun(#[source] Box<Error>),
-    /// How a command ended cannot be told.
+    /// The exit status of the command is unknown.
     #[error("cannot wait for the command")]
-    CommandLost(#[source] std::io::Error),
-    /// The command that was run failed; it has said why.
+    CommandStatusUnknown(#[source] std::io::Error),
+    /// The command failed, and has printed the reason itself.
     #[error("the command ended with code {0}")]
     CommandFailed(u8),
-    /// Signals cannot be heard.
-    #[error("cannot listen to signals")]
+    /// Signal handlers cannot be installed.
+    #[error("cannot install signal handlers")]
     Signals(#[source] std::io::Error),
-    /// Somebody ended it.
+    /// A signal ended the command.
     #[error("interrupted")]
     Interrupted(SignalKind),
 }
 
 impl Error {
-    /// Prints the error, its causes and the hint, and gives the process's exit code.
-    pub fn report(&self) -> ExitCode {
-        // `kubectl yoke get | head` ends like this; nobody is left to be told.
-        if matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe) {
-            return ExitCode::SUCCESS;
-        }
-        if let Self::CommandFailed(code) = self {
-            return ExitCode::from(*code);
-        }
-        crate::output::say(&format!("error: {}", self.with_causes()));
-        if let Some(hint) = self.hint() {
-            crate::output::say(&format!("hint: {hint}"));
-        }
-        match self {
-            Self::WaitTimeout { .. } => ExitCode::from(3),
-            Self::CommandNotRun { .. } => ExitCode::from(126),
-            Self::NoCommand(_) => ExitCode::from(127),
-            // As a shell says it of who is ended by a signal.
-            Self::Interrupted(signal) => ExitCode::from(u8::try_from(128 + signal.as_raw_value()).unwrap_or(1)),
-            _ => ExitCode::FAILURE,
-        }
-    }
-
-    /// What went wrong, with its causes.
+    /// Returns the message with all causes.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
         while let Some(error) = cause {
             let next = error.to_string();
-            // Several libraries repeat their source in their own text.
+            // Several libraries repeat the text of their source in their own text.
             if !text.contains(&next) {
                 text = format!("{text}: {next}");
             }
@@ -243,18 +219,19 @@ impl Error {
         text
     }
 
-    /// Whether what was asked for may have been done all the same.
-    pub(crate) fn leaves_open(&self) -> bool {
+    /// Returns whether the request may have taken effect although it failed.
+    pub(crate) fn may_have_succeeded(&self) -> bool {
         match self {
             Self::RequestTimeout { .. } => true,
             Self::Unreachable { source, .. } => !never_connected(source),
-            // An API server says so of what its store has done, too, but was slow to tell.
+            // An API server also answers 5xx for a write that its store has done, but acknowledged
+            // too late.
             Self::Refused { status, .. } => status.code >= 500,
             _ => false,
         }
     }
 
-    /// Whether the host may answer otherwise when it is asked once more.
+    /// Returns whether a later attempt may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::RequestTimeout { .. } | Self::Unreachable { .. } => true,
@@ -263,15 +240,16 @@ impl Error {
         }
     }
 
-    /// Whether the host says that it cannot do it now: it has too much to do, or is not ready.
-    pub(crate) fn asks_to_wait(&self) -> bool {
+    /// Returns whether the host's API is overloaded or not ready.
+    pub(crate) fn is_overloaded(&self) -> bool {
         matches!(self, Self::Refused { status, .. } if [429, 503, 504].contains(&status.code))
     }
 
-    fn hint(&self) -> Option<String> {
+    /// Returns what the user can do about the error.
+    pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Kubeconfig(KubeconfigError::CurrentContextNotSet) => {
-                Some("choose one with --context, or `kubectl config use-context NAME`".into())
+                Some("choose a context with --context or `kubectl config use-context NAME`".into())
             }
             Self::Kubeconfig(_) | Self::NoKubeconfig(_) => {
                 Some("name the host's kubeconfig with --kubeconfig or KUBECONFIG".into())
@@ -281,9 +259,9 @@ impl Error {
             Self::Unreachable { .. } | Self::RequestTimeout { .. } => {
                 Some("is this the right host? See `kubectl config current-context`, and try --context".into())
             }
-            Self::WaitTimeout { see, .. } => Some(format!("it goes on by itself; see `{see}`")),
+            Self::WaitTimeout { see, .. } => Some(format!("the host continues; see `{see}`")),
             Self::SpecRefused { .. } => {
-                Some("change the spec with `kubectl edit`, or delete it and make it anew".into())
+                Some("change the spec with `kubectl edit`, or delete the object and create it again".into())
             }
             Self::Asleep { name, namespace } => Some(format!(
                 "wake it: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p \
@@ -291,20 +269,8 @@ impl Error {
                 labels::SLEEP,
                 labels::SLEEP_END
             )),
-            Self::NotJoinable { source, .. } => match source.as_ref() {
-                Self::WaitTimeout { see, .. } => Some(format!(
-                    "see `{see}`, and join again once it is ready, or wait longer with --timeout"
-                )),
-                Self::SpecRefused { .. } => Some("join again when that is no longer so".into()),
-                other => other.hint(),
-            },
-            Self::NotRun(source) => match source.as_ref() {
-                Self::WaitTimeout { .. } => Some(
-                    "wait longer with --timeout, or make a Cluster with `kubectl yoke create cluster` and see its conditions".into(),
-                ),
-                Self::SpecRefused { .. } => Some("run it again with other options, or when that is no longer so".into()),
-                other => other.hint(),
-            },
+            Self::NotJoinable { source, .. } => source.hint_for_join(),
+            Self::NotRun(source) => source.hint_for_run(),
             Self::NoClusterKubeconfig { name, namespace } => Some(format!(
                 "wait for it with --wait, or see `kubectl yoke status {name} -n {namespace}`"
             )),
@@ -315,11 +281,11 @@ impl Error {
             Self::Merge { .. } => Some("nothing was changed; repair the file first, or print without --merge".into()),
             Self::Locked { lock, .. } => Some(format!("try again; if no kubectl runs, remove {}", lock.display())),
             Self::NoHome => Some("set KUBECONFIG to the file to add to".into()),
-            Self::NotConfirmed(_) => Some("say --yes where nobody can be asked".into()),
+            Self::NotConfirmed(_) => Some("confirm with --yes where there is no terminal".into()),
             Self::Client(_)
             | Self::Deleted(_)
-            | Self::SecretWrong(_)
-            | Self::JoinSecretWrong(_)
+            | Self::KubeconfigInvalid(_)
+            | Self::JoinSecretInvalid(_)
             | Self::File { .. }
             | Self::NoPublicKey { .. }
             | Self::Declined
@@ -330,22 +296,45 @@ impl Error {
             | Self::Node(_)
             | Self::NoCommand(_)
             | Self::CommandNotRun { .. }
-            | Self::CommandLost(_)
+            | Self::CommandStatusUnknown(_)
             | Self::CommandFailed(_)
             | Self::Signals(_)
             | Self::Interrupted(_) => None,
         }
     }
-}
 
-fn to_fate(name: &str, is_deleted: bool) -> String {
-    match is_deleted {
-        true => format!("JoinToken {name} was deleted, so nobody can join by it"),
-        false => format!("nobody was told how to join by JoinToken {name}, which could not be deleted"),
+    /// Returns what the user can do about a `join` that failed with this error.
+    fn hint_for_join(&self) -> Option<String> {
+        match self {
+            Self::WaitTimeout { see, .. } => Some(format!(
+                "see `{see}`, and join again once it is ready, or wait longer with --timeout"
+            )),
+            Self::SpecRefused { .. } => Some("join again after this is resolved".into()),
+            other => other.hint(),
+        }
+    }
+
+    /// Returns what the user can do about a `run` whose Cluster failed with this error.
+    fn hint_for_run(&self) -> Option<String> {
+        match self {
+            Self::WaitTimeout { .. } => Some(
+                "wait longer with --timeout, or create a Cluster with `kubectl yoke create cluster` and look at its conditions".into(),
+            ),
+            Self::SpecRefused { .. } => Some("run it again with other options, or after this is resolved".into()),
+            other => other.hint(),
+        }
     }
 }
 
-/// The answer for a path that no API of the host serves: Kubernetes' mux says so, without an object's name.
+fn describe_join_token(name: &str, is_deleted: bool) -> String {
+    match is_deleted {
+        true => format!("JoinToken {name} was deleted, so no worker can join with it"),
+        false => format!("JoinToken {name} could not be deleted, but its join command was not printed"),
+    }
+}
+
+/// Kubernetes' mux answers an unknown path with 404 and without an object's name: the API is not
+/// installed.
 fn is_unknown_path(status: &Status) -> bool {
     status.code == 404 && status.details.as_ref().is_none_or(|details| details.name.is_empty())
 }
@@ -371,21 +360,21 @@ fn refusal(status: &Status) -> String {
 fn hint_for(status: &Status) -> Option<String> {
     let hint = match status.code {
         401 => "your credentials for the host are not accepted; they may have expired",
-        403 => "a Tenant's users see their own namespace only: give it with -n, or ask the host's owner",
+        403 => "a Tenant's users can access only their own namespace: name it with -n, or ask the host's owner",
         404 if is_unknown_path(status) => {
             "is this the right host? See `kubectl config current-context`, and try --context"
         }
         404 if is_missing_namespace(status) => {
-            "a Tenant's namespace comes with the Tenant; the host's owner makes it with `kubectl yoke create tenant NAME`"
+            "the namespace is created with its Tenant; the host's owner creates that with `kubectl yoke create tenant NAME`"
         }
-        404 => "see what is there with `kubectl yoke get`, in other namespaces with -n or -A",
-        409 => "see it with `kubectl yoke get`, or choose another name",
+        404 => "list existing objects with `kubectl yoke get`, in other namespaces with -n or -A",
+        409 => "see the existing object with `kubectl yoke get`, or choose another name",
         _ => return None,
     };
     Some(hint.into())
 }
 
-/// Whether the host was not reached at all.
+/// Returns whether no connection to the host was established.
 fn never_connected(error: &kube::Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -431,8 +420,8 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_the_host_are_no_refusals() {
-        for (code, leaves_open, may_pass) in [
+    fn host_failures_are_not_refusals() {
+        for (code, may_have_succeeded, may_pass) in [
             (403, false, false),
             (404, false, false),
             (409, false, false),
@@ -443,8 +432,8 @@ mod tests {
         ] {
             let error = refused(code, "a", "no");
             assert_eq!(
-                (error.leaves_open(), error.may_pass()),
-                (leaves_open, may_pass),
+                (error.may_have_succeeded(), error.may_pass()),
+                (may_have_succeeded, may_pass),
                 "{code}"
             );
         }

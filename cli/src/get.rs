@@ -1,4 +1,4 @@
-//! `get`: Clusters and Tenants as kubectl shows them.
+//! `get`: shows Clusters and Tenants as kubectl does.
 
 use futures::TryStreamExt as _;
 use jiff::Timestamp;
@@ -16,9 +16,10 @@ use crate::arguments::{GetOptions, Kind, ListFormat};
 use crate::session::{PATIENCE, Session};
 use crate::{Error, output, wait};
 
-/// Shows the objects once, and every change after it if asked to.
+/// Shows the objects once and, with `--watch`, every later change.
 ///
-/// Objects are fetched without a type, so that JSON and YAML show fields that this plugin does not know too.
+/// Objects are fetched without a type, so that JSON and YAML also show fields that this plugin does
+/// not know.
 pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), Error> {
     let resource = resource_of(options.kind);
     let api: Api<DynamicObject> = match options.kind {
@@ -34,7 +35,7 @@ pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), E
     match &options.name {
         Some(name) => {
             let mut object = session
-                .ask(&format!("getting {} {name}", resource.kind), || api.get(name))
+                .request(&format!("getting {} {name}", resource.kind), || api.get(name))
                 .await?;
             object.meta_mut().managed_fields = None;
             match options.output {
@@ -49,7 +50,7 @@ pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), E
                 ..ListParams::default()
             };
             let doing = format!("listing {}", resource.plural);
-            let list = session.ask(&doing, || api.list(&parameters)).await?;
+            let list = session.request(&doing, || api.list(&parameters)).await?;
             show_list(session, options, &resource, list, &mut view)
         }
     }
@@ -69,7 +70,8 @@ fn show_list(
     mut list: ObjectList<DynamicObject>,
     view: &mut View,
 ) -> Result<(), Error> {
-    // A list's items come without kind and version, which a reader of the output needs.
+    // The API server omits kind and version from the items of a list, but readers of the output
+    // need them.
     for object in &mut list.items {
         object.meta_mut().managed_fields = None;
         object.types = Some(kube::api::TypeMeta {
@@ -94,14 +96,14 @@ fn show_list(
             Kind::Clusters if !options.all_namespaces => format!(" in namespace {}", session.namespace),
             _ => String::new(),
         };
-        output::say(&format!("no {} found{place}", resource.plural));
+        output::print_message(&format!("no {} found{place}", resource.plural));
         return Ok(());
     }
     output::put(&view.show(&list.items)?)
 }
 
-/// Shows the objects and every change. A host that cannot be reached at first, or stays busy, is an error; one that goes
-/// away later is told of and waited for.
+/// Shows the objects and every change. A host that cannot be reached at first, or stays overloaded,
+/// is an error. A later disconnect is reported, and the watch is retried.
 async fn follow(
     session: &Session,
     api: Api<DynamicObject>,
@@ -116,7 +118,7 @@ async fn follow(
     let doing = "watching";
     let changes = watcher::watcher(api, config).modify(|object| object.meta_mut().managed_fields = None);
     let mut changes = std::pin::pin!(changes.default_backoff());
-    // The first list is one table; what a broken watch lists again is shown as changes.
+    // The first list is one table; what a restarted watch lists again is shown as changes.
     let mut first = Vec::new();
     let begun = Instant::now();
     let listing = async {
@@ -128,33 +130,33 @@ async fn follow(
                 Ok(Some(_)) => {}
                 Err(watcher::Error::InitialListFailed(error)) => {
                     let error = session.explain(doing, error);
-                    if !error.asks_to_wait() || begun.elapsed() > PATIENCE {
+                    if !error.is_overloaded() || begun.elapsed() > PATIENCE {
                         return Err(error);
                     }
                 }
                 Err(error) => {
-                    wait::trouble(session, doing, error)?;
+                    wait::to_watch_problem(session, doing, error)?;
                 }
             }
         }
     };
     session.within(doing, listing).await??;
     output::put(&view.show(&first)?)?;
-    let mut told = None;
+    let mut last_problem = None;
     loop {
         match changes.try_next().await {
             Ok(Some(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object))) => {
-                told = None;
+                last_problem = None;
                 output::put(&view.show(&[object])?)?;
             }
             Ok(Some(Event::Init | Event::InitDone)) => {}
             Ok(None) => return Ok(()),
             Err(error) => {
-                if let Some(trouble) = wait::trouble(session, doing, error)?
-                    && told.as_ref() != Some(&trouble)
+                if let Some(problem) = wait::to_watch_problem(session, doing, error)?
+                    && last_problem.as_ref() != Some(&problem)
                 {
-                    output::say(&format!("{doing}: {trouble}; trying again"));
-                    told = Some(trouble);
+                    output::print_message(&format!("{doing}: {problem}; trying again"));
+                    last_problem = Some(problem);
                 }
             }
         }
@@ -170,7 +172,7 @@ struct PlainList<'a> {
     items: &'a [DynamicObject],
 }
 
-/// What has been shown, so that rows of a watch line up.
+/// Formats objects, and keeps the column widths so that rows of a watch align.
 struct View {
     kind: Kind,
     format: Option<ListFormat>,

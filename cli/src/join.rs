@@ -1,4 +1,4 @@
-//! `join`: makes a JoinToken and prints the line by which a worker joins.
+//! `join`: creates a JoinToken and prints the command that joins a worker.
 
 use k8s_openapi::api::core::v1::Secret;
 use yoke_api::join_token::node::{NodeError, check_taints, collect_labels};
@@ -7,25 +7,26 @@ use yoke_api::{Cluster, JoinToken};
 use yoke_view::verdict::{Obstacle, find_obstacle};
 
 use crate::arguments::JoinOptions;
-use crate::make::{self, make};
 use crate::session::Session;
 use crate::signals::Signals;
+use crate::temporary_object::{self, create_temporary};
 use crate::{Error, output, wait};
 
-/// What becomes of a JoinToken that this program cannot delete.
-const FATE: &str = "nobody was told of it, and it stays until it ends";
+/// Tells the user the fate of a JoinToken that this program cannot delete.
+const FATE: &str = "its join command was not printed, and it exists until it expires";
 
-/// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here. What
-/// it cannot tell it deletes, also when it is interrupted; a second signal ends it as it is.
+/// Creates a JoinToken, waits until it is ready, and prints the join command. The command is a
+/// credential and is printed only here, once. If it cannot be printed, also after a signal, the
+/// JoinToken is deleted; a second signal skips the deletion.
 pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(), Error> {
     check(session, &options.name).await?;
     let mut signals = Signals::listen()?;
     let (prefix, doing) = (
         format!("{}-", options.name),
-        format!("making a JoinToken for Cluster {}", options.name),
+        format!("creating a JoinToken for Cluster {}", options.name),
     );
     let made = (prefix.as_str(), build_token(options)?);
-    let (name, signal) = make(session, &mut signals, made, &doing, FATE).await?;
+    let (name, signal) = create_temporary(session, &mut signals, made, &doing, FATE).await?;
     let found = async {
         match signal {
             Some(signal) => Err(Error::Interrupted(signal)),
@@ -39,11 +40,11 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
     let line = match line {
         Ok(line) => line,
         Err(error) => {
-            // Nobody was told of it.
+            // The join command was not printed, so the JoinToken is of no use.
             let is_deleted = tokio::select! {
                 is_deleted = delete(session, &name) => is_deleted,
                 _ = signals.next() => {
-                    output::say(&format!("JoinToken {name} stays until it ends"));
+                    output::print_message(&format!("JoinToken {name} exists until it expires"));
                     false
                 }
             };
@@ -57,18 +58,18 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
             });
         }
     };
-    output::say(&format!(
+    output::print_message(&format!(
         "revoke it: kubectl delete jointoken {name} -n {}",
         session.namespace
     ));
     output::put(&format!("{line}\n"))
 }
 
-/// What would never come about is not begun with, and not waited for.
+/// Fails early if no worker could join the Cluster.
 async fn check(session: &Session, name: &str) -> Result<(), Error> {
     let doing = format!("getting Cluster {name}");
     let api = session.api::<Cluster>();
-    let cluster = session.ask(&doing, || api.get(name)).await?;
+    let cluster = session.request(&doing, || api.get(name)).await?;
     match find_obstacle(&cluster) {
         None => Ok(()),
         Some(Obstacle::Asleep) => Err(Error::Asleep {
@@ -83,21 +84,23 @@ async fn check(session: &Session, name: &str) -> Result<(), Error> {
     }
 }
 
-/// Deletes a JoinToken, and says whether it is gone.
+/// Deletes a JoinToken and returns whether it is gone.
 async fn delete(session: &Session, name: &str) -> bool {
-    let deleted = make::delete::<JoinToken>(session, name).await;
-    deleted.inspect_err(|error| output::say(&error.with_causes())).is_ok()
+    let deleted = temporary_object::delete::<JoinToken>(session, name).await;
+    deleted
+        .inspect_err(|error| output::print_message(&error.with_causes()))
+        .is_ok()
 }
 
-/// The line by which a worker joins, as soon as there is one.
+/// Waits for the join command and returns it.
 async fn find_line(session: &Session, name: &str, options: &JoinOptions) -> Result<String, Error> {
     wait::wait_until_joinable(session, name, &options.name, options.timeout).await?;
     let secret = secret_name(name);
     let doing = format!("getting Secret {secret}");
     let api = session.api::<Secret>();
-    let found = session.ask_until_allowed(&doing, || api.get(&secret)).await?;
+    let found = session.request_until_allowed(&doing, || api.get(&secret)).await?;
     let line = JoinLine::from_secret(&found).and_then(|line| line.command().ok());
-    line.ok_or(Error::JoinSecretWrong(secret))
+    line.ok_or(Error::JoinSecretInvalid(secret))
 }
 
 fn build_token(options: &JoinOptions) -> Result<JoinToken, NodeError> {

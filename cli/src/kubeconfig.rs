@@ -1,4 +1,4 @@
-//! `kubeconfig`: prints a Cluster's kubeconfig or merges it into the person's own.
+//! `kubeconfig`: prints a Cluster's kubeconfig or merges it into the user's own.
 
 use k8s_openapi::api::core::v1::Secret;
 use yoke_api::Cluster;
@@ -24,21 +24,22 @@ pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -
         .unwrap_or_else(|| format!("{}/{name}", session.namespace));
     let path = kubeconfig_file::find()?;
     let merged = kubeconfig_file::add(&path, &text, &context).await?;
-    output::say(&format!("added context {context} to {}", path.display()));
+    output::print_message(&format!("added context {context} to {}", path.display()));
     if let Some(before) = merged.previous_context.filter(|before| *before != context) {
-        output::say(&format!(
-            "it is now the current one; back with: kubectl config use-context {before}"
+        output::print_message(&format!(
+            "it is now the current context; to go back: kubectl config use-context {before}"
         ));
     }
-    output::say("next: kubectl get namespaces");
+    output::print_message("next: kubectl get namespaces");
     Ok(())
 }
 
-/// The kubeconfig that the Cluster's status points to. `is_new`: the right to read it may be, too.
+/// Fetches the kubeconfig to which the Cluster's status refers. With `is_new`, the permission to
+/// read it may not be effective yet.
 pub(crate) async fn fetch(session: &Session, name: &str, is_new: bool) -> Result<String, Error> {
     let clusters = session.api::<Cluster>();
     let doing = format!("getting Cluster {name}");
-    let cluster = session.ask(&doing, || clusters.get(name)).await?;
+    let cluster = session.request(&doing, || clusters.get(name)).await?;
     let secret = cluster
         .status
         .and_then(|status| status.kubeconfig_ref)
@@ -50,12 +51,12 @@ pub(crate) async fn fetch(session: &Session, name: &str, is_new: bool) -> Result
     let doing = format!("getting Secret {secret}");
     let api = session.api::<Secret>();
     let found = match is_new {
-        true => session.ask_until_allowed(&doing, || api.get(&secret)).await?,
-        false => session.ask(&doing, || api.get(&secret)).await?,
+        true => session.request_until_allowed(&doing, || api.get(&secret)).await?,
+        false => session.request(&doing, || api.get(&secret)).await?,
     };
     let value = found
         .data
         .and_then(|mut data| data.remove(KUBECONFIG_KEY))
         .and_then(|value| String::from_utf8(value.0).ok());
-    value.ok_or(Error::SecretWrong(secret))
+    value.ok_or(Error::KubeconfigInvalid(secret))
 }

@@ -1,4 +1,4 @@
-//! The person's own kubeconfig file. Adapter: finds, locks, reads and replaces it.
+//! The user's own kubeconfig file. Adapter: finds, locks, reads and replaces it.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write as _};
@@ -11,10 +11,11 @@ use crate::merge::{Merged, merge};
 
 const LOCK_ATTEMPTS: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
-/// A kubeconfig holds keys.
+/// File mode: a kubeconfig contains keys.
 const PRIVATE: u32 = 0o600;
 
-/// The file that kubectl would write to: the first of `KUBECONFIG` that exists, else its last, else `~/.kube/config`.
+/// Returns the file that kubectl would write: the first of `KUBECONFIG` that exists, else its last,
+/// else `~/.kube/config`.
 pub(crate) fn find() -> Result<PathBuf, Error> {
     let listed = std::env::var_os("KUBECONFIG").unwrap_or_default();
     let listed: Vec<_> = std::env::split_paths(&listed)
@@ -29,8 +30,8 @@ pub(crate) fn find() -> Result<PathBuf, Error> {
     Ok(home.join(".kube").join("config"))
 }
 
-/// Adds a kubeconfig's current context to the file under a name. The file is replaced as a whole or not at all, under the
-/// lock that kubectl takes, and a symbolic link to it stays one.
+/// Adds the current context of a kubeconfig to the file under a name. Holds the same lock as
+/// kubectl and replaces the file atomically. A symbolic link to the file stays a link.
 pub(crate) async fn add(path: &Path, added: &str, name: &str) -> Result<Merged, Error> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).map_err(|source| file_error("make the folder of", path, source))?;
@@ -72,7 +73,8 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     written
 }
 
-/// kubectl's lock: a file beside it, named `<file>.lock`, see `lockFile` in client-go's `tools/clientcmd/config.go`.
+/// kubectl's lock: the file `<file>.lock` beside it, see `lockFile` in client-go's
+/// `tools/clientcmd/config.go`.
 struct Lock(PathBuf);
 
 impl Lock {

@@ -1,4 +1,5 @@
-//! `kubectl yoke`, a kubectl plugin: makes Clusters and Tenants on a host, shows them and fetches their kubeconfigs.
+//! `kubectl yoke`, a kubectl plugin: creates, shows and deletes Clusters and Tenants on a host, and
+//! fetches kubeconfigs.
 //!
 //! ```text
 //!  arguments ─▶ command (create get kubeconfig join run delete status version) ─▶ session ─▶ host API
@@ -6,8 +7,8 @@
 //!                 └─▶ yoke-view, report, advice, merge (pure) ─▶ stdout: data · stderr: progress, errors
 //! ```
 //!
-//! Data goes to standard output and nothing else does, so that it can be piped; progress, questions and errors go to
-//! standard error. Nothing is coloured.
+//! Standard output carries data only, so that it can be piped. Progress, questions and errors go to
+//! standard error. No output is colored.
 
 mod advice;
 mod arguments;
@@ -15,11 +16,11 @@ mod complete;
 mod create;
 mod delete;
 mod error;
+mod exit;
 mod get;
 mod join;
 mod kubeconfig;
 mod kubeconfig_file;
-mod make;
 mod merge;
 mod output;
 mod overrides;
@@ -29,6 +30,7 @@ mod session;
 mod signals;
 mod ssh_key;
 mod status;
+mod temporary_object;
 mod trace;
 mod version;
 mod wait;
@@ -39,10 +41,10 @@ pub use crate::error::Error;
 use crate::arguments::{Command, CreateCommand, DeleteCommand, HostOptions};
 use crate::session::Session;
 
-/// The field manager of everything that the plugin writes.
+/// Field manager of all writes of the plugin.
 const FIELD_MANAGER: &str = "kubectl-yoke";
 
-/// Carries out what the command line asks for.
+/// Executes the parsed command line.
 pub async fn run(arguments: Arguments) -> Result<(), Error> {
     let Arguments { host, command } = arguments;
     match command {
@@ -53,7 +55,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Error> {
             create::create_cluster(&Session::open(&host).await?, &options).await
         }
         Command::Create(CreateCommand::Tenant(options)) => {
-            // Its `--user` is another one.
+            // `create tenant` has its own `--user`, with another meaning.
             let host = HostOptions { user: None, ..host };
             create::create_tenant(&Session::open(&host).await?, &options).await
         }

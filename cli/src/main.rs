@@ -1,4 +1,4 @@
-//! `kubectl yoke`: see the library.
+//! The `kubectl-yoke` program; the library has all of its code.
 
 use std::process::ExitCode;
 

@@ -1,45 +1,46 @@
-//! Adds one kubeconfig to another. Pure.
+//! Merges one kubeconfig into another. Pure.
 //!
-//! The existing file is treated as a tree of values, not as a type: what this plugin does not know stays as it is. Of the
-//! added one, only its current context with that context's cluster and user is taken, all three under the new name. An
-//! entry of that name is replaced only if it is of the same cluster, so that nothing of the person's own is lost.
+//! The existing file is handled as a tree of values, not as a type, so that unknown fields survive.
+//! From the added kubeconfig only the current context is used, with its cluster and user; all three
+//! get the new name. An existing entry of that name is replaced only if it belongs to the same
+//! cluster, so that no entry of the user's own is lost.
 
 use serde_json::{Map, Value};
 
-/// The two cannot be merged.
+/// The two kubeconfigs cannot be merged.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
     /// The existing file is not YAML.
     #[error("it is not YAML")]
     Unreadable(#[source] Box<serde_saphyr::Error>),
-    /// The existing file is something else.
+    /// The existing file is not a kubeconfig.
     #[error("it is not a kubeconfig: {0}")]
     NotKubeconfig(&'static str),
     /// The added kubeconfig is not YAML.
     #[error("the Cluster's kubeconfig is not YAML")]
     AddedUnreadable(#[source] Box<serde_saphyr::Error>),
-    /// The added kubeconfig lacks something.
+    /// The added kubeconfig lacks a required part.
     #[error("the Cluster's kubeconfig has no {0}")]
     AddedLacks(&'static str),
-    /// The name is in use.
+    /// The name belongs to another cluster.
     #[error("it has a {kind} {name:?} of another cluster")]
     Taken {
-        /// Which list has it.
+        /// Kind of the entry: cluster, user or context.
         kind: &'static str,
         /// The name.
         name: String,
     },
-    /// The result cannot be written.
+    /// The result cannot be written as YAML.
     #[error("cannot write YAML")]
     Unwritable(#[source] Box<serde_saphyr::SerializeError>),
 }
 
-/// What came of a merge.
+/// Result of a merge.
 #[derive(Debug)]
 pub(crate) struct Merged {
-    /// The new text of the file.
+    /// New text of the file.
     pub(crate) text: String,
-    /// The context that was the current one.
+    /// The context that was the current one before.
     pub(crate) previous_context: Option<String>,
 }
 
@@ -52,7 +53,8 @@ pub(crate) fn merge(existing: &str, added: &str, name: &str) -> Result<Merged, M
         .and_then(Value::as_str)
         .filter(|name| !name.is_empty());
     let previous_context = previous_context.map(str::to_owned);
-    // A user and a context of the name are ours if its cluster is; without such a cluster they are somebody else's.
+    // A user and a context of that name are ours only if the cluster of that name is; without such
+    // a cluster they belong to another program or user.
     let ours = entry(&tree, "clusters", name).map(|present| same_cluster(present, &cluster));
     for (list, kind, field, value) in [
         ("clusters", "cluster", "cluster", cluster),
@@ -92,7 +94,7 @@ fn read_existing(text: &str) -> Result<Map<String, Value>, MergeError> {
     }
 }
 
-/// The cluster, the user and the context, the latter pointing to `name`.
+/// Returns the cluster, the user and the context; the context refers to `name`.
 fn read_added(text: &str, name: &str) -> Result<[Value; 3], MergeError> {
     let tree: Map<String, Value> =
         serde_saphyr::from_str(text).map_err(|error| MergeError::AddedUnreadable(Box::new(error)))?;
@@ -126,7 +128,8 @@ fn entry<'a>(tree: &'a Map<String, Value>, list: &str, name: &str) -> Option<&'a
         .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))
 }
 
-/// Whether an entry speaks of the cluster: addresses may change, its public name does not.
+/// Returns whether an entry describes the same cluster. Compares the TLS server name first, because
+/// the address may change.
 fn same_cluster(entry: &Value, cluster: &Value) -> bool {
     let present = entry.get("cluster");
     let field = |name: &str| (present.and_then(|present| present.get(name)), cluster.get(name));

@@ -1,4 +1,4 @@
-//! The two streams: data to standard output, everything else to standard error.
+//! The two streams: data goes to standard output, everything else to standard error.
 
 use std::io::Write as _;
 
@@ -8,7 +8,7 @@ use yoke_view::plain::plain_lines;
 use crate::Error;
 use crate::arguments::ObjectFormat;
 
-/// Writes data, as it is.
+/// Writes data unchanged.
 pub(crate) fn put(text: &str) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())
@@ -16,17 +16,19 @@ pub(crate) fn put(text: &str) -> Result<(), Error> {
         .map_err(Error::Output)
 }
 
-/// Writes text for a person, without what a terminal would obey: parts of it are the words of others.
+/// Writes text for a person. Control characters are removed, because parts of the text come from
+/// other users.
 pub(crate) fn put_plain(text: &str) -> Result<(), Error> {
     put(&plain_lines(text))
 }
 
-/// Tells the person something, in the same way. Failing to is no reason to stop.
-pub(crate) fn say(text: &str) {
+/// Writes a message to standard error, also without control characters. A failure of standard error
+/// is ignored.
+pub(crate) fn print_message(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", plain_lines(text));
 }
 
-/// An object in the words of kubectl's `-o`.
+/// Formats an object for kubectl's `-o`.
 pub(crate) fn show<T: Serialize>(format: ObjectFormat, name: &str, object: &T) -> Result<String, Error> {
     Ok(match format {
         ObjectFormat::Name => format!("{name}\n"),
@@ -35,12 +37,13 @@ pub(crate) fn show<T: Serialize>(format: ObjectFormat, name: &str, object: &T) -
     })
 }
 
-/// Indented JSON.
+/// Returns indented JSON.
 pub(crate) fn to_json<T: Serialize>(object: &T) -> Result<String, Error> {
     Ok(serde_json::to_string_pretty(object)? + "\n")
 }
 
-/// Block-style YAML. It goes through JSON, where Kubernetes' types have their well-defined form.
+/// Returns block-style YAML. The object is converted to JSON first, the format that Kubernetes'
+/// types define exactly.
 pub(crate) fn to_yaml<T: Serialize>(object: &T) -> Result<String, Error> {
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let mut text = serde_saphyr::to_string_with_options(&serde_json::to_value(object)?, options)?;

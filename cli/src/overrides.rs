@@ -1,7 +1,8 @@
-//! What the command line says about the host, put over what the kubeconfig says. Pure.
+//! Applies the connection options of the command line to the kubeconfig. Pure.
 //!
-//! The rules are kubectl's (`DirectClientConfig` in client-go's `tools/clientcmd/client_config.go`): an override replaces the
-//! field of the chosen cluster or user, and with it what would contradict it.
+//! The rules are kubectl's (`DirectClientConfig` in client-go's
+//! `tools/clientcmd/client_config.go`): an override replaces the field of the chosen cluster or
+//! user, and the fields that would contradict it.
 
 use std::path::Path;
 
@@ -10,37 +11,38 @@ use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedC
 use crate::Error;
 use crate::arguments::HostOptions;
 
-/// What entries are called that only the command line makes.
-const MADE: &str = "kubectl-yoke";
+/// Name of the entries that exist only because of the command line.
+const ENTRY_NAME: &str = "kubectl-yoke";
 
-/// Whether the command line says where the host is, so that there need not be a kubeconfig.
-pub(crate) fn is_whole(options: &HostOptions) -> bool {
+/// Returns whether the command line has the host's address, so that no kubeconfig is needed.
+pub(crate) fn has_server(options: &HostOptions) -> bool {
     options.server.is_some()
 }
 
-/// Whether the command line names something in a kubeconfig, so that there has to be one.
+/// Returns whether the command line names an entry of a kubeconfig, so that a kubeconfig is
+/// required.
 pub(crate) fn names_entry(options: &HostOptions) -> bool {
     options.context.is_some() || options.cluster.is_some() || options.user.is_some()
 }
 
-/// The kubeconfig whose current context is what was asked for.
+/// Returns the kubeconfig with the requested context as the current one and with the overrides.
 pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions) -> Result<Kubeconfig, Error> {
     let chosen = options.context.clone().or(kubeconfig.current_context.take());
     let chosen = match chosen.filter(|name| !name.is_empty()) {
         Some(name) => name,
-        // kube says what is missing.
-        None if !is_whole(options) => return Ok(kubeconfig),
+        // kube then reports what is missing.
+        None if !has_server(options) => return Ok(kubeconfig),
         None => {
             let context = Context {
-                cluster: MADE.to_owned(),
+                cluster: ENTRY_NAME.to_owned(),
                 ..Context::default()
             };
             kubeconfig.contexts.push(NamedContext {
-                name: MADE.to_owned(),
+                name: ENTRY_NAME.to_owned(),
                 context: Some(context),
                 ..NamedContext::default()
             });
-            MADE.to_owned()
+            ENTRY_NAME.to_owned()
         }
     };
     kubeconfig.current_context = Some(chosen.clone());
@@ -61,15 +63,7 @@ pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions)
         context.cluster.clone_from(name);
     }
     if changes_cluster(options) {
-        let known = clusters.iter().position(|entry| entry.name == context.cluster);
-        let index = known.unwrap_or_else(|| {
-            clusters.push(NamedCluster {
-                name: context.cluster.clone(),
-                ..NamedCluster::default()
-            });
-            clusters.len() - 1
-        });
-        change_cluster(clusters[index].cluster.get_or_insert_default(), options);
+        change_cluster(cluster_entry(clusters, &context.cluster), options);
     }
     if let Some(name) = &options.user {
         if !auth_infos.iter().any(|entry| entry.name == *name) {
@@ -78,21 +72,39 @@ pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions)
         context.user = Some(name.clone());
     }
     if changes_user(options) {
-        let name = context.user.get_or_insert_with(|| MADE.to_owned()).clone();
-        let known = auth_infos.iter().position(|entry| entry.name == name);
-        let index = known.unwrap_or_else(|| {
-            auth_infos.push(NamedAuthInfo {
-                name,
-                ..NamedAuthInfo::default()
-            });
-            auth_infos.len() - 1
-        });
-        change_user(auth_infos[index].auth_info.get_or_insert_default(), options);
+        let name = context.user.get_or_insert_with(|| ENTRY_NAME.to_owned());
+        change_user(user_entry(auth_infos, name), options);
     }
     Ok(kubeconfig)
 }
 
-/// Puts the user's part over what says who asks.
+/// Returns the cluster of this name; adds an empty one if there is none.
+fn cluster_entry<'a>(clusters: &'a mut Vec<NamedCluster>, name: &str) -> &'a mut Cluster {
+    let known = clusters.iter().position(|entry| entry.name == name);
+    let index = known.unwrap_or_else(|| {
+        clusters.push(NamedCluster {
+            name: name.to_owned(),
+            ..NamedCluster::default()
+        });
+        clusters.len() - 1
+    });
+    clusters[index].cluster.get_or_insert_default()
+}
+
+/// Returns the user of this name; adds an empty one if there is none.
+fn user_entry<'a>(users: &'a mut Vec<NamedAuthInfo>, name: &str) -> &'a mut AuthInfo {
+    let known = users.iter().position(|entry| entry.name == name);
+    let index = known.unwrap_or_else(|| {
+        users.push(NamedAuthInfo {
+            name: name.to_owned(),
+            ..NamedAuthInfo::default()
+        });
+        users.len() - 1
+    });
+    users[index].auth_info.get_or_insert_default()
+}
+
+/// Replaces the user's credentials with those of the command line.
 pub(crate) fn change_user(user: &mut AuthInfo, options: &HostOptions) {
     if let Some(token) = &options.token {
         user.token = Some(token.clone().into());
@@ -128,7 +140,7 @@ fn changes_cluster(options: &HostOptions) -> bool {
 fn change_cluster(cluster: &mut Cluster, options: &HostOptions) {
     if let Some(server) = &options.server {
         cluster.server = Some(server.clone());
-        // The name was that of another server.
+        // The configured name belongs to the address that was replaced.
         cluster.tls_server_name = None;
     }
     if let Some(name) = &options.tls_server_name {

@@ -1,4 +1,4 @@
-//! `status` for programs: what a person is told about a Cluster, as data. Pure.
+//! `status -o json|yaml`: the state of a Cluster as data. Pure.
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -11,7 +11,7 @@ use yoke_view::verdict::{Verdict, is_asleep, judge};
 
 use crate::advice::advise;
 
-/// How one Cluster is, why, and what to do next.
+/// State of one Cluster, the reason, and what to do next.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
@@ -55,11 +55,11 @@ struct ReportedEvent {
 /// The reports of several Clusters.
 #[derive(Serialize)]
 pub(crate) struct Reports {
-    /// One for each.
+    /// One report per Cluster.
     pub(crate) items: Vec<Report>,
 }
 
-/// Reports on a Cluster with its events, the latest first.
+/// Builds the report of a Cluster. `events` must be sorted, the latest first.
 pub(crate) fn report(cluster: &Cluster, events: &[Event]) -> Report {
     let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
     let status = cluster.status.clone().unwrap_or_default();

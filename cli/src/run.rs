@@ -1,4 +1,4 @@
-//! `run`: makes a Cluster for as long as a command runs.
+//! `run`: creates a Cluster for the time that a command runs.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -16,26 +16,27 @@ use yoke_api::Cluster;
 
 use crate::arguments::RunOptions;
 use crate::create::build_spec;
-use crate::make::{self, make};
 use crate::session::Session;
 use crate::signals::Signals;
+use crate::temporary_object::{self, create_temporary};
 use crate::{Error, kubeconfig, output, wait};
 
-/// What becomes of a Cluster that this program cannot delete.
-const FATE: &str = "the host deletes it when its time is over";
+/// Tells the user the fate of a Cluster that this program cannot delete.
+const FATE: &str = "the host deletes it when its --ttl has passed";
 
-/// Makes a Cluster, runs the command, and deletes the Cluster, however the command ends. What this program cannot delete, the
-/// host does when its time is over.
+/// Creates a Cluster, runs the command, and deletes the Cluster, however the command ends. If this
+/// program cannot delete it, the host does when `spec.ttl` has passed.
 pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), Error> {
     let program = options.command.first().map(OsStr::new).unwrap_or_default();
     let program = find_program(program)?;
     let mut signals = Signals::listen()?;
     let made = ("run-", build_cluster(options));
-    let (name, signal) = make(session, &mut signals, made, "making a Cluster for the command", FATE).await?;
+    let (name, signal) =
+        create_temporary(session, &mut signals, made, "creating a Cluster for the command", FATE).await?;
     let result = match signal {
         Some(signal) => Err(Error::Interrupted(signal)),
         None => {
-            output::say(&format!(
+            output::print_message(&format!(
                 "Cluster {name} in namespace {} lives for {} at most",
                 session.namespace, options.ttl
             ));
@@ -43,7 +44,7 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
         }
     };
     if options.keep_on_failure && matches!(result, Err(Error::CommandFailed(_))) {
-        output::say(&format!(
+        output::print_message(&format!(
             "Cluster {name} is kept for {} from its creation; delete it sooner: kubectl yoke delete cluster {name} -n {}",
             options.ttl, session.namespace
         ));
@@ -51,15 +52,16 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     }
     tokio::select! {
         () = delete(session, &name) => {}
-        () = insist(&mut signals) => output::say(&format!("Cluster {name} is deleted by the host when its time is over")),
+        () = wait_for_second_signal(&mut signals) => output::print_message(&format!("the host deletes Cluster {name} when its --ttl has passed")),
     }
     result
 }
 
-/// Whether somebody wants this to end before the Cluster is deleted. The first signal may be the one that ended the command.
-async fn insist(signals: &mut Signals) {
+/// Waits until the user insists on ending before the Cluster is deleted. The first signal may be
+/// the one that ended the command, so only the second counts.
+async fn wait_for_second_signal(signals: &mut Signals) {
     signals.next().await;
-    output::say("the Cluster is being deleted; interrupt once more to leave that to the host");
+    output::print_message("the Cluster is being deleted; interrupt again to leave that to the host");
     signals.next().await;
 }
 
@@ -82,7 +84,7 @@ async fn run_in(
         text = ready => text.map_err(|source| Error::NotRun(Box::new(source)))?,
         signal = signals.next() => return Err(Error::Interrupted(signal)),
     };
-    // Nobody else may read it, and it goes with this value.
+    // Only this user can read the file, and dropping the value deletes it.
     let file = write_private(&text)?;
     let child = Command::new(program)
         .args(options.command.iter().skip(1))
@@ -110,47 +112,49 @@ fn write_private(text: &str) -> Result<NamedTempFile, Error> {
     Ok(file)
 }
 
-/// Waits for the end of the command. Signals are passed on; what a terminal sends, it sends to both.
+/// Waits until the command exits, and forwards signals. The terminal sends its own signals to both
+/// processes, so these are not forwarded.
 async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus, Error> {
     let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     loop {
         let signal = tokio::select! {
             signal = signals.next() => signal,
-            status = child.wait() => return status.map_err(Error::CommandLost),
+            status = child.wait() => return status.map_err(Error::CommandStatusUnknown),
         };
         let has_heard = [SignalKind::interrupt(), SignalKind::quit()].contains(&signal) && is_in_foreground(pid);
         let signal = Signal::from_named_raw(signal.as_raw_value()).filter(|_| !has_heard);
         if let (Some(pid), Some(signal)) = (pid, signal) {
-            // It may have ended by itself.
+            // The command may have exited already.
             let _ = kill_process(pid, signal);
         }
     }
 }
 
-/// Whether what is typed at the terminal (Ctrl-C, Ctrl-\) reaches this process and the command, which may be in a group of its
-/// own (`timeout`).
+/// Returns whether Ctrl-C and Ctrl-\ at the terminal reach both this process and the command. The
+/// command may be in a process group of its own (`timeout`).
 fn is_in_foreground(command: Option<Pid>) -> bool {
     let group = getpgrp();
     let terminal = std::fs::File::open("/dev/tty");
     getpgid(command) == Ok(group) && terminal.is_ok_and(|terminal| tcgetpgrp(terminal) == Ok(group))
 }
 
-/// As a shell says it.
+/// Returns the exit code that a shell would report.
 fn to_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 async fn delete(session: &Session, name: &str) {
-    let said = match make::delete::<Cluster>(session, name).await {
+    let said = match temporary_object::delete::<Cluster>(session, name).await {
         Ok(true) => format!("Cluster {name} is being deleted"),
-        Ok(false) => format!("Cluster {name} is gone already"),
+        Ok(false) => format!("Cluster {name} was already deleted"),
         Err(error) => format!("{}; {FATE}", error.with_causes()),
     };
-    output::say(&said);
+    output::print_message(&said);
 }
 
-/// Where a command is: one that is not there is told of before a Cluster is made for it.
+/// Finds the program. It is looked up before the Cluster is created, so that a wrong name costs
+/// nothing.
 fn find_program(name: &OsStr) -> Result<PathBuf, Error> {
     let missing = || Error::NoCommand(PathBuf::from(name));
     let is_program = |path: &PathBuf| {

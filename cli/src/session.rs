@@ -1,4 +1,5 @@
-//! The connection to the host. Adapter: the one place that makes a client and turns kube's errors into ours.
+//! The connection to the host. Adapter: the only place that builds a client and converts kube's
+//! errors into ours.
 
 use std::future::Future;
 use std::time::Duration;
@@ -13,12 +14,13 @@ use yoke_view::input::limit;
 use crate::arguments::HostOptions;
 use crate::{Error, overrides, trace};
 
-/// How long it may take until a right that was given is known everywhere, and until a host that is busy has time.
+/// How long a new permission may take to be effective in all API servers of the host, and how long
+/// an overloaded host is retried.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Interval between two attempts.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// A client for the host, with the namespace to work in.
+/// A client for the host's API, with the namespace to use.
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) namespace: String,
@@ -27,13 +29,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Reads the kubeconfig; asks the host nothing yet.
+    /// Reads the kubeconfig; sends no request yet.
     pub(crate) async fn open(options: &HostOptions) -> Result<Self, Error> {
         let mut config = load(options).await?;
         let request_timeout = limit(options.request_timeout);
-        // What cannot be reached within the time for a whole request is not waited for any longer.
+        // The timeout of a request also limits the connect, which is part of it.
         config.connect_timeout = request_timeout.or(config.connect_timeout);
-        // It would ask again when it hears 429, 503 or 504, for minutes, whatever was done the first time, and tell the last answer.
+        // kube would retry 429, 503 and 504 for minutes, without regard to whether the request took
+        // effect, and return only the last answer.
         config.default_retry = false;
         let url = config.cluster_url.to_string();
         let namespace = options
@@ -53,7 +56,7 @@ impl Session {
         })
     }
 
-    /// The objects of one kind in the namespace.
+    /// Returns the API for one kind in the namespace.
     pub(crate) fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -61,13 +64,14 @@ impl Session {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Where the host is.
+    /// Returns the address of the host's API.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// Waits for the answer to one request, at most as long as one may take. `doing` says what is being done, for the error.
-    pub(crate) async fn ask_once<T>(
+    /// Waits for the answer to one request, at most for the request timeout. `doing` describes the
+    /// action, for the error.
+    pub(crate) async fn request_once<T>(
         &self,
         doing: &str,
         answer: impl Future<Output = kube::Result<T>>,
@@ -77,26 +81,26 @@ impl Session {
             .map_err(|error| self.explain(doing, error))
     }
 
-    /// The same of what changes nothing, asked again for a while if the host is busy.
-    pub(crate) async fn ask<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
+    /// Does the same for a read request, and retries for a while if the host is overloaded.
+    pub(crate) async fn request<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = kube::Result<T>>,
     {
-        self.ask_while(doing, answer, Error::asks_to_wait).await
+        self.request_while(doing, answer, Error::is_overloaded).await
     }
 
-    /// The same, asked again if it is forbidden, too: the host's API server may not have heard yet of a right that was given a moment
-    /// ago.
-    pub(crate) async fn ask_until_allowed<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
+    /// Does the same, and also retries an answer of 403: the host's API server may not have seen a
+    /// permission that was granted a moment ago.
+    pub(crate) async fn request_until_allowed<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = kube::Result<T>>,
     {
         let is_forbidden = |error: &Error| matches!(error, Error::Refused { status, .. } if status.code == 403);
-        self.ask_while(doing, answer, |error| is_forbidden(error) || error.asks_to_wait())
+        self.request_while(doing, answer, |error| is_forbidden(error) || error.is_overloaded())
             .await
     }
 
-    async fn ask_while<T, F>(
+    async fn request_while<T, F>(
         &self,
         doing: &str,
         answer: impl Fn() -> F,
@@ -107,14 +111,14 @@ impl Session {
     {
         let begun = Instant::now();
         loop {
-            match self.ask_once(doing, answer()).await {
+            match self.request_once(doing, answer()).await {
                 Err(error) if may_pass(&error) && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
                 answer => return answer,
             }
         }
     }
 
-    /// Waits for something at most as long as one request may take.
+    /// Waits for `work`, at most for the request timeout.
     pub(crate) async fn within<T>(&self, doing: &str, work: impl Future<Output = T>) -> Result<T, Error> {
         match self.request_timeout {
             None => Ok(work.await),
@@ -128,7 +132,7 @@ impl Session {
         }
     }
 
-    /// Turns kube's error into ours.
+    /// Converts kube's error into ours.
     pub(crate) fn explain(&self, doing: &str, error: kube::Error) -> Error {
         let doing = doing.to_owned();
         match error {
@@ -144,16 +148,16 @@ impl Session {
 
 async fn load(options: &HostOptions) -> Result<Config, Error> {
     let named = options.kubeconfig.is_some() || overrides::names_entry(options);
-    let whole = overrides::is_whole(options);
+    let has_server = overrides::has_server(options);
     let kubeconfig = match &options.kubeconfig {
         Some(path) => Kubeconfig::read_from(path),
         None => Kubeconfig::read(),
     };
     let kubeconfig = match kubeconfig {
-        Ok(kubeconfig) if named || whole || kubeconfig.current_context.is_some() => kubeconfig,
+        Ok(kubeconfig) if named || has_server || kubeconfig.current_context.is_some() => kubeconfig,
         Err(error) if named => return Err(Error::Kubeconfig(error)),
-        Err(_) if whole => Kubeconfig::default(),
-        // In a pod there is none.
+        Err(_) if has_server => Kubeconfig::default(),
+        // A pod has no kubeconfig; its service account is used.
         Ok(_) | Err(_) => {
             let mut config = Config::infer().await.map_err(Error::NoKubeconfig)?;
             overrides::change_user(&mut config.auth_info, options);

@@ -1,4 +1,4 @@
-//! The signals by which people and programs end a command.
+//! The signals that end a command.
 
 use std::future::pending;
 
@@ -6,7 +6,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::Error;
 
-/// Ctrl-C, Ctrl-\, SIGTERM, and the end of the terminal unless whoever called wants none of it (`nohup`).
+/// Ctrl-C, Ctrl-\, SIGTERM and SIGHUP. SIGHUP is left out if the caller ignores it (`nohup`).
 pub(crate) struct Signals {
     interrupt: Signal,
     quit: Signal,
@@ -15,7 +15,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Hears them from now on, in place of being ended.
+    /// Starts to receive the signals; from now on they no longer end the process.
     pub(crate) fn listen() -> Result<Self, Error> {
         let listen = |kind| signal(kind).map_err(Error::Signals);
         Ok(Self {
@@ -26,28 +26,28 @@ impl Signals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) -> SignalKind {
         tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
             _ = self.quit.recv() => SignalKind::quit(),
             _ = self.terminate.recv() => SignalKind::terminate(),
-            () = hear(self.hangup.as_mut()) => SignalKind::hangup(),
+            () = receive(self.hangup.as_mut()) => SignalKind::hangup(),
         }
     }
 }
 
-async fn hear(signal: Option<&mut Signal>) {
+async fn receive(signal: Option<&mut Signal>) {
     match signal {
         Some(signal) => drop(signal.recv().await),
         None => pending().await,
     }
 }
 
-/// Whether this process was started to go on when its terminal is closed. Only Linux tells.
+/// Returns whether this process was started with SIGHUP ignored. Only Linux can tell.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    // The first signal is the lowest bit.
+    // SIGHUP is signal 1, the lowest bit.
     ignored.is_some_and(|bits| u64::from_str_radix(bits.trim(), 16).is_ok_and(|bits| bits & 1 == 1))
 }

@@ -1,4 +1,5 @@
-//! `--ssh-key [NAME=]FILE`: what somebody shows who comes over SSH. The host checks what kind of key it is.
+//! `--ssh-key [NAME=]FILE`: the public keys with which users authenticate over SSH. The host checks
+//! the type of a key.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +8,17 @@ use yoke_api::tenant::SshKey;
 
 use crate::Error;
 
-/// Characters that the name of a key may have.
+/// Maximum length of a key's name, in characters.
 const NAME_MAX: usize = 63;
 
-/// A file with a public key, and what the key is to be called.
+/// A file with a public key, and the name for the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyFile {
     name: String,
     path: PathBuf,
 }
 
-/// Reads `laptop=me.pub`, or `me.pub`, which names the key after the file.
+/// Parses `laptop=me.pub`, or `me.pub`, which names the key after the file.
 pub(crate) fn parse_key_file(text: &str) -> Result<KeyFile, String> {
     let named = text.split_once('=').filter(|(name, _)| is_label(name));
     let (name, path) = match named {
@@ -33,7 +34,7 @@ pub(crate) fn parse_key_file(text: &str) -> Result<KeyFile, String> {
     }
 }
 
-/// Reads the keys that are to be the Tenant's.
+/// Reads the keys for the Tenant.
 pub(crate) fn read_keys(files: &[KeyFile]) -> Result<Vec<SshKey>, Error> {
     let read = |file: &KeyFile| {
         let text = std::fs::read_to_string(&file.path).map_err(|source| Error::File {
@@ -52,14 +53,14 @@ pub(crate) fn read_keys(files: &[KeyFile]) -> Result<Vec<SshKey>, Error> {
     files.iter().map(read).collect()
 }
 
-/// `/home/me/.ssh/id_ed25519.pub` is `id-ed25519`.
+/// Converts `/home/me/.ssh/id_ed25519.pub` to `id-ed25519`.
 fn to_name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
     let dashed = stem.replace(|character: char| !character.is_ascii_alphanumeric(), "-");
     dashed.trim_matches('-').chars().take(NAME_MAX).collect()
 }
 
-/// The one key of a `.pub` file. A private key must not get any further.
+/// Returns the only key of a `.pub` file. A private key must not be sent to the host.
 fn find_key(text: &str) -> Result<String, &'static str> {
     if text.contains("PRIVATE KEY") {
         return Err("it is a private key; give the .pub file beside it");

@@ -1,4 +1,4 @@
-//! `status`: how Clusters are, why, and what to do next.
+//! `status`: shows the state of Clusters, the reason, and what to do next.
 
 use std::cmp::Reverse;
 
@@ -22,7 +22,7 @@ use crate::{Error, output};
 
 const EVENTS_SHOWN: usize = 10;
 
-/// Shows one Cluster at length, or all of them in short.
+/// Shows one Cluster in detail, or a summary of all.
 pub(crate) async fn status(session: &Session, options: &StatusOptions) -> Result<(), Error> {
     match &options.name {
         Some(name) => one(session, name, options.output).await,
@@ -34,12 +34,12 @@ async fn one(session: &Session, name: &str, format: Option<StatusFormat>) -> Res
     let now = Timestamp::now();
     let clusters = session.api::<Cluster>();
     let doing = format!("getting Cluster {name}");
-    let cluster = session.ask(&doing, || clusters.get(name)).await?;
-    // Not every Tenant may read events; the conditions say the essential.
+    let cluster = session.request(&doing, || clusters.get(name)).await?;
+    // Not every Tenant may read events; the conditions contain the essentials.
     let events = latest_events(session, &cluster).await;
     if let Some(format) = to_data(format) {
         if let Err(error) = &events {
-            output::say(&format!("warning: {}", error.with_causes()));
+            output::print_message(&format!("warning: {}", error.with_causes()));
         }
         let report = report(&cluster, &events.unwrap_or_default());
         return output::put(&output::show(format, name, &report)?);
@@ -65,7 +65,10 @@ async fn latest_events(session: &Session, cluster: &Cluster) -> Result<Vec<Event
     let fields = format!("involvedObject.uid={}", cluster.uid().unwrap_or_default());
     let parameters = ListParams::default().fields(&fields);
     let api = session.api::<Event>();
-    let mut events = session.ask("listing its events", || api.list(&parameters)).await?.items;
+    let mut events = session
+        .request("listing its events", || api.list(&parameters))
+        .await?
+        .items;
     events.sort_by_key(|event| Reverse(time_of(event)));
     events.truncate(EVENTS_SHOWN);
     Ok(events)
@@ -90,13 +93,13 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
         label_selector: options.selector.clone(),
         ..ListParams::default()
     };
-    let list = session.ask("listing clusters", || api.list(&parameters)).await?;
+    let list = session.request("listing clusters", || api.list(&parameters)).await?;
     if let Some(format) = to_data(options.output) {
         let items = list.items.iter().map(|cluster| report(cluster, &[])).collect();
         return output::put(&output::show(format, "", &Reports { items })?);
     }
     if list.items.is_empty() {
-        output::say("no clusters found; make one with `kubectl yoke create cluster NAME`");
+        output::print_message("no clusters found; create one with `kubectl yoke create cluster NAME`");
         return Ok(());
     }
     let columns = Columns {
@@ -110,7 +113,7 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
         let problem = match judge(cluster) {
             Verdict::Done => continue,
             Verdict::Refused { reason, message } => format!("refused ({reason}): {message}"),
-            Verdict::Waiting(message) => message.unwrap_or_else(|| "nothing is known yet".into()),
+            Verdict::Waiting(message) => message.unwrap_or_else(|| "there is no status yet".into()),
         };
         let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());
         let problem = plain(&problem);
@@ -170,7 +173,7 @@ fn summary(cluster: &Cluster, now: Timestamp) -> String {
         .collect()
 }
 
-/// When a Cluster is deleted that lives for a given time.
+/// Returns when the host deletes the Cluster, if its spec has a ttl.
 fn ending(cluster: &Cluster, now: Timestamp) -> Option<String> {
     let lifetime = cluster.spec.lifetime()?;
     if cluster.spec.paused {

@@ -1,4 +1,4 @@
-//! `-v 6`: says every request and its answer, in the form of kubectl's own lines.
+//! `-v 6`: prints every request and its answer, in the format of kubectl.
 
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -10,10 +10,10 @@ use tower::{BoxError, Service};
 
 use crate::output;
 
-/// The level from which on requests are shown, as with kubectl.
+/// The level from which requests are shown, as in kubectl.
 pub(crate) const VERBOSITY: u8 = 6;
 
-/// Wraps what carries requests to the host at `url`.
+/// Returns the layer that wraps the client for the host at `url`.
 pub(crate) fn layer<S>(url: &str) -> impl Layer<S, Service = Trace<S>> {
     let url = url.trim_end_matches('/').to_owned();
     layer_fn(move |inner| Trace {
@@ -22,7 +22,7 @@ pub(crate) fn layer<S>(url: &str) -> impl Layer<S, Service = Trace<S>> {
     })
 }
 
-/// Carries requests and says what came of them.
+/// Forwards requests and prints their outcome.
 #[derive(Clone)]
 pub(crate) struct Trace<S> {
     inner: S,
@@ -53,7 +53,7 @@ where
                 Ok(answer) => answer.status().to_string(),
                 Err(error) => format!("failed: {error}"),
             };
-            output::say(&format!("{line} {outcome} in {} ms", begun.elapsed().as_millis()));
+            output::print_message(&format!("{line} {outcome} in {} ms", begun.elapsed().as_millis()));
             answer
         })
     }

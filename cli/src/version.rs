@@ -1,4 +1,4 @@
-//! `version`.
+//! `version`: shows the versions of the plugin and of the host.
 
 use k8s_openapi::apimachinery::pkg::version::Info;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use crate::arguments::{DataFormat, HostOptions, VersionOptions};
 use crate::session::Session;
 use crate::{Error, output};
 
-/// What `kubectl version -o json` has, as far as the plugin knows it.
+/// The fields of `kubectl version -o json` that the plugin knows.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Versions {
@@ -22,9 +22,14 @@ struct ClientVersion {
     git_version: &'static str,
 }
 
-/// Shows the plugin's version and that of the host's Kubernetes. The plugin's is shown even if the host cannot be asked.
+/// Shows the version of the plugin and of the host's Kubernetes. The plugin's version is shown even
+/// if the host cannot be reached.
 pub(crate) async fn version(host: &HostOptions, options: &VersionOptions) -> Result<(), Error> {
-    let server = if options.client { None } else { Some(ask(host).await) };
+    let server = if options.client {
+        None
+    } else {
+        Some(fetch_server_version(host).await)
+    };
     let (server, failure) = match server.transpose() {
         Ok(server) => (server, None),
         Err(error) => (None, Some(error)),
@@ -43,10 +48,10 @@ pub(crate) async fn version(host: &HostOptions, options: &VersionOptions) -> Res
     failure.map_or(Ok(()), Err)
 }
 
-async fn ask(host: &HostOptions) -> Result<Info, Error> {
+async fn fetch_server_version(host: &HostOptions) -> Result<Info, Error> {
     let session = Session::open(host).await?;
     session
-        .ask("asking for the host's version", || session.client.apiserver_version())
+        .request("getting the host's version", || session.client.apiserver_version())
         .await
 }
 

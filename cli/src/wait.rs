@@ -1,7 +1,7 @@
-//! Waiting for an object of the host, telling the person what it waits for.
+//! Waits for an object of the host, and tells the user what is pending.
 //!
-//! Nothing is waited for in silence: a host that cannot be reached, or does not answer, is told of at once, and again after
-//! it was there in between. The wait itself goes on, since hosts come back, until its limit.
+//! No wait is silent: a host that cannot be reached or does not answer is reported at once, and
+//! again after each recovery. The wait continues until its timeout, since hosts recover.
 
 use std::time::Duration;
 
@@ -12,17 +12,16 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use yoke_api::{Cluster, JoinToken, Tenant};
 use yoke_view::input::limit;
-use yoke_view::verdict::{Verdict, judge, judge_join_token, judge_tenant, may_pass};
+use yoke_view::progress::{Refusal, Step, WaitProgress};
+use yoke_view::verdict::{Verdict, judge, judge_join_token, judge_tenant};
 
 use crate::session::Session;
 use crate::{Error, output};
 
-/// How long a refusal that may pass by itself is waited through.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a host may say nothing at first before the person is told.
+/// How long the host may take for its first answer before a message says so.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// Waits until a Cluster is as asked for.
+/// Waits until a Cluster has its desired state.
 pub(crate) async fn wait_until_ready(session: &Session, name: &str, timeout: Duration) -> Result<(), Error> {
     let wait = Wait {
         session,
@@ -32,10 +31,11 @@ pub(crate) async fn wait_until_ready(session: &Session, name: &str, timeout: Dur
         see: format!("kubectl yoke status {name} -n {}", session.namespace),
     };
     let api = session.api::<Cluster>();
-    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge).await
+    wait.until(api, name, timeout, Missing::MeansEarlyOrDeleted, judge)
+        .await
 }
 
-/// Waits until Clusters can be made in a Tenant.
+/// Waits until Clusters can be created in a Tenant.
 pub(crate) async fn wait_until_tenant_ready(session: &Session, name: &str, timeout: Duration) -> Result<(), Error> {
     let wait = Wait {
         session,
@@ -45,11 +45,11 @@ pub(crate) async fn wait_until_tenant_ready(session: &Session, name: &str, timeo
         see: format!("kubectl yoke get tenant {name} -o wide"),
     };
     let api = Api::<Tenant>::all(session.client.clone());
-    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge_tenant)
+    wait.until(api, name, timeout, Missing::MeansEarlyOrDeleted, judge_tenant)
         .await
 }
 
-/// Waits until workers can join by a JoinToken.
+/// Waits until workers can join with a JoinToken.
 pub(crate) async fn wait_until_joinable(
     session: &Session,
     name: &str,
@@ -64,11 +64,11 @@ pub(crate) async fn wait_until_joinable(
         see: format!("kubectl yoke status {cluster} -n {}", session.namespace),
     };
     let api = session.api::<JoinToken>();
-    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge_join_token)
+    wait.until(api, name, timeout, Missing::MeansEarlyOrDeleted, judge_join_token)
         .await
 }
 
-/// Waits until an object is gone. `what` says which.
+/// Waits until an object is gone. `what` describes it in messages.
 pub(crate) async fn wait_until_gone<K>(
     session: &Session,
     api: Api<K>,
@@ -82,22 +82,22 @@ where
     let wait = Wait {
         session,
         what: what.to_owned(),
-        unmet: "did not go",
+        unmet: "was not deleted",
         met: "gone",
         see: format!("kubectl yoke get -n {}", session.namespace),
     };
-    wait.until(api, name, timeout, Missing::IsDone, |_: &K| Verdict::Waiting(None))
+    wait.until(api, name, timeout, Missing::MeansDone, |_: &K| Verdict::Waiting(None))
         .await
 }
 
-/// What it means that there is no such object.
+/// Meaning of the object's absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
-    IsDone,
-    IsEarlyOrDeleted,
+    MeansDone,
+    MeansEarlyOrDeleted,
 }
 
-/// What is waited for, in words.
+/// Texts that describe a wait.
 struct Wait<'a> {
     session: &'a Session,
     what: String,
@@ -121,130 +121,123 @@ impl Wait<'_> {
         let mut progress = Progress::start();
         let end = limit(timeout).map(|limit| progress.begun + limit);
         let mut changes = std::pin::pin!(watcher::watch_object(api, name).default_backoff());
-        let mut heard = false;
+        let mut answered = false;
         let mut seen = false;
         loop {
             let change = tokio::select! {
                 change = changes.try_next() => change,
-                () = reach(end) => return Err(self.ran_out(timeout, progress)),
-                () = reach(progress.refusal_ends()) => return progress.refusal.map_or(Ok(()), |(error, _)| Err(error)),
-                () = tokio::time::sleep_until(progress.begun + SILENCE), if !heard => {
-                    heard = true;
-                    progress.tell_trouble(&format!("no answer yet from the host's API at {}", self.session.url()), "");
+                () = sleep_until(end) => return Err(self.timed_out(timeout, progress)),
+                () = sleep_until(progress.refusal_ends()) => {
+                    return progress.state.end().map(drop).map_err(|refusal| self.refused(refusal));
+                }
+                () = tokio::time::sleep_until(progress.begun + SILENCE), if !answered => {
+                    answered = true;
+                    progress.report_problem(&format!("no answer yet from the host's API at {}", self.session.url()), "");
                     continue;
                 }
             };
-            heard = true;
+            answered = true;
             if change.is_ok() && std::mem::take(&mut progress.away) {
-                progress.tell("the host's API answers");
+                progress.report("the host's API answers");
             }
             let verdict = match change {
                 Ok(Some(Some(object))) => {
                     seen = true;
                     judge(&object)
                 }
-                Ok(Some(None) | None) if missing == Missing::IsDone => Verdict::Done,
+                Ok(Some(None) | None) if missing == Missing::MeansDone => Verdict::Done,
                 Ok(Some(None)) if !seen => {
-                    progress.tell(&format!("there is no {} yet", self.what));
+                    progress.report(&format!("there is no {} yet", self.what));
                     continue;
                 }
                 Ok(Some(None) | None) => return Err(Error::Deleted(self.what.clone())),
                 Err(error) => {
-                    let trouble = trouble(self.session, &format!("waiting for {}", self.what), error)?;
-                    trouble
+                    let problem = to_watch_problem(self.session, &format!("waiting for {}", self.what), error)?;
+                    problem
                         .iter()
-                        .for_each(|trouble| progress.tell_trouble(trouble, "; trying again"));
+                        .for_each(|problem| progress.report_problem(problem, "; trying again"));
                     continue;
                 }
             };
-            if self.weigh(verdict, &mut progress)? {
+            if self.handle_verdict(verdict, &mut progress)? {
                 return Ok(());
             }
         }
     }
 
-    /// Tells what there is to tell. Whether the wait is over.
-    fn weigh(&self, verdict: Verdict, progress: &mut Progress) -> Result<bool, Error> {
-        let refusal = progress.refusal.take();
-        match verdict {
-            Verdict::Done => {
-                progress.tell(self.met);
+    /// Reports progress and returns whether the wait is over.
+    fn handle_verdict(&self, verdict: Verdict, progress: &mut Progress) -> Result<bool, Error> {
+        match progress.state.follow(verdict, progress.begun.elapsed()) {
+            Step::Done => {
+                progress.report(self.met);
                 return Ok(true);
             }
-            Verdict::Waiting(message) => message.iter().for_each(|message| progress.tell(message)),
-            Verdict::Refused { reason, message } => {
-                let passes = may_pass(&reason);
-                let error = Error::SpecRefused {
-                    what: self.what.clone(),
-                    reason,
-                    message: message.clone(),
-                };
-                if !passes {
-                    return Err(error);
-                }
-                progress.tell(&message);
-                let until = refusal.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
-                progress.refusal = Some((error, until));
-            }
+            Step::Pending(message) => message.iter().for_each(|message| progress.report(message)),
+            Step::Refused(refusal) => return Err(self.refused(refusal)),
         }
         Ok(false)
     }
 
-    fn ran_out(&self, limit: Duration, progress: Progress) -> Error {
+    fn refused(&self, Refusal { reason, message }: Refusal) -> Error {
+        Error::SpecRefused {
+            what: self.what.clone(),
+            reason,
+            message,
+        }
+    }
+
+    fn timed_out(&self, limit: Duration, progress: Progress) -> Error {
         Error::WaitTimeout {
             what: format!("{} {}", self.what, self.unmet),
             limit,
-            last: progress.last,
+            last: progress.state.last().map(str::to_owned),
             see: self.see.clone(),
         }
     }
 }
 
-/// What the person was told, and what may still pass.
+/// A wait in progress.
 struct Progress {
     begun: Instant,
-    last: Option<String>,
+    state: WaitProgress,
+    /// Whether the host could not be reached last.
     away: bool,
-    refusal: Option<(Error, Instant)>,
 }
 
 impl Progress {
     fn start() -> Self {
         Self {
             begun: Instant::now(),
-            last: None,
+            state: WaitProgress::default(),
             away: false,
-            refusal: None,
         }
     }
 
     fn refusal_ends(&self) -> Option<Instant> {
-        self.refusal.as_ref().map(|(_, until)| *until)
+        self.state.refusal_ends().map(|until| self.begun + until)
     }
 
-    /// Tells it with the time it took so far, unless it was told last.
-    fn tell(&mut self, message: &str) {
-        self.tell_with(message, "");
+    /// Prints a message with the elapsed time, unless it repeats the previous one.
+    fn report(&mut self, message: &str) {
+        self.print_with(message, "");
     }
 
-    /// Tells why the host cannot be asked, and what follows from it.
-    fn tell_trouble(&mut self, trouble: &str, what_follows: &str) {
+    /// Prints why the host cannot be reached, and what happens next.
+    fn report_problem(&mut self, problem: &str, what_follows: &str) {
         self.away = true;
-        self.tell_with(trouble, what_follows);
+        self.print_with(problem, what_follows);
     }
 
-    fn tell_with(&mut self, message: &str, what_follows: &str) {
-        if self.last.as_deref() != Some(message) {
-            let seconds = self.begun.elapsed().as_secs();
-            output::say(&format!("{seconds:>4}s  {message}{what_follows}"));
-            self.last = Some(message.to_owned());
+    fn print_with(&mut self, message: &str, what_follows: &str) {
+        if let Some(line) = self.state.line(message, self.begun.elapsed()) {
+            output::print_message(&format!("{line}{what_follows}"));
         }
     }
 }
 
-/// Why a watch does not come about, for the person; nothing if it broke as watches do and starts again by itself. Fails
-/// where the host's answer will stay the same.
-pub(crate) fn trouble(session: &Session, doing: &str, error: watcher::Error) -> Result<Option<String>, Error> {
+/// Describes why a watch cannot be started. Returns `None` if a running watch ended, which is
+/// normal and restarts by itself. Fails if the host's answer is final.
+pub(crate) fn to_watch_problem(session: &Session, doing: &str, error: watcher::Error) -> Result<Option<String>, Error> {
     let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
         return Ok(None);
     };
@@ -259,7 +252,7 @@ pub(crate) fn trouble(session: &Session, doing: &str, error: watcher::Error) -> 
     Ok(Some(text.to_owned()))
 }
 
-async fn reach(instant: Option<Instant>) {
+async fn sleep_until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant).await,
         None => std::future::pending().await,

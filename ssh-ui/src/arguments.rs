@@ -1,4 +1,4 @@
-//! The command line of the process.
+//! The command line of the process. Its doc comments are the help texts.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,9 +9,10 @@ use yoke_api::names::is_domain;
 use yoke_runtime::budget::Rate;
 use yoke_view::input::parse_duration;
 
-use crate::gate::Limits;
+use crate::limits::admission::Limits;
 
-/// Serves Tenants of a host over SSH: their Clusters, by the keys that their Tenant lists.
+/// Serve the Tenants of a host over SSH: commands for their Clusters, authenticated by the SSH keys
+/// in their Tenant
 #[derive(Clone, Debug, Parser)]
 #[command(name = "yoke-ssh-ui", version)]
 pub struct Arguments {
@@ -24,66 +25,69 @@ pub struct Arguments {
     /// Kubeconfig of the host cluster [default: the pod's service account]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Secret in the pod's namespace with the host key; it must exist, and is filled if it is empty
+    /// Secret with the host key in the pod's namespace; it must exist, and the process fills it if
+    /// it is empty
     #[arg(long, default_value = "yoke-ssh-host-key", value_name = "NAME")]
     pub host_key_secret: String,
-    /// Whom people ask whose key is not known, such as an address of the host's owner
+    /// Contact for users whose key is unknown, such as an email address of the host's owner
     #[arg(long, value_name = "TEXT")]
     pub contact: Option<String>,
-    /// Folder with yoke-worker for those who join workers: yoke-worker-amd64, yoke-worker-arm64
+    /// Directory with the yoke-worker programs that users can download: yoke-worker-amd64,
+    /// yoke-worker-arm64
     #[arg(long, value_name = "DIR")]
     pub worker_binaries: Option<PathBuf>,
-    /// Connections at a time
+    /// Maximum concurrent connections
     #[arg(long, default_value_t = 512, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: u32,
-    /// Connections at a time from one source address
+    /// Maximum concurrent connections from one source address
     #[arg(long, default_value_t = 64, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_connections: u32,
-    /// Connections at a time of those who have not shown a key yet
+    /// Maximum concurrent connections that are not authenticated yet
     #[arg(long, default_value_t = 128, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub newcomers: u32,
-    /// Connections at a time of those from one source address
+    /// Maximum concurrent connections that are not authenticated yet, from one source address
     #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_newcomers: u32,
-    /// Connections at a time of one Tenant
+    /// Maximum concurrent connections of one Tenant
     #[arg(long, default_value_t = 64, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub tenant_connections: u32,
-    /// Full-screen interfaces at a time of one Tenant; each takes up to 3 MiB and two watches at the host
+    /// Maximum concurrent full-screen interfaces of one Tenant; each takes up to 3 MiB and two
+    /// watches at the host
     #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub tenant_interfaces: u32,
-    /// Times at a time that one Tenant fetches yoke-worker
+    /// Maximum concurrent downloads of yoke-worker by one Tenant
     #[arg(long, default_value_t = 4, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub tenant_downloads: u32,
-    /// New connections a second from one source address
+    /// New connections per second from one source address
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_rate: u32,
-    /// New connections at once from one source address
+    /// Burst of new connections from one source address
     #[arg(long, default_value_t = 60, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_burst: u32,
-    /// Commands a second with one key
+    /// Commands per second with one key
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub key_rate: u32,
-    /// Commands at once with one key
+    /// Burst of commands with one key
     #[arg(long, default_value_t = 60, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub key_burst: u32,
-    /// Time after which a connection on which nothing happens is closed
+    /// Time after which an idle connection is closed
     #[arg(long, default_value = "10m", value_name = "TIME", value_parser = parse_duration)]
     pub idle: Duration,
-    /// Commands over HTTPS.
+    /// Options of the HTTPS API.
     #[command(flatten)]
     pub api: Option<ApiArguments>,
 }
 
-/// Commands over HTTPS, for those who show a token: all of it, or none.
+/// Options of the HTTPS API: either all of them are set, or none.
 #[derive(Args, Clone, Debug)]
 pub struct ApiArguments {
-    /// Address for HTTPS clients, who show tokens that a Tenant's key signed
+    /// Address for HTTPS clients, which authenticate with tokens signed by a Tenant's key
     #[arg(long = "api-listen", id = "api-listen", required = false, requires_all = ["api-host", "api-certificate", "api-key"], value_name = "ADDRESS")]
     pub listen: SocketAddr,
     /// Name of this host in tokens: ssh-keygen -Y sign -n yoke@NAME
     #[arg(long = "api-host", id = "api-host", required = false, requires = "api-listen", value_name = "NAME", value_parser = parse_host)]
     pub host: String,
-    /// Its certificate, PEM; read again when it changes
+    /// Certificate of the HTTPS API, PEM; it is reloaded when it changes
     #[arg(
         long = "api-certificate",
         id = "api-certificate",
@@ -92,7 +96,7 @@ pub struct ApiArguments {
         value_name = "FILE"
     )]
     pub certificate: PathBuf,
-    /// The certificate's key, PEM
+    /// Private key of the certificate, PEM
     #[arg(
         long = "api-key",
         id = "api-key",
@@ -101,13 +105,13 @@ pub struct ApiArguments {
         value_name = "FILE"
     )]
     pub key: PathBuf,
-    /// How long a token may hold from now
+    /// Longest time until a token expires, from now
     #[arg(long, default_value = "720h", requires = "api-listen", value_name = "TIME", value_parser = parse_duration)]
     pub token_lifetime: Duration,
 }
 
 impl Arguments {
-    /// Limits of the gate.
+    /// Returns the limits of connections and rates.
     pub fn limits(&self) -> Limits {
         Limits {
             connections: self.connections,
@@ -155,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_needs_all_that_is_its() {
+    fn api_options_are_all_or_none() {
         let whole = [
             "x",
             "--api-listen=[::]:8443",

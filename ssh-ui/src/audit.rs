@@ -1,25 +1,25 @@
-//! One line in the log for each thing that somebody did, and for each one who was not let in.
+//! The audit log: one line for each command, each login and each refused login or token.
 
 use std::net::IpAddr;
 
-use crate::directory::Identity;
-use crate::token::{Mark, TokenError};
+use crate::identity::key_registry::Identity;
+use crate::identity::token::{TokenError, TokenId};
 
-/// What is kept of a command at most, in characters.
+/// Maximum length of a logged command, in characters.
 const COMMAND_MAX: usize = 256;
-/// What secrets begin with that somebody may paste where they do not belong.
+/// Prefixes of secrets that a user may paste into a command by mistake.
 const SECRETS: [&str; 2] = ["yoke1.", "yoke-api1."];
 
-/// How somebody came in.
+/// Protocol over which a client authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Door {
-    /// With a key, over SSH.
+pub enum Protocol {
+    /// SSH, with a key.
     Ssh,
-    /// With a token that the key signed.
-    Api(Mark),
+    /// HTTPS, with a token that the key signed.
+    Api(TokenId),
 }
 
-impl Door {
+impl Protocol {
     fn as_str(&self) -> &'static str {
         match self {
             Self::Ssh => "ssh",
@@ -27,53 +27,54 @@ impl Door {
         }
     }
 
-    fn mark(&self) -> Option<&Mark> {
+    fn token_id(&self) -> Option<&TokenId> {
         match self {
             Self::Ssh => None,
-            Self::Api(mark) => Some(mark),
+            Self::Api(id) => Some(id),
         }
     }
 }
 
-/// A thing that somebody does. Its line is written when it ends, or is dropped before it did.
+/// A command in progress. Its line is written when it ends, or when the value is dropped before
+/// that.
 #[derive(Debug)]
 pub struct Audit {
     identity: Identity,
     source: IpAddr,
-    door: Door,
+    protocol: Protocol,
     command: String,
     ended: bool,
 }
 
 impl Audit {
-    /// Somebody begins to do this.
-    pub fn begin(identity: &Identity, source: IpAddr, door: Door, command: &str) -> Self {
+    /// Starts the record of a command.
+    pub fn begin(identity: &Identity, source: IpAddr, protocol: Protocol, command: &str) -> Self {
         Self {
             identity: identity.clone(),
             source,
-            door,
+            protocol,
             command: mask(command).chars().take(COMMAND_MAX).collect(),
             ended: false,
         }
     }
 
-    /// It ended so; `detail` is for the host's owner.
+    /// Writes the line with the result. `detail` is for the host's owner.
     pub fn end(mut self, result: &'static str, detail: Option<&str>) {
         self.write(result, detail.map(mask).as_deref());
     }
 
     fn write(&mut self, result: &'static str, detail: Option<&str>) {
         self.ended = true;
-        let mark = self.door.mark();
+        let id = self.protocol.token_id();
         tracing::info!(
             target: "audit",
             tenant = self.identity.tenant,
             key = self.identity.key,
             fingerprint = self.identity.fingerprint,
             source = %self.source,
-            door = self.door.as_str(),
-            token = mark.map(|mark| mark.digest.as_str()),
-            expires = mark.map(|mark| mark.expires),
+            door = self.protocol.as_str(),
+            token = id.map(|id| id.digest.as_str()),
+            expires = id.map(|id| id.expires),
             command = self.command,
             result,
             error = detail,
@@ -85,13 +86,14 @@ impl Audit {
 impl Drop for Audit {
     fn drop(&mut self) {
         if !self.ended {
-            // The client went away, or this process ends: what was asked of the host may have happened.
+            // The client disconnected, or the process ends: requests to the host may have taken
+            // effect.
             self.write("abandoned", None);
         }
     }
 }
 
-/// Somebody came in.
+/// Logs a successful login.
 pub fn login(identity: &Identity, source: IpAddr) {
     tracing::info!(
         target: "audit",
@@ -103,17 +105,17 @@ pub fn login(identity: &Identity, source: IpAddr) {
     );
 }
 
-/// Somebody did not come in.
+/// Logs a failed login with the fingerprints of the offered keys.
 pub fn refused(offered: &[String], source: IpAddr) {
     tracing::info!(target: "audit", fingerprints = offered.join(","), source = %source, "no login over SSH");
 }
 
-/// A token was not believed.
+/// Logs a refused token.
 pub fn refused_token(error: &TokenError, fingerprint: Option<&str>, source: IpAddr) {
     tracing::info!(target: "audit", fingerprint, source = %source, reason = error.as_str(), "token refused");
 }
 
-/// A text without the secrets in it.
+/// Replaces the secrets in a text.
 fn mask(text: &str) -> String {
     let mut masked = text.to_owned();
     for prefix in SECRETS {
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_not_written_down() {
+    fn secrets_are_masked() {
         for (text, expected) in [
             ("revoke a-x", "revoke a-x"),
             ("revoke yoke1.eyJ_-a", "revoke yoke1.…"),

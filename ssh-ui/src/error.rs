@@ -1,174 +1,174 @@
-//! What can go wrong with a command, said as `error: …` with a `hint: …` where one is known.
+//! Errors of all commands, printed as `error: …` and, where there is one, `hint: …`.
 
 use std::time::Duration;
 
 use kube::core::Status;
 use serde_json::json;
 
-use crate::tenant::AskError;
+use crate::tenant::nodes_error::NodesError;
 
-/// A command failed.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The line is no command; the text says why.
+    /// The line is not a valid command; the text says why.
     #[error("{0}")]
     Usage(String),
-    /// The key does too much.
+    /// The key exceeds its rate of commands.
     #[error("too many commands with this key")]
-    TooFast,
-    /// Somebody of the Tenant asks a cluster already, or too many do of others.
-    #[error("too many clusters are being asked for their Nodes")]
+    RateLimited,
+    /// A request for Nodes is already in progress for this Tenant, or too many are for others.
+    #[error("too many requests for Nodes are in progress")]
     Busy,
-    /// The key is no Tenant's any more, or another's.
-    #[error("this key is not your Tenant's any more")]
+    /// The key was removed from the Tenant, or belongs to another Tenant now.
+    #[error("this key no longer belongs to your Tenant")]
     KeyWithdrawn,
-    /// The token does not name the command.
+    /// The token does not list the command.
     #[error("the token does not permit `{0}`")]
     NotPermitted(&'static str),
-    /// Nothing was pressed for so long.
+    /// The interface was idle for too long.
     #[error("no key was pressed for {0:?}")]
     Idle(Duration),
-    /// The connection is too old.
+    /// The connection has reached its maximum age.
     #[error("this connection has been open for too long")]
     TooOld,
     /// The process ends.
     #[error("the server is about to restart")]
     Draining,
-    /// The name of the Tenant cannot be said to the host.
+    /// The name of the Tenant cannot be put into an HTTP header.
     #[error("the name of Tenant {0:?} cannot be used")]
     TenantName(String),
-    /// The host answered no.
+    /// The host's API refused the request.
     #[error("{doing}: {}", status.message)]
     Refused {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// The host's answer.
+        /// The API's answer.
         status: Box<Status>,
     },
-    /// The host did not answer.
+    /// The host's API did not answer.
     #[error("{doing}: the host's API cannot be reached")]
     Unreachable {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// Why not; not shown to Tenants, since it names the host's addresses.
+        /// Cause. Not shown to Tenants, because it contains addresses of the host.
         #[source]
         source: Box<kube::Error>,
     },
     /// One request took too long.
     #[error("{doing}: no answer from the host's API within {limit:?}")]
     Timeout {
-        /// What was being done.
+        /// Action during which the error happened.
         doing: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
     },
-    /// A watch broke off.
-    #[error("{doing}: the host's API broke it off")]
-    FeedEnded {
-        /// What was being done.
+    /// A watch ended unexpectedly.
+    #[error("{doing}: the host's API ended it")]
+    WatchEnded {
+        /// Action during which the error happened.
         doing: String,
     },
-    /// A wait ran out.
+    /// A wait exceeded its timeout.
     #[error("{what} within {limit:?}{}", to_seen(last.as_deref()))]
     WaitTimeout {
-        /// What did not happen.
+        /// Expected state that was not reached, with the object.
         what: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
-        /// What was seen last.
+        /// The last message that was seen.
         last: Option<String>,
     },
-    /// A wait for a JoinToken ran out, and nobody is told of it.
+    /// A wait for a JoinToken exceeded its timeout; its join command was not printed.
     #[error("JoinToken {name} did not become ready within {limit:?}; {}{}", to_fate(*is_deleted), to_seen(last.as_deref()))]
     JoinTimeout {
-        /// The JoinToken.
+        /// Name of the JoinToken.
         name: String,
-        /// The Cluster that it was for.
+        /// Cluster of the JoinToken.
         cluster: String,
-        /// The limit.
+        /// The timeout.
         limit: Duration,
-        /// What was seen last.
+        /// The last message that was seen.
         last: Option<String>,
-        /// Whether it is deleted, or stays until it ends.
+        /// Whether it was deleted; otherwise it exists until it expires.
         is_deleted: bool,
     },
-    /// A JoinToken will not become ready, and nobody is told of it.
+    /// A JoinToken will not become ready; its join command was not printed.
     #[error("JoinToken {name} is refused ({reason}): {message}")]
     JoinRefused {
-        /// The JoinToken.
+        /// Name of the JoinToken.
         name: String,
-        /// The Cluster that it was for.
+        /// Cluster of the JoinToken.
         cluster: String,
-        /// Its condition's reason.
+        /// Reason of its condition.
         reason: String,
-        /// Its condition's message.
+        /// Message of its condition.
         message: String,
     },
-    /// The spec cannot be carried out.
+    /// The operator refuses the spec.
     #[error("Cluster {name} is refused ({reason}): {message}")]
     SpecRefused {
-        /// The Cluster.
+        /// Name of the Cluster.
         name: String,
-        /// Its condition's reason.
+        /// Reason of its condition.
         reason: String,
-        /// Its condition's message.
+        /// Message of its condition.
         message: String,
     },
-    /// It vanished while it was waited for.
-    #[error("Cluster {0} was deleted in the meantime")]
+    /// The Cluster was deleted during the wait.
+    #[error("Cluster {0} was deleted during the wait")]
     Deleted(String),
-    /// Whoever waited has gone, and what was asked for is undone.
-    #[error("nobody waits for Cluster {0} any more")]
-    Left(String),
-    /// Whoever waited has gone, and what was asked for goes on.
-    #[error("nobody waits for Cluster {0} any more")]
-    Unawaited(String),
-    /// It sleeps, and nobody asked for it to wake.
+    /// The client disconnected during the wait, and the command was undone.
+    #[error("the client no longer waits for Cluster {0}")]
+    JoinAbandoned(String),
+    /// The client disconnected during the wait, and the command stays in effect.
+    #[error("the client no longer waits for Cluster {0}")]
+    WaitAbandoned(String),
+    /// The Cluster is asleep, and the command does not wake it.
     #[error("Cluster {0} is asleep")]
     Asleep(String),
-    /// The cluster's own API did not answer.
+    /// The Cluster's own API did not answer.
     #[error("the API of Cluster {name} did not answer")]
-    ClusterSilent {
-        /// The Cluster.
+    ClusterUnreachable {
+        /// Name of the Cluster.
         name: String,
-        /// Why not; not shown to Tenants, since it names the host's addresses.
+        /// Cause. Not shown to Tenants, because it contains addresses of the host.
         #[source]
-        source: Box<AskError>,
+        source: Box<NodesError>,
     },
     /// The Cluster has no kubeconfig yet.
     #[error("Cluster {0} has no kubeconfig yet")]
     NoKubeconfig(String),
-    /// The Secret is not what the contract says.
+    /// The Secret does not contain a kubeconfig under the agreed key.
     #[error("the kubeconfig of Cluster {0} cannot be read")]
-    SecretWrong(String),
-    /// The Secret of a JoinToken is not what a worker could join by.
-    #[error("what workers join by with JoinToken {0} cannot be read")]
-    JoinWrong(String),
-    /// The host's owner has not said where the programs of workers are.
-    #[error("this server has no yoke-worker to give out")]
+    KubeconfigInvalid(String),
+    /// The Secret of a JoinToken does not contain the data of a join command.
+    #[error("the join command of JoinToken {0} cannot be read")]
+    JoinSecretInvalid(String),
+    /// The host's owner has not configured the directory with the worker programs.
+    #[error("this server has no yoke-worker to download")]
     NoBinaries,
-    /// There is none for such a machine.
+    /// There is no worker program for the architecture.
     #[error("there is no yoke-worker for {asked:?}, only for {there}")]
     NoArchitecture {
-        /// What was asked for.
+        /// The requested architecture.
         asked: String,
-        /// For which there is one.
+        /// Comma-separated list of the available architectures.
         there: String,
     },
-    /// It cannot be read.
+    /// The worker program cannot be read.
     #[error("yoke-worker cannot be read")]
     Binary(#[source] std::io::Error),
-    /// Not for a screen, and no text.
-    #[error("yoke-worker is sent over SSH alone, and not to a terminal")]
-    BinaryElsewhere,
-    /// Its Tenant fetches as many as it may.
-    #[error("your Tenant fetches yoke-worker too often at a time")]
+    /// A worker program is binary: it cannot be sent to a terminal or over HTTPS.
+    #[error("yoke-worker is sent only over SSH, and not to a terminal")]
+    BinaryNotPrintable,
+    /// The Tenant has reached its limit of concurrent downloads.
+    #[error("too many downloads of yoke-worker by your Tenant are in progress")]
     TooManyDownloads,
-    /// The client went away, or takes nothing.
-    #[error("yoke-worker was not taken to its end")]
-    Untaken,
-    /// Nobody said yes.
-    #[error("Cluster {0} is not deleted: neither was its name typed, nor --yes given")]
+    /// The client disconnected or stopped reading during a download.
+    #[error("the download of yoke-worker was not completed")]
+    DownloadAbandoned,
+    /// The deletion was not confirmed.
+    #[error("Cluster {0} was not deleted: its name was not typed, and --yes was not given")]
     NotConfirmed(String),
     /// The answer cannot be written as JSON.
     #[error("writing the answer")]
@@ -176,20 +176,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// The exit code of the command.
+    /// Returns the exit code of the command.
     pub fn exit_code(&self) -> u32 {
         match self {
-            Self::Usage(_) | Self::NoArchitecture { .. } | Self::BinaryElsewhere => 2,
-            Self::WaitTimeout { .. } | Self::Unawaited(_) => 3,
+            Self::Usage(_) | Self::NoArchitecture { .. } | Self::BinaryNotPrintable => 2,
+            Self::WaitTimeout { .. } | Self::WaitAbandoned(_) => 3,
             _ => 1,
         }
     }
 
-    /// A word for logs and metrics.
+    /// Returns the word for logs, metrics and the `reason` in JSON.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Usage(_) => "usage",
-            Self::TooFast => "rate",
+            Self::RateLimited => "rate",
             Self::Busy => "busy",
             Self::KeyWithdrawn => "key_withdrawn",
             Self::NotPermitted(_) => "not_permitted",
@@ -199,65 +199,69 @@ impl Error {
             Self::Refused { status, .. } if status.code == 403 => "forbidden",
             Self::Refused { status, .. } if status.code == 404 => "not_found",
             Self::Refused { .. } | Self::SpecRefused { .. } | Self::JoinRefused { .. } => "refused",
-            Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::ClusterSilent { .. } => "unreachable",
+            Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::ClusterUnreachable { .. } => "unreachable",
             Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
             Self::NotConfirmed(_) => "not_confirmed",
             Self::NoBinaries => "not_set_up",
             Self::NoArchitecture { .. } => "not_found",
-            Self::BinaryElsewhere => "usage",
+            Self::BinaryNotPrintable => "usage",
             Self::TooManyDownloads => "busy",
-            Self::Untaken => "abandoned",
+            Self::DownloadAbandoned => "abandoned",
             Self::NoKubeconfig(_) | Self::JoinTimeout { .. } => "not_ready",
             Self::Asleep(_) => "asleep",
             Self::Deleted(_) => "deleted",
-            Self::Left(_) | Self::Unawaited(_) => "abandoned",
-            Self::TenantName(_) | Self::SecretWrong(_) | Self::JoinWrong(_) | Self::Binary(_) | Self::Json(_) => {
-                "failed"
-            }
+            Self::JoinAbandoned(_) | Self::WaitAbandoned(_) => "abandoned",
+            Self::TenantName(_)
+            | Self::KubeconfigInvalid(_)
+            | Self::JoinSecretInvalid(_)
+            | Self::Binary(_)
+            | Self::Json(_) => "failed",
         }
     }
 
-    /// What may help.
+    /// Returns what the user can do about the error.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            // clap's text has its own.
+            // clap's text contains a hint of its own.
             Self::Usage(text) if text.contains("--help") => return None,
             Self::Usage(_) => "see `help`".to_owned(),
-            Self::TooFast | Self::Busy => "try again in a few seconds".to_owned(),
-            Self::KeyWithdrawn => "ask the owner of the host for which Tenant it is".to_owned(),
+            Self::RateLimited | Self::Busy => "try again in a few seconds".to_owned(),
+            Self::KeyWithdrawn => "ask the owner of the host to which Tenant it belongs".to_owned(),
             Self::NotPermitted(name) => format!("sign a token whose `commands` name `{name}`"),
-            Self::Idle(_) | Self::TooOld | Self::Draining => "connect anew".to_owned(),
+            Self::Idle(_) | Self::TooOld | Self::Draining => "connect again".to_owned(),
             Self::Refused { status, .. } => return hint_for(status),
-            Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::Timeout { .. } => {
+            Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::Timeout { .. } => {
                 "try again in a minute".to_owned()
             }
-            Self::WaitTimeout { .. } | Self::Unawaited(_) => "it goes on by itself; see `clusters --wide`".to_owned(),
+            Self::WaitTimeout { .. } | Self::WaitAbandoned(_) => "the host continues; see `clusters --wide`".to_owned(),
             Self::JoinTimeout { cluster, .. } => {
                 format!("see `clusters {cluster} --wide`, and `join {cluster}` again once it is ready")
             }
-            Self::JoinRefused { cluster, .. } => format!("`join {cluster}` again when that is no longer so"),
-            Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
+            Self::JoinRefused { cluster, .. } => format!("`join {cluster}` again after this is resolved"),
+            Self::SpecRefused { .. } => "delete it and create it again as the message says".to_owned(),
             Self::Asleep(name) => format!("`wake {name}`"),
-            Self::ClusterSilent { name, .. } => {
-                format!("see `clusters {name} --wide`; with `allowedCIDRs` in its spec, only from there it answers")
+            Self::ClusterUnreachable { name, .. } => {
+                format!(
+                    "see `clusters {name} --wide`; with `allowedCIDRs` in its spec, it answers only clients from there"
+                )
             }
-            Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),
+            Self::NoKubeconfig(name) => format!("it is created with the Cluster; see `clusters {name} --wide`"),
             Self::NotConfirmed(name) => format!("`delete {name} --yes`; everything in it will be lost"),
             Self::NoBinaries => {
-                "the owner of the host puts yoke-worker-amd64 and the like into a folder, and names it with \
+                "the owner of the host puts yoke-worker-amd64 and others into a directory, and names it with \
                                  --worker-binaries (`ssh.workerBinaries` of the chart)"
                     .to_owned()
             }
-            Self::NoArchitecture { .. } => "`uname -m` on the machine says what it is".to_owned(),
-            Self::BinaryElsewhere => "ssh HOST worker-binary amd64 > yoke-worker".to_owned(),
-            Self::TooManyDownloads => "try again when one has ended".to_owned(),
-            Self::Binary(_) => "tell the owner of the host".to_owned(),
+            Self::NoArchitecture { .. } => "`uname -m` on the machine prints its architecture".to_owned(),
+            Self::BinaryNotPrintable => "ssh HOST worker-binary amd64 > yoke-worker".to_owned(),
+            Self::TooManyDownloads => "try again when one has finished".to_owned(),
+            Self::Binary(_) => "report this to the owner of the host".to_owned(),
             Self::TenantName(_)
             | Self::Deleted(_)
-            | Self::Left(_)
-            | Self::SecretWrong(_)
-            | Self::JoinWrong(_)
-            | Self::Untaken
+            | Self::JoinAbandoned(_)
+            | Self::KubeconfigInvalid(_)
+            | Self::JoinSecretInvalid(_)
+            | Self::DownloadAbandoned
             | Self::Json(_) => {
                 return None;
             }
@@ -265,7 +269,7 @@ impl Error {
         Some(hint)
     }
 
-    /// The error as the person reads it.
+    /// Formats the error for the user.
     pub fn to_text(&self, as_json: bool) -> String {
         let hint = self.hint();
         if as_json {
@@ -278,7 +282,7 @@ impl Error {
         format!("error: {self}\n{hint}")
     }
 
-    /// The error with its causes, for the host's owner.
+    /// Formats the error with its causes, for the host's owner.
     pub fn with_causes(&self) -> String {
         with_causes(self)
     }
@@ -290,12 +294,12 @@ fn to_seen(last: Option<&str>) -> String {
 
 fn to_fate(is_deleted: bool) -> &'static str {
     match is_deleted {
-        true => "it was deleted, so nobody can join by it",
-        false => "nobody was told how to join by it, and it could not be deleted",
+        true => "it was deleted, so no worker can join with it",
+        false => "it could not be deleted, but its join command was not printed",
     }
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -308,9 +312,11 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
 
 fn hint_for(status: &Status) -> Option<String> {
     let hint = match status.code {
-        401 | 403 => "SSH may not act for your Tenant yet: try again in a moment, then tell the owner of the host",
-        404 => "see `clusters` for what there is",
-        409 if status.reason == "AlreadyExists" => "see `clusters` for what there is, or choose another name",
+        401 | 403 => {
+            "SSH may not act for your Tenant yet: try again in a moment; if this lasts, tell the owner of the host"
+        }
+        404 => "see `clusters` for existing Clusters",
+        409 if status.reason == "AlreadyExists" => "see `clusters` for existing Clusters, or choose another name",
         409 => "it was changed at the same time: try again",
         429 | 500..=599 => "try again in a minute",
         _ => return None,
@@ -334,15 +340,15 @@ mod tests {
     fn errors_say_what_was_done_and_what_to_do() {
         assert_eq!(
             refused(404, "NotFound").to_text(false),
-            "error: getting Cluster a: clusters 'a' no\nhint: see `clusters` for what there is\n"
+            "error: getting Cluster a: clusters 'a' no\nhint: see `clusters` for existing Clusters\n"
         );
         assert_eq!(
             refused(409, "AlreadyExists").to_text(true),
-            "{\"error\":\"getting Cluster a: clusters 'a' no\",\"hint\":\"see `clusters` for what there is, or choose another name\",\
+            "{\"error\":\"getting Cluster a: clusters 'a' no\",\"hint\":\"see `clusters` for existing Clusters, or choose another name\",\
              \"reason\":\"refused\"}\n"
         );
         assert_eq!(
-            Error::TooFast.to_text(false),
+            Error::RateLimited.to_text(false),
             "error: too many commands with this key\nhint: try again in a few seconds\n"
         );
     }
@@ -358,13 +364,13 @@ mod tests {
             wait.to_string(),
             "Cluster a did not become ready within 1s; last seen: starting"
         );
-        for (error, code) in [(wait, 3), (Error::Usage("x".into()), 2), (Error::TooFast, 1)] {
+        for (error, code) in [(wait, 3), (Error::Usage("x".into()), 2), (Error::RateLimited, 1)] {
             assert_eq!(error.exit_code(), code, "{error}");
         }
     }
 
     #[test]
-    fn of_a_join_that_came_to_nothing_nothing_goes_on() {
+    fn failed_join_leaves_nothing() {
         let (name, cluster) = (|| "a-1".to_owned(), || "a".to_owned());
         let timeout = |is_deleted| Error::JoinTimeout {
             name: name(),
@@ -382,20 +388,20 @@ mod tests {
         for (error, text) in [
             (
                 timeout(true),
-                "error: JoinToken a-1 did not become ready within 60s; it was deleted, so nobody can join by it; \
+                "error: JoinToken a-1 did not become ready within 60s; it was deleted, so no worker can join with it; \
                  last seen: The API of Cluster a does not answer.\n\
                  hint: see `clusters a --wide`, and `join a` again once it is ready\n",
             ),
             (
                 timeout(false),
-                "error: JoinToken a-1 did not become ready within 60s; nobody was told how to join by it, and it could not be deleted; \
+                "error: JoinToken a-1 did not become ready within 60s; it could not be deleted, but its join command was not printed; \
                  last seen: The API of Cluster a does not answer.\n\
                  hint: see `clusters a --wide`, and `join a` again once it is ready\n",
             ),
             (
                 refused,
                 "error: JoinToken a-1 is refused (QuotaExceeded): There are 64 older ones.\n\
-                 hint: `join a` again when that is no longer so\n",
+                 hint: `join a` again after this is resolved\n",
             ),
         ] {
             assert_eq!((error.exit_code(), error.to_text(false).as_str()), (1, text));

@@ -1,45 +1,32 @@
-//! An SSH server in which a Tenant's key is the identity: `ssh HOST clusters`, `ssh HOST create NAME`, `scp HOST:NAME.kubeconfig .`
+//! An SSH server for Tenants, who authenticate with their SSH keys: `ssh HOST clusters`,
+//! `ssh HOST create NAME`, `scp HOST:NAME.kubeconfig .`
 //!
 //! ```text
-//!  ssh client ─▶ server: gate (rates, seats) ─▶ connection: directory (whose key?) ─▶ exec ──────▶ actor ─▶ command ─▶ perform ─▶ tenant ─▶ host API
-//!                                                 │                ▲                  interface ──▶                                  (as the
-//!                                                 └▶ sftp          └── watch of Tenants                                               Tenant)
-//!  HTTP client ─▶ api: gate ─▶ token: whose signature? (directory) ────────────────────────────▶
+//!  ssh client  ─▶ ssh: server, limits ─▶ connection ─▶ whose key? (identity)
+//!                                         ├─▶ commands::exec ─┐
+//!                                         ├─▶ tui ────────────┼─▶ commands: session ─▶ parse ─▶ execute ─▶ tenant ─▶ host API
+//!                                         └─▶ ssh::sftp ──────────────────────────────────────────────────▶          (as the Tenant)
+//!  HTTP client ─▶ api, limits ─▶ token: whose signature? ─────┘
 //! ```
 //!
-//! Everything for a Tenant is done as that Tenant at the host API ([`tenant`], `docs/adr/0005-ssh-acts-as-the-tenant.md`): what
-//! another Tenant has cannot be reached from here. Pure: [`command`], [`directory`], [`gate`], [`greeting`], [`report`], [`screen`],
-//! [`terminal`], [`token`]. The rest are adapters.
+//! Every request for a Tenant impersonates that Tenant at the host API ([`tenant`],
+//! `docs/adr/0005-ssh-acts-as-the-tenant.md`), so the host API server keeps it from the objects of
+//! other Tenants. Pure modules: [`commands::parse`], [`commands::report`],
+//! [`identity::key_registry`], [`identity::token`], [`limits::admission`], [`ssh::banner`],
+//! [`tui::screen`], [`tui::terminal`]. The others are adapters.
 
-pub mod actor;
 pub mod api;
 pub mod arguments;
 pub mod audit;
-pub mod binary;
-pub mod command;
-pub mod connection;
-pub mod console;
-pub mod directory;
+pub mod commands;
 pub mod error;
-pub mod exec;
-pub mod feed;
-pub mod gate;
-pub mod greeting;
-pub mod host_key;
-pub mod interface;
-pub mod leash;
-pub mod listener;
+pub mod identity;
+pub mod limits;
 pub mod metrics;
-pub mod perform;
 pub mod process;
-pub mod report;
-pub mod screen;
-pub mod seat;
-pub mod server;
-pub mod sftp;
+pub mod shared;
+pub mod ssh;
 pub mod tenant;
-pub mod terminal;
-pub mod token;
-pub mod watch;
+pub mod tui;
 
 pub use error::Error;

@@ -1,4 +1,4 @@
-//! The process `yoke-ssh-ui`.
+//! The `yoke-ssh-ui` process; the library has all of its code.
 
 use clap::Parser as _;
 use yoke_ssh_ui::arguments::Arguments;

@@ -1,4 +1,5 @@
-//! What is counted. Labels are closed sets; who did what stands in the log.
+//! The metrics of the process. Label values are closed sets; the audit log says which Tenant did
+//! what.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -6,9 +7,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use yoke_runtime::Metrics as Registry;
 
-use crate::gate::Refusal;
+use crate::limits::admission::Refusal;
 
-/// Name of the process in the names of its metrics.
+/// Prefix of the process in its metric names.
 pub const PROCESS: &str = "ssh_ui";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -27,7 +28,7 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
-/// The process's own metrics. Clones count together.
+/// The process's own metrics. Clones share their counters.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     keys: Gauge,
@@ -40,7 +41,7 @@ pub struct Metrics {
     watch_errors: Counter,
 }
 
-/// Something that goes on.
+/// Guard of the gauge of running commands.
 #[derive(Debug)]
 pub(crate) struct Running(Gauge);
 
@@ -51,17 +52,17 @@ impl Drop for Running {
 }
 
 impl Metrics {
-    /// Metrics that are shown by `registry`.
+    /// Creates the metrics and registers them.
     pub fn new(registry: &Registry) -> Self {
         let metrics = Self::default();
         registry.register(|registry| {
             let m = metrics.clone();
             registry.register("keys", "SSH keys of all Tenants", m.keys);
             registry.register("connections", "Open connections", m.connections);
-            registry.register("running_commands", "Commands and file transfers that go on", m.running);
+            registry.register("running_commands", "Running commands and file transfers", m.running);
             registry.register("refused_connections", "Connections closed at once", m.refused);
-            registry.register("logins", "Connections by whether a Tenant's key was shown", m.logins);
-            let help = "Requests over HTTPS whose token was not believed";
+            registry.register("logins", "Logins by result", m.logins);
+            let help = "HTTPS requests whose token was refused";
             registry.register("refused_tokens", help, m.refused_tokens);
             registry.register("commands", "Commands and file transfers", m.commands);
             registry.register("watch_errors", "Failures of the watch of Tenants", m.watch_errors);
@@ -77,7 +78,7 @@ impl Metrics {
         self.connections.inc_by(change);
     }
 
-    /// Something goes on until what is returned is dropped.
+    /// Counts a running command until the returned guard is dropped.
     pub(crate) fn running(&self) -> Running {
         self.running.inc();
         Running(self.running.clone())

@@ -1,4 +1,4 @@
-//! Puts the process together and runs it.
+//! Builds the parts of the process and runs them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,20 +9,22 @@ use yoke_runtime::host_api::{build_client, configure};
 use yoke_runtime::tls::{Reload, TlsConfigs, TlsFiles};
 use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
-use crate::api::{Api, keep_certificate};
+use crate::api::{Api, reload_certificate};
 use crate::arguments::{ApiArguments, Arguments};
-use crate::directory::Directory;
-use crate::gate::Gate;
+use crate::identity::key_registry::KeyRegistry;
+use crate::identity::tenants_watch::keep_key_registry;
+use crate::identity::token::TokenRules;
+use crate::limits::admission::Admission;
 use crate::metrics::{Metrics, PROCESS};
-use crate::server::{Server, Shared};
-use crate::token::Rules;
-use crate::{host_key, watch::keep_directory};
+use crate::shared::Shared;
+use crate::ssh::host_key;
+use crate::ssh::server::Server;
 
-/// How long a client has to take a piece of an answer.
+/// Timeout of a write: how long a client may take to read one piece of an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Runs the process until it is told to end.
+/// Runs the process until a termination signal.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut supervisor = Supervisor::new(GRACE);
     let drain = supervisor.drain();
@@ -43,20 +45,20 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let client = build_client(config).context("making a client of the host API")?;
     let key = host_key::load(client.clone(), &namespace, &arguments.host_key_secret).await?;
 
-    let (directory, known) = watch::channel(Directory::default());
-    let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
+    let (keys, known) = watch::channel(KeyRegistry::default());
+    let watching = keep_key_registry(client.clone(), keys, metrics.clone(), listed, drain.clone());
     supervisor.spawn("tenants", watching);
     let shared = Arc::new(Shared {
         host: client,
-        directory: known,
-        gate: Gate::new(arguments.limits(), Instant::now()).into(),
+        keys: known,
+        admission: Admission::new(arguments.limits(), Instant::now()).into(),
         contact: arguments.contact,
         worker_binaries: arguments.worker_binaries,
         write_limit: WRITE_LIMIT,
         metrics,
     });
     if let Some((api, rules, reload, tls)) = api {
-        supervisor.spawn("api-certificate", keep_certificate(reload, drain.clone()));
+        supervisor.spawn("api-certificate", reload_certificate(reload, drain.clone()));
         let serving = api.serve(Arc::clone(&shared), rules, tls, arguments.idle, drain.clone());
         supervisor.spawn("api", serving);
     }
@@ -64,14 +66,14 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(supervisor.run().await?)
 }
 
-async fn open_api(arguments: &ApiArguments) -> anyhow::Result<(Api, Rules, Reload, TlsConfigs)> {
+async fn open_api(arguments: &ApiArguments) -> anyhow::Result<(Api, TokenRules, Reload, TlsConfigs)> {
     let files = TlsFiles {
         certificate: arguments.certificate.clone(),
         key: arguments.key.clone(),
         client_ca: None,
     };
     let (reload, tls) = Reload::load(files).await?;
-    let rules = Rules {
+    let rules = TokenRules {
         host: arguments.host.clone(),
         longest: arguments.token_lifetime,
     };

@@ -1,4 +1,4 @@
-//! Times and quantities as people write them on a command line. Pure.
+//! Parses durations and quantities as users type them on a command line. Pure.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::time::parse_time;
 
-/// Reads `90s`, `5m`, `1h30m`; a bare number is seconds, as with kubectl.
+/// Parses a duration such as `90s`, `5m` or `1h30m`. A bare number is seconds, as in kubectl.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     if let Ok(seconds) = text.parse() {
         return Ok(Duration::from_secs(seconds));
@@ -16,12 +16,12 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from(duration).map_err(|_| wrong())
 }
 
-/// Zero means without a limit.
+/// Turns a timeout option into a limit: zero means no limit.
 pub fn limit(duration: Duration) -> Option<Duration> {
     (!duration.is_zero()).then_some(duration)
 }
 
-/// A quantity as Kubernetes writes them: digits and a suffix. The host checks the rest.
+/// Checks that a quantity is a number with a Kubernetes suffix. The host's API checks the rest.
 pub fn parse_quantity(text: &str) -> Result<Quantity, String> {
     let digits = text
         .bytes()
@@ -36,12 +36,12 @@ pub fn parse_quantity(text: &str) -> Result<Quantity, String> {
     }
 }
 
-/// How long a Cluster lives, as its spec has it.
+/// Checks a `spec.ttl`: minutes or hours, at most `9999h`.
 pub fn parse_ttl(text: &str) -> Result<String, String> {
     let is_short = text.len() <= 5 && !text.starts_with('0');
     match parse_time(text).filter(|_| is_short) {
         Some(_) => Ok(text.to_owned()),
-        None => Err("a time in minutes or hours, such as 90m or 8h, up to 9999h".into()),
+        None => Err("expected a time in minutes or hours, such as 90m or 8h, up to 9999h".into()),
     }
 }
 

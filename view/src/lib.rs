@@ -1,16 +1,19 @@
-//! What people are shown of Clusters and Tenants, in any place where they ask: tables, ages, and what a status means to
-//! somebody who waits. And what they write: times, quantities.
+//! Presentation of Clusters and Tenants for all user interfaces: tables, ages, and the meaning of a
+//! status for a caller that waits. The crate also parses the durations and quantities that users
+//! type.
 //!
 //! ```text
-//!  Cluster, Tenant ─▶ verdict: is it done, refused, or to be waited for?
+//!  Cluster, Tenant ─▶ verdict: done, refused, or still waiting?
+//!                           ─▶ progress: the line to show, the refusal to tolerate
 //!                  ─▶ render ─▶ table ─▶ text
-//! text of others ─▶ plain ─▶ text that a terminal only shows
+//!  untrusted text  ─▶ plain ─▶ text that a terminal only displays
 //! ```
 //!
-//! Everything here is pure. Called by `kubectl yoke` and by the SSH server.
+//! All modules are pure. `kubectl yoke` and the SSH server call them.
 
 pub mod input;
 pub mod plain;
+pub mod progress;
 pub mod render;
 pub mod table;
 pub mod verdict;

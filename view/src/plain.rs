@@ -1,7 +1,7 @@
-//! Text of others, made fit for a terminal. Pure.
+//! Makes untrusted text safe to print on a terminal. Pure.
 
-/// The text without what a terminal would obey, or draw as nothing, or from right to left: control and format characters. Each
-/// is a space.
+/// Replaces each control and format character with a space. A terminal would execute such a
+/// character, draw nothing for it, or change the text direction.
 pub fn plain(text: &str) -> String {
     text.chars()
         .map(|character| match is_obeyed(character) {
@@ -11,14 +11,15 @@ pub fn plain(text: &str) -> String {
         .collect()
 }
 
-/// The same of text of several lines, which stay lines.
+/// Does the same as [`plain`] for text of several lines; the line breaks stay.
 pub fn plain_lines(text: &str) -> String {
     let lines: Vec<_> = text.split('\n').map(plain).collect();
     lines.join("\n")
 }
 
 fn is_obeyed(character: char) -> bool {
-    // Besides the control characters: what Unicode has for direction, joining, line ends, annotations and tags.
+    // Besides the control characters: Unicode's characters for direction, joining, line ends,
+    // annotations and tags.
     matches!(
         character,
         '\u{ad}'
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_left_to_obey() {
+    fn control_characters_are_replaced() {
         for (text, expected) in [
             ("ready ✓ 準備", "ready ✓ 準備"),
             ("\u{1b}[31mred\u{7}", " [31mred "),

@@ -1,5 +1,5 @@
-//! Clusters and Tenants as rows of a table, with the columns that the CRDs give kubectl, and a few more when asked.
-//! Pure.
+//! Builds table rows for Clusters and Tenants: the printer columns of the CRDs, plus a few more in
+//! the wide format. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
@@ -10,16 +10,16 @@ use yoke_api::{Cluster, ConditionType, Tenant};
 
 use crate::table::Table;
 
-/// Which columns to show.
+/// Selects the columns to show.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Columns {
-    /// The namespace, first.
+    /// Adds the namespace as the first column.
     pub namespace: bool,
-    /// What is of interest at times.
+    /// Adds the columns of kubectl's `-o wide`.
     pub wide: bool,
 }
 
-/// An empty table of Clusters.
+/// Returns an empty table of Clusters.
 pub fn cluster_table(columns: Columns) -> Table {
     head(
         columns,
@@ -28,7 +28,7 @@ pub fn cluster_table(columns: Columns) -> Table {
     )
 }
 
-/// One Cluster's row.
+/// Returns the row of one Cluster.
 pub fn cluster_row(cluster: &Cluster, columns: Columns, now: Timestamp) -> Vec<String> {
     let status = cluster.status.clone().unwrap_or_default();
     let ready = find(&status.conditions, ConditionType::Ready);
@@ -64,7 +64,7 @@ pub fn cluster_row(cluster: &Cluster, columns: Columns, now: Timestamp) -> Vec<S
     row
 }
 
-/// An empty table of Tenants.
+/// Returns an empty table of Tenants.
 pub fn tenant_table(columns: Columns) -> Table {
     head(
         Columns {
@@ -76,7 +76,7 @@ pub fn tenant_table(columns: Columns) -> Table {
     )
 }
 
-/// One Tenant's row.
+/// Returns the row of one Tenant.
 pub fn tenant_row(tenant: &Tenant, columns: Columns, now: Timestamp) -> Vec<String> {
     let status = tenant.status.clone().unwrap_or_default();
     let ready = find(&status.conditions, ConditionType::Ready);
@@ -101,7 +101,7 @@ pub fn tenant_row(tenant: &Tenant, columns: Columns, now: Timestamp) -> Vec<Stri
     row
 }
 
-/// The conditions, the one that sums them up first.
+/// Returns a table of conditions: `Ready` first, the others sorted by type.
 pub fn condition_table(conditions: &[Condition], now: Timestamp) -> Table {
     let mut table = Table::new(["CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"]);
     let mut ordered: Vec<_> = conditions.iter().collect();
@@ -123,7 +123,7 @@ pub fn condition_table(conditions: &[Condition], now: Timestamp) -> Table {
     table
 }
 
-/// When an event happened last.
+/// Returns when an event was last observed.
 pub fn time_of(event: &Event) -> Option<Timestamp> {
     let series = event
         .series
@@ -135,18 +135,18 @@ pub fn time_of(event: &Event) -> Option<Timestamp> {
         .or(event.event_time.as_ref().map(|time| time.0))
 }
 
-/// What a Cluster's status says of it.
+/// Returns the conditions of a Cluster; an empty slice without a status.
 pub fn conditions(cluster: &Cluster) -> &[Condition] {
     let status = cluster.status.as_ref();
     status.map(|status| status.conditions.as_slice()).unwrap_or_default()
 }
 
-/// The condition of one type.
+/// Returns the condition of the given type.
 pub fn find(conditions: &[Condition], wanted: ConditionType) -> Option<&Condition> {
     conditions.iter().find(|condition| condition.type_ == wanted.as_str())
 }
 
-/// The phase's name in the API.
+/// Returns the phase's name in the API.
 pub fn phase_text(phase: Phase) -> &'static str {
     match phase {
         Phase::Refused => "Refused",
@@ -159,18 +159,19 @@ pub fn phase_text(phase: Phase) -> &'static str {
     }
 }
 
-/// Time since `then`, in kubectl's rough form; nothing if there is no `then`.
+/// Formats the time since `then` as kubectl formats an age. Returns an empty string without `then`.
 pub fn age_of(then: Option<Time>, now: Timestamp) -> String {
     then.map(|Time(then)| span(then, now)).unwrap_or_default()
 }
 
-/// The time from one instant to another as kubectl writes an age: two units while the first is small, then one.
+/// Formats the time between two instants as kubectl formats an age: two units while the first is
+/// small, then one.
 pub fn span(from: Timestamp, to: Timestamp) -> String {
     let seconds = to.as_second().saturating_sub(from.as_second());
     u64::try_from(seconds).map_or_else(|_| "passed".to_owned(), seconds_text)
 }
 
-/// Seconds as kubectl writes an age.
+/// Formats seconds as kubectl formats an age.
 pub fn seconds_text(seconds: u64) -> String {
     let (minutes, hours, days, years) = (seconds / 60, seconds / 3600, seconds / 86_400, seconds / (365 * 86_400));
     let two = |big: u64, big_unit: &str, small: u64, small_unit: &str| match small {

@@ -1,10 +1,10 @@
-//! Aligned columns of text. Pure.
+//! Formats aligned columns of text. Pure.
 
 use crate::plain::plain;
 
 const GAP: usize = 3;
 
-/// A head and rows of equal length.
+/// A header and rows of equal length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     head: Vec<String>,
@@ -13,12 +13,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows.
+    /// Returns a table without rows.
     pub fn new<const N: usize>(head: [&str; N]) -> Self {
         Self::from_head(head.map(str::to_owned).into())
     }
 
-    /// A table without rows, whose columns were put together.
+    /// Returns a table without rows from a header whose length is known only at run time.
     pub fn from_head(head: Vec<String>) -> Self {
         let widths = head.iter().map(|cell| width(cell)).collect();
         Self {
@@ -28,7 +28,7 @@ impl Table {
         }
     }
 
-    /// Adds a row. An empty cell shows as `<none>`, so that columns can be told apart by machines too.
+    /// Adds a row. An empty cell is shown as `<none>`, so that scripts can also split the columns.
     pub fn push(&mut self, cells: Vec<String>) {
         let cells: Vec<_> = cells.into_iter().map(filled).collect();
         for (wide, cell) in self.widths.iter_mut().zip(&cells) {
@@ -37,19 +37,20 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Removes the rows and keeps the widths, so that rows of a watch line up with those before.
+    /// Removes the rows but keeps the column widths, so that later rows of a watch align with
+    /// earlier ones.
     pub fn clear(&mut self) {
         self.rows.clear();
     }
 
-    /// The head and all rows.
+    /// Formats the header and all rows.
     pub fn to_text(&self) -> String {
         let mut text = self.line(&self.head);
         text.push_str(&self.rows_to_text());
         text
     }
 
-    /// All rows, without the head.
+    /// Formats all rows without the header.
     pub fn rows_to_text(&self) -> String {
         self.rows.iter().map(|row| self.line(row)).collect()
     }
@@ -68,7 +69,8 @@ impl Table {
     }
 }
 
-/// Text from the host may hold line breaks and control characters, which would break the table or the terminal.
+/// Text from the host may contain line breaks and control characters, which would break the table
+/// or the terminal.
 fn filled(cell: String) -> String {
     let cell = plain(&cell);
     if cell.trim().is_empty() {

@@ -1,4 +1,5 @@
-//! What the status of a Cluster, Tenant or JoinToken says to somebody who waits for it. Pure.
+//! Decides what the status of a Cluster, Tenant or JoinToken means for a caller that waits for it.
+//! Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use yoke_api::cluster::DesiredState;
@@ -6,28 +7,28 @@ use yoke_api::{Cluster, ConditionType, JoinToken, Reason, Tenant, labels};
 
 use crate::render::{conditions, find};
 
-/// What somebody who waits may make of it.
+/// The result of a wait so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is as asked for.
+    /// The object has the desired state.
     Done,
-    /// It will not become so.
+    /// The object will not reach the desired state.
     Refused {
         /// The condition's reason.
         reason: String,
         /// The condition's message.
         message: String,
     },
-    /// It may yet, and this is what it waits for.
+    /// The object may still reach the desired state. The text says what is pending.
     Waiting(Option<String>),
 }
 
-/// Why no worker can join a Cluster until somebody does something about it.
+/// A state of a Cluster in which no worker can join until a user changes something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It sleeps, and a JoinToken does not wake it.
+    /// The Cluster is asleep, and a JoinToken does not wake it.
     Asleep,
-    /// Its spec is refused, and nothing of it runs.
+    /// The spec is refused, and no control plane runs.
     Refused {
         /// The condition's reason.
         reason: String,
@@ -36,15 +37,15 @@ pub enum Obstacle {
     },
 }
 
-/// Whether a refusal may pass without anybody's doing: the Tenant of a Cluster, or the Cluster of a JoinToken, may have been made a
-/// moment ago.
+/// Returns whether a refusal may disappear without a user's action. The Tenant of a Cluster, or the
+/// Cluster of a JoinToken, may have been created only a moment ago.
 pub fn may_pass(reason: &str) -> bool {
     [Reason::TenantMissing, Reason::ClusterMissing]
         .map(Reason::as_str)
         .contains(&reason)
 }
 
-/// Judges a Cluster.
+/// Judges a Cluster by its desired state.
 pub fn judge(cluster: &Cluster) -> Verdict {
     let done = match cluster.spec.state {
         DesiredState::Running => ConditionType::Ready,
@@ -58,14 +59,16 @@ pub fn judge(cluster: &Cluster) -> Verdict {
     )
 }
 
-/// Whether no control plane runs, as asked for, be it by the spec or otherwise.
+/// Returns whether no control plane runs on purpose: because of the spec, an annotation, inactivity
+/// or a schedule.
 pub fn is_asleep(cluster: &Cluster) -> bool {
     let status = cluster.status.as_ref();
     let asleep = status.and_then(|status| find(&status.conditions, ConditionType::Asleep));
     asleep.is_some_and(|asleep| asleep.status == "True")
 }
 
-/// Whether it sleeps until somebody wakes it, or will in a moment, by whatever word. One that is being woken does not.
+/// Returns whether the Cluster stays asleep, or goes to sleep, until a user wakes it. A Cluster
+/// that is waking does not.
 pub fn stays_asleep(cluster: &Cluster) -> bool {
     let words = cluster.metadata.annotations.as_ref();
     let word = words.and_then(|words| words.get(labels::SLEEP)).map(String::as_str);
@@ -78,7 +81,7 @@ pub fn stays_asleep(cluster: &Cluster) -> bool {
     cluster.spec.state == DesiredState::Asleep || is_asked_to
 }
 
-/// What stands against that a worker joins a Cluster, whatever JoinToken there is.
+/// Returns the reason why no worker can join this Cluster, with any JoinToken.
 pub fn find_obstacle(cluster: &Cluster) -> Option<Obstacle> {
     if stays_asleep(cluster) {
         return Some(Obstacle::Asleep);
@@ -86,7 +89,7 @@ pub fn find_obstacle(cluster: &Cluster) -> Option<Obstacle> {
     let status = cluster.status.as_ref();
     let available = status.and_then(|status| find(&status.conditions, ConditionType::APIServerAvailable));
     match judge(cluster) {
-        // What runs is kept alive as it is.
+        // A control plane that already runs keeps serving when a later spec is refused.
         Verdict::Refused { reason, message }
             if !may_pass(&reason) && available.is_none_or(|available| available.status != "True") =>
         {
@@ -106,7 +109,7 @@ pub fn judge_tenant(tenant: &Tenant) -> Verdict {
     )
 }
 
-/// Judges a JoinToken, whose spec never changes.
+/// Judges a JoinToken. Its spec is immutable, so the generation does not matter.
 pub fn judge_join_token(token: &JoinToken) -> Verdict {
     let status = token.status.as_ref();
     let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
@@ -128,7 +131,8 @@ pub fn judge_join_token(token: &JoinToken) -> Verdict {
     }
 }
 
-/// Judges by conditions of the present generation only: those of an older spec say nothing.
+/// Judges only by conditions of the current generation; conditions of an older spec say nothing
+/// about this one.
 fn judge_conditions(conditions: &[Condition], is_current: bool, done: ConditionType) -> Verdict {
     if !is_current {
         return Verdict::Waiting(None);
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_join_token_that_is_over_is_not_waited_for() {
+    fn finished_join_token_ends_the_wait() {
         let token = |status: &str, reason: &str| {
             let ready = condition("Ready", status, "m").replace("reason: R", &format!("reason: {reason}"));
             let text = format!(
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_a_moment_ago_may_not_be_known_yet() {
+    fn missing_owners_are_transient_refusals() {
         for (reason, expected) in [
             ("TenantMissing", true),
             ("ClusterMissing", true),
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_joins_what_sleeps_or_is_refused() {
+    fn asleep_or_refused_clusters_cannot_be_joined() {
         let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z");
         let cluster = |word: &str, sleep: &str, wake: &str, state: &str, conditions: &str| -> Cluster {
             let text = format!(

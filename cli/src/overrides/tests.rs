@@ -90,7 +90,7 @@ fn users_are_overridden_as_kubectl_does() {
         ("", file, ""),
         ("--user v", r#"token="v""#, ""),
         ("--context b", "", ""),
-        // A certificate is not instead of a token, and kubectl keeps it.
+        // kubectl keeps the token beside a certificate.
         ("--token x", r#"client-certificate-data="Q0VSVA==" token="x""#, ""),
         ("--context b --token x", r#"token="x""#, ""),
         (

@@ -1,4 +1,4 @@
-//! `completion`, by itself and through the real kubectl.
+//! `completion`, directly and through the real kubectl.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use crate::fixtures::{DEMO, TENANT, cluster, ready, tenant};
 use crate::host::Host;
 use crate::running::{Running, Said};
 
-/// kubectl in the folder `YOKE_BIN`, or in PATH.
+/// Returns kubectl in the directory `YOKE_BIN`, or in PATH.
 fn kubectl() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::var_os("YOKE_BIN").map(PathBuf::from).into_iter();
@@ -51,7 +51,7 @@ async fn kubectl_completes_the_plugin() {
         (&["yoke", "get", "t"], "tenants\n:4\n"),
         (
             &["yoke", "comp"],
-            "completion\tPrint what makes the shell complete this plugin's commands\n:4\n",
+            "completion\tPrint the script that completes this plugin's commands\n:4\n",
         ),
         (&["yoke", "get", "clusters", ""], "demo\nother\n:4\n"),
         (&["yoke", "get", "clusters", "-n", "absent", ""], ":4\n"),
@@ -68,7 +68,7 @@ async fn kubectl_completes_the_plugin() {
         let said = through_kubectl(&host, &bin, words).await;
         assert_eq!((said.code, said.out.as_str()), (0, out), "{words:?}: {}", said.err);
     }
-    // A host that is not there is no reason to say anything in the middle of somebody's line.
+    // An unreachable host must not print an error into the user's command line.
     let dead = Host::new("http://127.0.0.1:1");
     let said = dead.run("__complete -- get clusters").await;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! How the host is reached.
+//! The connection to the host.
 
 use tokio::net::TcpListener;
 
@@ -12,7 +12,7 @@ async fn failures_to_reach_the_host_are_explained() {
     let said = host.run_with("get", &host.path("absent")).await;
     assert_eq!(said.code, 1);
     assert!(
-        said.err.contains("error: no kubeconfig of the host was found"),
+        said.err.contains("error: no kubeconfig for the host was found"),
         "{}",
         said.err
     );
@@ -40,7 +40,7 @@ async fn failures_to_reach_the_host_are_explained() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn command_line_says_who_asks() {
+async fn credentials_on_the_command_line_are_used() {
     let host = Host::start().await;
     for (line, header, value) in [
         ("get", "authorization", "Bearer x"),
@@ -65,7 +65,7 @@ async fn command_line_says_who_asks() {
             "error: the kubeconfig of the host has no user \"nobody\"\nhint: see `kubectl config get-users`\n"
         )
     );
-    // There it is a user of the Tenant, and of nothing else.
+    // For this command, `--user` is a user of the Tenant only.
     let said = host.run("create tenant t --user nobody --wait=false").await;
     assert_eq!(
         (said.code, host.last_header("authorization").as_str()),
@@ -115,7 +115,7 @@ async fn command_line_says_where_the_host_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn host_must_prove_who_it_is() {
+async fn host_certificate_is_verified() {
     let (certificate, key) = authority("host.test");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = Host::new(&format!("https://{}", listener.local_addr().unwrap()));
@@ -149,7 +149,7 @@ async fn request_has_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_shown_to_those_who_ask() {
+async fn verbose_mode_shows_requests() {
     let host = Host::start().await;
     host.set(DEMO, cluster("demo", &[]));
     for (line, shown) in [

@@ -11,7 +11,7 @@ async fn delete_wants_to_be_asked_for_twice() {
     assert_eq!(said.code, 1);
     assert!(
         said.err
-            .contains("is not deleted without being asked for twice\nhint: say --yes"),
+            .contains("was not deleted, because the deletion was not confirmed\nhint: confirm with --yes"),
         "{}",
         said.err
     );
@@ -32,7 +32,7 @@ async fn delete_wants_to_be_asked_for_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn delete_waits_unless_told_not_to() {
+async fn delete_waits_unless_wait_is_false() {
     let host = Host::start().await;
     host.set(DEMO, cluster("demo", &[ready()]));
     host.linger();

@@ -1,4 +1,4 @@
-//! What the tests put on the host.
+//! Objects of the host.
 
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ pub(crate) fn cluster(name: &str, conditions: &[Value]) -> Value {
     })
 }
 
-/// The Cluster at [`DEMO`] with one condition.
+/// Returns the Cluster at [`DEMO`] with one condition.
 pub(crate) fn demo(name: &str, status: &str, reason: &str, message: &str) -> Value {
     cluster("demo", &[condition(name, status, reason, message)])
 }

@@ -1,4 +1,4 @@
-//! A host's API in memory, spoken to by HTTP, and a way to run the plugin against it.
+//! A host's API in memory, served over HTTP, and functions to run the plugin against it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(crate) struct Host {
     folder: Arc<tempfile::TempDir>,
 }
 
-/// What the host answers instead.
+/// Responses that replace those of the host.
 struct Failures {
     part: String,
     codes: VecDeque<u16>,
@@ -46,7 +46,7 @@ impl Host {
         host
     }
 
-    /// A host that is known by its URL, and serves nothing yet.
+    /// Creates a host with this URL that serves nothing yet.
     pub(crate) fn new(url: &str) -> Self {
         let host = Self {
             objects: Arc::default(),
@@ -67,7 +67,7 @@ impl Host {
         host
     }
 
-    /// Answers whoever comes to the listener.
+    /// Serves the connections of a listener.
     pub(crate) fn serve<L>(&self, listener: L)
     where
         L: axum::serve::Listener,
@@ -77,12 +77,12 @@ impl Host {
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     }
 
-    /// Where it is.
+    /// Returns the URL of the host.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// Gives no answer to requests whose line has this in it.
+    /// Never answers requests whose line contains this text.
     pub(crate) fn stall(&self, part: &str) {
         *self.stalled.lock().unwrap() = Some(part.to_owned());
     }
@@ -92,17 +92,18 @@ impl Host {
         stalled.as_ref().is_some_and(|part| line.contains(part))
     }
 
-    /// Answers everything again.
+    /// Answers all requests again.
     pub(crate) fn resume(&self) {
         *self.stalled.lock().unwrap() = None;
     }
 
-    /// Answers requests whose line has this in it with these codes, one each, and does nothing of what is asked for.
+    /// Answers requests whose line contains this text with these codes, one each, without executing
+    /// them.
     pub(crate) fn fail(&self, part: &str, codes: &[u16]) {
         self.add_failures(part, codes, false);
     }
 
-    /// The same, though it does what is asked for.
+    /// Answers in the same way, but executes the requests.
     pub(crate) fn do_and_fail(&self, part: &str, codes: &[u16]) {
         self.add_failures(part, codes, true);
     }
@@ -115,7 +116,7 @@ impl Host {
         });
     }
 
-    /// What a request is answered with, and whether it is carried out.
+    /// Returns the code for a request, and whether to execute it.
     fn next_failure(&self, line: &str) -> Option<(StatusCode, bool)> {
         let mut failures = self.failures.lock().unwrap();
         let failures = failures
@@ -125,7 +126,7 @@ impl Host {
         Some((StatusCode::from_u16(code).unwrap(), failures.is_done))
     }
 
-    /// Waits until it was asked for this: part of a request's line.
+    /// Waits for a request whose line contains this text.
     pub(crate) async fn until_asked(&self, part: &str) {
         let asked = async {
             while !self.requests().iter().any(|line| line.contains(part)) {
@@ -135,17 +136,17 @@ impl Host {
         tokio::time::timeout(LIMIT, asked).await.expect("the plugin asks");
     }
 
-    /// Keeps what is deleted, as finalizers do.
+    /// Keeps deleted objects, as finalizers do.
     pub(crate) fn linger(&self) {
         self.lingers.store(true, Ordering::Relaxed);
     }
 
-    /// A file of this test's own.
+    /// Returns the path of a file of this test.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Puts an object there and tells watchers.
+    /// Stores an object and notifies watches.
     pub(crate) fn set(&self, path: &str, object: Value) {
         let known = self.objects.lock().unwrap().insert(path.to_owned(), object.clone());
         let kind = if known.is_some() { "MODIFIED" } else { "ADDED" };
@@ -154,7 +155,7 @@ impl Host {
             .send((path.to_owned(), json!({"type": kind, "object": object})));
     }
 
-    /// Takes an object away and tells watchers.
+    /// Removes an object and notifies watches.
     pub(crate) fn remove(&self, path: &str) -> Option<Value> {
         let object = self.objects.lock().unwrap().remove(path)?;
         let _ = self
@@ -163,24 +164,24 @@ impl Host {
         Some(object)
     }
 
-    /// The object at a path.
+    /// Returns the object at a path.
     pub(crate) fn object(&self, path: &str) -> Option<Value> {
         self.objects.lock().unwrap().get(path).cloned()
     }
 
-    /// The path of an object whose path begins so, if there is one.
+    /// Returns the first path with this prefix.
     pub(crate) fn find(&self, begin: &str) -> Option<String> {
         let objects = self.objects.lock().unwrap();
         objects.keys().find(|path| path.starts_with(begin)).cloned()
     }
 
-    /// Every request line so far.
+    /// Returns every request line so far.
     pub(crate) fn requests(&self) -> Vec<String> {
         let requests = self.requests.lock().unwrap();
         requests.iter().map(|(line, _)| line.clone()).collect()
     }
 
-    /// The values of a header of the last request, joined by commas.
+    /// Returns the values of a header of the last request, joined by commas.
     pub(crate) fn last_header(&self, name: &str) -> String {
         let requests = self.requests.lock().unwrap();
         let values = requests.last().unwrap().1.get_all(name).iter();
@@ -190,7 +191,7 @@ impl Host {
             .join(",")
     }
 
-    /// Waits until the plugin watches, so that it sees what is set from now on.
+    /// Waits until the plugin watches, so that it sees later changes.
     pub(crate) async fn until_watched(&self) {
         let watched = async {
             while self.changes.receiver_count() == 0 {
@@ -200,7 +201,7 @@ impl Host {
         tokio::time::timeout(LIMIT, watched).await.expect("the plugin watches");
     }
 
-    /// Runs the plugin with words split at spaces, as a person whose kubeconfig names this host.
+    /// Runs the plugin with arguments split at spaces, and a kubeconfig for this host.
     pub(crate) async fn run(&self, line: &str) -> Said {
         self.begin(line).end().await
     }
@@ -210,12 +211,12 @@ impl Host {
         self.begin_with(line, kubeconfig).end().await
     }
 
-    /// Begins to run the plugin.
+    /// Starts the plugin.
     pub(crate) fn begin(&self, line: &str) -> Running {
         self.begin_with(line, &self.path("host.kubeconfig"))
     }
 
-    /// Begins to run the plugin at a terminal of its own, to which it says what it says.
+    /// Starts the plugin on a terminal of its own, which receives its output.
     pub(crate) fn begin_at_terminal(&self, line: &str) -> Running {
         let line = format!("exec {} {line}", env!("CARGO_BIN_EXE_kubectl-yoke"));
         let mut command = tokio::process::Command::new("/usr/bin/script");
@@ -228,7 +229,7 @@ impl Host {
     }
 
     fn begin_with(&self, line: &str, kubeconfig: &Path) -> Running {
-        // Whoever runs the tests by `nohup` would have the plugin hear no SIGHUP.
+        // `nohup` around the tests would make the plugin ignore SIGHUP.
         let mut command = tokio::process::Command::new("/usr/bin/env");
         command
             .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_kubectl-yoke")])
@@ -313,7 +314,8 @@ fn carry_out(host: &Host, method: Method, uri: &Uri, query: &BTreeMap<String, St
     }
 }
 
-/// Whether an object at `path` is in the collection and chosen by the selectors, of which the fake knows `a=b`.
+/// Returns whether an object at `path` is in the collection and matches the selectors; the fake
+/// supports only `a=b`.
 fn is_chosen(path: &str, object: &Value, collection: &str, query: &BTreeMap<String, String>) -> bool {
     let plural = collection.rsplit('/').next().unwrap();
     let (folder, name) = path.rsplit_once('/').unwrap();

@@ -1,4 +1,4 @@
-//! `join`, and what becomes of its JoinToken when it is ended.
+//! `join`, and the fate of its JoinToken when it is interrupted.
 
 use k8s_openapi::ByteString;
 use rustix::process::Signal;
@@ -7,17 +7,17 @@ use serde_json::{Map, Value, json};
 use crate::fixtures::{DEMO, cluster, condition, ready};
 use crate::host::Host;
 
-/// How paths of JoinTokens that it makes begin.
+/// Prefix of the paths of its JoinTokens.
 const MADE: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/jointokens/demo-";
 
-/// The path and the name of the JoinToken that it has made.
+/// Returns the path and the name of the JoinToken.
 fn find(host: &Host) -> (String, String) {
     let path = host.find(MADE).unwrap();
     let name = path.rsplit('/').next().unwrap().to_owned();
     (path, name)
 }
 
-/// Says how it is.
+/// Sets the condition of the JoinToken.
 fn set_condition(host: &Host, condition: Value) {
     let (path, _) = find(host);
     let mut token = host.object(&path).unwrap();
@@ -40,7 +40,7 @@ fn secret(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "t"}, "data": data})
 }
 
-/// A host with the Cluster that is to be joined.
+/// Starts a host with the Cluster to join.
 async fn start() -> Host {
     let host = Host::start().await;
     host.set(DEMO, cluster("demo", &[ready()]));
@@ -70,7 +70,7 @@ async fn it_prints_the_line_once_workers_can_join() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_wait_that_runs_out_nothing_goes_on() {
     let host = start().await;
-    // Long enough for a busy machine to see what is said of it.
+    // Long enough for a loaded machine to receive the condition.
     let running = host.begin("join demo --timeout 6s");
     host.until_watched().await;
     let (_, name) = find(&host);
@@ -83,7 +83,7 @@ async fn of_a_wait_that_runs_out_nothing_goes_on() {
     assert_eq!((said.code, said.out.as_str()), (1, ""), "{said:?}");
     assert!(
         said.err.ends_with(&format!(
-            "error: JoinToken {name} was deleted, so nobody can join by it: JoinToken {name} did not become ready within 6s; \
+            "error: JoinToken {name} was deleted, so no worker can join with it: JoinToken {name} did not become ready within 6s; \
              last seen: The API does not answer.\n\
              hint: see `kubectl yoke status demo -n t`, and join again once it is ready, or wait longer with --timeout\n"
         )),
@@ -96,7 +96,7 @@ async fn of_a_wait_that_runs_out_nothing_goes_on() {
     let said = host.run("join demo --timeout 1s").await;
     assert_eq!(said.code, 1, "{said:?}");
     let (_, name) = find(&host);
-    let told = format!("error: nobody was told how to join by JoinToken {name}, which could not be deleted: ");
+    let told = format!("error: JoinToken {name} could not be deleted, but its join command was not printed: ");
     assert!(said.err.contains(&told), "{said:?}");
 }
 
@@ -142,7 +142,7 @@ async fn what_cannot_come_about_is_not_begun_with() {
             "it is refused",
             Some(refused),
             "error: Cluster demo is refused (UnknownClass): There is no class x.\n\
-             hint: change the spec with `kubectl edit`, or delete it and make it anew\n"
+             hint: change the spec with `kubectl edit`, or delete the object and create it again\n"
                 .to_owned(),
         ),
     ] {
@@ -157,7 +157,7 @@ async fn what_cannot_come_about_is_not_begun_with() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_are_told_what_their_nodes_are() {
+async fn labels_and_taints_reach_the_join_token() {
     let host = start().await;
     let line = "join demo --label example.org/disk=ssd --label a= --taint gpu=a:NoSchedule --taint spot:NoExecute";
     let running = host.begin(line);
@@ -185,7 +185,7 @@ async fn workers_are_told_what_their_nodes_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_was_told_of_goes_with_who_is_interrupted() {
+async fn interrupted_join_deletes_its_token() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let host = start().await;
         let running = host.begin("join demo");
@@ -221,26 +221,26 @@ async fn what_is_made_meanwhile_goes_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_made_though_the_host_fails_goes() {
+async fn cluster_of_a_failed_request_is_deleted() {
     let host = start().await;
     host.do_and_fail("POST", &[500]);
     let said = host.run("join demo").await;
     assert_eq!(said.code, 1, "{said:?}");
     assert!(
         said.err
-            .ends_with(" is being deleted\nerror: making a JoinToken for Cluster demo: the host fails\n"),
+            .ends_with(" is being deleted\nerror: creating a JoinToken for Cluster demo: the host fails\n"),
         "{said:?}"
     );
     assert_eq!(host.find(MADE), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_is_tried_again() {
+async fn deletion_is_retried() {
     let host = start().await;
     host.fail("DELETE", &[500]);
     let said = host.run("join demo --timeout 1s").await;
     assert!(
-        said.err.contains(" was deleted, so nobody can join by it: "),
+        said.err.contains(" was deleted, so no worker can join with it: "),
         "{said:?}"
     );
     assert_eq!(host.find(MADE), None);
@@ -257,7 +257,10 @@ async fn a_second_signal_does_not_wait_for_the_host() {
     running.signal(Signal::INT);
     let said = running.end().await;
     assert!(
-        said.code == 130 && said.err.contains(" may have been made; nobody was told of it"),
+        said.code == 130
+            && said
+                .err
+                .contains(" may have been created; its join command was not printed"),
         "{said:?}"
     );
 
@@ -270,6 +273,6 @@ async fn a_second_signal_does_not_wait_for_the_host() {
     running.signal(Signal::INT);
     let said = running.end().await;
     let (_, name) = find(&host);
-    let told = format!("JoinToken {name} stays until it ends\n");
+    let told = format!("JoinToken {name} exists until it expires\n");
     assert!(said.code == 130 && said.err.contains(&told), "{said:?}");
 }

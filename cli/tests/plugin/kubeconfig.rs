@@ -49,7 +49,7 @@ async fn kubeconfig_is_merged_into_the_persons_own() {
     let merged: Value = serde_saphyr::from_str(&std::fs::read_to_string(&real).unwrap()).unwrap();
     assert_eq!(merged["current-context"], "t/demo");
     assert_eq!(merged["contexts"].as_array().unwrap().len(), 2);
-    // The host is reached by naming its context, which is not the current one any more.
+    // The host's context is no longer the current one, but it can be named.
     let said = host.run_with("get -o name --context host", &link).await;
     assert_eq!(said.out, "cluster.yoke.drzzl.io/demo\n");
     let said = host

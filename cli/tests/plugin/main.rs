@@ -1,4 +1,4 @@
-//! The plugin as people run it, against a host's API in memory.
+//! The plugin as users run it, against a host's API in memory.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helper")]
 

@@ -1,4 +1,4 @@
-//! `run`: the command, its Cluster, and who ends what.
+//! `run`: the command, its Cluster, and signals to both.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -9,10 +9,10 @@ use crate::fixtures::{KUBECONFIG, cluster, ready, secret};
 use crate::host::Host;
 use crate::running::{PAUSE, Running};
 
-/// How paths of Clusters that it makes begin.
+/// Prefix of the paths of its Clusters.
 const MADE: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters/run-";
 
-/// Begins to run a script with a Cluster whose API answers at once.
+/// Starts a script with a Cluster whose API answers at once.
 async fn begin(host: &Host, options: &str, script: &str) -> (Running, Value) {
     let path = host.path("script");
     std::fs::write(&path, script).unwrap();
@@ -21,7 +21,7 @@ async fn begin(host: &Host, options: &str, script: &str) -> (Running, Value) {
     (running, asked)
 }
 
-/// The Cluster that it has asked for, whose API answers from now on.
+/// Makes the Cluster of the run ready, and returns it.
 async fn make_ready(host: &Host) -> Value {
     host.until_watched().await;
     let path = host.find(MADE).unwrap();
@@ -62,7 +62,7 @@ async fn a_command_has_a_cluster_for_as_long_as_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_hears_nothing_is_told_what_there_may_be() {
+async fn missing_answer_names_the_cluster_that_may_exist() {
     let host = Host::start().await;
     host.stall("clusters");
     let running = host.begin("run --request-timeout 1s -- /bin/true");
@@ -71,18 +71,19 @@ async fn who_hears_nothing_is_told_what_there_may_be() {
     let said = running.end().await;
     assert_eq!(said.code, 1, "{said:?}");
     assert!(
-        said.err
-            .contains(" may have been made; the host deletes it when its time is over\nerror: making a Cluster "),
+        said.err.contains(
+            " may have been created; the host deletes it when its --ttl has passed\nerror: creating a Cluster "
+        ),
         "{said:?}"
     );
     let nobody = host.run("run --server https://127.0.0.1:1 -- /bin/true").await;
-    assert!(!nobody.err.contains("may have been made"), "{nobody:?}");
+    assert!(!nobody.err.contains("may have been created"), "{nobody:?}");
     assert_eq!(nobody.code, 1, "{nobody:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_made_though_the_host_fails_goes() {
-    let error = "error: making a Cluster for the command: the host fails\n";
+async fn cluster_of_a_failed_request_is_deleted() {
+    let error = "error: creating a Cluster for the command: the host fails\n";
     let host = Host::start().await;
     host.do_and_fail("POST", &[500]);
     let said = host.run("run -- /bin/true").await;
@@ -102,7 +103,7 @@ async fn what_is_made_though_the_host_fails_goes() {
         "it may have been on its way: {asked:?}"
     );
 
-    // What the last answer says is true of the last request only.
+    // The last answer says nothing about the earlier requests.
     let host = Host::start().await;
     host.do_and_fail("POST", &[504]);
     host.fail("POST", &[403]);
@@ -115,12 +116,12 @@ async fn what_is_made_though_the_host_fails_goes() {
     host.fail("DELETE", &[403]);
     let said = host.run("run -- /bin/true").await;
     let name = host.find(MADE).unwrap().rsplit('/').next().unwrap().to_owned();
-    let told = format!("Cluster {name} may have been made; the host deletes it when its time is over\n{error}");
+    let told = format!("Cluster {name} may have been created; the host deletes it when its --ttl has passed\n{error}");
     assert!(said.code == 1 && said.err.ends_with(&told), "{said:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_again_for_what_was_made_has_it() {
+async fn retried_request_finds_the_created_cluster() {
     let host = Host::start().await;
     host.do_and_fail("POST", &[504]);
     let (running, _) = begin(&host, "", "true").await;
@@ -145,8 +146,8 @@ async fn a_failure_can_be_looked_into() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cluster_goes_with_who_is_interrupted() {
-    // While the API is waited for.
+async fn interrupted_run_deletes_its_cluster() {
+    // A signal during the wait for the API.
     for (signal, code) in [
         (Signal::HUP, 129),
         (Signal::INT, 130),
@@ -161,7 +162,7 @@ async fn the_cluster_goes_with_who_is_interrupted() {
         assert_eq!(said.code, code, "{said:?}");
         assert_eq!(host.find(MADE), None, "{said:?}");
     }
-    // While the command runs: it hears of it, and ends as it likes.
+    // A signal during the command: the command receives it and decides how to end.
     for (signal, name) in [
         (Signal::HUP, "HUP"),
         (Signal::INT, "INT"),
@@ -179,9 +180,9 @@ async fn the_cluster_goes_with_who_is_interrupted() {
     }
 }
 
-/// As Ctrl-C ends both at once, on a machine that is busy.
+/// Ctrl-C ends both processes at once; on a loaded machine the command may end first.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cluster_goes_though_the_command_ended_first() {
+async fn cluster_is_deleted_after_a_command_that_ended_first() {
     for _ in 0..5 {
         let host = Host::start().await;
         let (running, _) = begin(&host, "", "echo $$ begun; exec sleep 60").await;
@@ -207,7 +208,7 @@ async fn the_cluster_goes_though_the_command_ended_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_insists_does_not_wait_for_the_deletion() {
+async fn second_signal_skips_the_deletion() {
     let host = Host::start().await;
     let (running, _) = begin(&host, "", "echo begun; exec sleep 60").await;
     running.until_out("begun\n").await;
@@ -215,20 +216,15 @@ async fn whoever_insists_does_not_wait_for_the_deletion() {
     running.signal(Signal::TERM);
     host.until_asked("DELETE").await;
     running.signal(Signal::INT);
-    running
-        .until_err("interrupt once more to leave that to the host\n")
-        .await;
+    running.until_err("interrupt again to leave that to the host\n").await;
     running.signal(Signal::INT);
     let said = running.end().await;
     assert_eq!(said.code, 143, "{said:?}");
-    assert!(
-        said.err.ends_with("is deleted by the host when its time is over\n"),
-        "{said:?}"
-    );
+    assert!(said.err.ends_with("when its --ttl has passed\n"), "{said:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_is_tried_again() {
+async fn deletion_is_retried() {
     let host = Host::start().await;
     host.fail("DELETE", &[500, 429, 500]);
     let (running, _) = begin(&host, "", "exit 7").await;
@@ -237,24 +233,24 @@ async fn a_deletion_is_tried_again() {
     assert_eq!(said.err.matches("; trying again\n").count(), 1, "{said:?}");
     assert_eq!(host.find(MADE), None, "{said:?}");
 
-    // Until somebody has enough of it.
+    // A signal ends the retries.
     let host = Host::start().await;
     host.fail("DELETE", &[500; 100]);
     let (running, _) = begin(&host, "", "exit 7").await;
     running.until_err("the host fails; trying again\n").await;
     running.signal(Signal::INT);
-    running.until_err("interrupt once more").await;
+    running.until_err("interrupt again").await;
     running.signal(Signal::INT);
     let said = running.end().await;
     assert!(
-        said.code == 7 && said.err.ends_with("by the host when its time is over\n"),
+        said.code == 7 && said.err.ends_with("when its --ttl has passed\n"),
         "{said:?}"
     );
 
-    // What stays as it is ends it, and what is not there.
+    // A final answer ends the retries, and so does a missing object.
     for (code, told) in [
-        (403, "the host fails; the host deletes it when its time is over\n"),
-        (404, " is gone already\n"),
+        (403, "the host fails; the host deletes it when its --ttl has passed\n"),
+        (404, " was already deleted\n"),
     ] {
         let host = Host::start().await;
         host.fail("DELETE", &[code]);
@@ -265,7 +261,7 @@ async fn a_deletion_is_tried_again() {
     }
 }
 
-/// `timeout` makes itself a group of its own, which the terminal does not know.
+/// `timeout` creates a process group of its own, which the terminal does not signal.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_terminal_interrupts_commands_in_groups_of_their_own() {
     let host = Host::start().await;
@@ -285,7 +281,7 @@ async fn a_terminal_interrupts_commands_in_groups_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_does_not_come_is_not_left_behind() {
+async fn unready_cluster_is_deleted() {
     let host = Host::start().await;
     let said = host.run("run --timeout 1s -- /bin/true").await;
     assert_eq!(said.code, 1, "{said:?}");
@@ -296,7 +292,7 @@ async fn a_cluster_that_does_not_come_is_not_left_behind() {
     ] {
         assert!(said.err.contains(part), "{part}: {said:?}");
     }
-    assert!(!said.err.contains("goes on"), "{said:?}");
+    assert!(!said.err.contains("the host continues"), "{said:?}");
     assert_eq!(host.find(MADE), None);
 }
 
@@ -304,9 +300,9 @@ async fn a_cluster_that_does_not_come_is_not_left_behind() {
 async fn no_cluster_is_made_for_what_cannot_be_run() {
     let host = Host::start().await;
     for (line, code, part) in [
-        ("run -- /nowhere/command", 127, "there is no command /nowhere/command"),
+        ("run -- /nowhere/command", 127, "command /nowhere/command was not found"),
         ("run -- /", 126, "cannot run /"),
-        ("run -- no-such-command", 127, "there is no command no-such-command"),
+        ("run -- no-such-command", 127, "command no-such-command was not found"),
         ("run", 2, "required"),
         ("run --ttl 1d -- /bin/true", 2, "a time in minutes or hours"),
         ("run --ttl 0m -- /bin/true", 2, "a time in minutes or hours"),

@@ -9,12 +9,12 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::task::JoinHandle;
 
-/// How long anything is waited for.
+/// Timeout of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-/// How often it is looked for.
+/// Interval of every wait.
 pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 
-/// What one run said.
+/// Output of a run.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: i32,
@@ -22,7 +22,7 @@ pub(crate) struct Said {
     pub(crate) err: String,
 }
 
-/// A run that may not have ended.
+/// A run in progress.
 pub(crate) struct Running {
     child: Child,
     keys: Option<ChildStdin>,
@@ -57,28 +57,28 @@ impl Running {
         }
     }
 
-    /// Waits until it has said this on standard error.
+    /// Waits for this text on standard error.
     pub(crate) async fn until_err(&self, part: &str) {
         self.err.until(part).await;
     }
 
-    /// Waits until it has said this on standard output.
+    /// Waits for this text on standard output.
     pub(crate) async fn until_out(&self, part: &str) {
         self.out.until(part).await;
     }
 
-    /// What it has said on standard output so far.
+    /// Returns the standard output so far.
     pub(crate) fn said(&self) -> String {
         self.out.said()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         kill_process(pid.expect("it runs"), signal).unwrap();
     }
 
-    /// Types at its terminal.
+    /// Types on its terminal.
     pub(crate) async fn press(&mut self, keys: &[u8]) {
         let terminal = self.keys.as_mut().expect("it is at a terminal");
         terminal.write_all(keys).await.unwrap();
@@ -103,7 +103,7 @@ impl Running {
     }
 }
 
-/// What comes from one of its streams.
+/// A captured output stream of the run.
 struct Stream {
     text: Arc<Mutex<Vec<u8>>>,
     reader: JoinHandle<()>,

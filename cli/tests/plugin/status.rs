@@ -40,7 +40,7 @@ async fn status_says_what_to_do_next() {
         Kubeconfig: Secret demo-kubeconfig Nodes: 2 Storage: quota 256Mi \
         CONDITION STATUS SINCE REASON MESSAGE Ready False QuotaExceeded Refused. Accepted False QuotaExceeded The quota of 1 is used up. \
         EVENT AGE REASON MESSAGE Warning QuotaExceeded The quota of 1 is used up. \
-        NEXT Delete a Cluster or ask for less storage, or have the host's owner raise the Tenant's quota."
+        NEXT Delete a Cluster, request less storage, or ask the host's owner to raise the Tenant's quota."
     );
     let said = host.run("status").await;
     assert!(said.out.contains("NOT READY\n  t/demo: refused (QuotaExceeded): The quota of 1 is used up.\n    kubectl yoke status demo -n t\n"), "{}", said.out);

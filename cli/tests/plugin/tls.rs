@@ -1,4 +1,4 @@
-//! A listener that speaks TLS.
+//! A TLS listener.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::server::TlsStream;
 
-/// A certificate that vouches for itself and for one name.
+/// Creates a self-signed certificate for one name.
 pub(crate) fn authority(name: &str) -> (Certificate, KeyPair) {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new([name.to_owned()])
@@ -20,7 +20,7 @@ pub(crate) fn authority(name: &str) -> (Certificate, KeyPair) {
     (certificate, key)
 }
 
-/// Accepts those who believe the certificate.
+/// Accepts clients that trust the certificate.
 pub(crate) struct Listener {
     listener: TcpListener,
     acceptor: TlsAcceptor,
@@ -47,7 +47,7 @@ impl axum::serve::Listener for Listener {
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             let (stream, address) = self.listener.accept().await.unwrap();
-            // Who does not believe the certificate goes away.
+            // A client that does not trust the certificate disconnects.
             if let Ok(stream) = self.acceptor.accept(stream).await {
                 return (stream, address);
             }

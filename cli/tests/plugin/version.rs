@@ -1,4 +1,4 @@
-//! `version`, and the command line as a whole.
+//! `version`, and the command line in general.
 
 use serde_json::{Value, json};
 
@@ -26,8 +26,7 @@ async fn version_is_that_of_both_sides() {
     let said = Host::new("http://127.0.0.1:1").run("version").await;
     assert_eq!((said.code, said.out), (1, format!("kubectl-yoke {VERSION}\n")));
     assert!(
-        said.err
-            .starts_with("error: asking for the host's version: cannot reach"),
+        said.err.starts_with("error: getting the host's version: cannot reach"),
         "{}",
         said.err
     );

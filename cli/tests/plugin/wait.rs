@@ -1,4 +1,4 @@
-//! What waits, and for what.
+//! Waits and their results.
 
 use std::net::SocketAddr;
 
@@ -70,7 +70,7 @@ async fn tenant_that_is_not_known_yet_is_waited_through() {
     host.set(DEMO, demo("Ready", "False", "PodPending", "Waiting for the pod."));
     running.until_err("Waiting for the pod.").await;
     host.set(DEMO, cluster("demo", &[missing()]));
-    // Nothing changes any more: what does not pass is an error, long before the wait's own limit.
+    // Nothing changes any more: a lasting refusal is an error long before the wait's own timeout.
     let said = host.run("kubeconfig demo --wait --timeout 25s").await;
     assert_eq!(said.code, 1);
     assert!(
@@ -139,7 +139,7 @@ async fn wait_for_what_is_not_there_says_so() {
     host.remove(DEMO);
     let said = running.end().await;
     assert!(
-        said.code == 1 && said.err.contains("error: Cluster demo was deleted in the meantime\n"),
+        said.code == 1 && said.err.contains("error: Cluster demo was deleted during the wait\n"),
         "{said:?}"
     );
 }
@@ -154,7 +154,7 @@ async fn wait_for_a_host_that_is_silent_says_so() {
     assert!(said.err.starts_with(&silence), "{}", said.err);
 }
 
-/// A host at an address where nothing listens yet.
+/// A host at an address without a listener.
 fn absent_host() -> (SocketAddr, Host) {
     let address = ([127, 0, 0, 1], free_port()).into();
     (address, Host::new(&format!("http://{address}")))

@@ -1,4 +1,4 @@
-//! What is answered over HTTP: the command's own JSON, with its exit code. Pure.
+//! Builds the HTTP responses: the command's own JSON, with its exit code in a header. Pure.
 
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -7,37 +7,37 @@ use http_body_util::Full;
 use serde_json::json;
 
 use crate::Error;
-use crate::command::LINE_MAX;
+use crate::commands::parse::LINE_MAX;
 use crate::error::with_causes;
-use crate::gate;
-use crate::greeting::name_owner;
-use crate::token::{Rules, TokenError};
+use crate::identity::token::{TokenError, TokenRules};
+use crate::limits::admission;
+use crate::ssh::banner::name_owner;
 
-/// The exit code that the command has over SSH.
+/// Header with the exit code that the command would have over SSH.
 const EXIT_CODE: HeaderName = HeaderName::from_static("yoke-exit-code");
-/// Seconds after which what comes too fast may come again.
+/// `Retry-After` in seconds for a rate-limited client.
 const PAUSE: HeaderValue = HeaderValue::from_static("5");
 
-/// A request that no command comes of.
+/// Reason why a request does not reach a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// There is nothing there.
-    #[error("there is nothing here: lines are sent to /exec")]
+    /// The path does not exist.
+    #[error("this path does not exist: send command lines to /exec")]
     Path,
-    /// It is asked for wrongly.
-    #[error("lines are sent with POST")]
+    /// The method is not allowed.
+    #[error("send command lines with POST")]
     Method,
-    /// The token is no good.
+    /// The token is refused.
     #[error(transparent)]
     Token(TokenError),
-    /// The line is too long.
-    #[error("a line has at most {LINE_MAX} bytes")]
+    /// The command line is too long.
+    #[error("a command line has at most {LINE_MAX} bytes")]
     Long,
-    /// It did not come.
-    #[error("the line did not come in time")]
+    /// The body was not received in time.
+    #[error("the command line was not received in time")]
     Incomplete,
-    /// The Tenant has as much open as it may.
-    #[error("{}", gate::Refusal::TenantFull.advice())]
+    /// The Tenant has reached its limit of connections.
+    #[error("{}", admission::Refusal::TenantFull.advice())]
     TenantFull,
 }
 
@@ -64,11 +64,11 @@ impl Refusal {
         }
     }
 
-    /// What to do, for somebody who asks at this host.
-    fn hint(&self, rules: &Rules, contact: Option<&str>) -> Option<String> {
+    /// Returns what the client can do about it.
+    fn hint(&self, rules: &TokenRules, contact: Option<&str>) -> Option<String> {
         match self {
             Self::Token(TokenError::UnknownKey(_)) => Some(format!(
-                "send the line of your .pub file to {}: it goes into spec.sshKeys of your Tenant",
+                "send the line of your .pub file to {}: it belongs into spec.sshKeys of your Tenant",
                 name_owner(contact)
             )),
             Self::Token(_) => Some(format!(
@@ -80,7 +80,7 @@ impl Refusal {
     }
 }
 
-/// The answer to a command.
+/// Builds the response to a command.
 pub fn build_answer(result: Result<String, Error>) -> Response<Full<Bytes>> {
     match result {
         Ok(text) => build(StatusCode::OK, Some(0), text),
@@ -88,8 +88,8 @@ pub fn build_answer(result: Result<String, Error>) -> Response<Full<Bytes>> {
     }
 }
 
-/// The answer to what is no command.
-pub fn build_refusal(refusal: &Refusal, rules: &Rules, contact: Option<&str>) -> Response<Full<Bytes>> {
+/// Builds the response to a request that does not reach a command.
+pub fn build_refusal(refusal: &Refusal, rules: &TokenRules, contact: Option<&str>) -> Response<Full<Bytes>> {
     let hint = refusal.hint(rules, contact);
     let text = json!({"error": with_causes(refusal), "reason": refusal.as_str(), "hint": hint});
     build(refusal.status(), None, format!("{text}\n"))
@@ -100,7 +100,7 @@ fn build(status: StatusCode, code: Option<u32>, text: String) -> Response<Full<B
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    // Kubeconfigs are among them.
+    // The answer may contain a kubeconfig.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(code) = code {
         headers.insert(EXIT_CODE, HeaderValue::from(code));
@@ -117,7 +117,7 @@ fn build(status: StatusCode, code: Option<u32>, text: String) -> Response<Full<B
 fn to_status(error: &Error) -> StatusCode {
     match error {
         Error::NotConfirmed(_) => StatusCode::BAD_REQUEST,
-        Error::TooFast | Error::Busy => StatusCode::TOO_MANY_REQUESTS,
+        Error::RateLimited | Error::Busy => StatusCode::TOO_MANY_REQUESTS,
         Error::KeyWithdrawn => StatusCode::UNAUTHORIZED,
         Error::NotPermitted(_) => StatusCode::FORBIDDEN,
         Error::Refused { status, .. } => match status.code {
@@ -127,14 +127,14 @@ fn to_status(error: &Error) -> StatusCode {
         },
         Error::SpecRefused { .. } | Error::JoinRefused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         Error::NoKubeconfig(_) | Error::Deleted(_) | Error::Asleep(_) => StatusCode::CONFLICT,
-        Error::ClusterSilent { .. } => StatusCode::BAD_GATEWAY,
+        Error::ClusterUnreachable { .. } => StatusCode::BAD_GATEWAY,
         Error::Unreachable { .. }
-        | Error::FeedEnded { .. }
+        | Error::WatchEnded { .. }
         | Error::Draining
-        | Error::Left(_)
+        | Error::JoinAbandoned(_)
         | Error::JoinTimeout { .. } => StatusCode::SERVICE_UNAVAILABLE,
-        // What was asked for has happened: it is not to be sent again.
-        Error::Timeout { .. } | Error::WaitTimeout { .. } | Error::Unawaited(_) => StatusCode::GATEWAY_TIMEOUT,
+        // The command has taken effect, so the client must not repeat the request.
+        Error::Timeout { .. } | Error::WaitTimeout { .. } | Error::WaitAbandoned(_) => StatusCode::GATEWAY_TIMEOUT,
         error if error.exit_code() == 2 => StatusCode::BAD_REQUEST,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
@@ -171,15 +171,15 @@ mod tests {
             (Ok("{}\n".to_owned()), 200, "0", false),
             (Err(usage()), 400, "2", false),
             (Err(Error::NotPermitted("delete")), 403, "1", false),
-            (Err(Error::TooFast), 429, "1", true),
+            (Err(Error::RateLimited), 429, "1", true),
             (Err(Error::KeyWithdrawn), 401, "1", false),
             (Err(wait()), 504, "3", false),
             (Err(Error::Busy), 429, "1", true),
-            (Err(Error::Left("a".into())), 503, "1", true),
+            (Err(Error::JoinAbandoned("a".into())), 503, "1", true),
             (Err(join()), 503, "1", true),
             (Err(full()), 422, "1", false),
-            (Err(Error::Unawaited("a".into())), 504, "3", false),
-            (Err(Error::SecretWrong("a".into())), 500, "1", false),
+            (Err(Error::WaitAbandoned("a".into())), 504, "3", false),
+            (Err(Error::KubeconfigInvalid("a".into())), 500, "1", false),
         ] {
             let rule = format!("{result:?}");
             let answer = build_answer(result);

@@ -1,4 +1,4 @@
-//! Leave for workers to join, as one Tenant asks for it.
+//! Creates and revokes JoinTokens for one Tenant.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,67 +12,73 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use yoke_api::join_token::{JoinLine, secret_name};
 use yoke_api::{Cluster, JoinToken, JoinTokenSpec, Lenient};
-use yoke_view::verdict::{Obstacle, Verdict, find_obstacle, judge_join_token, may_pass};
+use yoke_view::progress::{Refusal, Step, WaitProgress};
+use yoke_view::verdict::{Obstacle, find_obstacle, judge_join_token};
 
-use super::{FIELD_MANAGER, PATIENCE, Progress, TenantHost, ask};
+use super::host::{FIELD_MANAGER, TenantHost};
+use super::progress::Progress;
+use super::request::ask;
 use crate::Error;
 
-/// Leave to join, of which somebody is told.
+/// A join command that was created for a user.
 #[derive(Clone, Debug)]
-pub struct Invitation {
-    /// Name of the JoinToken, by which it is revoked.
+pub struct CreatedJoinToken {
+    /// Name of the JoinToken, with which it is revoked.
     pub name: String,
-    /// What a worker joins by.
+    /// Data of the join command.
     pub line: JoinLine,
-    /// Until when it holds.
+    /// Time when it expires.
     pub expires: Option<Timestamp>,
 }
 
-type Joined = Result<Invitation, Error>;
+type Joined = Result<CreatedJoinToken, Error>;
 
-/// How long it may take until workers can join.
+/// Timeout until workers can join.
 const LIMIT: Duration = Duration::from_mins(5);
-/// Between two looks whether the Tenant may read it.
+/// How long a new permission to read the Secret may take to be effective.
+const PERMISSION_LIMIT: Duration = Duration::from_secs(10);
+/// Interval between two attempts to read the Secret.
 const PAUSE: Duration = Duration::from_millis(250);
 
 impl TenantHost {
-    /// Makes a JoinToken, and waits until it is ready. Deletes it if it does not become so, or if nobody waits for it any more.
+    /// Creates a JoinToken and waits until it is ready. Deletes it if it does not become ready, or
+    /// if the client disconnects.
     pub async fn join(&self, spec: JoinTokenSpec, progress: &Progress) -> Joined {
         let cluster = spec.cluster_name.clone();
         check(&cluster, &self.get(&cluster).await?)?;
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let (host, progress) = (self.clone(), progress.clone());
-        // Whoever waits may be gone between any two steps, and with the connection all that waits for them. So it is a task of
-        // its own; it ends by itself, since each step has a limit.
-        tokio::spawn(async move { host.tell_line(spec, &progress, tell).await });
-        // It panicked.
-        told.await.unwrap_or_else(|_| Err(Error::Left(cluster)))
+        // The client may disconnect between any two steps, which drops this future. A task of its
+        // own still deletes the JoinToken. It ends by itself, since each step has a timeout.
+        tokio::spawn(async move { host.run_join(spec, &progress, sender).await });
+        // The task panicked.
+        receiver.await.unwrap_or_else(|_| Err(Error::JoinAbandoned(cluster)))
     }
 
-    async fn tell_line(&self, spec: JoinTokenSpec, progress: &Progress, tell: oneshot::Sender<Joined>) {
-        let doing = format!("making a JoinToken for Cluster {}", spec.cluster_name);
+    async fn run_join(&self, spec: JoinTokenSpec, progress: &Progress, sender: oneshot::Sender<Joined>) {
+        let doing = format!("creating a JoinToken for Cluster {}", spec.cluster_name);
         let cluster = spec.cluster_name.clone();
-        let name = match self.make_token(spec, &doing).await {
+        let name = match self.create_token(spec, &doing).await {
             Ok(name) => name,
             Err(error) => {
-                // Whoever has gone need not know.
-                let _ = tell.send(Err(error));
+                // The client may have disconnected, then it needs no answer.
+                let _ = sender.send(Err(error));
                 return;
             }
         };
         let joined = tokio::select! {
             biased;
-            () = progress.closed() => Err(Error::Left(cluster.clone())),
-            joined = self.find_line(&name, &cluster, &doing, progress) => joined,
+            () = progress.closed() => Err(Error::JoinAbandoned(cluster.clone())),
+            joined = self.wait_for_line(&name, &cluster, &doing, progress) => joined,
         };
         match joined {
             Ok((line, expires)) => {
-                let invitation = Invitation {
+                let created = CreatedJoinToken {
                     name: name.clone(),
                     line,
                     expires,
                 };
-                if tell.send(Ok(invitation)).is_err() {
+                if sender.send(Ok(created)).is_err() {
                     self.delete_token(&name).await;
                 }
             }
@@ -81,12 +87,12 @@ impl TenantHost {
                 if let Error::JoinTimeout { is_deleted, .. } = &mut error {
                     *is_deleted = is_gone;
                 }
-                let _ = tell.send(Err(error));
+                let _ = sender.send(Err(error));
             }
         }
     }
 
-    /// Deletes a JoinToken: no further worker joins by it.
+    /// Deletes a JoinToken: no further worker can join with it.
     pub async fn revoke(&self, name: &str) -> Result<(), Error> {
         let (doing, parameters) = (format!("revoking JoinToken {name}"), DeleteParams::default());
         ask(&doing, self.join_tokens.delete(name, &parameters))
@@ -94,7 +100,7 @@ impl TenantHost {
             .map(|_| ())
     }
 
-    async fn make_token(&self, spec: JoinTokenSpec, doing: &str) -> Result<String, Error> {
+    async fn create_token(&self, spec: JoinTokenSpec, doing: &str) -> Result<String, Error> {
         let generate_name = Some(format!("{}-", spec.cluster_name));
         let mut token = JoinToken::new("", spec);
         token.metadata = ObjectMeta {
@@ -110,21 +116,25 @@ impl TenantHost {
         Ok(made.name_any())
     }
 
-    /// Deletes one of which nobody was told, and says whether it is gone.
+    /// Deletes a JoinToken whose join command was not printed. Returns whether it is gone.
     async fn delete_token(&self, name: &str) -> bool {
         match self.revoke(name).await {
             Ok(()) => true,
             Err(Error::Refused { status, .. }) if status.code == 404 => true,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(name, error, "a JoinToken that nobody was told of stays until it ends");
+                tracing::warn!(
+                    name,
+                    error,
+                    "unused JoinToken cannot be deleted; it exists until it expires"
+                );
                 false
             }
         }
     }
 
-    /// What a worker joins by, as soon as there is something, and until when.
-    async fn find_line(
+    /// Waits for the join command, and returns it with its expiration time.
+    async fn wait_for_line(
         &self,
         name: &str,
         cluster: &str,
@@ -135,14 +145,14 @@ impl TenantHost {
         let begun = Instant::now();
         let secret = loop {
             match ask(doing, self.secrets.get(&secret_name(name))).await {
-                // The host's API server may not have heard of the right to read it.
-                Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PATIENCE => {
+                // The host's API server may not have seen the new permission to read the Secret.
+                Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PERMISSION_LIMIT => {
                     tokio::time::sleep(PAUSE).await;
                 }
                 answer => break answer?,
             }
         };
-        let line = JoinLine::from_secret(&secret).ok_or_else(|| Error::JoinWrong(name.to_owned()))?;
+        let line = JoinLine::from_secret(&secret).ok_or_else(|| Error::JoinSecretInvalid(name.to_owned()))?;
         Ok((line, expires))
     }
 
@@ -150,57 +160,48 @@ impl TenantHost {
         let begun = Instant::now();
         let end = begun + LIMIT;
         let mut changes = pin!(watcher::watch_object(self.join_tokens.clone(), name).default_backoff());
-        let mut last = None;
-        let mut refused: Option<(Error, Instant)> = None;
+        let mut state = WaitProgress::default();
         loop {
-            let give_up = refused.as_ref().map_or(end, |(_, until)| end.min(*until));
+            let give_up = state.refusal_ends().map_or(end, |until| end.min(begun + until));
             let change = tokio::select! {
                 change = changes.try_next() => change,
                 () = tokio::time::sleep_until(give_up) => {
-                    return Err(refused.map_or_else(|| ran_out(name, cluster, last), |(error, _)| error));
+                    return Err(match state.end() {
+                        Ok(last) => timed_out(name, cluster, last),
+                        Err(refusal) => refused(name, cluster, refusal),
+                    });
                 }
             };
-            // A watch that fails begins anew by itself, within the limit.
+            // A failed watch restarts by itself, within the timeout.
             let Ok(Some(Some(Lenient(Ok(token))))) = change else {
                 continue;
             };
-            let message = match judge_join_token(&token) {
-                Verdict::Done => {
+            let message = match state.follow(judge_join_token(&token), begun.elapsed()) {
+                Step::Done => {
                     let expires = token.status.and_then(|status| status.expiration_time);
                     return Ok(expires.map(|time| time.0));
                 }
-                Verdict::Refused { reason, message } => {
-                    let passes = may_pass(&reason);
-                    let error = Error::JoinRefused {
-                        name: name.to_owned(),
-                        cluster: cluster.to_owned(),
-                        reason,
-                        message: message.clone(),
-                    };
-                    if !passes {
-                        return Err(error);
-                    }
-                    let until = refused.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
-                    refused = Some((error, until));
-                    Some(message)
-                }
-                Verdict::Waiting(message) => {
-                    refused = None;
-                    message
-                }
+                Step::Pending(message) => message,
+                Step::Refused(refusal) => return Err(refused(name, cluster, refusal)),
             };
-            if message.is_some() && message != last {
-                let seconds = begun.elapsed().as_secs();
-                let text = message.as_deref().unwrap_or_default();
-                // An error means that nobody listens, which ends the loop.
-                let _ = progress.send(format!("{seconds:>4}s  {text}\n")).await;
-                last = message;
+            if let Some(line) = message.and_then(|message| state.line(&message, begun.elapsed())) {
+                // An error means that the receiver is gone; then the caller ends this loop.
+                let _ = progress.send(line + "\n").await;
             }
         }
     }
 }
 
-/// What would never come about is not begun with, and not waited for.
+fn refused(name: &str, cluster: &str, Refusal { reason, message }: Refusal) -> Error {
+    Error::JoinRefused {
+        name: name.to_owned(),
+        cluster: cluster.to_owned(),
+        reason,
+        message,
+    }
+}
+
+/// Fails early if no worker could join the Cluster.
 fn check(name: &str, cluster: &Cluster) -> Result<(), Error> {
     match find_obstacle(cluster) {
         None => Ok(()),
@@ -213,7 +214,7 @@ fn check(name: &str, cluster: &Cluster) -> Result<(), Error> {
     }
 }
 
-fn ran_out(name: &str, cluster: &str, last: Option<String>) -> Error {
+fn timed_out(name: &str, cluster: &str, last: Option<String>) -> Error {
     Error::JoinTimeout {
         name: name.to_owned(),
         cluster: cluster.to_owned(),

@@ -1,7 +1,9 @@
-//! The Nodes of a Tenant's cluster, as its own API shows them to the Tenant's kubeconfig, by the way that every client goes.
+//! Lists the Nodes of a Tenant's cluster. The request goes to the cluster's own API with the
+//! Tenant's kubeconfig, through the same endpoint as any other client.
 //!
-//! Who has the cluster may write anything there: the API prints the table itself, without the objects, and of what it prints no
-//! more is read than a bounded number of bytes, for a bounded number of Tenants at a time.
+//! The owner of a cluster can store any content there. Therefore the API server formats the table
+//! itself, without the objects. The answers are limited in size, and only a limited number of
+//! Tenants are served at once.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,77 +22,49 @@ use yoke_api::Cluster;
 use yoke_api::cluster::EndpointStatus;
 use yoke_view::verdict::{is_asleep, stays_asleep};
 
-use super::{REQUEST_LIMIT, TenantHost};
+use super::host::TenantHost;
+use super::nodes_error::NodesError;
+use super::request::REQUEST_LIMIT;
 use crate::Error;
 
-/// How an API server is asked for what `kubectl get` prints.
+/// Media type of the table that `kubectl get` prints.
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
-/// Rows of an answer, and how many answers are asked for.
+/// Rows per page, and maximum number of pages.
 const PAGE: usize = 50;
 const PAGES: usize = 20;
-/// Bytes of an answer, and characters of a cell.
+/// Maximum size of an answer in bytes, and of a cell in characters.
 const ANSWER_MAX: usize = 256 << 10;
 const CELL_MAX: usize = 64;
 
-/// Clusters that this process asks at a time, since an answer takes some times its length while it is read.
-static ROOM: Semaphore = Semaphore::const_new(4);
-/// Tenants for whom it does: each takes one place, and leaves the others to others.
-static ASKING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// Clusters that this process queries concurrently; parsing an answer needs several times its size
+/// in memory.
+static PERMITS: Semaphore = Semaphore::const_new(4);
+/// Tenants with a query in progress. A Tenant has at most one, so that it cannot use all the
+/// permits.
+static QUERYING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Nodes of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Nodes {
-    /// One for each, at most a thousand.
+    /// The Nodes, at most a thousand.
     pub nodes: Vec<Node>,
-    /// There are more.
+    /// There are more Nodes than listed.
     pub more: bool,
 }
 
 /// A Node, as `kubectl get nodes` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Node {
-    /// Its name.
+    /// Name of the Node.
     pub name: String,
-    /// Such as `Ready,SchedulingDisabled`.
+    /// Status, such as `Ready,SchedulingDisabled`.
     pub status: String,
-    /// By its labels.
+    /// Roles, derived from the labels.
     pub roles: String,
-    /// Since when it is there.
+    /// Time since its creation.
     pub age: String,
-    /// The version of its kubelet.
+    /// Version of its kubelet.
     pub version: String,
-}
-
-/// Why a cluster's API did not tell.
-#[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    /// What the host says of the way is wrong.
-    #[error("using the kubeconfig")]
-    Kubeconfig(#[from] KubeconfigError),
-    /// It leads somewhere else than to the Cluster.
-    #[error("the kubeconfig has another server than the Cluster's endpoint")]
-    Elsewhere,
-    /// There is no client.
-    #[error("making a client")]
-    Client(#[source] kube::Error),
-    /// It is not reached.
-    #[error("asking")]
-    Send(#[source] kube::Error),
-    /// It says no.
-    #[error("it answered with status {0}")]
-    Status(u16),
-    /// The answer breaks off, or is too long.
-    #[error("reading the answer")]
-    Read(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The answer is something else.
-    #[error("parsing the answer")]
-    Parse(#[from] serde_json::Error),
-    /// The request cannot be made.
-    #[error("making the request")]
-    Request(#[from] http::Error),
-    /// It takes too long.
-    #[error("no answer within {REQUEST_LIMIT:?}")]
-    Timeout,
 }
 
 #[derive(Deserialize)]
@@ -119,64 +93,65 @@ struct Row {
     cells: Vec<Cell>,
 }
 
-/// The beginning of a text. Of anything else nothing is kept.
+/// The start of a text. Other JSON values are dropped, except numbers.
 struct Cell(String);
 
-/// A Tenant's turn, until it is dropped.
-struct Turn<'a>(&'a str);
+/// The permit of a Tenant for one query.
+struct QueryPermit<'a>(&'a str);
 
-impl<'a> Turn<'a> {
+impl<'a> QueryPermit<'a> {
     fn take(tenant: &'a str) -> Option<Self> {
-        asking().insert(tenant.to_owned()).then(|| Self(tenant))
+        querying().insert(tenant.to_owned()).then(|| Self(tenant))
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for QueryPermit<'_> {
     fn drop(&mut self) {
-        asking().remove(self.0);
+        querying().remove(self.0);
     }
 }
 
-fn asking() -> MutexGuard<'static, BTreeSet<String>> {
-    ASKING.lock().unwrap_or_else(PoisonError::into_inner)
+fn querying() -> MutexGuard<'static, BTreeSet<String>> {
+    QUERYING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TenantHost {
-    /// The Nodes of a cluster.
+    /// Lists the Nodes of a cluster.
     pub async fn nodes(&self, name: &str) -> Result<Nodes, Error> {
         let cluster = self.get(name).await?;
-        // To be asked would wake it.
-        if is_to_sleep(&cluster) {
+        // A request would wake the cluster.
+        if is_or_falls_asleep(&cluster) {
             return Err(Error::Asleep(name.to_owned()));
         }
         let kubeconfig = self.kubeconfig_of(name, &cluster).await?;
         let endpoint = cluster.status.and_then(|status| status.endpoint);
-        let _turn = Turn::take(&self.tenant).ok_or(Error::Busy)?;
-        let room = tokio::time::timeout(REQUEST_LIMIT, ROOM.acquire()).await;
-        let Ok(Ok(_room)) = room else {
+        let _permit = QueryPermit::take(&self.tenant).ok_or(Error::Busy)?;
+        let slot = tokio::time::timeout(REQUEST_LIMIT, PERMITS.acquire()).await;
+        let Ok(Ok(_slot)) = slot else {
             return Err(Error::Busy);
         };
         let asked = tokio::time::timeout(REQUEST_LIMIT, list(&kubeconfig, endpoint.as_ref())).await;
-        let asked = asked.unwrap_or(Err(AskError::Timeout));
-        asked.map_err(|source| Error::ClusterSilent {
+        let asked = asked.unwrap_or(Err(NodesError::Timeout(REQUEST_LIMIT)));
+        asked.map_err(|source| Error::ClusterUnreachable {
             name: name.to_owned(),
             source: Box::new(source),
         })
     }
 }
 
-/// Whether it sleeps, or will in a moment. One that is being woken does not answer yet either.
-fn is_to_sleep(cluster: &Cluster) -> bool {
+/// Returns whether the cluster is asleep or goes to sleep. A cluster that is waking counts too,
+/// because it does not answer yet.
+fn is_or_falls_asleep(cluster: &Cluster) -> bool {
     is_asleep(cluster) || stays_asleep(cluster)
 }
 
-async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nodes, AskError> {
+async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nodes, NodesError> {
     let kubeconfig = read(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    if !endpoint.is_some_and(|endpoint| leads_to(&config.cluster_url, endpoint)) {
-        return Err(AskError::Elsewhere);
+    if !endpoint.is_some_and(|endpoint| is_endpoint(&config.cluster_url, endpoint)) {
+        return Err(NodesError::WrongServer);
     }
-    let client = Client::try_from(config).map_err(AskError::Client)?;
+    let client = Client::try_from(config).map_err(NodesError::Client)?;
     let mut nodes = Nodes::default();
     let mut next = String::new();
     for _ in 0..PAGES {
@@ -191,15 +166,15 @@ async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nod
     Ok(nodes)
 }
 
-/// Whether a URL is the Cluster's own, by its name or by the ingress's address.
-fn leads_to(url: &Uri, endpoint: &EndpointStatus) -> bool {
+/// Returns whether a URL is the Cluster's own endpoint, by its name or by the ingress's address.
+fn is_endpoint(url: &Uri, endpoint: &EndpointStatus) -> bool {
     let own = [&endpoint.url, &endpoint.address].map(|own| own.parse::<Uri>().ok());
     let is_own = own.iter().flatten().any(|own| own.authority() == url.authority());
     is_own && url.scheme() == Some(&Scheme::HTTPS) && url.path() == "/"
 }
 
-/// The kubeconfig with nothing in it but what the operator writes: no programs, no files of this machine, no other way, and nobody
-/// else at its end.
+/// Parses a kubeconfig and keeps only the fields that the operator writes. Commands, files of this
+/// process, proxies and disabled verification are removed.
 fn read(text: &str) -> Result<Kubeconfig, KubeconfigError> {
     let mut kubeconfig = Kubeconfig::from_yaml(text)?;
     for auth in &mut kubeconfig.auth_infos {
@@ -221,25 +196,25 @@ fn read(text: &str) -> Result<Kubeconfig, KubeconfigError> {
     Ok(kubeconfig)
 }
 
-async fn ask(client: &Client, next: &str) -> Result<Table, AskError> {
+async fn ask(client: &Client, next: &str) -> Result<Table, NodesError> {
     let token: String = next.bytes().map(|byte| format!("%{byte:02X}")).collect();
     let uri = format!("/api/v1/nodes?includeObject=None&limit={PAGE}&continue={token}");
     let request = Request::get(uri).header(header::ACCEPT, TABLE).body(Body::empty())?;
-    let answer = client.send(request).await.map_err(AskError::Send)?;
+    let answer = client.send(request).await.map_err(NodesError::Send)?;
     if !answer.status().is_success() {
-        return Err(AskError::Status(answer.status().as_u16()));
+        return Err(NodesError::Status(answer.status().as_u16()));
     }
     let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
-    let body = body.map_err(AskError::Read)?;
+    let body = body.map_err(NodesError::Read)?;
     Ok(serde_json::from_slice(&body.to_bytes())?)
 }
 
 fn to_nodes(table: &Table) -> impl Iterator<Item = Node> {
-    let place = |name: &str| table.column_definitions.iter().position(|column| column.name == name);
-    let places = ["Name", "Status", "Roles", "Age", "Version"].map(place);
+    let column = |name: &str| table.column_definitions.iter().position(|column| column.name == name);
+    let columns = ["Name", "Status", "Roles", "Age", "Version"].map(column);
     table.rows.iter().take(PAGE).map(move |row| {
-        let [name, status, roles, age, version] = places.map(|place| {
-            let cell = place.and_then(|place| row.cells.get(place));
+        let [name, status, roles, age, version] = columns.map(|at| {
+            let cell = at.and_then(|at| row.cells.get(at));
             cell.map(|cell| cell.0.clone()).unwrap_or_default()
         });
         Node {
@@ -258,7 +233,7 @@ impl<'de> Deserialize<'de> for Cell {
     }
 }
 
-/// Whoever has the cluster may put much into a cell that is small as text and large as a value.
+/// The owner of the cluster could store a cell that is small as text and large as a parsed value.
 struct CellVisitor;
 
 impl<'de> Visitor<'de> for CellVisitor {
@@ -327,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_what_is_nested_in_a_cell() {
+    fn nested_cells_are_dropped() {
         let nested = |count: usize| format!("{}{}", "[".repeat(count), "]".repeat(count));
         let text = |cell: &str| {
             format!(r#"{{"columnDefinitions": [{{"name": "Name"}}], "rows": [{{"cells": [{cell}, "x"]}}]}}"#)
@@ -353,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_not_asked_that_sleeps_or_is_to() {
+    fn asleep_clusters_are_not_queried() {
         let cluster = |spec: &str, annotations: Value, status: Value| -> Cluster {
             serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
                 "metadata": {"name": "a", "annotations": annotations}, "spec": {"state": spec}, "status": status}))
@@ -377,21 +352,21 @@ mod tests {
             ("not taken up yet", cluster("Running", word("now"), json!({})), true),
             ("ended", cluster("Running", word("end"), json!({})), false),
         ] {
-            assert_eq!(is_to_sleep(&cluster), expected, "{rule}");
+            assert_eq!(is_or_falls_asleep(&cluster), expected, "{rule}");
         }
     }
 
     #[test]
-    fn a_tenant_has_one_turn_at_a_time() {
-        let first = Turn::take("one").unwrap();
-        assert!(Turn::take("one").is_none());
-        assert!(Turn::take("two").is_some());
+    fn a_tenant_has_one_query_at_a_time() {
+        let first = QueryPermit::take("one").unwrap();
+        assert!(QueryPermit::take("one").is_none());
+        assert!(QueryPermit::take("two").is_some());
         drop(first);
-        assert!(Turn::take("one").is_some());
+        assert!(QueryPermit::take("one").is_some());
     }
 
     #[test]
-    fn only_the_clusters_own_endpoint_is_asked() {
+    fn only_the_clusters_own_endpoint_is_queried() {
         let endpoint: EndpointStatus = serde_json::from_value(
             json!({"url": "https://a.example.org:8443", "serverName": "a.example.org",
             "address": "https://192.0.2.1:8443", "audience": "x", "issuer": "x"}),
@@ -407,12 +382,12 @@ mod tests {
             ("https://192.0.2.1:8443/x", false),
             ("https://x@192.0.2.1:8443", false),
         ] {
-            assert_eq!(leads_to(&url.parse().unwrap(), &endpoint), expected, "{url}");
+            assert_eq!(is_endpoint(&url.parse().unwrap(), &endpoint), expected, "{url}");
         }
     }
 
     #[test]
-    fn a_kubeconfig_runs_and_reads_nothing_here() {
+    fn kubeconfig_commands_and_files_are_removed() {
         let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "a", "user": "u"}}],
             "clusters": [{"name": "a", "cluster": {"server": "https://192.0.2.1", "certificate-authority": "/etc/passwd",

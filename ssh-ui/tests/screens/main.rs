@@ -1,6 +1,6 @@
-//! What people see: golden screens, as a terminal shows what it is sent. `UPDATE=1` writes them anew, and their pictures.
+//! Golden screens, as a terminal shows the output. `UPDATE=1` rewrites them and their pictures.
 
-// The lint spares tests, and not what they are helped by.
+// Clippy exempts tests from these lints, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod picture;
@@ -14,31 +14,31 @@ use kube::runtime::watcher::Event as Change;
 use ratatui::layout::Size;
 use serde_json::json;
 use yoke_api::Cluster;
-use yoke_ssh_ui::directory::Identity;
-use yoke_ssh_ui::screen::keys::Keys;
-use yoke_ssh_ui::screen::{Deed, Screen, Shown, draw};
-use yoke_ssh_ui::terminal::{ENTER, LEAVE, Look, Terminal};
+use yoke_ssh_ui::identity::key_registry::Identity;
+use yoke_ssh_ui::tui::screen::keys::Keys;
+use yoke_ssh_ui::tui::screen::{Action, AnswerDisplay, Screen, draw};
+use yoke_ssh_ui::tui::terminal::{ENTER, LEAVE, Terminal, TerminalCapabilities};
 
 const NOW: &str = "2026-03-01T12:00:00Z";
-const RICH: Look = Look {
+const RICH: TerminalCapabilities = TerminalCapabilities {
     colour: true,
     unicode: true,
 };
 
-const PLAIN: Look = Look {
+const PLAIN: TerminalCapabilities = TerminalCapabilities {
     colour: false,
     unicode: false,
 };
 
-/// A client's terminal, and the interface that is drawn there.
-struct Desk {
+/// A client's terminal with the interface.
+struct TestTerminal {
     screen: Screen,
     drawn: ratatui::Terminal<Terminal>,
     seen: vt100::Parser,
 }
 
-impl Desk {
-    fn new(columns: u16, rows: u16, look: Look) -> Self {
+impl TestTerminal {
+    fn new(columns: u16, rows: u16, capabilities: TerminalCapabilities) -> Self {
         let identity = Identity {
             tenant: "acme".into(),
             key: "laptop".into(),
@@ -48,7 +48,7 @@ impl Desk {
         let mut seen = vt100::Parser::new(cells(rows), cells(columns), 0);
         seen.process(b"$ ssh HOST\r\n");
         seen.process(ENTER.as_bytes());
-        let Ok(drawn) = ratatui::Terminal::new(Terminal::new(size, look));
+        let Ok(drawn) = ratatui::Terminal::new(Terminal::new(size, capabilities));
         Self {
             screen: Screen::new(&identity),
             drawn,
@@ -64,8 +64,8 @@ impl Desk {
         self.screen.follow_clusters(Change::InitDone);
     }
 
-    /// Types; in between, a frame is drawn after each key.
-    fn press(&mut self, keys: &str) -> Option<Deed> {
+    /// Presses keys, and draws a frame after each.
+    fn press(&mut self, keys: &str) -> Option<Action> {
         let mut parser = Keys::default();
         let mut last = None;
         for byte in keys.bytes() {
@@ -94,23 +94,23 @@ impl Desk {
         self.draw();
     }
 
-    /// Leaves the screen for the line by which a worker joins, as the interface does.
+    /// Prints a join command below the screen, as the interface does.
     fn print_join(&mut self) {
         let word = "eyJzZXJ2ZXIiOiJkZW1vLThjMWYwMmFhLmV4YW1wbGUub3JnOjY0NDMi".repeat(6);
         let line = format!("yoke-worker join yoke1.{word}");
         let answer = json!({"name": "demo-x7k2p", "line": line, "expires": "2026-03-01T12:15:00Z"});
-        let page = self.screen.answer(&answer.to_string(), Shown::Join).unwrap();
+        let page = self.screen.answer(&answer.to_string(), AnswerDisplay::Join).unwrap();
         self.seen.process(LEAVE.as_bytes());
         self.seen.process(page.replace('\n', "\r\n").as_bytes());
     }
 
-    /// Comes back to the screen, as the interface does.
+    /// Returns to the screen, as the interface does.
     fn come_back(&mut self) {
         self.seen.process(ENTER.as_bytes());
         let Ok(()) = self.drawn.clear();
     }
 
-    /// What is to be seen now.
+    /// Draws a frame and returns the visible text.
     fn text(&mut self) -> String {
         self.draw();
         self.seen_text()
@@ -182,9 +182,9 @@ fn event(uid: &str, about: &str, time: &str, kind: &str, reason: &str, message: 
     .unwrap()
 }
 
-fn full(columns: u16, rows: u16, look: Look) -> Desk {
-    let mut desk = Desk::new(columns, rows, look);
-    desk.list(clusters());
+fn full(columns: u16, rows: u16, capabilities: TerminalCapabilities) -> TestTerminal {
+    let mut terminal = TestTerminal::new(columns, rows, capabilities);
+    terminal.list(clusters());
     for (number, (about, time, kind, reason, message)) in [
         ("demo", "2026-03-01T11:20:00Z", "Normal", "Ready", "The API answers."),
         (
@@ -206,47 +206,47 @@ fn full(columns: u16, rows: u16, look: Look) -> Desk {
     .enumerate()
     {
         let event = event(&number.to_string(), about, time, kind, reason, message);
-        desk.screen.follow_events(Change::Apply(event));
+        terminal.screen.follow_events(Change::Apply(event));
     }
-    desk
+    terminal
 }
 
-/// After Nodes were asked for.
-fn nodes(columns: u16, rows: u16) -> Desk {
-    let mut desk = full(columns, rows, RICH);
-    desk.press("\rn");
+/// The screen after a request for Nodes.
+fn nodes(columns: u16, rows: u16) -> TestTerminal {
+    let mut terminal = full(columns, rows, RICH);
+    terminal.press("\rn");
     let row = |number: u8| format!("worker-{number}   Ready    <none>   {number}h    v1.35.4\n");
     let table: String = (1..=9).map(row).collect();
     let table = format!("NAME       STATUS   ROLES    AGE   VERSION\n{table}");
-    assert_eq!(desk.screen.answer(&table, Shown::Nodes), None);
-    desk
+    assert_eq!(terminal.screen.answer(&table, AnswerDisplay::Nodes), None);
+    terminal
 }
 
-/// After a line was asked for and printed.
-fn joined(columns: u16, rows: u16) -> Desk {
-    let mut desk = full(columns, rows, RICH);
-    desk.press("j2\t1h\r");
-    desk.print_join();
-    desk
+/// The screen after a join command was printed.
+fn joined(columns: u16, rows: u16) -> TestTerminal {
+    let mut terminal = full(columns, rows, RICH);
+    terminal.press("j2\t1h\r");
+    terminal.print_join();
+    terminal
 }
 
-fn many(columns: u16, rows: u16) -> Desk {
-    let mut desk = Desk::new(columns, rows, RICH);
+fn many(columns: u16, rows: u16) -> TestTerminal {
+    let mut terminal = TestTerminal::new(columns, rows, RICH);
     let status =
         json!({"version": "v1.35.4", "phase": "Running", "nodes": 3, "conditions": ready(true, "The API answers.")});
     let named = |number: u8| cluster(&format!("c{number:02}"), "2026-02-27T12:00:00Z", status.clone());
-    desk.list((0..40).map(named).collect());
-    desk
+    terminal.list((0..40).map(named).collect());
+    terminal
 }
 
-fn hostile() -> Desk {
-    let mut desk = Desk::new(80, 24, RICH);
+fn hostile() -> TestTerminal {
+    let mut terminal = TestTerminal::new(80, 24, RICH);
     let long = "a".repeat(63);
     let message = "準備中 🚀 \u{1b}[2J\u{1b}]0;owned\u{7} \u{202e}desrever\u{202c} e\u{301} — \u{9b}31m fin";
     let status = json!({"version": "v1.35.4\u{1b}[5m", "phase": "Unavailable", "endpoint": endpoint("界界界"),
         "conditions": ready(false, message)});
-    desk.list(vec![cluster("a", NOW, json!({})), cluster(&long, NOW, status)]);
-    desk.screen.follow_events(Change::Apply(event(
+    terminal.list(vec![cluster("a", NOW, json!({})), cluster(&long, NOW, status)]);
+    terminal.screen.follow_events(Change::Apply(event(
         "1",
         "界\u{1b}[H",
         NOW,
@@ -254,8 +254,8 @@ fn hostile() -> Desk {
         "R\u{7}",
         message,
     )));
-    desk.press("\u{1b}[B");
-    desk
+    terminal.press("\u{1b}[B");
+    terminal
 }
 
 fn golden(name: &str, text: &str) {
@@ -266,7 +266,7 @@ fn golden(name: &str, text: &str) {
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
     assert_eq!(
         text, expected,
-        "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` writes it anew"
+        "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` rewrites it"
     );
 }
 
@@ -276,9 +276,9 @@ fn folder() -> PathBuf {
 
 #[test]
 fn screens_are_as_they_were_reviewed() {
-    let shown = |mut desk: Desk, keys: &str| {
-        desk.press(keys);
-        desk.text()
+    let shown = |mut terminal: TestTerminal, keys: &str| {
+        terminal.press(keys);
+        terminal.text()
     };
     for (name, text) in [
         ("list", shown(full(80, 24, RICH), "")),
@@ -286,17 +286,18 @@ fn screens_are_as_they_were_reviewed() {
         ("list-narrow", shown(full(40, 10, RICH), "\u{1b}[B")),
         ("list-ascii", shown(full(80, 24, PLAIN), "\u{1b}[B\u{1b}[B")),
         ("list-empty", {
-            let mut desk = Desk::new(80, 24, RICH);
-            desk.list(vec![]);
-            shown(desk, "")
+            let mut terminal = TestTerminal::new(80, 24, RICH);
+            terminal.list(vec![]);
+            shown(terminal, "")
         }),
-        ("list-reading", shown(Desk::new(80, 24, RICH), "")),
+        ("list-reading", shown(TestTerminal::new(80, 24, RICH), "")),
         ("list-many", shown(many(80, 24), &"\u{1b}[B".repeat(25))),
         ("list-lost", {
-            let mut desk = full(80, 24, RICH);
-            desk.screen
-                .lose("watching your Clusters: the host's API cannot be reached");
-            shown(desk, "")
+            let mut terminal = full(80, 24, RICH);
+            terminal
+                .screen
+                .report_trouble("watching your Clusters: the host's API cannot be reached");
+            shown(terminal, "")
         }),
         ("hostile", shown(hostile(), "")),
         ("hostile-status", shown(hostile(), "\r")),
@@ -320,17 +321,17 @@ fn screens_are_as_they_were_reviewed() {
         ("join", shown(full(80, 24, RICH), "j2\t1h")),
         ("join-wrong", shown(full(80, 24, RICH), "j\t2d\r")),
         ("join-asked", {
-            let mut desk = full(80, 24, RICH);
-            desk.press("j2\r");
-            desk.screen.hear("   0s  The token is being drawn.\n");
-            desk.text()
+            let mut terminal = full(80, 24, RICH);
+            terminal.press("j2\r");
+            terminal.screen.show_progress("   0s  The token is being drawn.\n");
+            terminal.text()
         }),
         ("join-narrow", shown(full(40, 10, RICH), "j2\t1h")),
         ("join-line", joined(80, 24).seen_text()),
         ("join-kept", {
-            let mut desk = joined(80, 24);
-            desk.come_back();
-            shown(desk, "q")
+            let mut terminal = joined(80, 24);
+            terminal.come_back();
+            shown(terminal, "q")
         }),
         ("delete", shown(full(80, 24, RICH), "ddem")),
         ("delete-wrong", shown(full(80, 24, RICH), "dnightly\r")),
@@ -346,11 +347,11 @@ fn pictures_show_the_screens() {
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let docs = root.join("docs/screens");
     let pressed = |keys: &str| {
-        let mut desk = full(80, 24, RICH);
-        desk.press(keys);
-        desk
+        let mut terminal = full(80, 24, RICH);
+        terminal.press(keys);
+        terminal
     };
-    for (name, desk) in [
+    for (name, terminal) in [
         ("list", pressed("")),
         ("status", pressed("\r")),
         ("create", pressed("cdemo2\t1.35")),
@@ -358,7 +359,7 @@ fn pictures_show_the_screens() {
         ("join-line", joined(80, 24)),
         ("delete", pressed("ddem")),
     ] {
-        let picture = picture::to_svg(desk.seen.screen());
+        let picture = picture::to_svg(terminal.seen.screen());
         let file = docs.join(format!("{name}.svg"));
         if std::env::var_os("UPDATE").is_some() {
             std::fs::create_dir_all(&docs).unwrap();
@@ -367,7 +368,7 @@ fn pictures_show_the_screens() {
         let expected = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
             picture == expected,
-            "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` writes it anew"
+            "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` rewrites it"
         );
         assert!(
             readme.contains(&format!("docs/screens/{name}.svg")),
@@ -380,19 +381,19 @@ fn pictures_show_the_screens() {
 fn every_size_can_be_drawn() {
     let modes = ["", "?", "\r", "e", "k", "n", "cnew\t1\r", "j0\t1\r", "ddemo1\r"];
     for keys in modes {
-        let mut desk = full(80, 24, RICH);
-        desk.press(keys);
+        let mut terminal = full(80, 24, RICH);
+        terminal.press(keys);
         for columns in (1..=30).chain([40, 63, 79, 81, 300]) {
             for rows in (1..=12).chain([16, 24, 100]) {
-                desk.resize(columns, rows);
-                desk.press("\u{1b}[B");
+                terminal.resize(columns, rows);
+                terminal.press("\u{1b}[B");
             }
         }
     }
 }
 
 #[test]
-fn a_new_size_is_drawn_whole() {
+fn a_new_size_redraws_the_screen() {
     let mut resized = full(120, 40, RICH);
     resized.press("\r");
     resized.resize(60, 20);
@@ -403,13 +404,13 @@ fn a_new_size_is_drawn_whole() {
 
 #[test]
 fn terminal_is_left_as_it_was_found() {
-    let mut desk = full(80, 24, RICH);
-    desk.press("cname");
-    assert!(desk.seen.screen().alternate_screen() && !desk.seen.screen().hide_cursor());
-    desk.press("\u{1b}");
-    assert!(desk.seen.screen().hide_cursor());
-    desk.seen.process(LEAVE.as_bytes());
-    let screen = desk.seen.screen();
+    let mut terminal = full(80, 24, RICH);
+    terminal.press("cname");
+    assert!(terminal.seen.screen().alternate_screen() && !terminal.seen.screen().hide_cursor());
+    terminal.press("\u{1b}");
+    assert!(terminal.seen.screen().hide_cursor());
+    terminal.seen.process(LEAVE.as_bytes());
+    let screen = terminal.seen.screen();
     assert_eq!(screen.contents().trim_end(), "$ ssh HOST");
     assert!(!screen.alternate_screen() && !screen.hide_cursor());
     assert_eq!(
@@ -420,9 +421,9 @@ fn terminal_is_left_as_it_was_found() {
 
 #[test]
 fn nothing_of_others_is_obeyed() {
-    let mut desk = hostile();
-    desk.draw();
-    let text = desk.text();
+    let mut terminal = hostile();
+    terminal.draw();
+    let text = terminal.text();
     assert!(text.contains("準備中 🚀"), "{text}");
     assert!(text.contains(" Yoke  acme"), "nothing was cleared: {text}");
     assert!(

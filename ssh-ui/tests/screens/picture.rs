@@ -1,18 +1,18 @@
-//! A terminal's cells as a picture.
+//! Renders the cells of a terminal as a picture.
 
 use std::fmt::Write as _;
 
-/// Pixels of a cell.
+/// Size of a cell in pixels.
 const CELL: (usize, usize) = (9, 18);
 const MARGIN: usize = 12;
 const BACKGROUND: &str = "#1d1f21";
 const FOREGROUND: &str = "#d0d0d0";
-/// The colours of a terminal that are used, by their numbers.
+/// The used colors of a terminal, by number.
 const COLOURS: [&str; 7] = [
     "#1d1f21", "#e06c75", "#98c379", "#e5c07b", "#61afef", "#c678dd", "#56b6c2",
 ];
 
-/// The screen as SVG: runs of cells that look alike are one text.
+/// Renders the screen as SVG: adjacent cells with the same style are one text.
 pub(crate) fn to_svg(screen: &vt100::Screen) -> String {
     let (rows, columns) = screen.size();
     let (rows, columns) = (rows.get(), columns.get());

@@ -1,4 +1,4 @@
-//! Programs with a token: signed by `ssh-keygen -Y sign`, shown by curl.
+//! The HTTPS API with tokens that `ssh-keygen -Y sign` signs and curl sends.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use yoke_runtime::Supervisor;
 use yoke_runtime::tls::{Reload, TlsFiles};
-use yoke_ssh_ui::api::{Api, keep_certificate};
-use yoke_ssh_ui::server::Shared;
-use yoke_ssh_ui::token::Rules;
+use yoke_ssh_ui::api::{Api, reload_certificate};
+use yoke_ssh_ui::identity::token::TokenRules;
+use yoke_ssh_ui::shared::Shared;
 
 use crate::person::{Person, run};
 use crate::world::{CONTACT, World};
@@ -21,16 +21,16 @@ const HOST: &str = "api.example.org";
 const NAMESPACE: &str = "yoke@api.example.org";
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-/// What curl was answered.
+/// Response that curl received.
 pub(crate) struct Got {
     pub(crate) status: u16,
-    /// `yoke-exit-code`.
+    /// Value of the header `yoke-exit-code`.
     code: Option<u32>,
     head: String,
     pub(crate) body: Value,
 }
 
-/// The API as the process puts it together: its port. The certificate is left in the folder.
+/// Serves the API as the process does, and returns its port. The certificate stays in the folder.
 pub(crate) async fn serve(supervisor: &mut Supervisor, shared: &Arc<Shared>, folder: &Path) -> u16 {
     let made = rcgen::generate_simple_self_signed([HOST.to_owned()]).unwrap();
     let files = TlsFiles {
@@ -43,12 +43,12 @@ pub(crate) async fn serve(supervisor: &mut Supervisor, shared: &Arc<Shared>, fol
     let (reload, tls) = Reload::load(files).await.unwrap();
     let api = Api::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let port = api.local_address().port();
-    let rules = Rules {
+    let rules = TokenRules {
         host: HOST.into(),
         longest: LONGEST,
     };
     let drain = supervisor.drain();
-    supervisor.spawn("api-certificate", keep_certificate(reload, drain.clone()));
+    supervisor.spawn("api-certificate", reload_certificate(reload, drain.clone()));
     let idle = Duration::from_secs(60);
     supervisor.spawn("api", api.serve(Arc::clone(shared), rules, tls, idle, drain));
     port
@@ -63,7 +63,7 @@ fn claims(tenant: &str, commands: &[&str]) -> String {
     json!({"tenant": tenant, "commands": commands, "exp": in_an_hour()}).to_string()
 }
 
-/// A token, made in the shell as the README says.
+/// Creates a token in the shell, as the README describes.
 async fn sign(world: &World, key: &Path, namespace: &str, claims: &str) -> String {
     let file = world.path("claims");
     std::fs::write(&file, claims).unwrap();
@@ -149,7 +149,7 @@ pub(crate) async fn a_program_does_what_its_token_permits(world: &World) {
     }
     let help = send(world, &bobs, "help").await;
     assert!(help.body["help"].as_str().unwrap().contains("kubeconfig"));
-    // Whoever goes away while it waits leaves nothing.
+    // A client that disconnects during the wait leaves no JoinToken.
     let authorization = format!("Authorization: Bearer {all}");
     let place = format!("{HOST}:{}", world.api_port);
     let mut client = Command::new("curl")
@@ -233,13 +233,13 @@ pub(crate) async fn tokens_that_are_no_good_are_refused(world: &World) {
         ),
         ("another's signature", swapped, "the signature of the token is wrong"),
         ("cut", good[..good.len() - 8].to_owned(), "the signature of the token"),
-        ("no signature", head.to_owned(), "this is no token"),
+        ("no signature", head.to_owned(), "this is not a token"),
         (
             "huge",
             format!("{head}{}.{signature}", "A".repeat(9000)),
-            "this is no token",
+            "this is not a token",
         ),
-        ("a password", "hunter2".to_owned(), "this is no token"),
+        ("a password", "hunter2".to_owned(), "this is not a token"),
     ] {
         let before = send(world, &token, "whoami").await;
         let error = before.body["error"].as_str().unwrap();
@@ -299,12 +299,12 @@ pub(crate) async fn nothing_but_a_line_is_read(world: &World) {
     let place = format!("https://127.0.0.1:{}/exec", world.api_port);
     let said = run(curl.args(["--silent", "--insecure", "--include"]).args(many).arg(place)).await;
     assert!(said.out.starts_with("HTTP/1.1 431"), "{said:?}");
-    // One that says nothing, and one that speaks something else, hold up nobody.
+    // A silent client and one with another protocol do not block others.
     let silent = TcpStream::connect(("127.0.0.1", world.api_port)).await.unwrap();
     let mut plain = TcpStream::connect(("127.0.0.1", world.api_port)).await.unwrap();
     plain.write_all(b"POST /exec HTTP/1.1\r\n\r\n").await.unwrap();
     let mut rest = Vec::new();
-    // An alert of TLS, and the end.
+    // A TLS alert, then the end of the stream.
     let _ = plain.read_to_end(&mut rest).await;
     assert!(!rest.starts_with(b"HTTP"), "{rest:?}");
     assert_eq!(send(world, &good, "whoami").await.status, 200);

@@ -1,4 +1,4 @@
-//! What the server's log says of who did what.
+//! The audit log of the server.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -14,25 +14,25 @@ use crate::person::{Person, run};
 use crate::window::Window;
 use crate::world::World;
 
-/// What is written there, oldest first.
+/// The logged lines, oldest first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<Value>>>);
 
 impl Log {
-    /// Hears what this process writes from now on. Once in a process.
+    /// Collects what this process logs from now on. May be called once per process.
     pub(crate) fn hear() -> Self {
         let log = Self::default();
         tracing::subscriber::set_global_default(log.clone()).unwrap();
         log
     }
 
-    /// The lines in which a field is so.
+    /// Returns the lines in which a field has this value.
     fn find(&self, field: &str, value: &Value) -> Vec<Value> {
         let lines = self.0.lock().unwrap();
         lines.iter().filter(|line| line[field] == *value).cloned().collect()
     }
 
-    /// The one line about a command.
+    /// Returns the only line about a command.
     fn line(&self, command: &str) -> Value {
         let mut lines = self.find("command", &json!(command));
         assert_eq!(lines.len(), 1, "{command}: {lines:?}");
@@ -82,7 +82,7 @@ impl Visit for Line {
     }
 }
 
-/// What is written of a command that went well.
+/// Returns the expected line of a successful command.
 fn done(person: &Person, door: &str, command: &str) -> Value {
     json!({"message": "command of a Tenant", "tenant": "a", "key": "laptop", "fingerprint": person.fingerprint,
         "source": "127.0.0.1", "door": door, "command": command, "result": "ok"})
@@ -99,7 +99,7 @@ pub(crate) async fn each_deed_is_one_line(world: &World) {
     assert_eq!(failed["result"], "refused");
     assert!(failed["error"].as_str().unwrap().contains("already exists"), "{failed}");
 
-    // Files.
+    // SFTP.
     world.tell("a", "noted", true, "The API answers.").await;
     let copy = world.path("noted");
     alice.scp(":noted.kubeconfig", copy.to_str().unwrap()).await.ok();
@@ -110,11 +110,11 @@ pub(crate) async fn each_deed_is_one_line(world: &World) {
     let of_a_file = |line: &Value| line["command"] == "sftp stat unnoted" && line["door"] == "ssh";
     assert!(refused.iter().any(of_a_file), "{refused:?}");
 
-    // The full screen.
+    // The full-screen interface.
     let mut window = Window::open(world.port(), alice, None).await;
     window.shows("The API answers.").await;
     window.press("s").await;
-    window.shows("Cluster noted is to sleep").await;
+    window.shows("Cluster noted is going to sleep").await;
     assert_eq!(log.line("sleep noted"), done(alice, "ssh", "sleep noted"));
     let looked = log.find("command", &json!("")).len();
     window.press("q").await;
@@ -122,7 +122,7 @@ pub(crate) async fn each_deed_is_one_line(world: &World) {
     let looks = log.find("command", &json!(""));
     assert_eq!((looks.len(), looks.last()), (looked + 1, Some(&done(alice, "ssh", ""))));
 
-    // Programs.
+    // The HTTPS API.
     let token = token(world, alice, &["wake"]).await;
     assert_eq!(send(world, &token, "wake noted").await.status, 200);
     let mut line = log.line("wake noted");
@@ -138,7 +138,7 @@ pub(crate) async fn each_deed_is_one_line(world: &World) {
     alice.ssh("delete noted --yes --wait").await.ok();
 }
 
-pub(crate) async fn whoever_is_not_let_in_is_a_line(world: &World) {
+pub(crate) async fn refused_clients_are_logged(world: &World) {
     let (mallory, log) = (&world.mallory, &world.log);
     let fingerprint = json!(mallory.fingerprint);
     let before = log.find("fingerprints", &fingerprint).len();

@@ -1,4 +1,4 @@
-//! Commands and what they answer.
+//! Commands and their answers.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -63,7 +63,7 @@ pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
     assert!(kubeconfig.ends_with("# of a/one\n"), "{kubeconfig}");
     assert_eq!(alice.ssh("kubeconfig one --json").await.json()["kind"], "Config");
 
-    assert_eq!(alice.ssh("sleep one").await.ok(), "Cluster one is to sleep\n");
+    assert_eq!(alice.ssh("sleep one").await.ok(), "Cluster one is going to sleep\n");
     let spec = serde_json::to_value(world.clusters("a").get("one").await.unwrap().spec).unwrap();
     assert_eq!(spec["state"], "Asleep");
     assert_eq!(alice.ssh("wake one --json").await.json()["state"], "Running");
@@ -72,7 +72,7 @@ pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
     world.tell_asleep("a", "one").await;
     let told = alice.ssh("sleep one --json --wait --timeout 30s").await.json();
     assert_eq!((&told["state"], &told["phase"]), (&json!("Asleep"), &json!("Asleep")));
-    assert_eq!(alice.ssh("wake one").await.ok(), "Cluster one is to wake\n");
+    assert_eq!(alice.ssh("wake one").await.ok(), "Cluster one is waking\n");
     let woken = world.clusters("a").get("one").await.unwrap();
     let words = woken.metadata.annotations.unwrap();
     assert_eq!(
@@ -102,7 +102,7 @@ pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
         })
         .await;
     world.tell("a", "slow", false, "The pod starts.").await;
-    // Told only once the first is seen, or a watch would show the second alone.
+    // Wait until the first message is seen, or the watch may show only the second.
     let seen = tokio::time::timeout(Duration::from_secs(30), async {
         while let Some(line) = told.next_line().await.unwrap() {
             if line.ends_with("s  The pod starts.") {
@@ -121,7 +121,7 @@ pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
     );
 
     let never = alice.ssh("create never --wait --timeout 1s").await.failed(3);
-    assert!(never.contains("did not become as asked for within 1s"), "{never}");
+    assert!(never.contains("did not reach the requested state within 1s"), "{never}");
     for name in ["slow", "never"] {
         alice.ssh(&format!("delete {name} --yes")).await.ok();
     }
@@ -133,7 +133,7 @@ pub(crate) async fn nodes_are_those_of_the_clusters_own_api(world: &World) {
     let early = alice.ssh("nodes work").await.failed(1);
     assert!(early.contains("has no kubeconfig yet"), "{early}");
     world.tell("a", "work", true, "The API answers.").await;
-    // As the Tenant's kubeconfig of a cluster whose API is another server; here it is the host's own.
+    // Stands for a cluster with an API server of its own; here it is the host's.
     let authority = std::fs::read(world.path("certificates/apiserver.crt")).unwrap();
     let trusted = json!({"certificate-authority-data": STANDARD.encode(authority)});
     let kubeconfig = |server: &str, trust: &Value| {
@@ -150,7 +150,7 @@ pub(crate) async fn nodes_are_those_of_the_clusters_own_api(world: &World) {
     };
     let good = kubeconfig(&world.address, &trusted);
     world.set_kubeconfig("a", "work", &good).await;
-    // Nobody else is asked than who the operator says.
+    // No other endpoint is queried than the one in the Cluster's status.
     let silent = "the API of Cluster work did not answer";
     assert!(alice.ssh("nodes work").await.failed(1).contains(silent));
     world.set_address("a", "work", &world.address).await;
@@ -182,7 +182,7 @@ pub(crate) async fn nodes_are_those_of_the_clusters_own_api(world: &World) {
     let asleep = alice.ssh("nodes work").await.failed(1);
     assert!(asleep.contains("is asleep\nhint: `wake work`"), "{asleep}");
     alice.ssh("wake work").await.ok();
-    // Of the way there a Tenant is told nothing.
+    // The error shows a Tenant nothing about the network path.
     let elsewhere = "https://127.0.0.1:1";
     let unproved = json!({"insecure-skip-tls-verify": true});
     for (rule, address, text) in [
@@ -216,7 +216,7 @@ pub(crate) async fn a_join_that_is_broken_off_leaves_nothing(world: &World) {
 
 pub(crate) async fn a_join_that_cannot_come_about_is_answered_at_once(world: &World) {
     let alice = &world.alice;
-    // The same as of any other command.
+    // The error equals that of any other command.
     let missing = alice.ssh("join typo").await.failed(1);
     assert_eq!(missing, alice.ssh("nodes typo").await.failed(1));
     alice.ssh("create full").await.ok();
@@ -257,7 +257,7 @@ pub(crate) async fn wrong_lines_say_what_would_be_right(world: &World) {
     let wrong = alice.ssh("create Bad --json").await.failed(2);
     let wrong: serde_json::Value = serde_json::from_str(&wrong).unwrap();
     assert_eq!(wrong["reason"], "usage");
-    // In a terminal lines begin at its edge, and errors are shown too.
+    // On a terminal, lines end with CRLF, and errors are shown too.
     let terminal = alice.ssh_with(&["-tt"], "clusters nothing").await;
     assert_eq!(terminal.code, 1, "{terminal:?}");
     assert!(terminal.out.contains("not found\r\nhint: "), "{terminal:?}");

@@ -1,4 +1,4 @@
-//! Kubeconfigs as files.
+//! Kubeconfigs over SFTP.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -14,7 +14,7 @@ pub(crate) async fn kubeconfigs_are_copied_and_nothing_is_written(world: &World)
     alice.scp(":file.kubeconfig", here).await.ok();
     let text = std::fs::read_to_string(&copy).unwrap();
     assert!(text.ends_with("# of a/file\n"), "{text}");
-    // As the umask says, of what the server says: for the owner alone.
+    // The server's mode, limited by the umask: readable by the owner only.
     assert_eq!(copy.metadata().unwrap().permissions().mode() & 0o077, 0);
 
     let listed = alice
@@ -27,7 +27,7 @@ pub(crate) async fn kubeconfigs_are_copied_and_nothing_is_written(world: &World)
     );
     assert_eq!(std::fs::read_to_string(world.path("other")).unwrap(), text);
 
-    // OpenSSH shows the number of a refusal, and not its text.
+    // OpenSSH shows the status code of a refusal, but not its message.
     for (rule, from, to, part) in [
         ("none yet", ":early.kubeconfig", here, "No such file"),
         ("none at all", ":nothing.kubeconfig", here, "No such file"),

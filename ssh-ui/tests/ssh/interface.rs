@@ -1,4 +1,4 @@
-//! The full-screen interface, as somebody sees it who presses keys.
+//! The full-screen interface, as a user with a keyboard sees it.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use yoke_api::tenant::SshKey;
 use yoke_runtime::budget::Rate;
-use yoke_ssh_ui::directory::Directory;
-use yoke_ssh_ui::gate::Limits;
+use yoke_ssh_ui::identity::key_registry::KeyRegistry;
+use yoke_ssh_ui::limits::admission::Limits;
 use yoke_test_support::kubernetes::connect;
 
 use crate::other::Other;
@@ -26,7 +26,7 @@ const DOWN: &str = "\x1b[B";
 
 pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
     let mut window = Window::open(world.port(), &world.alice, None).await;
-    window.shows("You have no Clusters. Press c to make one.").await;
+    window.shows("You have no Clusters. Press c to create one.").await;
     window.press("cred\t1.35.4\t1Gi\r").await;
     window.shows("Cluster red created").await;
     let spec = world.clusters("a").get("red").await.unwrap().spec;
@@ -34,7 +34,7 @@ pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
         (spec.version.as_deref(), spec.storage.quota.0.as_str()),
         (Some("v1.35.4"), "1Gi")
     );
-    // What others do is seen, too.
+    // Changes by other clients appear, too.
     world.alice.ssh("create blue").await.ok();
     window.shows("2 Clusters").await;
     world.tell("a", "red", false, "The pod starts.").await;
@@ -52,14 +52,14 @@ pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
     window.shows("Told  Something happened.").await;
 
     window.press("s").await;
-    window.shows("Cluster red is to sleep").await;
+    window.shows("Cluster red is going to sleep").await;
     window.resize(40, 10).await;
     window.shows("c create  j join  ? help  q quit").await;
     window.resize(100, 30).await;
     window.shows("s wake  Enter more  e events").await;
-    // Its neighbour stays, and nothing goes for another's name.
+    // The other Cluster stays, and a wrong name deletes nothing.
     window.press("dblue\r").await;
-    window.shows("That is another name: nothing is deleted.").await;
+    window.shows("The name does not match: nothing is deleted.").await;
     window.press("\x7f\x7f\x7f\x7fred\r").await;
     window.shows("Cluster red is being deleted").await;
     window.shows("1 Cluster ").await;
@@ -85,14 +85,14 @@ pub(crate) async fn a_sleeping_cluster_is_woken(world: &World) {
     window.shows("The API answers.").await;
     window.shows("s sleep").await;
     window.press("s").await;
-    window.shows("Cluster doze is to sleep").await;
+    window.shows("Cluster doze is going to sleep").await;
     assert_eq!(state().await, "Asleep");
     world.tell_asleep("a", "doze").await;
     window
         .until("it sleeps", |seen| seen.contains("Asleep") && seen.contains("s wake"))
         .await;
     window.press("s").await;
-    window.shows("Cluster doze is to wake").await;
+    window.shows("Cluster doze is waking").await;
     assert_eq!(state().await, "Running");
     world.tell("a", "doze", true, "It is awake.").await;
     window
@@ -105,8 +105,8 @@ pub(crate) async fn a_sleeping_cluster_is_woken(world: &World) {
     world.alice.ssh("delete doze --yes").await.ok();
 }
 
-/// By OpenSSH's client, which sends what it is told of its environment.
-pub(crate) async fn colours_are_as_the_client_says(world: &World) {
+/// With OpenSSH's client, which sends its environment only if configured.
+pub(crate) async fn colors_follow_the_environment(world: &World) {
     world.alice.ssh("create bright").await.ok();
     world.tell("a", "bright", true, "The API answers.").await;
     for (options, coloured) in [
@@ -143,7 +143,7 @@ pub(crate) async fn colours_are_as_the_client_says(world: &World) {
     world.alice.ssh("delete bright --yes").await.ok();
 }
 
-/// Whether a colour of a letter is set in what a terminal is sent.
+/// Returns whether the sequences sent to a terminal set a foreground color.
 fn has_colours(sent: &str) -> bool {
     let sequences = sent.split("\x1b[").skip(1).filter_map(|rest| rest.split_once('m'));
     let codes = sequences.flat_map(|(codes, _)| codes.split(';').map(str::parse::<u8>));
@@ -173,19 +173,19 @@ pub(crate) async fn kubeconfig_is_printed_below(world: &World) {
     world.alice.ssh("delete k --yes").await.ok();
 }
 
-pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
+pub(crate) async fn clients_without_a_screen_get_the_same_text(world: &World) {
     for (options, term) in [(&["-tt"][..], "dumb"), (&["-tt"], ""), (&["-T"], "xterm")] {
         let mut command = world.alice.begin(options, "");
         let said = run(command.env("TERM", term)).await;
         assert_eq!(said.code, 0, "{said:?}");
         let text = said.out + &said.err;
         assert!(
-            text.contains("You have no Clusters; make one with:"),
+            text.contains("You have no Clusters; create one with:"),
             "{term:?}: {text:?}"
         );
         assert!(!text.contains('\x1b'), "{term:?}: {text:?}");
     }
-    // Of a Tenant that looks at as many as it may there is no further one.
+    // A Tenant at its limit of interfaces gets no further one.
     let mut others = Vec::new();
     for _ in 0..LIMITS.tenant_interfaces {
         let mut window = Window::open(world.port(), &world.alice, None).await;
@@ -193,12 +193,12 @@ pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
         others.push(window);
     }
     let left = Window::open(world.port(), &world.alice, None).await.left().await;
-    assert!(left.text.contains("You have no Clusters; make one with:"), "{left:?}");
+    assert!(left.text.contains("You have no Clusters; create one with:"), "{left:?}");
     for window in others {
         window.press("q").await;
         window.left().await;
     }
-    // OpenSSH's client, whose own terminal is none, has one there.
+    // OpenSSH's client without a local terminal still requests a remote one.
     let mut command = world.alice.begin(&["-tt"], "");
     let mut client = command
         .env("TERM", "xterm")
@@ -217,7 +217,7 @@ pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
     );
 }
 
-pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
+pub(crate) async fn terminal_is_restored_however_it_ends(world: &World) {
     let said = |left: Left, why: &str| {
         assert_eq!(left.code, Some(1), "{left:?}");
         assert!(
@@ -230,10 +230,10 @@ pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
     let (keys, other) = start(world, server(), LIMITS, MINUTE).await;
     let mut window = Window::open(other.port, &world.alice, None).await;
     window.shows("You have no Clusters.").await;
-    keys.send_replace(directory(&world.bob));
-    said(window.left().await, "this key is not your Tenant's any more");
+    keys.send_replace(keys_of(&world.bob));
+    said(window.left().await, "this key no longer belongs to your Tenant");
 
-    keys.send_replace(directory(&world.alice));
+    keys.send_replace(keys_of(&world.alice));
     let mut window = Window::open(other.port, &world.alice, None).await;
     window.shows("You have no Clusters.").await;
     let ending = tokio::spawn(other.end());
@@ -244,12 +244,12 @@ pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
     let window = Window::open(other.port, &world.alice, None).await;
     said(window.left().await, "no key was pressed for 1.8s");
     let window = Window::open(other.port, &world.alice, None).await;
-    // A connection that is gone holds up nothing.
+    // A closed connection does not delay the end.
     drop(window);
     other.end().await;
 }
 
-pub(crate) async fn host_that_goes_away_comes_back(world: &World) {
+pub(crate) async fn lost_host_is_watched_again(world: &World) {
     let api = world.address.strip_prefix("https://").unwrap().parse().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -277,7 +277,7 @@ pub(crate) async fn host_that_goes_away_comes_back(world: &World) {
     carrying.abort();
 }
 
-pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
+pub(crate) async fn floods_of_input_are_discarded(world: &World) {
     world.alice.ssh("create many").await.ok();
     let few = Limits {
         key: Rate {
@@ -293,21 +293,22 @@ pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
     for _ in 0..30 {
         window.press(&"\x1b[200~x\x1b[999999999;1;1Z".repeat(40)).await;
     }
-    // The budget of the key holds for what is pressed. It fills again meanwhile, so that one may have to be quick.
+    // The key's budget applies to the interface, too. It refills meanwhile, so several attempts may
+    // be needed.
     let mut refused = false;
     while !refused {
         window.press("\x1b").await;
         window.shows("Press q to leave.").await;
         window.press("s").await;
-        let answers = ["too many commands with this key", "is to sleep", "is to wake"];
+        let answers = ["too many commands with this key", "is going to sleep", "is waking"];
         window
             .until("an answer", |seen| answers.iter().any(|answer| seen.contains(answer)))
             .await;
         refused = window.text().contains(answers[0]);
     }
     window.press(DOWN).await;
-    // Drawing anew is cheap, however often it is asked for; what comes faster than it can be read ends the interface, which
-    // puts the terminal back.
+    // Redraws are cheap, however many are requested. Input that arrives faster than it is read ends
+    // the interface, which restores the terminal.
     window.press(&"\x0c".repeat(20_000)).await;
     window.flood(200_000).await;
     assert_eq!(window.left().await.code, Some(0));
@@ -315,7 +316,7 @@ pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
     world.alice.ssh("delete many --yes").await.ok();
 }
 
-pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
+pub(crate) async fn terminal_prompts_for_the_name(world: &World) {
     world.alice.ssh("create kept").await.ok();
     let ask = async |keys: &str| {
         let mut window = Window::open(world.port(), &world.alice, Some("delete kept")).await;
@@ -328,11 +329,11 @@ pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
         assert_eq!(left.code, Some(1), "{left:?}");
         assert!(left.text.contains("hint: `delete kept --yes`"), "{left:?}");
     }
-    // A key that was withdrawn meanwhile deletes nothing.
+    // A key that is withdrawn during the prompt deletes nothing.
     let (keys, other) = start(world, world.server.clone(), LIMITS, MINUTE).await;
     let mut window = Window::open(other.port, &world.alice, Some("delete kept")).await;
     window.shows("Type its name to delete it: ").await;
-    keys.send_replace(Directory::default());
+    keys.send_replace(KeyRegistry::default());
     window.press("kept\r").await;
     let left = window.left().await;
     assert_ne!(left.code, Some(0), "{left:?}");
@@ -344,7 +345,7 @@ pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
         left.text.contains("delete it: kept\nCluster kept is being deleted"),
         "{left:?}"
     );
-    // Ctrl-C ends a wait, and not what is waited for.
+    // Ctrl-C ends the wait, but not the creation.
     let mut window = Window::open(world.port(), &world.alice, Some("create slow --wait")).await;
     let clusters = world.clusters("a");
     world
@@ -356,11 +357,14 @@ pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
     window.shows("The pod starts.").await;
     window.press("\x03").await;
     let left = window.left().await;
-    assert!(left.text.contains("nobody waits for Cluster slow any more"), "{left:?}");
+    assert!(
+        left.text.contains("the client no longer waits for Cluster slow"),
+        "{left:?}"
+    );
     world.alice.ssh("delete slow --yes").await.ok();
 }
 
-/// Carries connections to the host's API, until it is away: then it ends them, and each that comes.
+/// Proxies connections to the host's API. Once the API is away, closes them and each new one.
 async fn carry(listener: TcpListener, api: SocketAddr, mut is_away: watch::Receiver<bool>) {
     let mut streams = JoinSet::new();
     loop {
@@ -379,22 +383,22 @@ async fn carry(listener: TcpListener, api: SocketAddr, mut is_away: watch::Recei
     }
 }
 
-/// A server of its own, which knows nobody but alice until it is told something else.
-async fn start(world: &World, host: Client, limits: Limits, idle: Duration) -> (watch::Sender<Directory>, Other) {
-    let keys = watch::Sender::new(Directory::default());
+/// Starts a server of its own, whose registry contains only alice's key at first.
+async fn start(world: &World, host: Client, limits: Limits, idle: Duration) -> (watch::Sender<KeyRegistry>, Other) {
+    let keys = watch::Sender::new(KeyRegistry::default());
     let mut known = keys.subscribe();
-    keys.send_replace(directory(&world.alice));
+    keys.send_replace(keys_of(&world.alice));
     known.mark_changed();
     (keys, Other::start(world, host, known, limits, idle).await)
 }
 
-fn directory(person: &Person) -> Directory {
+fn keys_of(person: &Person) -> KeyRegistry {
     let mut tenant = yoke_api::Tenant::new("a", Default::default());
     tenant.spec.ssh_keys.push(SshKey {
         name: "laptop".into(),
         public_key: person.public.clone(),
     });
-    let mut directory = Directory::default();
-    assert!(directory.set(&tenant).is_empty());
-    directory
+    let mut keys = KeyRegistry::default();
+    assert!(keys.set(&tenant).is_empty());
+    keys
 }

@@ -1,4 +1,4 @@
-//! What one Tenant can learn of another: nothing.
+//! A Tenant can learn nothing about another Tenant.
 
 use kube::Api;
 use kube::api::{ListParams, PostParams};
@@ -18,7 +18,7 @@ pub(crate) async fn another_tenants_objects_are_as_if_they_were_not(world: &Worl
     let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
         "metadata": {"name": "secret", "namespace": "b"}, "spec": {"clusterName": "secret"}});
     put(&world.admin, &token).await;
-    // One that is another's and one that is nobody's are told apart by nothing but the name.
+    // The errors for another Tenant's object and for a missing one differ only in the name.
     for command in [
         "clusters",
         "kubeconfig",
@@ -44,14 +44,14 @@ pub(crate) async fn another_tenants_objects_are_as_if_they_were_not(world: &Worl
         .await;
     assert!(copied.code != 0 && !world.path("stolen").exists(), "{copied:?}");
     assert!(world.clusters("b").get_opt("secret").await.unwrap().is_some());
-    // And both may have one of the same name.
+    // Both Tenants may use the same name.
     alice.ssh("create secret").await.ok();
     alice.ssh("delete secret --yes").await.ok();
     assert!(bob.ssh("clusters secret").await.ok().contains("True"));
 }
 
-/// What would be left if the server took one Tenant for another, or were taken over: the host's own rules.
-pub(crate) async fn the_server_itself_may_do_nothing_for_anybody(world: &World) {
+/// The host's permissions limit the damage if the server confused Tenants or were compromised.
+pub(crate) async fn server_has_no_permissions_of_its_own(world: &World) {
     let forbidden = |error: kube::Error| matches!(error, kube::Error::Api(status) if status.code == 403);
     let clusters = Api::<Cluster>::namespaced(world.server.clone(), "b");
     let listed = clusters.list(&ListParams::default()).await;
@@ -59,7 +59,7 @@ pub(crate) async fn the_server_itself_may_do_nothing_for_anybody(world: &World) 
     let cluster = Cluster::new("x", Default::default());
     let made = clusters.create(&PostParams::default(), &cluster).await;
     assert!(forbidden(made.unwrap_err()));
-    // As a Tenant that is none, and as one whose name is another namespace's.
+    // Impersonate a missing Tenant, and Tenants with the names of other namespaces.
     for tenant in ["nobody", "kube-system", "yoke-system"] {
         let host = TenantHost::of(&world.server, tenant).unwrap();
         let error = host.list().await.unwrap_err();

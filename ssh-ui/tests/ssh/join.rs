@@ -1,4 +1,4 @@
-//! Leave for workers to join: asked for, told, and taken back.
+//! JoinTokens: created, printed and revoked.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
@@ -22,7 +22,8 @@ async fn count(world: &World) -> usize {
     tokens(world).list(&Default::default()).await.unwrap().items.len()
 }
 
-/// Does for the one JoinToken of Tenant `a` what the operator does: its name, and the line that is told.
+/// Does what the operator does for the only JoinToken of Tenant `a`; returns its name and its join
+/// command.
 async fn grant(world: &World) -> (String, String) {
     let api = tokens(world);
     world
@@ -68,7 +69,7 @@ fn rights(token: &str) -> [Value; 2] {
     ]
 }
 
-pub(crate) async fn a_line_is_told_and_taken_back(world: &World) {
+pub(crate) async fn join_command_is_printed_and_revoked(world: &World) {
     let alice = &world.alice;
     alice.ssh("create work").await.ok();
     let join = async |line: &str| {
@@ -79,9 +80,9 @@ pub(crate) async fn a_line_is_told_and_taken_back(world: &World) {
     assert_eq!((said.code, said.out), (0, format!("{line}\n")), "{}", said.err);
     let spec = tokens(world).get(&name).await.unwrap().spec;
     assert_eq!((spec.max_uses, spec.ttl.as_str()), (2, "1h"));
-    let told = format!("It holds until {EXPIRES}. Take it back: revoke {name}\n");
+    let told = format!("It is valid until {EXPIRES}. To revoke it: revoke {name}\n");
     assert!(said.err.ends_with(&told), "{:?}", said.err);
-    // Nobody else can, or learn that it is there.
+    // Another Tenant can neither revoke it nor learn that it exists.
     let others = world.bob.ssh(&format!("revoke {name}")).await.failed(1);
     let nobodys = world.bob.ssh("revoke absent").await.failed(1);
     assert_eq!(others.replace(&name, "absent"), nobodys);
@@ -116,14 +117,14 @@ pub(crate) async fn waiting_for_a_line_can_be_given_up(world: &World) {
         if keys == "q" {
             window.left().await;
         } else {
-            window.shows("Given up: nobody joins by it.").await;
+            window.shows("Canceled: no worker can join with it.").await;
         }
     }
     world.alice.ssh("delete work --yes").await.ok();
 }
 
-/// In a terminal that the line does not fit into, by OpenSSH's client: what is copied there is the line.
-pub(crate) async fn a_line_is_copied_whole(world: &World) {
+/// With OpenSSH's client in a terminal that is narrower than the line: copying it returns one line.
+pub(crate) async fn join_command_is_copied_as_one_line(world: &World) {
     world.alice.ssh("create work").await.ok();
     let tmux = Tmux::start(world).await;
     tmux.call(world).await;
@@ -132,20 +133,20 @@ pub(crate) async fn a_line_is_copied_whole(world: &World) {
     tmux.shows("j join").await;
     tmux.press(&["j", "Enter"]).await;
     let (name, line) = grant(world).await;
-    tmux.shows("x takes it back.").await;
+    tmux.shows("x revokes it.").await;
     let printed = tmux.history().await;
     assert!(line.len() > 400, "it does not fit");
     assert!(printed.lines().any(|printed| printed.trim_end() == line), "{printed}");
     tmux.press(&["Escape"]).await;
-    // The page says so, too; and a key that comes right after an Escape is another key.
+    // The page says so, too. A key directly after an Escape is a key of its own.
     tmux.shows("j join").await;
-    tmux.shows("It holds until").await;
+    tmux.shows("It is valid until").await;
     assert_eq!(count(world).await, 1, "it is kept");
     world.alice.ssh(&format!("revoke {name}")).await.ok();
 
     tmux.press(&["j", "2", "Enter"]).await;
     grant(world).await;
-    tmux.shows("x takes it back.").await;
+    tmux.shows("x revokes it.").await;
     tmux.press(&["x"]).await;
     tmux.shows("is revoked").await;
     assert_eq!(count(world).await, 0, "it is taken back");

@@ -1,4 +1,4 @@
-//! A second server of the same host, which can be ended.
+//! A second server for the same host, which a test can end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,12 +7,13 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use yoke_runtime::DrainTrigger;
-use yoke_ssh_ui::directory::Directory;
-use yoke_ssh_ui::gate::{Gate, Limits};
-use yoke_ssh_ui::host_key;
-use yoke_ssh_ui::listener::ServeError;
+use yoke_ssh_ui::identity::key_registry::KeyRegistry;
+use yoke_ssh_ui::limits::admission::{Admission, Limits};
 use yoke_ssh_ui::metrics::Metrics;
-use yoke_ssh_ui::server::{Server, Shared};
+use yoke_ssh_ui::shared::Shared;
+use yoke_ssh_ui::ssh::host_key;
+use yoke_ssh_ui::ssh::listener::ServeError;
+use yoke_ssh_ui::ssh::server::Server;
 
 use crate::world::{HOST_KEY, NAMESPACE, World};
 
@@ -27,7 +28,7 @@ impl Other {
     pub(crate) async fn start(
         world: &World,
         host: Client,
-        directory: watch::Receiver<Directory>,
+        keys: watch::Receiver<KeyRegistry>,
         limits: Limits,
         idle: Duration,
     ) -> Self {
@@ -35,8 +36,8 @@ impl Other {
         let port = server.local_address().port();
         let shared = Arc::new(Shared {
             host,
-            directory,
-            gate: Gate::new(limits, Instant::now()).into(),
+            keys,
+            admission: Admission::new(limits, Instant::now()).into(),
             contact: None,
             worker_binaries: None,
             write_limit: Duration::from_secs(1),
@@ -48,7 +49,7 @@ impl Other {
         Self { port, trigger, serving }
     }
 
-    /// Ends it as a process ends that is told to.
+    /// Ends it as a termination signal would.
     pub(crate) async fn end(self) {
         self.trigger.start();
         self.serving.await.unwrap().unwrap();

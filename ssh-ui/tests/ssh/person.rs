@@ -1,21 +1,21 @@
-//! Somebody with an SSH key and OpenSSH's clients.
+//! A user with an SSH key and OpenSSH's clients.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use tokio::process::Command;
 
-/// Somebody.
+/// A user.
 pub(crate) struct Person {
     pub(crate) key: PathBuf,
-    /// The line of the `.pub` file.
+    /// Content of the `.pub` file.
     pub(crate) public: String,
     pub(crate) fingerprint: String,
     options: Vec<String>,
     address: String,
 }
 
-/// What a program said.
+/// Output of a program.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: i32,
@@ -24,20 +24,20 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// The standard output of one that ended well.
+    /// Returns the standard output; the program must have succeeded.
     pub(crate) fn ok(self) -> String {
         assert_eq!(self.code, 0, "{self:?}");
         self.out
     }
 
-    /// The standard error of one that ended so.
+    /// Returns the standard error; the program must have failed with this code.
     pub(crate) fn failed(self, code: i32) -> String {
         assert_eq!(self.code, code, "{self:?}");
         assert_eq!(self.out, "", "{self:?}");
         self.err
     }
 
-    /// Standard output as JSON.
+    /// Returns the standard output as JSON.
     pub(crate) fn json(self) -> serde_json::Value {
         let text = self.ok();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -45,7 +45,7 @@ impl Said {
 }
 
 impl Person {
-    /// Draws a key of this kind.
+    /// Generates a key of this type.
     pub(crate) async fn new(dir: &Path, name: &str, kind: &str) -> Self {
         let key = dir.join(name);
         let file = key.to_str().unwrap();
@@ -64,7 +64,7 @@ impl Person {
         }
     }
 
-    /// Points them at a server whose key `known_hosts` holds.
+    /// Configures the server, whose key is in `known_hosts`.
     pub(crate) fn meet(&mut self, port: u16, known_hosts: &Path) {
         let option = |name: &str, value: &str| ["-o".to_owned(), format!("{name}={value}")];
         self.options = [
@@ -80,17 +80,17 @@ impl Person {
         self.address = "127.0.0.1".to_owned();
     }
 
-    /// Runs a line at the server.
+    /// Executes a command line at the server.
     pub(crate) async fn ssh(&self, line: &str) -> Said {
         self.ssh_with(&[], line).await
     }
 
-    /// The same with further options of ssh.
+    /// Executes a command line with further options of ssh.
     pub(crate) async fn ssh_with(&self, options: &[&str], line: &str) -> Said {
         run(&mut self.begin(options, line)).await
     }
 
-    /// The command that [`Person::ssh_with`] runs.
+    /// Builds the command of [`Person::ssh_with`].
     pub(crate) fn begin(&self, options: &[&str], line: &str) -> Command {
         let mut command = Command::new("ssh");
         command.args(["-F", "none"]).args(&self.options).args(options);
@@ -101,7 +101,7 @@ impl Person {
         command
     }
 
-    /// Copies a file of the server's to one here, or the other way round: `:` stands for the server.
+    /// Copies a file from or to the server; `:` stands for the server.
     pub(crate) async fn scp(&self, from: &str, to: &str) -> Said {
         let full = |place: &str| place.replacen(':', &format!("{}:", self.address), 1);
         let mut command = Command::new("scp");
@@ -109,12 +109,12 @@ impl Person {
         run(command.args([full(from), full(to)])).await
     }
 
-    /// Runs lines of sftp.
+    /// Executes lines of sftp.
     pub(crate) async fn sftp(&self, dir: &Path, lines: &str) -> Said {
         self.sftp_with(&[], dir, lines).await
     }
 
-    /// The same with further options of sftp.
+    /// Executes lines of sftp with further options.
     pub(crate) async fn sftp_with(&self, options: &[&str], dir: &Path, lines: &str) -> Said {
         let batch = dir.join("batch");
         std::fs::write(&batch, lines).unwrap();

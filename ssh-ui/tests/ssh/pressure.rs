@@ -1,4 +1,4 @@
-//! Clients that ask for much, take little, or come in numbers.
+//! Clients that send much, read little, or come in numbers.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use russh::client;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
-use yoke_ssh_ui::directory::Directory;
+use yoke_ssh_ui::identity::key_registry::KeyRegistry;
 
 use crate::other::Other;
 use crate::person::Person;
 use crate::window::{Trusting, log_in};
 use crate::world::{LIMITS, World};
 
-/// What the server says first.
+/// The server's first line.
 const GREETING: &str = "SSH-2.0-yoke\r\n";
-/// A request of SFTP: its version is 3.
+/// An SFTP request that negotiates version 3.
 const INIT: [u8; 9] = [0, 0, 0, 5, 1, 0, 0, 0, 3];
 
-pub(crate) async fn clients_that_say_much_ahead_are_served(world: &World) {
+pub(crate) async fn clients_that_send_ahead_are_served(world: &World) {
     let variables: Vec<_> = (0..20).map(|number| format!("V{number}=x")).collect();
     let variables = format!("SetEnv={}", variables.join(" "));
     let options = ["-o", &variables];
@@ -65,9 +65,9 @@ pub(crate) async fn one_connection_serves_many_commands(world: &World) {
     world.alice.ssh_with(&["-S", control, "-O", "exit"], "").await;
 }
 
-pub(crate) async fn what_is_not_read_is_not_kept(world: &World) {
+pub(crate) async fn unread_output_is_dropped(world: &World) {
     let session = connect_without_window(world, &world.alice).await;
-    // Transfers end when their channel is closed.
+    // A transfer ends when its channel is closed.
     for round in 0..20 {
         let channel = session.channel_open_session().await;
         let channel = channel.unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -80,7 +80,7 @@ pub(crate) async fn what_is_not_read_is_not_kept(world: &World) {
             world.metric("running_commands") == 0
         })
         .await;
-    // Commands end when their answers are not taken in time, and others wait for a place.
+    // A command ends when its answer is not read in time; other commands wait for a free channel.
     for round in 0..8 {
         let channel = session.channel_open_session().await;
         let channel = channel.unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -100,7 +100,7 @@ pub(crate) async fn what_is_not_read_is_not_kept(world: &World) {
     world
         .until("the transfer runs", async || world.metric("running_commands") == 1)
         .await;
-    // More requests than are kept for a transfer that does not go on.
+    // More requests than the buffer of a stalled transfer holds.
     for _ in 0..40 {
         channel.data_bytes(INIT.repeat(500)).await.unwrap();
     }
@@ -162,14 +162,14 @@ pub(crate) async fn a_tenant_takes_no_more_than_its_share(world: &World) {
         .await;
 }
 
-pub(crate) async fn nobody_is_judged_before_all_tenants_are_known(world: &World) {
-    let (directory, known) = watch::channel(Directory::default());
+pub(crate) async fn clients_wait_until_all_tenants_are_known(world: &World) {
+    let (keys, known) = watch::channel(KeyRegistry::default());
     let other = Other::start(world, world.server.clone(), known, LIMITS, Duration::from_secs(60)).await;
     let mut stream = TcpStream::connect(("127.0.0.1", other.port)).await.unwrap();
-    // Nothing tells that it will stay silent: this may pass by mistake, and never fails by one.
+    // Silence cannot be proved: this check may pass by mistake, but never fails by mistake.
     let early = tokio::time::timeout(Duration::from_millis(300), stream.read_u8()).await;
     assert!(early.is_err(), "{early:?}");
-    directory.send_replace(Directory::default());
+    keys.send_replace(KeyRegistry::default());
     assert_eq!(first_line(&mut stream).await, GREETING);
     drop(stream);
     other.end().await;
@@ -195,7 +195,7 @@ async fn first_line(stream: &mut TcpStream) -> String {
     String::from_utf8(line).unwrap()
 }
 
-/// What OpenSSH's client never is: one that takes nothing of what it is sent.
+/// Connects as a client that never reads, which OpenSSH's client cannot do.
 async fn connect_without_window(world: &World, person: &Person) -> client::Handle<Trusting> {
     let config = client::Config {
         window_size: 0,

@@ -1,4 +1,4 @@
-//! `yoke-worker` for machines that are to be workers, by the lines that `join` prints.
+//! Downloads of `yoke-worker` by new workers, with the lines that `join` prints.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,15 +16,15 @@ use crate::person::{Said, run};
 use crate::world::{World, put};
 
 const PEM: &str = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
-/// What is given out as `yoke-worker`; longer than all windows and buffers on the way.
+/// Stands for `yoke-worker`; it is longer than all windows and buffers on the path.
 const PROGRAM: &str = "#!/bin/sh\necho ran \"$@\"\nexit\n";
 const LENGTH: usize = 8 << 20;
 
-pub(crate) async fn programs_are_sent_whole(world: &World) {
+pub(crate) async fn worker_programs_are_sent_completely(world: &World) {
     let alice = &world.alice;
     let none = alice.ssh("worker-binary amd64").await.failed(1);
     assert!(
-        none.contains("no yoke-worker to give out") && none.contains("--worker-binaries"),
+        none.contains("no yoke-worker to download") && none.contains("--worker-binaries"),
         "{none}"
     );
     fs::create_dir(world.workers()).unwrap();
@@ -58,14 +58,17 @@ pub(crate) async fn a_tenant_is_sent_no_more_than_its_share(world: &World) {
     let mut sent = slow.stdout.take().unwrap();
     let mut piece = vec![0; 64 << 10];
     sent.read_exact(&mut piece).await.unwrap();
-    // It is taken so slowly that it goes on, and fast enough not to be given up.
+    // Reads slowly, but within the write timeout.
     let reading = tokio::spawn(async move {
         while sent.read_exact(&mut piece).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     });
     let busy = alice.ssh("worker-binary arm64").await.failed(1);
-    assert!(busy.contains("your Tenant fetches yoke-worker too often"), "{busy}");
+    assert!(
+        busy.contains("too many downloads of yoke-worker by your Tenant"),
+        "{busy}"
+    );
     assert_eq!(
         world.bob.ssh("worker-binary arm64").await.ok(),
         PROGRAM,
@@ -87,10 +90,10 @@ pub(crate) async fn a_line_runs_no_other_program(world: &World) {
     let ran = machine.run(line).await.ok();
     assert_eq!(ran, format!("ran join {token}\n"), "it was fetched");
     let pipeline = joined["pipelines"]["amd64"].as_str().unwrap();
-    // The machine is this one, which has no SSH server.
+    // This machine stands for the worker, without an SSH server.
     let pipeline = pipeline.replace("ssh root@MACHINE ", "sh -c ");
     assert_eq!(machine.run(&pipeline).await.ok(), format!("ran join {token}\n"));
-    // Without its key it could not fetch it once more.
+    // Without the key, a second download would fail.
     let twice = format!("{line} && mount -t tmpfs none /root && {line}");
     assert_eq!(machine.run(&twice).await.ok().lines().count(), 2, "it was there");
     let other = format!(
@@ -102,7 +105,7 @@ pub(crate) async fn a_line_runs_no_other_program(world: &World) {
         "replaced"
     );
 
-    // A host that does not say where its SSH server is has nothing fetched.
+    // If the host does not publish the address of its SSH server, nothing is downloaded.
     let joined = world.join(None).await;
     let (alone, token) = (joined["line"].as_str().unwrap(), joined["token"].as_str().unwrap());
     let missing = machine.run(alone).await.failed(1);
@@ -136,7 +139,7 @@ fn build_program() -> Vec<u8> {
     program
 }
 
-/// A machine of somebody who has lent it a key: root there, with folders of its own.
+/// A machine with a user's forwarded key: root, with directories of its own.
 struct Machine {
     home: PathBuf,
 }
@@ -154,7 +157,7 @@ impl Machine {
         Self { home }
     }
 
-    /// Types a line into root's shell. What it changes is gone afterwards.
+    /// Executes a line in root's shell. Its changes are discarded afterwards.
     async fn run(&self, line: &str) -> Said {
         let script = r#"mount --bind "$0" /root && mount -t tmpfs none /usr/local/bin && eval "$1""#;
         let mut command = Command::new("unshare");
@@ -167,7 +170,8 @@ impl Machine {
 }
 
 impl World {
-    /// What `join --json` says once the operator has made the Secret, for which the host's owner says where the SSH server is.
+    /// Returns the output of `join --json` after the operator has created the Secret, with the
+    /// configured address of the SSH server.
     async fn join(&self, ssh: Option<&str>) -> Value {
         self.alice.ssh("create joined").await.ok();
         let joining = async { self.alice.ssh("join joined --json").await.json() };

@@ -1,4 +1,4 @@
-//! OpenSSH's client in a terminal that is one.
+//! OpenSSH's client in a real terminal.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::world::World;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A terminal of 80 columns and 24 rows with a shell in it. Ended, whatever the test does.
+/// A terminal of 80 columns and 24 rows with a shell. It is ended when the test ends.
 pub(crate) struct Tmux {
     socket: String,
 }
@@ -24,7 +24,7 @@ impl Drop for Tmux {
 
 impl Tmux {
     pub(crate) async fn start(world: &World) -> Self {
-        // One that has just ended may still hold its socket.
+        // The previous one may still hold its socket.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("tmux-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let socket = world.path(&name).to_str().unwrap().to_owned();
@@ -40,7 +40,7 @@ impl Tmux {
         run(Command::new("tmux").args(["-S", &self.socket]).args(arguments)).await
     }
 
-    /// Calls the server from the shell, as alice.
+    /// Connects to the server from the shell, as alice.
     pub(crate) async fn call(&self, world: &World) {
         let script = world.path("yoke");
         let command = world.alice.begin(&[], "");
@@ -56,7 +56,7 @@ impl Tmux {
         self.run(&["resize-window", "-x", &columns, "-y", &rows]).await.ok();
     }
 
-    /// All that was printed, lines that the terminal broke as the ones they are, as they are copied.
+    /// Returns everything that was printed. Wrapped lines are joined, as the terminal copies them.
     pub(crate) async fn history(&self) -> String {
         self.run(&["capture-pane", "-p", "-J", "-S", "-"]).await.ok()
     }
@@ -65,7 +65,7 @@ impl Tmux {
         self.run(&[&["send-keys", "--"], keys].concat()).await.ok();
     }
 
-    /// Waits until it shows this, and says all that it shows.
+    /// Waits until this text is shown, and returns the screen.
     pub(crate) async fn shows(&self, text: &str) -> String {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -82,7 +82,7 @@ impl Tmux {
 pub(crate) async fn a_real_terminal_is_left_as_it_was(world: &World) {
     let tmux = Tmux::start(world).await;
     tmux.call(world).await;
-    tmux.shows("You have no Clusters. Press c to make one.").await;
+    tmux.shows("You have no Clusters. Press c to create one.").await;
     tmux.press(&["c", "real", "Enter"]).await;
     tmux.shows("Cluster real created").await;
     tmux.press(&["Enter"]).await;
@@ -93,11 +93,11 @@ pub(crate) async fn a_real_terminal_is_left_as_it_was(world: &World) {
     tmux.shows("? help  q quit").await;
     tmux.resize(80, 24).await;
     tmux.press(&["d", "real", "Enter"]).await;
-    let shown = tmux.shows("You have no Clusters. Press c to make one.").await;
+    let shown = tmux.shows("You have no Clusters. Press c to create one.").await;
     assert!(shown.starts_with(" Yoke  a · laptop"), "{shown}");
     tmux.press(&["q"]).await;
     tmux.shows("closed.").await;
-    // What is typed is seen again, and what was there before is there.
+    // Input is echoed again, and the earlier content is restored.
     tmux.press(&["echo me again", "Enter"]).await;
     let shown = tmux.shows("\nme again\n").await;
     assert!(

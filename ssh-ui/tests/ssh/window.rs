@@ -1,4 +1,4 @@
-//! Somebody's terminal window, with a shell of the server's in it.
+//! A user's terminal window that is connected to the server.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::person::Person;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A client that takes any server for the one it means.
+/// A client that accepts any host key.
 pub(crate) struct Trusting;
 
 impl client::Handler for Trusting {
@@ -23,7 +23,7 @@ impl client::Handler for Trusting {
     }
 }
 
-/// Shows somebody's key.
+/// Authenticates with a user's key.
 pub(crate) async fn log_in(port: u16, person: &Person, config: client::Config) -> Handle<Trusting> {
     let mut session = client::connect(Arc::new(config), ("127.0.0.1", port), Trusting)
         .await
@@ -43,16 +43,16 @@ pub(crate) struct Window {
     code: Option<u32>,
 }
 
-/// How it was left.
+/// State of the terminal after the end.
 #[derive(Debug)]
 pub(crate) struct Left {
     pub(crate) code: Option<u32>,
-    /// What stands there now, as it does after whatever ran there before.
+    /// The visible text, including what was there before.
     pub(crate) text: String,
 }
 
 impl Window {
-    /// Opens a window of 80 columns and 24 rows; without a line, the interface is in it.
+    /// Opens a window of 80 columns and 24 rows; without a line, it shows the interface.
     pub(crate) async fn open(port: u16, person: &Person, line: Option<&str>) -> Self {
         let session = log_in(port, person, client::Config::default()).await;
         let channel = session.channel_open_session().await.unwrap();
@@ -75,7 +75,7 @@ impl Window {
         self.channel.data_bytes(keys.to_owned()).await.unwrap();
     }
 
-    /// Types more than is read; the server may have ended it before the end.
+    /// Sends more input than is read; the server may close the channel meanwhile.
     pub(crate) async fn flood(&self, letters: usize) {
         let _ = self.channel.data_bytes("x".repeat(letters)).await;
     }
@@ -92,12 +92,12 @@ impl Window {
         self.seen.screen().contents()
     }
 
-    /// Waits until it shows this.
+    /// Waits until this text is shown.
     pub(crate) async fn shows(&mut self, text: &str) {
         self.until(text, |seen| seen.contains(text)).await;
     }
 
-    /// Waits until what it shows is so.
+    /// Waits until the shown text fulfils a condition.
     pub(crate) async fn until(&mut self, what: &str, so: impl Fn(&str) -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !so(&self.text()) {
@@ -122,7 +122,7 @@ impl Window {
         }
     }
 
-    /// Takes what comes next; false if the channel is closed or the time is over.
+    /// Handles the next message; false if the channel is closed or the deadline has passed.
     async fn follow(&mut self, deadline: Instant) -> bool {
         match tokio::time::timeout_at(deadline.into(), self.channel.wait()).await {
             Ok(Some(ChannelMsg::Data { data })) => self.seen.process(&data),

@@ -16,12 +16,13 @@ use tokio::sync::watch;
 use yoke_api::{Cluster, Tenant};
 use yoke_runtime::budget::Rate;
 use yoke_runtime::{Metrics as Registry, Readiness, Supervisor};
-use yoke_ssh_ui::directory::Directory;
-use yoke_ssh_ui::gate::{Gate, Limits};
-use yoke_ssh_ui::host_key::{self, HostKeyError};
+use yoke_ssh_ui::identity::key_registry::KeyRegistry;
+use yoke_ssh_ui::identity::tenants_watch::keep_key_registry;
+use yoke_ssh_ui::limits::admission::{Admission, Limits};
 use yoke_ssh_ui::metrics::Metrics;
-use yoke_ssh_ui::server::{Server, Shared};
-use yoke_ssh_ui::watch::keep_directory;
+use yoke_ssh_ui::shared::Shared;
+use yoke_ssh_ui::ssh::host_key::{self, HostKeyError};
+use yoke_ssh_ui::ssh::server::Server;
 use yoke_test_support::kubernetes::{Options, connect, install_crds};
 use yoke_test_support::{Process, free_port};
 
@@ -34,7 +35,7 @@ pub(crate) const SERVER_TOKEN: &str = "ssh-server";
 pub(crate) const NAMESPACE: &str = "yoke-system";
 pub(crate) const HOST_KEY: &str = "yoke-ssh-host-key";
 const LIMIT: Duration = Duration::from_secs(20);
-/// Commands at once with one key, in these tests.
+/// Burst of commands with one key in these tests.
 pub(crate) const BURST: u32 = 250;
 pub(crate) const LIMITS: Limits = Limits {
     connections: 64,
@@ -56,25 +57,25 @@ pub(crate) const LIMITS: Limits = Limits {
 
 pub(crate) const CONTACT: &str = "owner@example.org";
 
-/// The host and the people.
+/// The host and its users.
 pub(crate) struct World {
-    /// Of Tenant `a`, with an ed25519 key.
+    /// User of Tenant `a`, with an ed25519 key.
     pub(crate) alice: Person,
-    /// Of Tenant `b`, with an ECDSA key.
+    /// User of Tenant `b`, with an ECDSA key.
     pub(crate) bob: Person,
-    /// Of no Tenant.
+    /// User without a Tenant.
     pub(crate) mallory: Person,
-    /// The host's owner.
+    /// Client with the permissions of the host's owner.
     pub(crate) admin: Client,
-    /// The server's own rights.
+    /// Client with the server's own permissions.
     pub(crate) server: Client,
-    /// Where the host's API answers.
+    /// Address of the host's API.
     pub(crate) address: String,
     pub(crate) dir: tempfile::TempDir,
     port: AtomicU16,
-    /// Where programs send commands.
+    /// Port of the HTTPS API.
     pub(crate) api_port: u16,
-    /// What the server writes down of who did what.
+    /// The audit log of the server.
     pub(crate) log: Log,
     registry: Registry,
     _running: Supervisor,
@@ -151,7 +152,7 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// The folder of what is given out, which is not there at first.
+    /// Returns the directory of the worker programs, which does not exist at first.
     pub(crate) fn workers(&self) -> PathBuf {
         self.path("workers")
     }
@@ -160,7 +161,7 @@ impl World {
         self.port.load(Ordering::Relaxed)
     }
 
-    /// What the server counts under this name, without labels.
+    /// Returns the value of a metric without labels.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let (text, name) = (self.registry.to_text().unwrap(), format!("yoke_ssh_ui_{name} "));
         let value = text.lines().find_map(|line| line.strip_prefix(&name));
@@ -175,7 +176,7 @@ impl World {
         Api::namespaced(self.admin.clone(), tenant)
     }
 
-    /// What the operator says of a Cluster, in short, and its kubeconfig once it is ready.
+    /// Sets the status of a Cluster as the operator does, and its kubeconfig once it is ready.
     pub(crate) async fn tell(&self, tenant: &str, name: &str, is_ready: bool, message: &str) {
         let api = self.clusters(tenant);
         let generation = api.get(name).await.unwrap().metadata.generation;
@@ -199,7 +200,7 @@ impl World {
         api.patch_status(name, &params, &Patch::Merge(&status)).await.unwrap();
     }
 
-    /// What the operator says of a Cluster that sleeps.
+    /// Sets the status of a sleeping Cluster as the operator does.
     pub(crate) async fn tell_asleep(&self, tenant: &str, name: &str) {
         let api = self.clusters(tenant);
         let generation = api.get(name).await.unwrap().metadata.generation;
@@ -210,14 +211,14 @@ impl World {
         api.patch_status(name, &params, &Patch::Merge(&status)).await.unwrap();
     }
 
-    /// The kubeconfig that the operator writes.
+    /// Writes the kubeconfig Secret as the operator does.
     pub(crate) async fn set_kubeconfig(&self, tenant: &str, name: &str, text: &str) {
         let secret = json!({"apiVersion": "v1", "kind": "Secret",
             "metadata": {"name": format!("{name}-kubeconfig"), "namespace": tenant}, "stringData": {"value": text}});
         put(&self.admin, &secret).await;
     }
 
-    /// Where the operator says that a Cluster's API is.
+    /// Sets the endpoint of a Cluster's API in its status.
     pub(crate) async fn set_address(&self, tenant: &str, name: &str, address: &str) {
         let endpoint = json!({"url": "https://name.example.org", "serverName": "name.example.org", "address": address,
             "audience": "x", "issuer": "x"});
@@ -226,7 +227,7 @@ impl World {
         api.patch_status(name, &params, &Patch::Merge(&patch)).await.unwrap();
     }
 
-    /// Gives a Tenant other keys: name and line.
+    /// Replaces the keys of a Tenant: names and lines.
     pub(crate) async fn set_keys(&self, tenant: &str, keys: &[(&str, &str)]) {
         let keys: Vec<_> = keys
             .iter()
@@ -239,7 +240,7 @@ impl World {
             .unwrap();
     }
 
-    /// Waits until it is so; never for a time.
+    /// Waits until a condition is fulfilled.
     pub(crate) async fn until(&self, what: &str, mut so: impl AsyncFnMut() -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !so().await {
@@ -248,7 +249,7 @@ impl World {
         }
     }
 
-    pub(crate) async fn host_keys_that_cannot_serve_are_told(&self) {
+    pub(crate) async fn unusable_host_keys_are_errors(&self) {
         for (name, kind, passphrase) in [("encrypted", "ed25519", "secret"), ("rsa", "rsa", "")] {
             let file = self.path(&format!("host-{name}"));
             let file = file.to_str().unwrap();
@@ -283,7 +284,7 @@ impl World {
     }
 }
 
-/// The server as the process puts it together, with other limits.
+/// Serves as the process does, with other limits.
 async fn serve(client: &Client, registry: &Registry, folder: &Path) -> (Supervisor, u16, u16) {
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
     let metrics = Metrics::new(registry);
@@ -292,14 +293,14 @@ async fn serve(client: &Client, registry: &Registry, folder: &Path) -> (Supervis
     let key = host_key::load(client.clone(), NAMESPACE, HOST_KEY).await.unwrap();
     let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let port = server.local_address().port();
-    let (directory, known) = watch::channel(Directory::default());
+    let (keys, known) = watch::channel(KeyRegistry::default());
     let drain = supervisor.drain();
-    let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
+    let watching = keep_key_registry(client.clone(), keys, metrics.clone(), listed, drain.clone());
     supervisor.spawn("tenants", watching);
     let shared = Arc::new(Shared {
         host: client.clone(),
-        directory: known,
-        gate: Gate::new(LIMITS, Instant::now()).into(),
+        keys: known,
+        admission: Admission::new(LIMITS, Instant::now()).into(),
         contact: Some(CONTACT.into()),
         worker_binaries: Some(folder.join("workers")),
         write_limit: Duration::from_secs(3),
@@ -315,8 +316,8 @@ async fn serve(client: &Client, registry: &Registry, folder: &Path) -> (Supervis
     (supervisor, port, api)
 }
 
-/// What the chart makes for the server: rights, and a Secret to be filled. Its templates are looked at by `cargo xtask check`,
-/// and what they grant is proved on the running stack.
+/// Creates what the chart creates for the server: permissions, and an empty Secret. `cargo xtask
+/// check` checks the templates, and e2e tests check their permissions on the running stack.
 async fn install_server(admin: &Client) {
     let named = |kind: &str, rest: Value| {
         let mut object =
@@ -347,7 +348,7 @@ async fn install_server(admin: &Client) {
     put(admin, &secret).await;
 }
 
-/// What the operator makes for a Tenant with a key.
+/// Creates what the operator creates for a Tenant with a key.
 async fn add_tenant(admin: &Client, name: &str, key: &str, line: &str) {
     let spec = json!({"sshKeys": [{"name": key, "publicKey": line}]});
     put(
@@ -392,7 +393,7 @@ fn role_of(tenant: &str, clusters: &[&str]) -> Value {
         "metadata": {"name": "yoke-tenant", "namespace": tenant}, "rules": rules})
 }
 
-/// Makes an object, or makes it so.
+/// Creates or updates an object.
 pub(crate) async fn put(client: &Client, object: &Value) {
     let version = object["apiVersion"].as_str().unwrap();
     let (group, version) = version.split_once('/').unwrap_or(("", version));

@@ -1,4 +1,4 @@
-//! What becomes of a JoinToken, against a host in memory.
+//! The life of a JoinToken, against a host in memory.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,27 +8,28 @@ use kube::client::Body;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 use tower::service_fn;
+use yoke_view::progress::PATIENCE;
 
 use super::*;
 
-/// A host with one Cluster, and whatever JoinTokens are asked for.
+/// A host with one Cluster and its JoinTokens.
 struct Host {
     /// State and conditions of the Cluster, if there is one.
     cluster: Option<(&'static str, Value)>,
-    /// Status, reason and message of what the operator says of the JoinToken.
+    /// Status, reason and message of the JoinToken's condition.
     ready: [&'static str; 3],
-    /// How often it refuses the Secret yet.
+    /// Number of requests for the Secret that are still refused.
     refusals: usize,
-    /// Whether it deletes nothing.
+    /// Whether deletions fail.
     keeps: bool,
-    /// The methods by which JoinTokens were asked for.
+    /// The methods of the requests for JoinTokens.
     methods: Vec<Method>,
 }
 
 type Seen = Arc<Mutex<Host>>;
 
 impl Host {
-    /// One whose JoinToken is ready at once, and which refuses its Secret for a number of times.
+    /// A host whose JoinToken is ready at once, and that refuses its Secret for a number of times.
     fn new(refusals: usize) -> Self {
         Self {
             cluster: Some(("Running", json!([]))),
@@ -39,13 +40,13 @@ impl Host {
         }
     }
 
-    /// The same, whose JoinToken is not ready.
+    /// A host whose JoinToken is not ready.
     fn unready(reason: &'static str, message: &'static str) -> Self {
         let ready = ["False", reason, message];
         Self { ready, ..Self::new(0) }
     }
 
-    /// The same, whose Cluster is so.
+    /// Replaces the Cluster.
     fn with_cluster(self, cluster: Option<(&'static str, Value)>) -> Self {
         Self { cluster, ..self }
     }
@@ -86,7 +87,7 @@ impl Host {
         (200, if method == Method::GET { list } else { token })
     }
 
-    /// The view that a Tenant has of it, and what it was asked for.
+    /// Returns a Tenant's client for this host, and the host.
     fn start(self) -> (TenantHost, Seen) {
         let asked = Arc::new(Mutex::new(self));
         let seen = Arc::clone(&asked);
@@ -104,7 +105,8 @@ impl Host {
         (TenantHost::of(&Client::new(service, "t"), "t").unwrap(), asked)
     }
 
-    /// How a join goes, by which methods JoinTokens were asked for, and how long it took.
+    /// Runs a join. Returns its result, the methods of the requests for JoinTokens, and the
+    /// duration.
     async fn join(self) -> (Joined, Vec<Method>, Duration) {
         let (host, seen) = self.start();
         let (progress, _lines) = mpsc::channel(16);
@@ -136,14 +138,14 @@ fn spec() -> JoinTokenSpec {
 #[tokio::test(start_paused = true)]
 async fn a_right_that_is_given_just_now_is_waited_for() {
     let (joined, methods, _) = Host::new(5).join().await;
-    let invitation = joined.unwrap();
-    assert_eq!(invitation.name, "a-1");
-    assert_eq!(invitation.expires, "2026-01-01T00:15:00Z".parse().ok());
+    let created = joined.unwrap();
+    assert_eq!(created.name, "a-1");
+    assert_eq!(created.expires, "2026-01-01T00:15:00Z".parse().ok());
     assert_eq!(methods, [Method::POST, Method::GET], "it stays");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_that_nobody_is_told_of_is_deleted() {
+async fn unprinted_token_is_deleted() {
     let (joined, methods, _) = Host::new(usize::MAX).join().await;
     assert!(matches!(joined, Err(Error::Refused { status, .. }) if status.code == 403));
     assert_eq!(methods.last(), Some(&Method::DELETE));
@@ -177,7 +179,7 @@ async fn of_a_wait_that_runs_out_nothing_goes_on() {
 async fn a_refusal_is_waited_through_only_if_it_may_pass() {
     for (reason, least, most) in [
         ("QuotaExceeded", Duration::ZERO, Duration::from_secs(1)),
-        // The operator may not have heard yet of a Cluster that is there.
+        // The operator may not have seen the Cluster yet.
         ("ClusterMissing", PATIENCE, PATIENCE + Duration::from_secs(1)),
     ] {
         let (joined, methods, took) = Host::unready(reason, "m").join().await;
@@ -205,7 +207,7 @@ async fn what_cannot_come_about_is_not_begun_with() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_goes_with_whoever_waited_for_it() {
+async fn token_is_deleted_when_the_client_disconnects() {
     for (rule, refusals, hears) in [
         ("the channel is closed", usize::MAX, false),
         ("the line has come, and the connection is gone", 8, true),
