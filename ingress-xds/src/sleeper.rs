@@ -1,20 +1,25 @@
-//! Answers for clusters that sleep, so that a client waits in place of failing, and wakes them for those who may.
+//! The activator: answers clients of sleeping clusters in place of the API server, and wakes a
+//! cluster for callers that may wake it.
 //!
 //! ```text
-//!  client ─▶ Envoy (passes TLS on) ─EDS of a sleeping cluster─▶ TLS ends here ─▶ plan, for each request
-//!                                                                │  who may: Waker ─▶ operator
-//!                                                                └─▶ Status 503, Retry-After; the connection ends
+//!  client ─▶ Envoy (TLS passthrough) ─EDS of a sleeping cluster─▶ TLS ends here ─▶ plan, for each request
+//!                                                                  │  may wake: Waker ─▶ operator
+//!                                                                  └─▶ Status 503, Retry-After; the connection closes
 //! ```
 //!
-//! Who is known and may wake it is answered when it is awake, or after [`HOLD`], and comes again at once: client-go would sleep for a
-//! whole second between two tries, in which a cluster may have woken.
+//! An authenticated caller that may wake the cluster is answered when the cluster is awake, or
+//! after [`HOLD`]. It then retries at once: client-go would otherwise sleep for a whole second
+//! between two tries, in which a cluster may have woken.
 //!
-//! A client that comes back is led by Envoy to wherever the cluster is then. Each connection ends with its first answers: one
-//! that stayed open would stay here.
+//! Envoy routes a client that reconnects to wherever the cluster is then. Each connection is closed
+//! after its first answers: a connection that stayed open would stay at the activator.
 //!
-//! Guarantees: nothing is woken before its caller is known ([`identity`]), unless its owner wants so. What strangers can have
-//! of it is bounded: connections, their time, headers, bodies; how many connections a source opens, the gate bounds before. No
-//! stranger is held, whoever may wake the cluster, nor keeps a place that somebody needs who is known.
+//! Guarantees:
+//! - No cluster is woken before its caller is authenticated ([`identity`]), unless the cluster's
+//!   owner allows any caller.
+//! - The resources of unauthenticated callers are bounded: connections, their duration, headers,
+//!   bodies. The gate bounds the number of connections of a source before they arrive here.
+//! - Unauthenticated callers never wait for the wake, and yield their slot to authenticated ones.
 
 pub mod identity;
 pub mod plan;
@@ -55,80 +60,85 @@ use crate::token;
 use crate::wake::{Outcome, Sleeping, Waker};
 use plan::{Answer, Call, Decision, plan_answer};
 
-/// Handshakes at a time, to whichever clusters. With half a second for who says nothing this is more than the gate lets through
-/// from forty sources that have spent what they may open at once.
+/// Concurrent handshakes, over all clusters. A silent client occupies its handshake for half a
+/// second, so this is more than the gate admits from forty sources that have spent their burst.
 const HANDSHAKES: usize = 1024;
-/// How long a connection goes on after its first answer.
+/// How long a connection stays open after its first answer.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
-/// Bytes of a request's header, as of those by which Pods come (`headerKiB` of the chart).
+/// Maximum size of a request's header in bytes: the limit for requests of Pods (`headerKiB` of the
+/// chart).
 const HEADER_BYTES: usize = 32 * 1024;
 const HEADER_LIST_BYTES: u32 = 32 * 1024;
-/// Certificates that one client shows: his own, and some above it.
+/// Maximum total size in bytes of the certificates that one client presents: its own and a few
+/// issuers.
 const CHAIN_BYTES: usize = 16 * 1024;
-/// What is kept of a token's header, of an authority and of a user agent while a request is held: more than is compared with
-/// anything.
+/// Maximum size in bytes of the token's header, the authority and the user agent that are stored
+/// during a wait. More is never compared with anything.
 const TOKEN_BYTES: usize = token::MAX_BYTES + 64;
 const NAME_BYTES: usize = 512;
-/// Streams of a connection of HTTP/2: what a client asks for at once.
+/// Concurrent streams of an HTTP/2 connection: the requests that a client sends at once.
 const STREAMS: u32 = 8;
-/// What of one stream may lie here unread, and of a connection.
+/// HTTP/2 flow control windows in bytes: unread data of one stream, and of one connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
-/// How long somebody waits who is known and may wake a cluster: long enough that most wakes end meanwhile, the first of a cluster
-/// too, and below the five seconds that impatient clients have.
+/// How long an authenticated caller waits for the wake. Most wakes finish within this time, also
+/// the first one of a cluster. It is below the five seconds that impatient clients use as their
+/// timeout.
 const HOLD: Duration = Duration::from_millis(4500);
-/// Envoy hears that a cluster is awake by another stream: so long it has for that.
+/// Envoy learns on another stream that a cluster is awake. This delay gives it time to do so.
 const FLIP: Duration = Duration::from_millis(100);
-/// Between an answer and the word that its connection ends: a client of hyper that hears of the end before it looks for the answer
-/// takes it for the end of its request.
+/// Delay between an answer and the message that closes its connection. A hyper client that reads
+/// the close before the answer reports the request as failed.
 const READ: Duration = Duration::from_millis(100);
-/// What is read of a body before the answer, of who is known.
+/// Bytes of a body that are read before an authenticated caller is answered.
 const BODY_BYTES: usize = 64 * 1024;
 const BODY_LIMIT: Duration = Duration::from_secs(1);
-/// What is read after it. A client that still sends would else read a reset in place of the answer.
+/// Bytes that are read after the answer. A client that is still sending would otherwise read a
+/// reset in place of the answer.
 const REST_BYTES: u64 = 4 * 1024 * 1024;
-/// How long clients are taken when the process ends: so long Envoy may take until another replica has told it where to go.
+/// How long connections are still accepted when the process ends: the time that Envoy may need to
+/// learn from another replica which addresses to use.
 const HANDOVER: Duration = Duration::from_secs(3);
-/// How long those that are open then may go on.
+/// How long connections that are open by then may continue.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// The listening end; it answers once [`Sleeper::serve`] runs.
+/// The bound listener. It answers once [`Sleeper::serve`] runs.
 #[derive(Debug)]
 pub struct Sleeper {
     listener: TcpListener,
     local: SocketAddr,
 }
 
-/// What clients may have of it.
+/// Limits for clients of sleeping clusters.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time, in all. Who is not known makes room for others.
+    /// Concurrent connections in total. Unauthenticated clients make room for others.
     pub connections: usize,
-    /// Those to one cluster.
+    /// Concurrent connections to one cluster.
     pub connections_each: usize,
-    /// How long a client may take until its first request is there. A source opens 50 connections in a second: that is far
-    /// from all of a cluster's.
+    /// Maximum time until the first request of a connection has arrived. A source opens 50
+    /// connections in a second, which is far below the limit of one cluster.
     pub first: Duration,
 }
 
-/// What it needs of the rest of the process.
+/// Dependencies on the rest of the process.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// Who sleeps.
+    /// The newest snapshot, which says which clusters sleep.
     pub snapshots: Snapshots,
-    /// How TLS is spoken.
+    /// TLS configuration of the listener.
     pub tls: TlsConfigs,
-    /// What clients may have.
+    /// Limits for clients.
     pub limits: Limits,
-    /// Tells the operator.
+    /// Sends wake requests to the operator.
     pub waker: Waker,
-    /// Where it counts.
+    /// Metrics of the process.
     pub metrics: Metrics,
-    /// Ends it.
+    /// Ends the activator when the process shuts down.
     pub drain: Drain,
 }
 
-/// One client.
+/// One client connection.
 #[derive(Debug)]
 struct Caller {
     context: Context,
@@ -138,7 +148,7 @@ struct Caller {
     stage: watch::Sender<Stage>,
 }
 
-/// How far a connection has come.
+/// Progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Silent,
@@ -146,14 +156,14 @@ enum Stage {
     Answered,
 }
 
-/// How the wait for a cluster ended.
+/// How the wait for a wake ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waited {
-    /// It is awake, and Envoy leads there.
+    /// The cluster is awake, and Envoy routes to it.
     Awake,
-    /// As long as anybody waits.
+    /// The maximum wait has passed.
     Long,
-    /// By another answer, or for nothing that is waited for.
+    /// The connection was answered otherwise, or the cluster is not waking any more.
     Ended,
 }
 
@@ -167,7 +177,7 @@ impl Default for Limits {
     }
 }
 
-/// Says at its end that a caller has had an answer.
+/// Marks the connection as answered when it is dropped.
 #[derive(Debug)]
 struct Answered<'a>(&'a Caller);
 
@@ -178,19 +188,20 @@ impl Drop for Answered<'_> {
 }
 
 impl Sleeper {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address`; port 0 selects a free port.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let local = listener.local_addr()?;
         Ok(Self { listener, local })
     }
 
-    /// The address that is listened on.
+    /// The address of the listener.
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// Serves until the drain has started and Envoy had its time to go elsewhere, and lets those end that are open.
+    /// Serves until the drain has started and Envoy has had time to use other replicas. Then waits
+    /// a limited time for open connections.
     pub async fn serve(self, context: Context) {
         let drain = context.drain.clone();
         let stop = async move {
@@ -218,11 +229,12 @@ impl Sleeper {
     }
 }
 
-/// Begins with a connection whose TLS is there. To a name that nobody has, or has too many connections, there is nothing to say.
+/// Starts to serve a connection after its TLS handshake. The connection is closed without an answer
+/// if no cluster has the name, or if no slot is free.
 fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsStream<TcpStream>) {
     let session = stream.get_ref().1;
     let name = session.server_name().unwrap_or_default().to_owned();
-    // Others than the client's own are not looked at.
+    // Only the client's own certificate is checked, so its issuers are dropped.
     let certificates = session.peer_certificates().unwrap_or_default().iter().take(1);
     let certificates: Vec<_> = certificates.map(|der| der.clone().into_owned()).collect();
     let snapshot = context.snapshots.borrow().clone();
@@ -246,7 +258,7 @@ fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsSt
     });
     open.spawn(async move {
         caller.keep_if_known();
-        // In each case the client connects anew.
+        // After each of these the client reconnects.
         tokio::select! {
             () = serve_connection(stream, Arc::clone(&caller)) => {}
             () = caller.out_of_time() => {}
@@ -279,7 +291,7 @@ async fn serve_connection(stream: TlsStream<TcpStream>, caller: Arc<Caller>) {
             sleep(READ).await;
         };
         tokio::select! {
-            // An error is a client that went away.
+            // An error means that the client has gone.
             _ = connection.as_mut() => return,
             () = answered => connection.as_mut().graceful_shutdown(),
         }
@@ -298,17 +310,17 @@ async fn serve_connection(stream: TlsStream<TcpStream>, caller: Arc<Caller>) {
     }
 }
 
-/// Ends a connection in a way that lets its client read what it was told.
+/// Closes a connection in a way that lets the client read its answer.
 async fn read_rest(mut stream: TlsStream<TcpStream>) {
     if stream.shutdown().await.is_err() {
         return;
     }
     let (tcp, _) = stream.into_inner();
-    // An error is a client that went away; how long this takes is bounded with the connection.
+    // An error means that the client has gone. The time limit of the connection bounds this copy.
     let _ = tokio::io::copy(&mut tcp.take(REST_BYTES), &mut tokio::io::sink()).await;
 }
 
-/// Reads some of a body, and keeps nothing.
+/// Reads a limited part of a body and discards it.
 async fn read_some(mut body: Incoming) {
     let mut left = BODY_BYTES;
     while let Some(Ok(frame)) = body.frame().await {
@@ -326,14 +338,16 @@ impl Context {
         let Some(Asleep::OnConnect { since, uid, .. }) = asleep else {
             return Answer::Elsewhere;
         };
-        // From where he comes the gate knows, and Envoy does not say here.
+        // The gate has limited the source already, and Envoy does not report the source's address
+        // here.
         match self.waker.wake(&entry.route, Sleeping { since, uid }, None) {
             Outcome::Told | Outcome::Known => Answer::Waking(0),
             Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Answer::Busy,
         }
     }
 
-    /// Wakes a cluster for who may, and has no place to hear of it: the cluster is awake when he connects again.
+    /// Wakes a cluster for a caller that may wake it but gets no slot to wait in. The cluster is
+    /// awake when the caller reconnects.
     fn wake_unheard(&self, entry: &Entry, certificates: &[CertificateDer<'_>]) {
         if plan::may_wake(&entry.route, certificates, Timestamp::now()) {
             self.wake(entry);
@@ -341,7 +355,7 @@ impl Context {
     }
 }
 
-/// What is kept of a request while it is held.
+/// The parts of a request that are stored while it waits.
 #[derive(Debug)]
 struct Asked {
     authorization: Option<String>,
@@ -365,7 +379,7 @@ impl Asked {
 
 impl Caller {
     async fn reached(&self, stage: Stage) {
-        // It cannot fail: this holds the sender.
+        // This cannot fail: `self` holds the sender.
         let _ = self.stage.subscribe().wait_for(|now| *now >= stage).await;
     }
 
@@ -373,7 +387,8 @@ impl Caller {
         self.stage.send_modify(|now| *now = stage.max(*now));
     }
 
-    /// Who shows a certificate of the cluster's keeps his place from the start: strangers could take it before he asks.
+    /// A caller with a valid client certificate pins its slot from the start: unauthenticated
+    /// clients could otherwise take it before the first request.
     fn keep_if_known(&self) {
         let snapshot = self.context.snapshots.borrow().clone();
         if plan::is_known(snapshot.as_deref(), &self.name, &self.certificates, Timestamp::now()) {
@@ -381,7 +396,7 @@ impl Caller {
         }
     }
 
-    /// Ends when the connection has had its time.
+    /// Returns when the time limit of the connection has passed.
     async fn out_of_time(&self) {
         if timeout(self.context.limits.first, self.reached(Stage::Asked))
             .await
@@ -393,16 +408,17 @@ impl Caller {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        // Who asks on, on a connection that ends, is not looked at.
+        // Further requests on a connection that is closing are not evaluated.
         if *self.stage.borrow() == Stage::Answered {
             return self.tell(&Answer::Elsewhere);
         }
         self.reach(Stage::Asked);
-        // Who takes his request back has his answer, too: this ends there, and would else keep the connection's place.
+        // A cancelled request counts as answered too: its future is dropped here, and the
+        // connection would otherwise occupy its slot.
         let _answered = Answered(self);
         let (parts, body) = request.into_parts();
         let asked = Asked::of(&parts);
-        // Short fields take many times as much here as on the way.
+        // Short header fields occupy many times their wire size in memory.
         drop(parts);
         let call = Call {
             name: &self.name,
@@ -435,7 +451,7 @@ impl Caller {
         to_response(&answer.to_status())
     }
 
-    /// The answer as things are now, and whether the cluster knows who is told.
+    /// The current answer, and whether the caller is authenticated.
     fn decide(&self, call: Call<'_>) -> (Answer, bool) {
         match self.plan(call) {
             Decision::Wake(entry) => (self.context.wake(&entry), true),
@@ -448,7 +464,8 @@ impl Caller {
         }
     }
 
-    /// The answer to who has waited in vain, `still` if nothing else is known now. The operator was told; who comes again says so again.
+    /// The answer after a wait without success; `still` if nothing new is known. The operator was
+    /// notified already, and the caller's next try notifies it again.
     fn answer_waited(&self, call: Call<'_>, still: Answer) -> Answer {
         match self.plan(call) {
             Decision::Answer(answer) => answer,
@@ -461,7 +478,7 @@ impl Caller {
         plan_answer(snapshot.as_deref(), call, Timestamp::now())
     }
 
-    /// Waits for the cluster for a while, or until the connection ends by another answer.
+    /// Waits for the cluster for at most [`HOLD`], or until another answer closes the connection.
     async fn wait_awake(&self) -> Waited {
         let name = resource_name(&self.name);
         let mut snapshots = self.context.snapshots.clone();
@@ -474,7 +491,7 @@ impl Caller {
             )
         });
         let is_awake = tokio::select! {
-            // The process ends.
+            // An error means that the process is ending.
             settled = settled => settled.is_ok_and(|all| {
                 let entry = all.as_ref().and_then(|all| all.get(&name));
                 entry.is_some_and(|entry| entry.route.asleep.is_none())
@@ -501,13 +518,13 @@ fn to_response(status: &Status) -> Response<Full<Bytes>> {
     response
 }
 
-/// Who knocks here is anybody who knows a name.
+/// Admission of TLS connections: anybody who knows a cluster's name may connect.
 #[derive(Clone, Debug)]
 struct Knocks(Metrics);
 
 impl Admission for Knocks {
     fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()> {
-        // TLS keeps them for as long as the connection lasts.
+        // TLS stores the certificates for the lifetime of the connection.
         match certificates.iter().map(|der| der.len()).sum::<usize>() {
             ..=CHAIN_BYTES => Ok(()),
             bytes => Err(io::Error::other(format!("{bytes} bytes of certificates"))),

@@ -1,11 +1,13 @@
-//! Who wakes a cluster, and how often. Pure but for the queue to the one who writes; time comes in as an argument.
+//! Limits how often clusters are woken. Pure but for the queue to the writer; time comes in as an
+//! argument.
 //!
 //! ```text
-//!  sleeper, ext_authz ─▶ Waker ─▶ budgets of source, cluster and Tenant ─▶ queue ─▶ write ─▶ Cluster.status.activity
+//!  activator, ext_authz ─▶ Waker ─▶ budgets of source, cluster and Tenant ─▶ queue ─▶ write ─▶ Cluster.status.activity
 //! ```
 //!
-//! Many callers wake a cluster once: after one of them it is left alone for [`AGAIN`]. By then the operator has said what it
-//! makes of it, or the word was lost and is said again, as far as budgets go.
+//! Many callers wake a cluster once: after one wake request further ones are ignored for [`AGAIN`].
+//! By then either the operator has reacted, or the request was lost and is repeated within the
+//! budgets.
 
 pub mod write;
 
@@ -23,61 +25,62 @@ use yoke_runtime::budget::{Budgets, Rate, source_key};
 use crate::metrics::Metrics;
 use crate::model::Route;
 
-/// How long a cluster that was woken is not woken again: who was held by the sleeper meanwhile says it again.
+/// How long further wake requests of a cluster are ignored. A caller that the activator answers
+/// after its wait repeats the request later than this.
 const AGAIN: Duration = Duration::from_secs(4);
-/// Words on their way to the host API.
+/// Capacity of the queue of wake requests to the host API.
 const QUEUE: usize = 256;
-/// Clusters that are remembered before those are looked for that need not be.
+/// Number of remembered clusters above which outdated ones are removed.
 const REMEMBERED: usize = 1024;
 
-/// How often clusters are woken, by this process.
+/// Rate limits for wakes by this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Clusters of one Tenant.
+    /// Wakes of the clusters of one Tenant.
     pub tenant: Rate,
-    /// Clusters by one source, where it is known.
+    /// Wakes by one source address, where it is known.
     pub source: Rate,
 }
 
-/// A word to the operator.
+/// A wake request for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wake {
     /// The Tenant, which is also the Cluster's namespace.
     pub tenant: String,
     /// Name of the Cluster.
     pub cluster: String,
-    /// The Cluster object, and no other of its name.
+    /// UID of the Cluster object, so that a new Cluster of the same name is not woken.
     pub uid: String,
-    /// When somebody needed it.
+    /// Time of the request that needs the cluster.
     pub time: Time,
 }
 
-/// Which sleep is to end.
+/// Identifies the sleep that is to end.
 #[derive(Clone, Copy, Debug)]
 pub struct Sleeping<'a> {
-    /// Since when.
+    /// Start of the sleep.
     pub since: &'a Time,
-    /// The Cluster object that sleeps.
+    /// UID of the Cluster object that sleeps.
     pub uid: &'a str,
 }
 
-/// What became of a call.
+/// Result of a wake request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The operator is told.
+    /// The request is queued for the operator.
     Told,
-    /// It was told a moment ago.
+    /// The operator was notified a moment ago.
     Known,
     /// The source wakes too many clusters.
     SourceRate,
     /// Too many clusters of the Tenant are woken.
     TenantRate,
-    /// Too many words are on their way.
+    /// The queue is full.
     Full,
 }
 
 impl Outcome {
-    /// The outcome as a word for metrics.
+    /// The value of the metric label `outcome`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Told => "told",
@@ -89,7 +92,7 @@ impl Outcome {
     }
 }
 
-/// Tells the operator whom to wake. Clones share what they remember.
+/// Accepts wake requests and queues them for the operator. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Waker {
     memory: Arc<Mutex<Memory>>,
@@ -99,14 +102,14 @@ pub struct Waker {
 
 #[derive(Debug)]
 struct Memory {
-    /// Which sleep of each was ended last, when.
+    /// The sleep of each cluster that was ended last, and when.
     woken: HashMap<ClusterId, (Time, Instant)>,
     tenants: Budgets<String>,
     sources: Budgets<IpAddr>,
 }
 
 impl Waker {
-    /// One that has told nobody yet, and what it will say.
+    /// Creates a waker, and the receiver of its wake requests.
     pub fn new(limits: Limits, metrics: Metrics, now: Instant) -> (Self, mpsc::Receiver<Wake>) {
         let (words, told) = mpsc::channel(QUEUE);
         let memory = Memory {
@@ -122,7 +125,8 @@ impl Waker {
         (waker, told)
     }
 
-    /// Somebody who may needs a cluster that sleeps.
+    /// Requests that a sleeping cluster is woken. The caller has verified that the client may wake
+    /// it.
     pub fn wake(&self, route: &Route, sleeping: Sleeping<'_>, source: Option<IpAddr>) -> Outcome {
         let outcome = self.try_wake(Instant::now(), Timestamp::now(), route, sleeping, source);
         self.metrics.count_wake(outcome.as_str());
@@ -173,12 +177,14 @@ impl Memory {
         } else {
             return None;
         };
-        // It need not be said again, and who waits goes on waiting.
+        // The operator was notified before, so the request need not be repeated and callers
+        // continue to wait.
         Some(if was_told { Outcome::Known } else { refused })
     }
 }
 
-/// Later than the sleep that the caller was told of, whatever the clocks say; in whole seconds, as Kubernetes writes times.
+/// The time of a wake request: later than the start of the sleep, whatever the clocks say, and in
+/// whole seconds as Kubernetes writes times.
 fn plan_time(now: Timestamp, since: &Time) -> Time {
     let next = since.0.checked_add(SignedDuration::from_secs(1)).unwrap_or(since.0);
     let time = now.max(next).as_second();

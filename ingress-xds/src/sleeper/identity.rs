@@ -1,7 +1,8 @@
-//! Who asks something of a cluster that sleeps. Pure.
+//! Authenticates the caller of a sleeping cluster. Pure.
 //!
-//! Guarantees: a certificate counts only if the cluster's own intermediate has signed it; a token only if the cluster itself has
-//! issued it. What is not verified here, as the tokens of an OIDC provider are not, is nobody.
+//! Guarantees: a certificate counts only if the cluster's own intermediate CA has signed it; a
+//! token counts only if the cluster itself has issued it. Credentials that cannot be verified here,
+//! such as the tokens of an OIDC provider, do not authenticate anybody.
 
 use k8s_openapi::jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
@@ -11,43 +12,45 @@ use yoke_pki::inspect::{Purpose, verify_chain};
 use crate::model::Route;
 use crate::token::{self, TokenError};
 
-/// Kubernetes' own users and groups: nodes, controllers, bootstrap tokens.
+/// Prefix of Kubernetes' own users and groups: nodes, controllers, bootstrap tokens.
 const SYSTEM: &str = "system:";
-/// The operator's and the control plane's.
+/// Users of the operator and of the control plane.
 const YOKE: [&str; 3] = ["yoke:operator", "yoke:apiserver", "yoke:konnectivity-server"];
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 const KUBE_SYSTEM: &str = "system:serviceaccount:kube-system:";
 
-/// Somebody whom the cluster knows.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// By a client certificate.
+    /// The caller has presented a client certificate.
     Certificate {
-        /// The user, as Kubernetes names it.
+        /// The user name of the certificate (its common name).
         user: String,
-        /// Its groups.
+        /// The groups of the certificate (its organizations).
         groups: Vec<String>,
     },
-    /// By a token of the cluster's: its subject.
+    /// The caller has presented a service account token of the cluster. The value is the token's
+    /// subject.
     Account(String),
 }
 
-/// Why somebody is nobody.
+/// Why a caller is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stranger {
-    /// Neither certificate nor token.
+    /// The caller has presented neither certificate nor token.
     Nothing,
-    /// The certificate is not of this cluster, or not valid.
+    /// The certificate is not issued by this cluster, or is not valid.
     Certificate,
-    /// The token is not believed.
+    /// The token was verified and is not valid.
     Token(TokenError),
-    /// The token is none of this cluster's service accounts. Whether it is good the cluster alone can say.
+    /// The token is not a service account token of this cluster. Only the cluster's API server can
+    /// verify it.
     Unverified,
 }
 
 impl Identity {
-    /// Whether its needs are the cluster's users': machines, controllers and what belongs to the cluster itself wait until
-    /// somebody else wakes it.
+    /// Whether the caller acts for a user of the cluster. Nodes, controllers and components of the
+    /// cluster itself do not: they wait until a user wakes it.
     pub fn is_user(&self) -> bool {
         match self {
             Self::Account(subject) => is_users_account(subject),
@@ -64,7 +67,7 @@ fn is_users_account(user: &str) -> bool {
     user.starts_with(SERVICE_ACCOUNT) && !user.starts_with(KUBE_SYSTEM)
 }
 
-/// Who it is, by the certificates of the connection, or by a token.
+/// Authenticates a caller by the certificates of its connection, or else by its token.
 pub fn identify(
     route: &Route,
     client_ca: &str,
@@ -93,7 +96,8 @@ pub fn identify(
         })
 }
 
-/// `abcdef.0123456789abcdef`: a worker's that joins. Its Secret is in the cluster.
+/// Whether a token has the form of a bootstrap token, `abcdef.0123456789abcdef`, which a joining
+/// worker presents. Its Secret is stored in the cluster.
 fn is_bootstrap_token(token: &str) -> bool {
     let is_part = |part: &str, length| {
         part.len() == length
@@ -107,7 +111,8 @@ fn is_bootstrap_token(token: &str) -> bool {
 }
 
 fn verify_certificates(client_ca: &str, certificates: &[CertificateDer<'_>], now: Timestamp) -> Option<Identity> {
-    // The rest of what is shown is not looked at: of some CAs of one name that a stranger has made there are thousands of paths.
+    // The issuers that the client sends are ignored: an attacker could send CA certificates of one
+    // name, which form thousands of paths.
     let leaf = ParsedCertificate::from_der(certificates.first()?.to_vec()).ok()?;
     let anchors = ParsedCertificate::from_pem(client_ca).ok()?;
     verify_chain(std::slice::from_ref(&leaf), &anchors, Purpose::Client, now).ok()?;

@@ -1,4 +1,4 @@
-//! What a request to a cluster that sleeps is told. Pure.
+//! Decides how a request to a sleeping cluster is answered. Pure.
 
 use std::sync::Arc;
 
@@ -12,69 +12,73 @@ use crate::gate::request::{IGNORED, LATER, SOON, bearer_token, is_foreign};
 use crate::model::{Route, Sleep};
 use crate::snapshot::{Entry, Snapshot, resource_name};
 
-/// When to come again who need not wait any more.
+/// `Retry-After` in seconds for a caller that need not wait any more.
 const NOW: i32 = 0;
 const WAKING: &str =
     "the cluster was asleep and is being woken; if this lasts, its condition Ready says what is missing";
 
-/// What is looked at of a request.
+/// The parts of a request that the decision depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// The server name of the connection.
+    /// The server name (SNI) of the connection.
     pub name: &'a str,
-    /// The client's own certificate, if it showed one. That it has the key is known, and nothing else.
+    /// The client's own certificate, if it presented one. TLS has verified that the client has the
+    /// private key, and nothing else.
     pub certificates: &'a [CertificateDer<'a>],
     /// The header `authorization`.
     pub authorization: Option<&'a str>,
     /// `:authority`, or the header `host`.
     pub authority: &'a str,
-    /// The header `user-agent`, which says what the client likes: it spares a wake, and causes none.
+    /// The header `user-agent`. The client chooses it freely, so it can prevent a wake but never
+    /// cause one.
     pub agent: &'a [u8],
 }
 
-/// What to do.
+/// The action for one request.
 #[derive(Clone, Debug)]
 pub enum Decision {
-    /// Wake the cluster, and answer when it is awake, or after a while [`Answer::Waited`].
+    /// Wake the cluster. Answer when it is awake, or with [`Answer::Waited`] after a limited wait.
     Wake(Arc<Entry>),
-    /// Wake it for a stranger, and answer him [`Answer::Waking`] of no seconds at once: who waits takes a place, and those are
-    /// for whom the cluster knows.
+    /// Wake the cluster for an unauthenticated caller, and answer at once with [`Answer::Waking`]
+    /// of zero seconds. Waiting occupies a slot, and those are for authenticated callers.
     WakeForStranger(Arc<Entry>),
-    /// It is being woken; the same.
+    /// The cluster is waking already; wait as for [`Decision::Wake`].
     Wait,
-    /// Only answer.
+    /// Answer at once.
     Answer(Answer),
 }
 
-/// What is answered.
+/// The answer to one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nobody has read the host yet, or the cluster is awake: by another connection it is reached.
+    /// No snapshot exists yet, or the cluster is awake and another connection reaches it.
     Elsewhere,
-    /// It was being woken a moment ago, and is awake now.
+    /// The cluster was waking a moment ago, and is awake now.
     Awake,
-    /// It is being woken, for so many seconds by now.
+    /// The cluster is waking, for this number of seconds so far.
     Waking(i32),
-    /// It is being woken still. The caller has been held: his next try, which is held too, may come at once.
+    /// The cluster is still waking after the caller's wait. The next try waits too, so it may come
+    /// at once.
     Waited,
-    /// It is being woken, and that does not come to an end: to repeat the request does not help.
+    /// The cluster does not finish waking, so retrying does not help. The value is the reason for
+    /// the caller.
     Stuck(String),
-    /// More is asked for than may be.
+    /// A limit is reached: concurrent connections, or wakes.
     Busy,
-    /// It waits until a user needs it.
+    /// The cluster sleeps until a user needs it; the caller is a node, a controller or a component.
     Unneeded,
-    /// It waits until somebody needs it by another client.
+    /// The cluster sleeps until a client with another user agent needs it.
     Ignored,
-    /// It wakes for nobody who connects.
+    /// No connection wakes the cluster. The value is the operator's message for callers.
     Held(String),
-    /// The caller is nobody.
+    /// The caller is not authenticated.
     Stranger(Stranger),
-    /// It asks for another cluster.
+    /// The request names another cluster.
     Misdirected,
 }
 
 impl Answer {
-    /// The answer as a word for metrics.
+    /// The value of the metric label `answer`.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Elsewhere => "elsewhere",
@@ -93,12 +97,12 @@ impl Answer {
         }
     }
 
-    /// Whether only somebody is told so whom the cluster knows.
+    /// Whether only authenticated callers get this answer.
     pub const fn is_to_known(&self) -> bool {
         matches!(self, Self::Unneeded | Self::Held(_) | Self::Stuck(_))
     }
 
-    /// The answer as Kubernetes gives it.
+    /// The answer as a Kubernetes `Status`.
     pub fn to_status(&self) -> Status {
         let (code, reason, message, retry) = match self {
             Self::Elsewhere => (503, "ServiceUnavailable", "connect again", Some(SOON)),
@@ -154,7 +158,7 @@ impl Answer {
     }
 }
 
-/// What a request to a cluster that sleeps is told.
+/// Decides how a request to a sleeping cluster is answered.
 pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) -> Decision {
     let entry = snapshot.and_then(|snapshot| Some((snapshot, snapshot.get(&resource_name(call.name))?)));
     let Some((snapshot, entry)) = entry else {
@@ -169,7 +173,7 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
     let who = || identify_caller(&entry.route, client_ca, call, now);
     match told {
         Asleep::Waking { since, problem } => {
-            // The operator's clock may be another one.
+            // The operator's clock may differ from ours.
             let seconds =
                 || i32::try_from(now.duration_since(since.0).as_secs()).map_or(0, |seconds| seconds.clamp(0, 30));
             match (problem, who()) {
@@ -196,7 +200,7 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
     }
 }
 
-/// Whether a cluster that sleeps knows who shows these certificates.
+/// Whether these certificates authenticate a client of a sleeping cluster.
 pub fn is_known(snapshot: Option<&Snapshot>, name: &str, certificates: &[CertificateDer<'_>], now: Timestamp) -> bool {
     let entry = snapshot.and_then(|snapshot| snapshot.get(&resource_name(name)));
     let Some((entry, asleep)) = entry.and_then(|entry| Some((entry, entry.route.asleep.as_ref()?))) else {
@@ -205,7 +209,7 @@ pub fn is_known(snapshot: Option<&Snapshot>, name: &str, certificates: &[Certifi
     identify(&entry.route, &asleep.client_ca, certificates, None, now).is_ok()
 }
 
-/// Whether who shows these certificates may wake a cluster, whatever he asks for.
+/// Whether these certificates alone entitle the caller to wake a cluster, whatever it requests.
 pub fn may_wake(route: &Route, certificates: &[CertificateDer<'_>], now: Timestamp) -> bool {
     let Some(Sleep {
         told: Asleep::OnConnect { .. },
@@ -217,8 +221,8 @@ pub fn may_wake(route: &Route, certificates: &[CertificateDer<'_>], now: Timesta
     identify(route, client_ca, certificates, None, now).is_ok_and(|identity| identity.is_user())
 }
 
-/// How long to wait before the next try of a cluster that has been woken for so long. client-go repeats ten times: with these
-/// it is there for half a minute, and who is held each time for 50 seconds.
+/// `Retry-After` in seconds, by how long the cluster has been waking. client-go retries ten times:
+/// with these values its tries span half a minute, and 50 seconds if each try waits.
 fn plan_retry(seconds: i32) -> i32 {
     match seconds {
         ..4 => SOON,
@@ -226,7 +230,7 @@ fn plan_retry(seconds: i32) -> i32 {
     }
 }
 
-/// What is wrong when a cluster does not wake, and what to do.
+/// The message to a caller when a cluster does not finish waking: the problem, and what to do.
 pub fn build_advice(problem: &str) -> String {
     format!("{problem} Ask the cluster's owner: the conditions of the Cluster say more.")
 }

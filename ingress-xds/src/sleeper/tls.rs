@@ -1,8 +1,11 @@
-//! TLS as a cluster that sleeps has it: one certificate for all names under the base domain, for further names the cluster's
-//! own, and a client's certificate that is asked for, and judged with its request, as kube-apiserver does: a bad one is
-//! answered, not cut off.
+//! TLS of the activator.
 //!
-//! Nothing is resumed: a session has the identity of whom it was made with.
+//! - Server certificates: one for all names under the base domain, and one for each cluster with
+//!   extra names.
+//! - Client certificates: requested, and verified with the request as kube-apiserver does. An
+//!   invalid certificate is answered, it does not fail the handshake.
+//!
+//! Sessions are never resumed: a resumed session would carry the identity that it was created with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,29 +31,31 @@ use crate::routing::Snapshots;
 use crate::snapshot::resource_name;
 use crate::validate::{CertificateError, validate_sleeper};
 
-/// Certificates by the namespace of their Secret: that of the authorities has the one for names under the base domain, a hosted
-/// one that for further names of its cluster.
+/// Certificates by the namespace of their Secret. The namespace of the CAs has the certificate for
+/// names under the base domain. A control-plane namespace has the certificate for the extra names
+/// of its cluster.
 pub type Certificates = BTreeMap<String, Arc<CertifiedKey>>;
 
-/// The certificate cannot be shown.
+/// A certificate that cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ShownError {
-    /// The Secret is not believed.
+    /// The Secret is not valid.
     #[error("reading the Secret {SLEEPER_LEAF}")]
     Secret(#[source] CertificateError),
-    /// It cannot be read.
+    /// The PEM text cannot be parsed.
     #[error("parsing certificate and key")]
     Parse(#[source] pem::Error),
-    /// The key is of no kind that is known.
+    /// The private key has an unsupported type.
     #[error("loading the key")]
     Key(#[source] rustls::Error),
-    /// Nobody has chosen how to encrypt.
+    /// The process has installed no crypto provider.
     #[error("finding the process's provider of cryptography")]
     Provider,
 }
 
-/// Keeps what is shown new until the drain starts, and says by which names: nobody is led here before. A Secret that cannot be
-/// used leaves the former one in use.
+/// Updates the served certificates until the drain starts, and publishes their names as events: the
+/// routing table sends no client here before. An unusable Secret leaves the previous certificate in
+/// use.
 pub async fn keep_shown(
     mut secrets: mpsc::Receiver<Watched<Secret>>,
     shown: watch::Sender<Certificates>,
@@ -102,7 +107,7 @@ fn take_up(secret: &Secret, shown: &watch::Sender<Certificates>) -> Option<Sleep
     }
 }
 
-/// The certificate in a Secret, and its names.
+/// Parses the certificate in a Secret, and its names.
 fn read(secret: &Secret) -> Result<(CertifiedKey, BTreeSet<String>), ShownError> {
     let certificate = validate_sleeper(secret).map_err(ShownError::Secret)?;
     let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
@@ -113,7 +118,7 @@ fn read(secret: &Secret) -> Result<(CertifiedKey, BTreeSet<String>), ShownError>
     Ok((CertifiedKey::new(chain, key), certificate.names))
 }
 
-/// How TLS is spoken.
+/// Builds the TLS configuration of the listener.
 pub fn build_configs(shown: watch::Receiver<Certificates>, snapshots: Snapshots) -> Result<TlsConfigs, ShownError> {
     let provider = CryptoProvider::get_default().ok_or(ShownError::Provider)?;
     let verifier = Arc::new(AnyClient(provider.signature_verification_algorithms));
@@ -125,7 +130,7 @@ pub fn build_configs(shown: watch::Receiver<Certificates>, snapshots: Snapshots)
     Ok(watch::channel(Arc::new(config)).1)
 }
 
-/// Shows whoever names a server the certificate of that name.
+/// Selects the server certificate by SNI name.
 struct Resolver {
     shown: watch::Receiver<Certificates>,
     snapshots: Snapshots,
@@ -143,7 +148,8 @@ impl ResolvesServerCert for Resolver {
         let snapshot = self.snapshots.borrow().clone();
         let entry = snapshot.as_ref().and_then(|all| all.get(&resource_name(name)));
         let namespace = match entry {
-            // That of the cluster which has the name, whoever else has a certificate for it.
+            // The certificate of the cluster that owns the name, also if another cluster has a
+            // certificate for it.
             Some(entry) if entry.route.public_name != name => entry.route.namespace.as_str(),
             _ => PKI_NAMESPACE,
         };
@@ -151,7 +157,7 @@ impl ResolvesServerCert for Resolver {
     }
 }
 
-/// Has every certificate pass whose key the client has.
+/// Accepts every client certificate whose private key the client has.
 #[derive(Debug)]
 struct AnyClient(WebPkiSupportedAlgorithms);
 
@@ -170,7 +176,7 @@ impl ClientCertVerifier for AnyClient {
         _: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        // Each request is judged by it: see `identity`.
+        // Each request is authenticated by it later: see `identity`.
         Ok(ClientCertVerified::assertion())
     }
 

@@ -1,5 +1,5 @@
-//! Writes to a Cluster's status that somebody needs it. An adapter, and the only one here that writes to Clusters: of each it
-//! applies one field, as a field manager of its own.
+//! Writes wake requests to the status of Clusters. An adapter, and the only writer of Clusters in
+//! this crate: it applies one field with its own field manager.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use super::Wake;
 use crate::metrics::Metrics;
 use crate::model::to_chain;
 
-/// Owner of the field that is written.
+/// Field manager that owns the written field.
 pub const FIELD_MANAGER: &str = "yoke-ingress-xds";
-/// Words that are written at a time: one that hangs holds up few others.
+/// Concurrent writes: one that hangs delays few others.
 const AT_ONCE: usize = 16;
-/// Less than is left of the process when the sleeper has ended.
+/// Timeout of one write: less than the process still runs after the activator has ended.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// One field of a Cluster. Applied as a whole, and as nothing more.
+/// Server-side apply of one field of a Cluster.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct WakePatch {
@@ -36,7 +36,7 @@ struct WakePatch {
 #[derive(Debug, Serialize)]
 struct WakeMetadata {
     name: String,
-    /// Another Cluster of this name is not woken.
+    /// The API server rejects the patch for another Cluster of this name.
     uid: String,
 }
 
@@ -45,7 +45,8 @@ struct WakeStatus {
     activity: ActivityStatus,
 }
 
-/// Writes until nobody is left who says anything. What fails is logged: who still needs the cluster says so again.
+/// Writes until all senders are dropped. Failures are logged: a client that still needs the cluster
+/// repeats its request.
 pub async fn write_wakes(client: Client, words: mpsc::Receiver<Wake>, metrics: Metrics) {
     let words = ReceiverStream::new(words);
     let writing = words.for_each_concurrent(AT_ONCE, |wake| {
@@ -71,7 +72,8 @@ pub async fn write_wakes(client: Client, words: mpsc::Receiver<Wake>, metrics: M
 async fn write(client: Client, wake: Wake) -> Result<(), kube::Error> {
     let api = Api::<Lenient<Cluster>>::namespaced(client, &wake.tenant);
     let cluster = wake.cluster.clone();
-    // Nobody else writes this field: who has taken it over by mistake gives it back.
+    // No other component writes this field, so `force` takes it back from a field manager that got
+    // it by mistake.
     let params = PatchParams::apply(FIELD_MANAGER).force();
     let written = api
         .patch_status(&cluster, &params, &Patch::Apply(build_patch(wake)))
@@ -79,7 +81,8 @@ async fn write(client: Client, wake: Wake) -> Result<(), kube::Error> {
     written.map(|_| ())
 }
 
-/// Whether there is nothing left to do: the Cluster is gone, is another one, or was woken later than this by another replica.
+/// Whether nothing is left to do: the Cluster is deleted, is another object, or another replica has
+/// woken it later than this.
 fn is_done(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409 | 422))
 }
