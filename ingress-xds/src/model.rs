@@ -1,15 +1,18 @@
-//! Host objects → the routing table: which SNI name leads to which addresses. Pure; owned by [`crate::routing`].
+//! Host objects → the routing table: which SNI name leads to which addresses. Pure; owned by
+//! [`crate::routing`].
 //!
 //! ```text
 //!  Event ─▶ validate ─▶ routes, slices (by namespace) ─▶ claims (by name) ─▶ targets ─▶ take_changes()
 //! ```
 //!
-//! The table is kept by single changes, because with 10,000 clusters a change must not cost 10,000 validations. It is
-//! nevertheless a function of the objects alone, not of the order in which they came: replicas answer alike. Only a cluster
-//! that woke counts as waking until its address is seen.
+//! The table is updated incrementally, because with 10,000 clusters one change must not cost 10,000
+//! validations. It is nevertheless a function of the objects alone, not of the order in which they
+//! arrived, so replicas give the same answers. There is one exception: a cluster that woke counts
+//! as waking until its address is seen.
 //!
-//! A name that two clusters claim belongs to the older one (creation time of the ConfigMap, then namespace). A cluster
-//! whose ConfigMap is not believed loses its routes and nobody else's.
+//! A name that two clusters claim belongs to the older one (creation time of the ConfigMap, then
+//! namespace). A cluster with an invalid ConfigMap loses its own routes, and no other cluster loses
+//! any.
 
 mod sleepers;
 
@@ -35,55 +38,55 @@ use sleepers::{Concerned, Sleepers};
 
 pub use sleepers::SleeperNames;
 
-/// A cluster that is routed.
+/// A routed cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Its hosted namespace, which is unique to it.
+    /// The control-plane namespace, which is unique to the cluster.
     pub namespace: String,
-    /// Its identity.
+    /// The ID of the cluster.
     pub id: ClusterId,
-    /// Its Tenant.
+    /// Name of the Tenant.
     pub tenant: String,
     /// Name of the Cluster object.
     pub cluster: String,
     /// The name under the base domain.
     pub public_name: String,
-    /// Its further names, sorted. Another cluster may have been first with one.
+    /// Extra names, sorted. An older cluster may own some of them.
     pub extra_names: Vec<String>,
-    /// The name by which its konnectivity agents come, if it has any.
+    /// The SNI name of the cluster's konnectivity agents, if it has a konnectivity-server.
     pub konnectivity_name: Option<String>,
-    /// From where it may be reached; from everywhere if `None`.
+    /// Source ranges that may reach the cluster; `None` allows all.
     pub sources: Option<Vec<Cidr>>,
-    /// The Service whose addresses are its control plane.
+    /// Name of the Service whose addresses are the control plane.
     pub service: String,
-    /// By what its control plane is recognised.
+    /// Trust settings for the TLS connection to the control plane.
     pub upstream: UpstreamTrust,
-    /// By what the tokens of its service accounts are recognised.
+    /// Trust settings for the cluster's service account tokens.
     pub tokens: TokenTrust,
-    /// What is to be said while its API is not to answer, if that is so.
+    /// The sleep state, if the activator answers in place of the API server.
     pub asleep: Option<Sleep>,
 }
 
-/// A cluster that sleeps.
+/// The sleep state of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sleep {
-    /// What the operator says of it.
+    /// The state that the operator has published.
     pub told: Asleep,
-    /// By what its clients' certificates are recognised, PEM.
+    /// The CA certificates (PEM) that verify client certificates.
     pub client_ca: String,
 }
 
-/// By what a control plane is recognised when the ingress opens TLS to it.
+/// Trust settings for the TLS connection from the ingress to a control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTrust {
-    /// The exact DNS name in its certificate.
+    /// The exact DNS name in the control plane's certificate.
     pub server_name: String,
     /// CA certificates, PEM.
     pub ca: String,
 }
 
 impl Route {
-    /// Every name that it claims.
+    /// Every name that the cluster claims.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.public_name)
             .chain(&self.extra_names)
@@ -91,12 +94,12 @@ impl Route {
             .map(String::as_str)
     }
 
-    /// Whether a name is the one by which its konnectivity agents come.
+    /// Whether a name is the SNI name of the cluster's konnectivity agents.
     pub fn is_konnectivity(&self, name: &str) -> bool {
         self.konnectivity_name.as_deref() == Some(name)
     }
 
-    /// Whether it may be reached from this address. One that is not known is nobody's.
+    /// Whether this source address may reach the cluster. An unknown address is in no range.
     pub fn allows(&self, source: Option<IpAddr>) -> bool {
         let Some(ranges) = &self.sources else {
             return true;
@@ -105,17 +108,17 @@ impl Route {
     }
 }
 
-/// Place of an object on the host.
+/// Namespace and name of an object on the host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    /// Its namespace.
+    /// The namespace of the object.
     pub namespace: String,
-    /// Its name.
+    /// The name of the object.
     pub name: String,
 }
 
 impl ObjectKey {
-    /// The place that an object's metadata gives.
+    /// The key from an object's metadata.
     pub fn of(metadata: &ObjectMeta) -> Self {
         Self {
             namespace: metadata.namespace.clone().unwrap_or_default(),
@@ -124,68 +127,70 @@ impl ObjectKey {
     }
 }
 
-/// What a watch of one kind saw.
+/// An observation of a watch of one kind.
 #[derive(Clone, Debug)]
 pub enum Watched<K> {
     /// The object was added or changed.
     Applied(Box<K>),
-    /// The object is gone.
+    /// The object was deleted.
     Deleted(ObjectKey),
-    /// A whole list has been reported by `Applied`, and there is nothing beside these.
+    /// A complete list was reported through `Applied`. No other objects exist.
     Listed(BTreeSet<ObjectKey>),
 }
 
 /// One observation of the host.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Of a ConfigMap that is labelled as ingress configuration.
+    /// A ConfigMap that is labeled as ingress configuration.
     Config(Watched<ConfigMap>),
-    /// Of an EndpointSlice that is labelled as a control plane's.
+    /// An EndpointSlice that is labeled as a control plane's.
     Slice(Watched<EndpointSlice>),
-    /// Of the Secret with the ingress's certificate.
+    /// The Secret with the ingress certificate.
     Certificate(Watched<Secret>),
-    /// Of a certificate that the sleeper can show now.
+    /// A certificate that the activator can serve now.
     Sleeper(Watched<SleeperNames>),
-    /// Of an EndpointSlice of this process's own Service.
+    /// An EndpointSlice of this process's own Service.
     Replicas(Watched<EndpointSlice>),
 }
 
-/// Where a name leads.
+/// The destination of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The cluster.
     pub route: Arc<Route>,
-    /// Ready addresses of its control plane; of one that sleeps, of the sleepers.
+    /// Ready addresses of the control plane, or of the activators while the cluster sleeps.
     pub addresses: BTreeSet<IpAddr>,
     /// The port at each address.
     pub port: u16,
 }
 
-/// Something that the host's owner should know of.
+/// A problem that the host's owner can fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The object.
     pub object: ObjectKey,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: Problem,
 }
 
-/// What is wrong with an object.
+/// A problem with one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// The ConfigMap is not believed: its cluster is not routed. The text is the chain of causes.
+    /// The ConfigMap is invalid, so its cluster is not routed. The text is the chain of causes.
     Config(String),
-    /// The EndpointSlice is not believed: its addresses are not used. The text is the chain of causes.
+    /// The EndpointSlice is invalid, so its addresses are not used. The text is the chain of
+    /// causes.
     Slice(String),
-    /// The ingress's certificate is not believed: Envoy keeps the one that it has. The text is the chain of causes.
+    /// The ingress certificate is invalid, so Envoy continues with its previous one. The text is
+    /// the chain of causes.
     Certificate(String),
-    /// An extra name has a form that is refused, and is left out.
+    /// The form of an extra name is invalid, so the name is ignored.
     Name(String),
-    /// A name belongs to an older cluster.
+    /// The name belongs to an older cluster.
     NameTaken {
         /// The name.
         name: String,
-        /// Hosted namespace of the cluster that has it.
+        /// Control-plane namespace of the cluster that owns the name.
         by: String,
     },
 }
@@ -196,7 +201,7 @@ type Claim = (Timestamp, String);
 #[derive(Debug)]
 pub struct Table {
     rules: Rules,
-    /// Every ConfigMap, with the route that it gives if it is believed.
+    /// Every ConfigMap, with its route if it is valid.
     configs: BTreeMap<ObjectKey, Option<(Timestamp, Arc<Route>)>>,
     routes: BTreeMap<String, Arc<Route>>,
     slices: BTreeMap<ObjectKey, Option<Slice>>,
@@ -220,7 +225,7 @@ enum Kind {
     Certificate,
 }
 
-/// Hosted namespaces that claim the same name.
+/// Control-plane namespaces that claim the same name.
 #[derive(Debug)]
 struct Contest {
     winner: String,
@@ -249,10 +254,11 @@ impl Table {
         }
     }
 
-    /// Takes one observation in; the answer is what is wrong and was not wrong before.
+    /// Applies one observation. Returns problems that did not exist before.
     pub fn apply(&mut self, event: Event) -> Vec<Report> {
         match event {
-            // An object that is being deleted is gone: finalizers of others must not keep it routed.
+            // An object that is being deleted counts as deleted: a finalizer of another controller
+            // must not keep it routed.
             Event::Config(Watched::Applied(object)) if object.metadata.deletion_timestamp.is_some() => {
                 self.remove_config(&ObjectKey::of(&object.metadata));
             }
@@ -291,17 +297,18 @@ impl Table {
         std::mem::take(&mut self.reports)
     }
 
-    /// Whether everything that the host has was seen once. Before that, absence means nothing.
+    /// Whether every kind of object was listed once. Before that, absence means nothing.
     pub fn is_synced(&self) -> bool {
         self.configs_listed && self.slices_listed && self.certificate_listed && self.sleepers.is_listed()
     }
 
-    /// The ingress's certificate, if there is one that can be used.
+    /// The ingress certificate, if there is a valid one.
     pub fn certificate(&self) -> Option<&IngressCertificate> {
         self.certificate.as_ref()
     }
 
-    /// Names whose target changed since the last call, with the target or `None` where there is none any more.
+    /// Names whose target changed since the last call, with the new target or `None` for removed
+    /// names.
     pub fn take_changes(&mut self) -> BTreeMap<String, Option<Target>> {
         let changed = std::mem::take(&mut self.changed);
         let targets = &self.targets;
@@ -312,7 +319,7 @@ impl Table {
         changed.into_iter().map(pair).collect()
     }
 
-    /// Number of clusters that are routed.
+    /// Number of routed clusters.
     pub fn route_count(&self) -> usize {
         self.routes.len()
     }
@@ -322,14 +329,14 @@ impl Table {
         self.targets.len()
     }
 
-    /// Number of objects with which something is wrong, and of names that more than one cluster claims.
+    /// Number of objects with problems, plus names that more than one cluster claims.
     pub fn problem_count(&self) -> usize {
         self.problems.len() + self.contests.len()
     }
 
     fn apply_config(&mut self, object: &ConfigMap) {
         let key = ObjectKey::of(&object.metadata);
-        // Without a creation time it is younger than all others.
+        // An object without a creation time counts as the youngest.
         let created = object.metadata.creation_timestamp.as_ref();
         let created = created.map_or(Timestamp::MAX, |time| time.0);
         let (route, problems) = match validate_config(&self.rules, object) {
@@ -432,7 +439,7 @@ impl Table {
         }
     }
 
-    /// Finds the target of one name anew.
+    /// Recomputes the target of one name.
     fn resolve(&mut self, name: &str) {
         self.report_losers(name);
         let winner = self.claims.get(name).and_then(BTreeSet::first);
@@ -468,8 +475,8 @@ impl Table {
         }
     }
 
-    /// A cluster that was being woken still is until its address was seen: word of that comes by another watch than that it is
-    /// awake.
+    /// A cluster that was waking continues to count as waking until its address is seen. The end of
+    /// the wake and the address arrive on different watches.
     fn keep_waking(&self, name: &str, route: &Arc<Route>) -> Arc<Route> {
         let before = self.targets.get(name).map(|target| &target.route);
         let sleep = before
@@ -558,7 +565,7 @@ fn config_key(namespace: &str) -> ObjectKey {
     }
 }
 
-/// An error with its causes.
+/// The text of an error followed by its causes.
 pub(crate) fn to_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,7 +1,9 @@
-//! Where clients of clusters that sleep are led, by which names. Pure; a part of [`super::Table`].
+//! Addresses and names of the activators that serve clients of sleeping clusters. Pure; a part of
+//! [`super::Table`].
 //!
-//! To the sleepers of all replicas, so that one of them that is lost takes no wakes along, and so that all replicas tell Envoy the
-//! same. A process names its own, too, while it is not seen to be ready: Envoys that ask it find it.
+//! Envoy gets the activators of all replicas. So the loss of one replica loses no wakes, and all
+//! replicas send Envoy the same endpoints. A process includes its own address also while it is not
+//! yet ready, so that an Envoy that connects to it finds an activator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,42 +15,43 @@ use yoke_pki::plan::SLEEPER_LEAF;
 use super::{ObjectKey, Route, Watched};
 use crate::validate::{Rules, find_ready};
 
-/// Sleepers that Envoy is told.
+/// Maximum number of activator addresses that are sent to Envoy.
 const MAX_SLEEPERS: usize = 16;
 
-/// By which names a sleeper can answer with one of its certificates.
+/// The names that an activator certificate covers.
 #[derive(Clone, Debug)]
 pub struct SleeperNames {
-    /// The Secret: in the authorities' namespace for the public names of all, in a hosted one for further names of its cluster.
+    /// The Secret of the certificate. In the CA namespace it covers the public names of all
+    /// clusters; in a control-plane namespace it covers the extra names of that cluster.
     pub key: ObjectKey,
-    /// Names of the certificate.
+    /// DNS names of the certificate.
     pub names: BTreeSet<String>,
 }
 
-/// The sleepers, as far as they are known.
+/// The known activators.
 #[derive(Debug)]
 pub(super) struct Sleepers {
     rules: Rules,
-    /// Ready addresses of replicas, by their EndpointSlice.
+    /// Ready addresses of replicas, by EndpointSlice.
     replicas: BTreeMap<ObjectKey, BTreeSet<IpAddr>>,
     replicas_listed: bool,
-    /// All of them, with this process's own.
+    /// Addresses of all activators, including this process's own.
     addresses: BTreeSet<IpAddr>,
-    /// Names by the namespace of their certificate.
+    /// Certificate names by the namespace of their Secret.
     names: BTreeMap<String, BTreeSet<String>>,
     names_listed: bool,
 }
 
-/// Whose names may lead elsewhere now, if they sleep.
+/// The sleeping clusters whose targets may have changed.
 #[derive(Debug)]
 pub(super) enum Concerned {
     All,
-    /// Those of these hosted namespaces.
+    /// The clusters of these control-plane namespaces.
     Some(Vec<String>),
 }
 
 impl Sleepers {
-    /// This process's own alone, if it has one.
+    /// Starts with this process's own activator, if it has one.
     pub(super) fn new(rules: Rules) -> Self {
         Self {
             addresses: rules.sleeper.iter().map(SocketAddr::ip).collect(),
@@ -60,12 +63,12 @@ impl Sleepers {
         }
     }
 
-    /// Whether what there is was seen once.
+    /// Whether every watched kind was listed once.
     pub(super) fn is_listed(&self) -> bool {
         self.rules.sleeper.is_none() || self.names_listed && (self.replicas_listed || !self.rules.replicas)
     }
 
-    /// Replicas come and go.
+    /// Applies a change of the replicas' addresses.
     pub(super) fn apply_replicas(&mut self, seen: Watched<EndpointSlice>) -> Concerned {
         match seen {
             Watched::Applied(slice) => {
@@ -91,7 +94,7 @@ impl Sleepers {
         }
     }
 
-    /// A certificate can be shown, or no more.
+    /// Applies an added, changed or removed certificate.
     pub(super) fn apply(&mut self, seen: Watched<SleeperNames>) -> Concerned {
         let changed = match seen {
             Watched::Applied(shown) => {
@@ -120,7 +123,8 @@ impl Sleepers {
         }
     }
 
-    /// Where a name of a cluster that sleeps leads: addresses and port, if somebody can answer by it. Agents wake nobody.
+    /// The addresses and the port for a name of a sleeping cluster, if an activator has a
+    /// certificate for the name. Konnectivity agents are excluded: they wake no cluster.
     pub(super) fn find(&self, name: &str, route: &Route) -> Option<(BTreeSet<IpAddr>, u16)> {
         let port = self.rules.sleeper?.port();
         let can_answer = match route.public_name == name {
@@ -134,7 +138,7 @@ impl Sleepers {
     }
 }
 
-/// The Secret with a sleeper's certificate in a namespace.
+/// Key of the Secret with the activator certificate in a namespace.
 pub(crate) fn sleeper_key(namespace: &str) -> ObjectKey {
     ObjectKey {
         namespace: namespace.to_owned(),
