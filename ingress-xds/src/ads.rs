@@ -1,4 +1,5 @@
-//! One delta-xDS stream as a state machine. Pure; [`crate::server`] feeds it and sends what it gives.
+//! One delta-xDS stream as a state machine. Pure; [`crate::server`] passes requests in and sends
+//! the responses.
 //!
 //! ```text
 //!  Request ─▶ on_request ──▶ interests, due names ─▶ next_response ─▶ Response
@@ -6,22 +7,29 @@
 //! ```
 //!
 //! Guarantees:
-//! - A response carries the resources of one tenant cluster, so what Envoy refuses is one cluster's and is named.
-//! - A resource is sent when the client does not hold its version, when it subscribes to it by name, and when Envoy needs
-//!   it again (below); else never. Versions are content hashes, so a client that comes from another replica, or from before
-//!   a restart, is sent only what changed in between.
-//! - A refused resource is not sent again until something of its cluster changes (of the host owner's: anything of those) or
-//!   the client reconnects: the client has its last good one.
-//! - The first wildcard subscription is always answered, if need be by an empty response: Envoy waits for it at start.
+//! - A response carries the resources of one tenant cluster. So Envoy's refusal concerns one
+//!   cluster, and the log names it.
+//! - A resource is sent in three cases only: the client does not have its version, the client
+//!   subscribes to it by name, or Envoy needs it again (see Caveats). Versions are content hashes.
+//!   So a client that comes from another replica, or from before a restart, gets only the resources
+//!   that changed in between.
+//! - A refused resource is not sent again until something of its cluster changes (for base
+//!   resources: any of them) or the client reconnects. The client continues with its last good
+//!   version.
+//! - The first wildcard subscription is always answered, if necessary by an empty response: Envoy
+//!   waits for it at its start.
 //!
 //! Assumptions: the version of a name's endpoints changes with its Cluster's, see below.
 //!
-//! Caveats: after a Cluster is replaced, Envoy waits for its endpoints although it has them (its new cluster watches a name
-//! that was subscribed before, so it does not ask). So endpoints follow each Cluster that is sent, and never go before it.
-//! Should the connection be lost in between, the version that the client holds shows that they are still owed; it does not
-//! if the Cluster had changed there and back, or had been refused before, and then Envoy goes on by itself after 15 s.
-//! Names that do not exist are answered as removed, as the protocol wants, but for routes; nothing is kept for them but the
-//! subscription.
+//! Caveats:
+//! - After a Cluster is replaced, Envoy waits for its endpoints although it has them: its new
+//!   cluster watches a name that was subscribed before, so it sends no request. So endpoints follow
+//!   each Cluster that is sent, and never precede it.
+//! - If the connection is lost in between, the endpoint version of the client shows that endpoints
+//!   are still owed. It does not if the Cluster had changed there and back, or had been refused
+//!   before. Envoy then continues by itself after 15 s.
+//! - Names that do not exist are answered as removed, as the protocol requires, except for routes.
+//!   Only the subscription is stored for them.
 
 mod interest;
 
@@ -34,53 +42,54 @@ use interest::{Interest, MAX_NAMES, Turn};
 
 pub use crate::snapshot::Kind;
 
-/// What a client says.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Of which type.
+    /// The resource type.
     pub kind: Kind,
-    /// The response that this answers; empty if none.
+    /// Nonce of the response that this request acknowledges or refuses; empty if none.
     pub nonce: String,
-    /// Why that response was refused; `None` if it was accepted.
+    /// Envoy's reason for refusing that response; `None` if it was accepted.
     pub error: Option<String>,
     /// Names to subscribe to.
     pub subscribe: Vec<String>,
     /// Names to unsubscribe from.
     pub unsubscribe: Vec<String>,
-    /// In the first request of a type: versions that the client holds.
+    /// Versions that the client has, by name; only in the first request of a type.
     pub held: BTreeMap<String, String>,
 }
 
-/// What is said to a client.
+/// A response to the client.
 #[derive(Clone, Debug)]
 pub struct Response {
-    /// Of which type.
+    /// The resource type.
     pub kind: Kind,
-    /// Names this response in the client's answer.
+    /// Identifies this response in the client's acknowledgment.
     pub nonce: String,
-    /// Resources to take.
+    /// Resources to add or replace.
     pub resources: Vec<(Arc<str>, Resource)>,
-    /// Resources to drop.
+    /// Resources to remove.
     pub removed: Vec<String>,
 }
 
-/// A client refused a response.
+/// A response that the client refused.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// Of which type.
+    /// The resource type.
     pub kind: Kind,
-    /// The cluster whose resources were in it; `None` if they were the host owner's, or it only removed.
+    /// The cluster of the refused resources; `None` for base resources, or if the response only
+    /// removed.
     pub route: Option<Arc<Route>>,
-    /// What was in it, with its versions.
+    /// Names and versions in the response.
     pub resources: Vec<(Arc<str>, Arc<str>)>,
     /// The client's reason.
     pub reason: String,
 }
 
-/// A client does what no client of ours does; the stream is to be ended.
+/// The client violates the protocol; the stream is to be closed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtocolError {
-    /// It subscribes to more names than any Envoy would.
+    /// The client subscribes to more names than any Envoy would.
     #[error("a client may subscribe to {MAX_NAMES} names")]
     TooManyNames,
 }
@@ -103,7 +112,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream that has just been opened.
+    /// Starts the state of a new stream.
     pub fn new(snapshot: Arc<Snapshot>) -> Self {
         Self {
             snapshot,
@@ -119,7 +128,7 @@ impl Stream {
         }
     }
 
-    /// Takes what the client says; the answer is what it refused, if it did.
+    /// Applies a request. Returns the refused response, if the request refuses one.
     pub fn on_request(&mut self, request: Request) -> Result<Option<Refusal>, ProtocolError> {
         let owed = match request.kind {
             Kind::Endpoints if !self.endpoints.opened => std::mem::take(&mut self.owed),
@@ -147,14 +156,14 @@ impl Stream {
         Ok(refusal)
     }
 
-    /// Serves `newer` from now on.
+    /// Replaces the snapshot that is served.
     pub fn on_snapshot(&mut self, newer: Arc<Snapshot>) {
         for name in self.snapshot.changed_names(&newer) {
             for interest in [&mut self.clusters, &mut self.endpoints] {
                 if interest.opened && interest.covers(name) {
                     interest.due.entry(Arc::clone(name)).or_insert(false);
                 }
-                // What was refused along with it may be good without it.
+                // A resource that was refused together with this entry may be valid without it.
                 for entry in [self.snapshot.get(name), newer.get(name)].into_iter().flatten() {
                     interest.retry_refused(entry);
                 }
@@ -179,14 +188,16 @@ impl Stream {
         self.snapshot = newer;
     }
 
-    /// The next response to send, if one is due and the client is not too far behind. The types take turns, but for the
-    /// certificate, for which a listener waits, and what needs Clusters, which comes after them.
+    /// The next response to send, if one is due and the client is not too far behind. Types take
+    /// turns, with two exceptions: the certificate comes first, because a listener waits for it,
+    /// and types that need Clusters come after them.
     pub fn next_response(&mut self) -> Option<Response> {
         if let Some(response) = self.next_of(Kind::Secret) {
             return Some(response);
         }
         let order: &[Kind] = match self.last {
-            // Endpoints that had to wait are let go by Clusters, so they are looked at again.
+            // Sending a Cluster releases the endpoints that waited for it, so endpoints are checked
+            // again.
             Kind::Cluster => &[Kind::Endpoints, Kind::Cluster, Kind::Endpoints],
             _ => &[Kind::Cluster, Kind::Endpoints],
         };
@@ -202,7 +213,7 @@ impl Stream {
             .find_map(|kind| self.next_of(kind))
     }
 
-    /// Number of responses that the client has not answered.
+    /// Number of responses that the client has not answered yet.
     pub fn in_flight(&self) -> usize {
         let owners = self.listeners.flights.len() + self.routes.flights.len();
         self.clusters.flights.len() + self.endpoints.flights.len() + owners + self.secrets.flights.len()
@@ -235,7 +246,7 @@ impl Stream {
         Some(response)
     }
 
-    /// Lets a name's endpoints go: its Cluster was sent, or need not be.
+    /// Releases a name's endpoints: its Cluster was sent, or need not be.
     fn release(&mut self, name: Arc<str>, sent: bool) {
         let deferred = self.deferred.remove(&name);
         if !self.endpoints.opened {

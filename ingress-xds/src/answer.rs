@@ -1,21 +1,25 @@
-//! What a client is told in place of the API server's answer: a `Status`, as headers and body of HTTP. Pure.
+//! Answers in place of an API server: a `Status` as HTTP headers and body. Pure.
 //!
-//! kubectl without a discovery cache asks first what an API serves, and shows nothing of such an answer's body: "the server is currently
-//! unable to handle the request", or "unknown" (`transformResponse` of client-go 0.35, whose error `Raw` gives as it is). What a header
-//! `Warning` says it shows in any case, so the message stands there, too.
+//! kubectl without a discovery cache first requests the API's resources. If that fails it does not
+//! show the body: it says "the server is currently unable to handle the request", or "unknown"
+//! (`transformResponse` of client-go 0.35, whose error `Raw` returns as it is). kubectl always
+//! shows the header `Warning`, so the message is repeated there.
 
 use http::HeaderName;
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WARNING};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 
 const JSON: &str = "application/json";
-/// "Miscellaneous persistent warning", by no agent that is named: as kube-apiserver does it (RFC 7234, section 5.5; KEP-1693).
+/// Warn code "Miscellaneous persistent warning" with an unnamed agent, as kube-apiserver writes it
+/// (RFC 7234, section 5.5; KEP-1693).
 const WARN_CODE: &str = "299 -";
-/// Characters of a warning: all headers of an answer have to fit into what clients and Envoy take.
+/// Maximum number of characters of a warning: all headers of an answer must fit the limits of
+/// clients and Envoy.
 const LONGEST_WARNING: usize = 1024;
 const UNAUTHORIZED: i32 = 401;
 
-/// The headers of an answer: its type, when to come again, and what to show to people, of which a 401 has nothing.
+/// The headers of an answer: content type, `Retry-After`, and a warning for people. A 401 has no
+/// warning.
 pub fn build_headers(status: &Status) -> impl Iterator<Item = (HeaderName, String)> {
     let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
     let message = status.message.as_deref();
@@ -34,7 +38,8 @@ pub fn build_body(status: &Status) -> String {
     serde_json::to_string(status).unwrap_or_default()
 }
 
-/// A quoted string as HTTP has it. No control character is in it, whatever the message has: it would end the header.
+/// The message as a quoted HTTP string. Control characters are removed: a line break would end the
+/// header.
 fn build_warning(message: &str) -> String {
     let mut warning = format!("{WARN_CODE} \"");
     for shown in message

@@ -1,12 +1,13 @@
-//! Whether a new connection may go on, decided before anything upstream is touched, and how many requests a cluster may have
-//! in a second. Pure: time comes in as an argument.
+//! Decides whether a new connection is allowed, before anything upstream is contacted, and limits
+//! each cluster's requests per second. Pure: time comes in as an argument.
 //!
-//! Refuses by default. A source has one budget, whether its connections have a cluster's name or are pods'. It is asked first,
-//! so that one source cannot spend a name's budget: a name is public knowledge, and whoever knows it could otherwise lock its
-//! owner out.
+//! The default is to refuse. A source has one budget, for connections by a cluster's name and for
+//! connections of pods together. The source's budget is charged first, so that one source cannot
+//! spend a name's budget: names are public, and a client that knows one could otherwise lock out
+//! the cluster's owner.
 //!
-//! Nothing is kept for a name that does not exist, and what is kept for sources has a fixed size ([`Budgets`], [`held`]): a
-//! spray of names or addresses grows nothing.
+//! Names that do not exist occupy no memory, and the state of sources has a fixed size
+//! ([`Budgets`], [`held`]). So a flood of random names or addresses grows nothing.
 
 pub mod held;
 pub mod request;
@@ -21,14 +22,14 @@ use yoke_runtime::budget::{Budgets, Rate, source_key};
 use crate::snapshot::{Snapshot, resource_name};
 use held::Held;
 
-/// The word for a connection or request that may go on, for logs and metrics.
+/// The verdict for allowed connections and requests, in logs and metrics.
 pub const ALLOWED: &str = "allowed";
 
-/// How long a refusal is kept back, on average: as long as a client is told to wait before it asks again. Envoy waits for 3 s for an
-/// answer.
+/// Average delay of a refusal: the time after which clients are asked to retry. Envoy waits 3 s for
+/// an answer.
 pub const HOLD: Duration = Duration::from_secs(1);
 
-/// What is let through, by this process.
+/// Limits that this process enforces.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// New connections from one source address (IPv6: from one /64).
@@ -39,31 +40,31 @@ pub struct Limits {
     pub name: Rate,
     /// Requests to one cluster whose TLS ended at Envoy.
     pub requests: Rate,
-    /// How long the answer is kept back from who asks too fast, or has too much open.
+    /// Average delay of the answer to clients that exceed a rate or have too many connections.
     pub hold: Duration,
     /// New connections from one such source to clusters that sleep: each costs this process a handshake.
     pub sleeping: Rate,
 }
 
-/// The decision.
+/// The decision about a connection.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// The connection may go on.
+    /// The connection is allowed.
     Allow,
     /// The connection is to be closed.
     Refuse(Refusal),
 }
 
-/// Why a connection is closed.
+/// Why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// The host has not been read yet.
+    /// The host's objects have not been listed yet.
     NotSynced,
-    /// The client sent no name.
+    /// The client sent no SNI name.
     NoName,
     /// The name belongs to no cluster.
     Unknown,
-    /// The cluster is not to be reached from the source.
+    /// The cluster does not allow the source address.
     SourceNotAllowed,
     /// The cluster has no ready control plane.
     NoEndpoints,
@@ -71,7 +72,7 @@ pub enum Refusal {
     SourceRate,
     /// The source has too many connections open.
     SourceConnections,
-    /// The name is connected to too fast.
+    /// Connections to the name are opened too fast.
     NameRate,
 }
 
@@ -88,7 +89,7 @@ impl Refusal {
         Self::NameRate,
     ];
 
-    /// The reason as a word for logs and metrics.
+    /// The value of the metric label `verdict`, also used in logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotSynced => "not_synced",
@@ -103,7 +104,7 @@ impl Refusal {
     }
 }
 
-/// The gate's memory.
+/// State of the gate: the budgets and the open connections.
 #[derive(Debug)]
 pub struct Gate {
     sources: Budgets<IpAddr>,
@@ -114,7 +115,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate that has seen nobody.
+    /// A gate with full budgets and no open connections.
     pub fn new(limits: Limits, now: Instant) -> Self {
         Self {
             sources: Budgets::new(limits.source, now),
@@ -125,7 +126,8 @@ impl Gate {
         }
     }
 
-    /// Decides about a connection whose requests are decided one by one: only its source counts.
+    /// Decides about a connection whose requests are decided one by one: only its source is
+    /// checked.
     pub fn check_source(&mut self, now: Instant, source: Option<SocketAddr>) -> Verdict {
         if let Err(refusal) = self.take_source(now, source) {
             return Verdict::Refuse(refusal);
@@ -133,7 +135,7 @@ impl Gate {
         self.begin(now, source)
     }
 
-    /// Decides about one connection. A source that is not known to Envoy shares one budget with all such.
+    /// Decides about one connection. All sources that Envoy does not know share one budget.
     pub fn check(
         &mut self,
         now: Instant,
@@ -186,12 +188,13 @@ impl Gate {
         Verdict::Allow
     }
 
-    /// Connections that are open, as far as is known. Who learns of ends tells it.
+    /// The known open connections. The reader of Envoy's access log removes those that ended.
     pub fn held(&mut self) -> &mut Held {
         &mut self.held
     }
 
-    /// Spends one request of a cluster's, whose token was believed: nobody else can spend it.
+    /// Charges one request to a cluster's budget. The request's token is verified already, so
+    /// nobody else can spend the budget.
     pub fn take_request(&mut self, now: Instant, cluster: &ClusterId) -> Result<(), request::Refusal> {
         let left = self.requests.take(cluster.clone(), now);
         left.then_some(()).ok_or(request::Refusal::Rate)

@@ -1,5 +1,5 @@
-//! How many things go on at once, in all, for each Tenant and for each cluster: connections to the sleeper, requests that are
-//! held.
+//! Concurrency limits in total, for each Tenant and for each cluster. Used for connections to the
+//! activator and for pending requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,10 @@ use yoke_api::ClusterId;
 
 use crate::model::Route;
 
-/// A Tenant has one of so many parts of all places.
+/// One Tenant may use the total divided by this.
 const PARTS: usize = 4;
 
-/// Places that are taken. Clones share them.
+/// Limits the concurrent work of clusters. Clones share the slots.
 #[derive(Clone, Debug)]
 pub struct Seats {
     all: usize,
@@ -20,7 +20,7 @@ pub struct Seats {
     taken: Arc<Mutex<Taken>>,
 }
 
-/// The oldest first.
+/// Occupied slots, oldest first.
 #[derive(Debug, Default)]
 struct Taken {
     places: BTreeMap<u64, Place>,
@@ -31,11 +31,11 @@ struct Taken {
 struct Place {
     cluster: ClusterId,
     tenant: String,
-    /// Ends who has it, if he is to make room for others.
+    /// Ends the holder when others need the slot; `None` for a pinned slot.
     lent: Option<oneshot::Sender<()>>,
 }
 
-/// A place; dropped, it is free again.
+/// An occupied slot; dropping it frees the slot.
 #[derive(Debug)]
 pub struct Seat {
     seats: Seats,
@@ -43,7 +43,7 @@ pub struct Seat {
 }
 
 impl Seats {
-    /// So many in all, and for each cluster.
+    /// Creates a limiter with `all` slots in total and `each` slots for one cluster.
     pub fn new(all: usize, each: usize) -> Self {
         Self {
             all,
@@ -52,12 +52,13 @@ impl Seats {
         }
     }
 
-    /// A place for a cluster, if there is one.
+    /// Occupies a pinned slot for a cluster, if one is free.
     pub fn take(&self, route: &Route) -> Option<Seat> {
         self.take_as(route, None)
     }
 
-    /// The same, until somebody else needs it: then the receiver has a word. Of those that are lent the oldest is given up first.
+    /// Occupies a slot that can be evicted: the receiver fires when others need it. The oldest
+    /// evictable slot is evicted first.
     pub fn lend(&self, route: &Route) -> Option<(Seat, oneshot::Receiver<()>)> {
         let (lent, ended) = oneshot::channel();
         Some((self.take_as(route, Some(lent))?, ended))
@@ -67,7 +68,7 @@ impl Seats {
         let mut taken = self.lock();
         let own = |place: &Place| place.cluster == route.id;
         let tenants = |place: &Place| place.tenant == route.tenant;
-        // Few clusters wake at a time.
+        // Few clusters wake at a time, so counting is cheap.
         while taken.count(own) >= self.each {
             taken.give_up(own)?;
         }
@@ -91,7 +92,7 @@ impl Seats {
         })
     }
 
-    /// Places that are taken.
+    /// Number of occupied slots.
     pub fn taken(&self) -> usize {
         self.lock().places.len()
     }
@@ -106,19 +107,19 @@ impl Taken {
         self.places.values().filter(|place| is_counted(place)).count()
     }
 
-    /// Ends the oldest of some who has his place lent.
+    /// Evicts the oldest evictable slot among those that match.
     fn give_up(&mut self, is_one: impl Fn(&Place) -> bool) -> Option<()> {
         let mut some = self.places.iter();
         let (&number, _) = some.find(|(_, place)| place.lent.is_some() && is_one(place))?;
         let lent = self.places.remove(&number)?.lent?;
-        // Without a receiver he is about to leave.
+        // Without a receiver the holder is about to finish.
         let _ = lent.send(());
         Some(())
     }
 }
 
 impl Seat {
-    /// Keeps it: who has it is known.
+    /// Pins the slot: it is no longer evicted.
     pub fn keep(&self) {
         if let Some(place) = self.seats.lock().places.get_mut(&self.number) {
             place.lent = None;

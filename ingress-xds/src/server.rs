@@ -1,5 +1,6 @@
-//! The gRPC endpoint for Envoy: ADS, `ext_authz` and access logs on one address, over mutual TLS. An adapter: it accepts, converts
-//! and calls [`crate::ads`], [`crate::gate`] and [`crate::traffic`].
+//! The gRPC endpoint for Envoy: ADS, `ext_authz` and access logs on one address, over mutual TLS.
+//! An adapter: it accepts connections, converts messages and calls [`crate::ads`], [`crate::gate`]
+//! and [`crate::traffic`].
 
 mod authorization;
 mod discovery;
@@ -32,26 +33,27 @@ use crate::routing::Snapshots;
 use crate::tls::is_expected_client;
 use crate::wake::Waker;
 
-/// Finds out that an Envoy's machine is gone.
+/// HTTP/2 keepalive: detects that the node of an Envoy is gone.
 const PING: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// What of one stream may lie here unread, and what of all that share a connection: some logs that nobody reads take no room
-/// from the gate's questions.
+/// HTTP/2 flow control windows in bytes: unread data of one stream, and of all streams of a
+/// connection. Unread access logs must not block the gate's requests.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
-/// Envoy's first request after a reconnect names all that it holds: about 60 bytes a name and type. 4 MiB, the usual limit,
-/// would shut it out for good at some 30,000 names.
+/// Maximum size of a message. Envoy's first request after a reconnect lists all resources that it
+/// has: about 60 bytes for each name and type. The usual limit of 4 MiB would reject it permanently
+/// at some 30,000 names.
 const MAX_REQUEST_BYTES: usize = 256 * 1024 * 1024;
 
-/// The endpoint could not be opened or kept.
+/// The endpoint cannot be opened, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address cannot be listened on.
+    /// The address is not available.
     #[error("listening on {address} for Envoy")]
     Bind {
-        /// The address as given.
+        /// The requested address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -60,36 +62,36 @@ pub enum ServerError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// The listening endpoint; it answers once [`Server::serve`] runs.
+/// The bound listener. It answers once [`Server::serve`] runs.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
     local: SocketAddr,
 }
 
-/// What the endpoint needs of the rest of the process.
+/// Dependencies on the rest of the process.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// What is served.
+    /// The newest snapshot.
     pub snapshots: Snapshots,
-    /// Hears what an Envoy refuses of the host owner's own.
+    /// Receives rejections of the base configuration by an Envoy.
     pub base: mpsc::Sender<Input>,
-    /// Certificates.
+    /// TLS configuration of the listener.
     pub tls: TlsConfigs,
-    /// DNS names, one of which a client's certificate must carry.
+    /// DNS names; a client's certificate must have one of them.
     pub client_names: Vec<String>,
     /// Limits of the gate.
     pub limits: Limits,
-    /// Tells the operator of clusters that are needed.
+    /// Sends wake requests to the operator.
     pub waker: Waker,
-    /// Where it counts.
+    /// Metrics of the process.
     pub metrics: Metrics,
-    /// Ends it.
+    /// Ends the server when the process shuts down.
     pub drain: Drain,
 }
 
 impl Server {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address`; port 0 selects a free port.
     pub async fn bind(address: SocketAddr) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -97,14 +99,15 @@ impl Server {
         Ok(Self { listener, local })
     }
 
-    /// The address that is listened on.
+    /// The address of the listener.
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// Serves until the drain starts, then ends the streams, so that each Envoy connects to another replica.
+    /// Serves until the drain starts, then closes the streams, so that each Envoy connects to
+    /// another replica.
     pub async fn serve(self, context: Context) -> Result<(), ServerError> {
-        // Held for one decision, never while waiting.
+        // The lock is taken for one decision, never across an await.
         let gate = Arc::new(Mutex::new(Gate::new(context.limits, Instant::now())));
         let discovery = AggregatedDiscoveryServiceServer::new(discovery::Discovery::new(&context))
             .max_decoding_message_size(MAX_REQUEST_BYTES);

@@ -1,4 +1,4 @@
-//! A service-account token → the cluster that vouches for it, or why it is not believed. Pure; called by
+//! Verifies a service account token and finds the cluster that issued it. Pure; called by
 //! [`crate::gate::request`].
 //!
 //! ```text
@@ -6,15 +6,16 @@
 //! ```
 //!
 //! Guarantees:
-//! - The issuer only chooses whose keys are tried. A token that one cluster signed never names another: the key, the issuer
-//!   and the audiences are of the same cluster.
-//! - The algorithm follows from the key, never from the token: a header that asks for another one fits no key. There is no
-//!   `none` and no algorithm with a shared secret.
-//! - A header names a key among the cluster's own, by the digest that Kubernetes gives it. What else it names (`jku`, `jwk`,
-//!   `x5u`) is not read.
+//! - The issuer only selects whose keys are tried. A token that one cluster signed never selects
+//!   another: key, issuer and audiences belong to the same cluster.
+//! - The key determines the algorithm, never the token: a header with another algorithm matches no
+//!   key. `none` and algorithms with a shared secret do not exist here.
+//! - A header names a key among the cluster's own, by the digest that Kubernetes gives it. Other
+//!   references to keys (`jku`, `jwk`, `x5u`) are ignored.
 //!
-//! Caveats: this is where a request goes, not what it may do. The cluster's API server verifies the token again, and knows
-//! more: whether the service account and the pod that it is bound to exist.
+//! Caveats: the result is where a request goes, not what it may do. The cluster's API server
+//! verifies the token again, and checks more: whether the service account and the pod that the
+//! token is bound to exist.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -29,91 +30,91 @@ use x509_parser::prelude::FromDer as _;
 use x509_parser::public_key::PublicKey;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
-/// Longest token that is looked at; those of Kubernetes have about 1 KiB.
+/// Maximum length of a token in bytes; those of Kubernetes have about 1 KiB.
 pub(crate) const MAX_BYTES: usize = 8 * 1024;
-/// How far a clock may be off, in seconds: what kube-apiserver allows (go-jose's default).
+/// Tolerated clock difference in seconds: the value of kube-apiserver (go-jose's default).
 const LEEWAY: i64 = 60;
 const RSA_BITS: RangeInclusive<usize> = 2048..=8192;
 const PUBLIC_KEY_TAG: &str = "PUBLIC KEY";
 
-/// By what the tokens of one cluster are recognised.
+/// Trust settings for the tokens of one cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenTrust {
-    /// The issuer that the tokens name; no other cluster has it.
+    /// The issuer of the tokens; no other cluster has it.
     pub issuer: String,
-    /// Audiences of which a token must have one.
+    /// Accepted audiences; a token must have one of them.
     pub audiences: BTreeSet<String>,
-    /// Keys by which a token may be signed.
+    /// Keys that may sign a token.
     pub keys: Vec<TokenKey>,
 }
 
-/// A token that is believed.
+/// A verified token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified<T> {
-    /// The cluster that has issued it.
+    /// The cluster that issued the token.
     pub cluster: T,
-    /// Whose it is: `system:serviceaccount:` and so on.
+    /// The token's subject: `system:serviceaccount:` and so on.
     pub subject: String,
 }
 
-/// A public key by which tokens are signed.
+/// A public key that verifies tokens.
 #[derive(Clone, Debug)]
 pub struct TokenKey {
     algorithm: Algorithm,
-    /// Kubernetes' name for the key: the digest of its SubjectPublicKeyInfo.
+    /// Kubernetes' ID of the key: the digest of its SubjectPublicKeyInfo.
     id: String,
     key: ParsedPublicKey,
 }
 
-/// Algorithms by which kube-apiserver signs with the keys that clusters have.
+/// Algorithms with which kube-apiserver signs for the key types of clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Algorithm {
     Rs256,
     Es256,
 }
 
-/// A key cannot verify tokens.
+/// A key that cannot verify tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// It is not PEM.
+    /// The text is not PEM.
     #[error("reading a public key")]
     Pem(#[source] pem::PemError),
-    /// It is something else.
+    /// The key has an unsupported type or size.
     #[error("the key is neither RSA of 2048 to 8192 bits nor on the curve P-256")]
     Kind,
 }
 
-/// Why a token is not believed.
+/// Why a token is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// It is longer than any honest one.
+    /// The token exceeds the size limit.
     #[error("the token is longer than {MAX_BYTES} bytes")]
     TooLong,
-    /// It is not three parts of base64url, or a part is not the JSON that it should be.
+    /// The token is not three parts of base64url, or a part is not the expected JSON.
     #[error("the token is malformed")]
     Malformed,
-    /// Its header demands something to be understood that is not.
+    /// The header has critical extensions, and none are supported.
     #[error("the token's header has critical extensions")]
     Critical,
-    /// No key of any cluster signs by its algorithm.
+    /// No key of any cluster uses the algorithm of the header.
     #[error("the token's algorithm is not one of service accounts")]
     Algorithm,
-    /// No cluster has its issuer.
+    /// No cluster has the issuer of the token.
     #[error("the token's issuer is no cluster")]
     Issuer,
     /// The cluster has no such key for this algorithm.
     #[error("the token's key is not one of its cluster's")]
     Key,
-    /// The cluster did not sign it.
+    /// The signature does not verify with the cluster's keys.
     #[error("the token's signature is wrong")]
     Signature,
-    /// It was valid.
+    /// The token's validity has ended.
     #[error("the token has expired")]
     Expired,
-    /// It will be valid, or was issued in the future.
+    /// The token's validity has not started, or it was issued in the future.
     #[error("the token is not valid yet")]
     Early,
-    /// It is meant for somebody else.
+    /// The token is issued for another audience.
     #[error("the token's audience is not the cluster's API")]
     Audience,
 }
@@ -125,7 +126,8 @@ struct Header {
     crit: Option<IgnoredAny>,
 }
 
-/// A field that comes twice is an error of parsing. Tokens of others may lack two of them.
+/// The claims that are checked. A claim that appears twice is a parse error. Tokens of other
+/// issuers may lack `aud` and `exp`.
 #[derive(Deserialize)]
 struct Claims {
     iss: String,
@@ -145,7 +147,7 @@ enum OneOrMany {
 }
 
 impl TokenKey {
-    /// Reads a public key in PEM (SubjectPublicKeyInfo).
+    /// Parses a public key in PEM (SubjectPublicKeyInfo).
     pub fn from_pem(text: &str) -> Result<Self, KeyError> {
         let block = pem::parse(text).map_err(KeyError::Pem)?;
         let der = block.contents();
@@ -164,7 +166,7 @@ impl TokenKey {
     }
 }
 
-// The name is a digest of the whole key.
+// The ID is a digest of the complete key.
 impl PartialEq for TokenKey {
     fn eq(&self, other: &Self) -> bool {
         self.id == other.id
@@ -198,7 +200,7 @@ impl TokenError {
         Self::Audience,
     ];
 
-    /// The reason as a word for logs and metrics.
+    /// The value of the metric label `verdict`, also used in logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::TooLong => "token_too_long",
@@ -215,7 +217,8 @@ impl TokenError {
     }
 }
 
-/// The cluster of a token, which `find` knows by its issuer. `trust_of` tells by what its tokens are recognised.
+/// Verifies a token. `find` returns the cluster with the token's issuer; `trust_of` returns the
+/// trust settings of that cluster.
 pub fn verify<T>(
     token: &str,
     now: Timestamp,
@@ -233,7 +236,7 @@ pub fn verify<T>(
     if header.crit.is_some() {
         return Err(TokenError::Critical);
     }
-    // Others' tokens have others' claims, and others' algorithms.
+    // Tokens of other issuers may have other claims and algorithms, so the issuer is checked first.
     let cluster = find(&claims.iss).ok_or(TokenError::Issuer)?;
     let (Some(audiences), Some(expiry)) = (&claims.aud, claims.exp) else {
         return Err(TokenError::Malformed);
@@ -294,7 +297,7 @@ impl OneOrMany {
     }
 }
 
-/// The algorithm that goes with a key in DER, by its kind. That of another curve shows when it is parsed.
+/// The algorithm of a public key in DER, by its type. Parsing the key rejects other curves.
 fn algorithm_of(der: &[u8]) -> Option<Algorithm> {
     let (rest, info) = SubjectPublicKeyInfo::from_der(der).ok()?;
     match info.parsed().ok().filter(|_| rest.is_empty())? {

@@ -1,8 +1,9 @@
-//! Which connections each source has open. Pure: time comes in as an argument.
+//! Tracks the open connections of each source. Pure: time comes in as an argument.
 //!
-//! The gate learns of a connection when it lets it through, and from Envoy's access log that it has ended. Word of an end may
-//! be lost. So a connection counts for [`COUNTED`] at most, and whoever hears of ends has all forgotten ([`Held::forget`])
-//! when he may have missed some: a source may then have more for a while, and none is shut out for what it has no more.
+//! The gate adds a connection when it allows it. Envoy's access log reports its end, and such a
+//! report may be lost. So a connection counts for [`COUNTED`] at most, and the log reader calls
+//! [`Held::forget`] when it may have missed some. A source may then exceed its limit for a while,
+//! but no source is blocked by connections that it no longer has.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use yoke_runtime::budget::source_key;
 
-/// For how long a connection counts. Most streams end within an hour: see `stream_idle_timeout` of Envoy's bootstrap.
+/// Maximum time for which a connection counts. Most streams end within an hour: see
+/// `stream_idle_timeout` of Envoy's bootstrap.
 pub const COUNTED: Duration = Duration::from_secs(3600);
-/// Connections that are known at most, of all sources; others pass and are not counted.
+/// Maximum number of tracked connections of all sources. Further ones are allowed and not counted.
 pub const CAPACITY: usize = 262_144;
 
 /// Open connections of each source.
@@ -24,14 +26,15 @@ pub struct Held {
     total: usize,
 }
 
-/// Those of one source, by the client's end.
+/// Connections of one source, by the client's address and port.
 #[derive(Debug, Default)]
 struct Source {
     open: HashMap<SocketAddr, Open>,
     count: usize,
 }
 
-/// Those of one end: a new one may begin before word comes that the last one has ended.
+/// Connections of one address and port: a new one may start before the end of the previous one is
+/// reported.
 #[derive(Debug)]
 struct Open {
     count: usize,
@@ -39,7 +42,7 @@ struct Open {
 }
 
 impl Held {
-    /// Nobody has a connection.
+    /// Starts without connections; `limit` is per source.
     pub fn new(limit: u32) -> Self {
         Self {
             limit: usize::try_from(limit).unwrap_or(usize::MAX),
@@ -48,7 +51,7 @@ impl Held {
         }
     }
 
-    /// Whether the source may have another connection.
+    /// Whether the source may open another connection.
     pub fn has_room(&mut self, peer: SocketAddr, now: Instant) -> bool {
         let Some(source) = self.sources.get_mut(&source_key(Some(peer.ip()))) else {
             return self.limit > 0;
@@ -64,7 +67,7 @@ impl Held {
         source.count < self.limit
     }
 
-    /// A connection has begun.
+    /// Adds a connection.
     pub fn begin(&mut self, peer: SocketAddr, now: Instant) {
         if self.total >= CAPACITY {
             return;
@@ -77,7 +80,7 @@ impl Held {
         self.total += 1;
     }
 
-    /// A connection has ended, if it was known.
+    /// Removes a connection that ended, if it is tracked.
     pub fn end(&mut self, peer: SocketAddr) {
         let Entry::Occupied(mut source) = self.sources.entry(source_key(Some(peer.ip()))) else {
             return;
@@ -96,13 +99,13 @@ impl Held {
         self.total -= 1;
     }
 
-    /// Nobody has a connection, as far as is known.
+    /// Removes all connections.
     pub fn forget(&mut self) {
         self.sources.clear();
         self.total = 0;
     }
 
-    /// Connections that are known.
+    /// Number of tracked connections.
     pub fn total(&self) -> usize {
         self.total
     }

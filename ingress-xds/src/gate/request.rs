@@ -1,6 +1,8 @@
-//! Where a request goes that was taken out of TLS here: by its token, and by nothing else in it. Pure.
+//! Selects the cluster of a request whose TLS ended at Envoy: by its token, and by nothing else in
+//! it. Pure.
 //!
-//! Decided for each request, not for a connection: many pods' requests may share one, and the next may have another token.
+//! The decision is made for each request and not for a connection. Many pods' requests may share a
+//! connection, and the next may carry another token.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,18 +17,18 @@ use crate::snapshot::{Entry, Snapshot, resource_name};
 use crate::token;
 use crate::token::{TokenError, Verified};
 
-/// Issuers are the clusters' public names as addresses.
+/// Issuers are URLs of this scheme with the clusters' public names.
 const ISSUER_SCHEME: &str = "https://";
 const BEARER: &str = "bearer";
-/// Seconds after which a client may ask again: clients of Kubernetes do so by themselves, ten times.
+/// `Retry-After` in seconds for short causes: Kubernetes clients retry by themselves, ten times.
 pub(crate) const SOON: i32 = 1;
-/// The same of who waits for something that may last.
+/// `Retry-After` in seconds for causes that may persist.
 pub(crate) const LATER: i32 = 10;
-/// What a client is told that wakes nothing.
+/// Message for a client whose user agent does not wake the cluster.
 pub(crate) const IGNORED: &str =
     "the cluster is asleep, and does not wake for this client: its user agent is in spec.sleep.ignoreUserAgents";
 
-/// What is looked at of a request.
+/// The parts of a request that the decision depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The header `authorization`; several are joined by commas.
@@ -35,41 +37,42 @@ pub struct Request<'a> {
     pub authority: &'a str,
     /// The client's address.
     pub source: Option<IpAddr>,
-    /// The header `user-agent`, as Envoy tells it.
+    /// The header `user-agent`, as Envoy reports it.
     pub agent: &'a [u8],
 }
 
-/// Why a request goes nowhere.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The host has not been read yet.
+    /// The host's objects have not been listed yet.
     NotSynced,
-    /// It has no bearer token.
+    /// The request has no bearer token.
     NoToken,
-    /// Its token is not believed.
+    /// The token is not valid.
     Token(TokenError),
-    /// The cluster is not to be reached from the source.
+    /// The cluster does not allow the source address.
     SourceNotAllowed,
-    /// It asks for the name of another cluster.
+    /// The request's authority is the name of another cluster.
     Misdirected,
     /// The cluster has no ready control plane.
     NoEndpoints,
-    /// The cluster sleeps, or is being woken.
+    /// The cluster sleeps, or is waking.
     Asleep,
     /// The cluster sleeps, and no request wakes it.
     Held,
-    /// The cluster sleeps, and this caller's needs do not wake it.
+    /// The cluster sleeps, and the caller is a node, a controller or a component of the cluster,
+    /// which do not wake it.
     Unneeded,
-    /// The cluster sleeps, and this client does not wake it.
+    /// The cluster sleeps, and the client's user agent does not wake it.
     Ignored,
-    /// The cluster is being woken, and that does not come to an end.
+    /// The cluster does not finish waking.
     Stuck,
-    /// The cluster's requests come too fast.
+    /// The cluster's request rate is exceeded.
     Rate,
 }
 
 impl Refusal {
-    /// The reason as a word for logs and metrics.
+    /// The value of the metric label `verdict`, also used in logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotSynced => "not_synced",
@@ -87,7 +90,7 @@ impl Refusal {
         }
     }
 
-    /// The answer as Kubernetes gives it. Who has no valid token is not told what is wrong with it.
+    /// The answer as a Kubernetes `Status`. It does not say why a token is not valid.
     pub fn to_status(self) -> Status {
         let (code, reason, message) = match self {
             Self::NoToken | Self::Token(_) => (401, "Unauthorized", "Unauthorized"),
@@ -118,7 +121,7 @@ impl Refusal {
             Self::NotSynced | Self::NoEndpoints => (503, "ServiceUnavailable", "the control plane is not reachable"),
         };
         let seconds = match self {
-            // To repeat the request does not help.
+            // Retrying does not help.
             Self::Stuck => None,
             Self::Unneeded | Self::Ignored => Some(LATER),
             _ => Some(SOON),
@@ -140,19 +143,19 @@ impl Refusal {
     }
 }
 
-/// The cluster whose token a request has.
+/// The cluster that issued the request's token.
 pub fn find(snapshot: &Snapshot, request: Request<'_>, now: Timestamp) -> Result<Verified<Arc<Entry>>, Refusal> {
     let token = request.authorization.and_then(bearer_token).ok_or(Refusal::NoToken)?;
     let find = |issuer: &str| {
         let name = issuer.strip_prefix(ISSUER_SCHEME)?;
         let entry = snapshot.get(&resource_name(name))?;
-        // A cluster's further names are no issuers.
+        // Extra names of a cluster are not issuers.
         (entry.route.public_name == name).then(|| Arc::clone(entry))
     };
     token::verify(token, now, find, |entry| &entry.route.tokens).map_err(Refusal::Token)
 }
 
-/// Whether a request may go to the cluster whose token it has.
+/// Whether a request may go to the cluster that issued its token.
 pub fn check(snapshot: &Snapshot, entry: &Entry, request: Request<'_>) -> Result<(), Refusal> {
     if !entry.route.allows(request.source) {
         return Err(Refusal::SourceNotAllowed);
@@ -169,20 +172,21 @@ pub fn check(snapshot: &Snapshot, entry: &Entry, request: Request<'_>) -> Result
     }
 }
 
-/// The token, if the header is exactly the scheme, one space and the token. kube-apiserver overlooks what follows a second
-/// space; nothing may be read differently there than here.
+/// The token, if the header is exactly the scheme, one space and the token. kube-apiserver ignores
+/// what follows a second space; the header must not be read differently here and there.
 pub(crate) fn bearer_token(header: &str) -> Option<&str> {
     let (scheme, token) = header.split_once(' ')?;
     scheme.eq_ignore_ascii_case(BEARER).then_some(token)
 }
 
-/// Whether a host name is that of another cluster. A client may have meant another one and reused a connection.
+/// Whether a host name belongs to another cluster. A client may have meant that one and reused a
+/// connection.
 pub(crate) fn is_foreign(snapshot: &Snapshot, route: &Route, authority: &str) -> bool {
     let host = authority.split(':').next().unwrap_or_default();
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     match snapshot.get(&resource_name(&host)) {
         Some(owner) => owner.route.namespace != route.namespace,
-        // Nobody's name under the base domain was somebody's, or will be.
+        // A name under the base domain without an owner was or will be the name of a cluster.
         None => {
             let base = route.public_name.split_once('.').map(|(_, base)| base);
             base.is_some_and(|base| is_within(&host, base))

@@ -1,5 +1,5 @@
-//! `ext_authz`: Envoy asks about each new connection, and about each request that it took out of TLS; [`crate::gate`]
-//! answers.
+//! The `ext_authz` service: Envoy calls it for each new connection, and for each request whose TLS
+//! ended at Envoy. [`crate::gate`] decides.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -34,29 +34,34 @@ use crate::sleeper::plan::build_advice;
 use crate::snapshot::{Entry, Snapshot, resource_name};
 use crate::token::Verified;
 
-/// Key of the verdict in the connection's or request's dynamic metadata, which Envoy's access log shows.
+/// Metadata key of the verdict; Envoy's access log contains the dynamic metadata of connections and
+/// requests.
 pub(super) const VERDICT: &str = "verdict";
 const TENANT: &str = "tenant";
 const CLUSTER: &str = "cluster";
-/// Keys of the cluster's public name and identity, by which [`super::traffic`] finds it.
+/// Metadata keys of the cluster's public name and ID, with which [`super::traffic`] finds the
+/// cluster.
 pub(super) const NAME: &str = "name";
 pub(super) const ID: &str = "id";
-/// Key of the chain that a connection came by, if its TLS ends at Envoy: the listener's access log has refused ones of those.
+/// Metadata key of the filter chain, for connections whose TLS ends at Envoy. The listener's access
+/// log contains the refused ones of these.
 const CHAIN: &str = "chain";
-/// Metadata of a question, by which Envoy's configuration says that the connection's requests are decided one by one.
+/// gRPC metadata key in Envoy's configuration which says that requests of the connection are
+/// decided one by one.
 const CHAIN_METADATA: &str = "yoke-chain";
 const TERMINATED: &str = "terminated";
-/// The header by which Envoy's route finds the cluster. What a client sends under this name is removed before.
+/// The header from which Envoy's route takes the cluster. Envoy removes a client's header of this
+/// name first.
 const ROUTE_HEADER: &str = "x-yoke-cluster";
 const AUTHORIZATION: &str = "authorization";
 const USER_AGENT: &str = "user-agent";
 
-/// A cluster, with whose of its tokens a request has.
+/// The cluster that issued a request's token, and the token's subject.
 type Found = Verified<Arc<Entry>>;
-/// Why a request goes nowhere, with the cluster whose token it has.
+/// Why a request is refused, with the cluster that issued its token.
 type Refused<T> = (request::Refusal, Option<T>);
 
-/// The service.
+/// The gRPC service.
 #[derive(Debug)]
 pub(super) struct Gatekeeper {
     snapshots: Snapshots,
@@ -92,7 +97,7 @@ impl Authorization for Gatekeeper {
             .is_some_and(|chain| chain == TERMINATED);
         let mut attributes = request.into_inner().attributes.unwrap_or_default();
         let http = attributes.request.take().and_then(|request| request.http);
-        // Only Envoy's HTTP filter says anything of a request.
+        // Only Envoy's HTTP filter sends attributes of a request.
         let is_source = terminated && http.is_none();
         let response = match http {
             Some(http) => self.check_request(&attributes, &http).await,
@@ -100,7 +105,8 @@ impl Authorization for Gatekeeper {
             None => self.check_connection(&attributes),
         };
         let code = response.status.as_ref().map(|status| Code::from(status.code));
-        // Who asks about a source does not wait long, and lets it in then.
+        // The check of a source has a short timeout, after which Envoy allows the connection, so
+        // its answer is never delayed.
         if code == Some(Code::ResourceExhausted) && !is_source {
             self.tarpit.wait().await;
         }
@@ -109,7 +115,7 @@ impl Authorization for Gatekeeper {
 }
 
 impl Gatekeeper {
-    /// A connection on which each request is decided by itself.
+    /// Checks a connection on which each request is decided separately.
     fn check_source(&self, attributes: &AttributeContext) -> CheckResponse {
         let verdict = self.decide(|gate| gate.check_source(Instant::now(), find_source(attributes)));
         let (code, word) = self.count(&verdict);
@@ -180,7 +186,8 @@ impl Gatekeeper {
         }
     }
 
-    /// The cluster to which a request goes, or why it does not, with the cluster whose token it has. One that sleeps is woken.
+    /// The cluster that a request goes to, or the refusal together with the cluster that issued its
+    /// token. A sleeping cluster is woken.
     async fn judge_awake(&self, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Arc<Entry>>> {
         let snapshot = self.snapshots.borrow().clone();
         let (subject, entry) = match self.judge(snapshot.as_deref(), request) {
@@ -188,7 +195,8 @@ impl Gatekeeper {
             result => return result.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster))),
         };
         let waited = self.hold.wait(&entry, subject, request).await;
-        // As it is by now: the token may have ended, or somebody have forbidden the source.
+        // Decide again with the newest snapshot: the token may have expired, or the source may be
+        // forbidden by now.
         let snapshot = self.snapshots.borrow().clone();
         waited.map_err(|refusal| {
             let name = resource_name(&entry.route.public_name);

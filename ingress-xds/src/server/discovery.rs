@@ -1,4 +1,5 @@
-//! Delta ADS: Envoy's messages ↔ the state machine of [`crate::ads`], one for each stream.
+//! The delta ADS service: converts between Envoy's messages and the state machine of
+//! [`crate::ads`], one for each stream.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -29,7 +30,7 @@ const ENDPOINTS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoa
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The service.
+/// The gRPC service.
 #[derive(Debug)]
 pub(super) struct Discovery {
     snapshots: Snapshots,
@@ -38,7 +39,8 @@ pub(super) struct Discovery {
     drain: Drain,
 }
 
-/// One stream: it is asked for the next response only when the last one was taken, so a slow client queues nothing here.
+/// One stream. The next response is built only when the previous one was taken, so a slow client
+/// queues nothing here.
 struct Session {
     requests: Streaming<DeltaDiscoveryRequest>,
     snapshots: Snapshots,
@@ -94,7 +96,8 @@ impl AggregatedDiscoveryService for Discovery {
                 drain,
             })
         };
-        // The headers are sent at once; what is held until the host was read is the first response.
+        // The headers are sent at once; only the first response waits until the host's objects were
+        // listed.
         let answers = stream::try_unfold(Begin::Waiting(Box::pin(start)), |begin| async {
             let mut session = match begin {
                 Begin::Waiting(start) => Box::new(start.await?),
@@ -224,7 +227,7 @@ impl Drop for Session {
     }
 }
 
-/// What is refused of the host owner's own is taken back as a whole, by who keeps it.
+/// Forwards a rejection to the owner of the base configuration, which rolls it back as a whole.
 async fn tell_base(base: &mpsc::Sender<Input>, refusal: ads::Refusal) {
     for (name, version) in refusal.resources {
         let rejection = Rejection {
@@ -233,7 +236,7 @@ async fn tell_base(base: &mpsc::Sender<Input>, refusal: ads::Refusal) {
             version,
             reason: refusal.reason.clone(),
         };
-        // An error means that nobody hears it: the process is ending.
+        // An error means that the receiver is gone: the process is ending.
         let _ = base.send(Input::Refused(rejection)).await;
     }
 }

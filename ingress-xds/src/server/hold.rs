@@ -1,4 +1,5 @@
-//! Holds requests for clusters that sleep until these answer. Who may not wake one waits for nothing.
+//! Delays requests for sleeping clusters until the cluster is awake. A request that may not wake
+//! its cluster does not wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,18 +16,21 @@ use crate::sleeper::identity::Identity;
 use crate::snapshot::{Entry, Snapshot, resource_name};
 use crate::wake::{Outcome, Sleeping, Waker};
 
-/// How long a request is held: less than Envoy waits for the word of its gate (`grpc_service.timeout` in its bootstrap).
+/// Maximum wait of a request: less than Envoy's timeout for `ext_authz` (`grpc_service.timeout` in
+/// its bootstrap).
 const LIMIT: Duration = Duration::from_secs(25);
-/// How often its need is said again meanwhile.
+/// How often a waiting request repeats its wake request.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Envoy hears of the cluster's address by another stream than of the request: so long it has for that. Who is faster all
-/// the same is answered 503, with Retry-After.
+/// Delay before a request continues. Envoy gets the cluster's address on another stream than the
+/// request's answer. A request that arrives earlier than the address is answered with 503 and
+/// Retry-After.
 const HANDOVER: Duration = Duration::from_millis(50);
-/// Requests that are held, in all and for one cluster. Others are answered at once, to come again.
+/// Concurrently waiting requests, in total and for one cluster. Further requests are answered at
+/// once and retry.
 const HELD: usize = 4096;
 const HELD_EACH: usize = 256;
 
-/// Holds requests.
+/// Delays requests for sleeping clusters.
 #[derive(Debug)]
 pub(super) struct Hold {
     snapshots: Snapshots,
@@ -36,7 +40,7 @@ pub(super) struct Hold {
     drain: Drain,
 }
 
-/// A request that is held, until its client hears or goes away.
+/// One waiting request. It ends with the answer, or when the client goes away.
 #[derive(Debug)]
 struct Held<'a> {
     hold: &'a Hold,
@@ -72,13 +76,14 @@ impl Hold {
         self.metrics.set_held_requests(self.seats.taken());
     }
 
-    /// Waits until the cluster is awake, if the request may wake it; whether it is.
+    /// Waits until the cluster is awake, if the request may wake it.
     pub(super) async fn wait(&self, entry: &Entry, subject: String, request: Request<'_>) -> Result<(), Refusal> {
         if !Identity::Account(subject).is_user() {
             return Err(Refusal::Unneeded);
         }
         let Some(seat) = self.seats.take(&entry.route) else {
-            // He is not held, and comes again; his cluster wakes meanwhile, whoever has all places.
+            // The request does not wait, and its client retries. The cluster wakes meanwhile, even
+            // if all slots are occupied.
             self.need(entry, request)?;
             return Err(Refusal::Asleep);
         };
@@ -105,7 +110,7 @@ impl Hold {
                 tokio::time::sleep(HANDOVER).await;
                 return Ok(());
             }
-            // Changes of other clusters call, too.
+            // The snapshot also changes for other clusters; ignore those changes.
             let is_same = |all: &Option<Arc<Snapshot>>| {
                 all.as_ref()
                     .and_then(|all| all.get(&name))
@@ -119,7 +124,8 @@ impl Hold {
         }
     }
 
-    /// Has a cluster woken that sleeps and that the request may wake. Whether it is awake, or else why it will not be.
+    /// Wakes the cluster if it sleeps and the request may wake it. Returns whether it is awake;
+    /// fails if it will not wake.
     fn need(&self, entry: &Entry, request: Request<'_>) -> Result<bool, Refusal> {
         match entry.route.asleep.as_ref().map(|asleep| &asleep.told) {
             None => Ok(true),

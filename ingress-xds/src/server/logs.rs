@@ -1,8 +1,9 @@
-//! Envoy's access logs. One stream is one log of one worker: of connections that ended, by which the gate knows how many a
-//! source has ([`ends`]), or of what clients did ([`traffic`]).
+//! The access log service. One stream carries one log of one Envoy worker: either ended
+//! connections, with which the gate counts the connections of a source ([`ends`]), or the clients'
+//! traffic ([`traffic`]).
 //!
-//! Envoy does not wait for an answer, and drops what does not get away in time. What was on its way when a stream broke off is
-//! lost, too: such streams are counted.
+//! Envoy does not wait for an answer, and drops entries that it cannot send in time. Entries in
+//! flight on a stream that breaks are lost as well, so such streams are counted.
 
 mod ends;
 mod traffic;
@@ -24,7 +25,7 @@ use crate::server::Context;
 const ENDS: &str = "connections";
 const TRAFFIC: &str = "traffic";
 
-/// The service.
+/// The gRPC service.
 #[derive(Debug)]
 pub(super) struct Logs {
     gate: Arc<Mutex<Gate>>,
@@ -33,7 +34,7 @@ pub(super) struct Logs {
     drain: Drain,
 }
 
-/// Who reads a stream.
+/// The reader of one stream.
 enum Reader {
     Ends(ends::Reader),
     Traffic(traffic::Reader),
@@ -50,12 +51,13 @@ impl Logs {
     }
 
     async fn read(&self, mut messages: Streaming<StreamAccessLogsMessage>) -> Result<(), Status> {
-        // Before a stream says which log it is, it may be this one, and what is lost with it an end.
+        // The first message says which log the stream carries. Until then a break may lose the end
+        // of a connection, so the stream counts as that log.
         let ends = ends::Reader::new(&self.gate, &self.metrics);
         let Some(first) = messages.message().await? else {
             return Ok(());
         };
-        // Only the first message says it.
+        // Only the first message contains the name.
         let name = first.identifier.as_ref().map(|identifier| identifier.log_name.as_str());
         let reader = match name {
             Some(ENDS) => Reader::Ends(ends),
@@ -95,7 +97,7 @@ impl Reader {
         };
         match (self, entries) {
             (Self::Ends(reader), LogEntries::TcpLogs(logs)) => reader.read(&logs.log_entry),
-            // Only connections end there.
+            // HTTP entries do not report the end of a connection.
             (Self::Ends(_), LogEntries::HttpLogs(_)) => {}
             (Self::Traffic(reader), LogEntries::TcpLogs(logs)) => reader.read_connections(&logs.log_entry),
             (Self::Traffic(reader), LogEntries::HttpLogs(logs)) => reader.read_requests(&logs.log_entry),

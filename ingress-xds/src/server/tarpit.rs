@@ -1,15 +1,15 @@
-//! Lets those wait for their refusal who ask faster than they may: who asks anew at each answer asks so much the less, and what
-//! refusing takes is not taken from others.
+//! Delays the refusals of clients that exceed their rate. A client that retries at each answer then
+//! retries less often, and refusals take less capacity from others.
 
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-/// Who waits at most, of all: a quarter of the questions that an Envoy may have open (`max_requests` of the cluster `gate` in
-/// its bootstrap). Others are refused at once.
+/// Maximum number of delayed refusals: a quarter of the requests that an Envoy may have pending
+/// (`max_requests` of the cluster `gate` in its bootstrap). Further ones are refused at once.
 const PLACES: usize = 4096;
 
-/// Where they wait.
+/// Delays refusals.
 #[derive(Debug)]
 pub(super) struct Tarpit {
     hold: Duration,
@@ -25,8 +25,8 @@ impl Tarpit {
         }
     }
 
-    /// Waits, if there is a place: between half as long and half as long again, so that those who came at once do not come back
-    /// at once.
+    /// Waits for 0.5 to 1.5 times the average delay, if a slot is free. The random factor spreads
+    /// the retries of clients that came at once.
     pub(super) async fn wait(&self) {
         if let Ok(_place) = self.places.try_acquire() {
             tokio::time::sleep(self.hold.mul_f64(rand::random_range(0.5..1.5))).await;

@@ -1,7 +1,7 @@
-//! Connections that ended: the gate learns how many a source has.
+//! Reads ended connections, so that the gate knows how many a source has.
 //!
-//! Envoy sends them where it asks the gate, on the same connections: with more than one replica of this process, to the one
-//! that counted their beginning.
+//! Envoy sends them on the same gRPC connections as its `ext_authz` calls. With several replicas of
+//! this process they so reach the replica that counted the start of the connection.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,8 @@ use crate::gate::held::Held;
 use crate::metrics::Metrics;
 use crate::server::to_socket;
 
-/// What one worker of an Envoy says. When it ends, however it does, something may have been missed.
+/// Reads the connection log of one Envoy worker. When it is dropped, for whatever reason, entries
+/// may have been missed.
 pub(super) struct Reader {
     gate: Arc<Mutex<Gate>>,
     metrics: Metrics,
@@ -29,7 +30,7 @@ impl Reader {
         }
     }
 
-    /// Ends without a word: there was nothing to be missed.
+    /// Drops the reader without consequences: no entry was missed.
     pub(super) fn dismiss(mut self) {
         self.dismissed = true;
     }

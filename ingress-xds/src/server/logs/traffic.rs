@@ -1,8 +1,8 @@
-//! What clients did: Envoy's entries → [`Record`]s of the cluster that the gate named.
+//! Counts traffic: Envoy's entries → [`Record`]s of the cluster in the gate's metadata.
 //!
-//! The name and the identity were put into an entry by the gate, but they come from another process, and perhaps late: only a
-//! cluster that is served now, and is still the same, is counted. Nothing else of an entry that a client could have chosen is
-//! looked at.
+//! The gate has put the name and the ID into an entry, but the entry comes from another process,
+//! and may be late. So it counts only if the cluster is in the snapshot and has the same ID. No
+//! other field that a client could have chosen is used.
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ use crate::server::authorization::{ID, NAME, VERDICT};
 use crate::snapshot::{Snapshot, resource_name};
 use crate::traffic::{Kind, Record};
 
-/// The filters by which Envoy asks the gate.
+/// Names of Envoy's `ext_authz` filters, under which an entry stores the gate's metadata.
 const OF_CONNECTIONS: &str = "envoy.filters.network.ext_authz";
 const OF_REQUESTS: &str = "envoy.filters.http.ext_authz";
 
-/// What one worker of an Envoy says.
+/// Reads the traffic log of one Envoy worker.
 pub(super) struct Reader {
     snapshots: Snapshots,
     metrics: Metrics,
 }
 
-/// What the gate had said.
+/// The gate's metadata in an entry.
 struct Said<'a> {
     name: &'a str,
     id: &'a str,
@@ -76,7 +76,7 @@ impl Reader {
     }
 }
 
-/// Counts an entry, if it is one of a cluster that is served.
+/// Counts an entry if its cluster is in the snapshot.
 fn count(
     snapshot: Option<&Snapshot>,
     common: Option<&AccessLogCommon>,
@@ -84,7 +84,8 @@ fn count(
     kind: Kind,
     (received, sent): (u64, u64),
 ) -> Option<()> {
-    // An entry of something that goes on has what a later one has, too.
+    // Entries of a connection or request that continues are ignored: the last entry contains their
+    // values.
     let end = match kind {
         Kind::Connection => AccessLogType::TcpConnectionEnd,
         Kind::Request { .. } => AccessLogType::DownstreamEnd,
