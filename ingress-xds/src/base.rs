@@ -1,5 +1,6 @@
-//! What the host's owner adds to Envoy's configuration: listeners, clusters, endpoints and routes in a ConfigMap of theirs.
-//! Pure; [`crate::routing`] owns it, [`crate::announce`] says what became of it.
+//! The base configuration: a ConfigMap of the host's owner with listeners, clusters, endpoints and
+//! routes for Envoy. Pure; [`crate::routing`] owns it, [`crate::announce`] reports whether it is
+//! served.
 //!
 //! ```text
 //!  ConfigMap ─▶ read (guard) ─▶ Tracker ─▶ Base ─▶ Snapshot ─▶ Envoy
@@ -7,9 +8,11 @@
 //!                                  └──────── Rejection ◀─────────┘
 //! ```
 //!
-//! It is taken as a whole or not at all. One that cannot be read, that takes what is the ingress's own, or that an Envoy
-//! refuses, is not served, and what was served before it stays. That is kept in memory: a process that starts with a bad one
-//! does not know it, and says nothing of it, so that each Envoy keeps what it has.
+//! A configuration is served as a whole or not at all. The previous configuration continues to be served if the
+//! new one cannot be parsed, uses a reserved name or port, or is refused by an Envoy.
+//!
+//! The previous configuration is stored in memory only. A process that starts with an invalid
+//! configuration therefore serves none, and each Envoy continues with the resources that it has.
 
 mod guard;
 mod read;
@@ -24,19 +27,19 @@ pub use guard::GuardError;
 pub use read::{BaseError, read};
 pub use track::{Input, Notice, Rejection, Tracker};
 
-/// Resources that are served beside the clusters'.
+/// The resources of a base configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Base {
     resources: BTreeMap<Kind, BTreeMap<Arc<str>, Resource>>,
 }
 
 impl Base {
-    /// One of them.
+    /// The resource of a type and name.
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Resource> {
         self.resources.get(&kind)?.get(name)
     }
 
-    /// The names of all of a kind.
+    /// All names of a type.
     pub fn names(&self, kind: Kind) -> impl Iterator<Item = &Arc<str>> {
         self.resources.get(&kind).into_iter().flat_map(BTreeMap::keys)
     }
@@ -46,12 +49,12 @@ impl Base {
         self.resources.values().map(BTreeMap::len).sum()
     }
 
-    /// Whether there is none.
+    /// Whether there is no resource.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds one; whether its name was free.
+    /// Adds a resource; returns whether its name was free.
     pub(crate) fn add(&mut self, kind: Kind, name: &str, resource: Resource) -> bool {
         let resources = self.resources.entry(kind).or_default();
         resources.insert(Arc::from(name), resource).is_none()

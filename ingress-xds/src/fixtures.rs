@@ -1,4 +1,4 @@
-//! Host objects for tests, of this crate and of the tests beside it (which include this file). Only foreign types.
+//! Host objects for tests of this crate and of other crates.
 
 #![allow(
     dead_code,
@@ -27,31 +27,31 @@ use yoke_api::labels;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
 use yoke_pki::plan::{INGRESS_LEAF, SLEEPER_LEAF};
 
-/// The base domain of all tests.
+/// Base domain of all tests.
 pub const BASE_DOMAIN: &str = "yoke.test";
 
-/// A cluster on the host, to be changed by modifiers and turned into its objects.
+/// A cluster on the host; modifiers change it, and methods convert it to its objects.
 #[derive(Clone, Debug)]
 pub struct ClusterFixture {
-    /// What the operator says of it.
+    /// The ingress configuration that the operator would write.
     pub config: IngressConfig,
-    /// Seconds since the epoch at which its ConfigMap was created.
+    /// Creation time of its ConfigMap, in seconds since the epoch.
     pub created: i64,
     /// Addresses of its control plane.
     pub addresses: Vec<String>,
-    /// Its port.
+    /// Port of its control plane.
     pub port: u16,
 }
 
-/// When clusters were sent to sleep, and woken.
+/// Time at which clusters fell asleep or began to wake.
 pub const SINCE: &str = "2026-01-01T00:00:00Z";
 
-/// [`SINCE`].
+/// [`SINCE`] as a Kubernetes time.
 pub fn since() -> Time {
     Time(SINCE.parse().expect("a time"))
 }
 
-/// A cluster is being woken.
+/// The sleep state of a cluster that is waking.
 pub fn waking(since: Time, problem: Option<&str>) -> Asleep {
     Asleep::Waking {
         since,
@@ -59,7 +59,7 @@ pub fn waking(since: Time, problem: Option<&str>) -> Asleep {
     }
 }
 
-/// The cluster `name` with the identity `id`, at 10.0.0.1:6443, as the operator would describe it.
+/// The cluster `name` with the ID `id`, at 10.0.0.1:6443, as the operator would describe it.
 pub fn cluster(name: &str, id: &str) -> ClusterFixture {
     let id: ClusterId = id.parse().expect("tests use valid identities");
     let public_name = id.public_name(name, BASE_DOMAIN);
@@ -91,45 +91,45 @@ pub fn cluster(name: &str, id: &str) -> ClusterFixture {
 }
 
 impl ClusterFixture {
-    /// With further names.
+    /// Sets extra names.
     pub fn with_extra_names(mut self, names: &[&str]) -> Self {
         self.config.extra_names = names.iter().map(ToString::to_string).collect();
         self
     }
 
-    /// With a konnectivity-server.
+    /// Adds a konnectivity-server.
     pub fn with_konnectivity(mut self) -> Self {
         self.config.konnectivity = true;
         self
     }
 
-    /// Reached from these ranges only.
+    /// Allows only these source ranges.
     pub fn reached_from(mut self, ranges: &[&str]) -> Self {
         let ranges = ranges.iter().map(|text| text.parse().expect("tests use valid ranges"));
         self.config.allowed_sources = Some(ranges.collect());
         self
     }
 
-    /// Asleep, or on its way.
+    /// Sets the sleep state.
     pub fn asleep(mut self, told: Asleep) -> Self {
         self.config.asleep = Some(told);
         self
     }
 
-    /// At other addresses.
+    /// Sets the addresses and the port.
     pub fn at(mut self, addresses: &[&str], port: u16) -> Self {
         self.addresses = addresses.iter().map(ToString::to_string).collect();
         self.port = port;
         self
     }
 
-    /// Created at another time.
+    /// Sets the creation time.
     pub fn created_at(mut self, seconds: i64) -> Self {
         self.created = seconds;
         self
     }
 
-    /// Its hosted namespace.
+    /// The control-plane namespace of the cluster.
     pub fn namespace(&self) -> String {
         self.config.id.hosted_namespace().as_str().to_owned()
     }
@@ -144,7 +144,7 @@ impl ClusterFixture {
         self.config.public_name.konnectivity()
     }
 
-    /// What the operator writes.
+    /// The ConfigMap that the operator writes.
     pub fn config_map(&self) -> ConfigMap {
         let text = serde_json::to_string(&self.config).expect("the contract is JSON");
         ConfigMap {
@@ -154,7 +154,7 @@ impl ClusterFixture {
         }
     }
 
-    /// What Kubernetes writes for the control plane's Service.
+    /// The EndpointSlice that Kubernetes writes for the control plane's Service.
     pub fn slice(&self) -> EndpointSlice {
         let name = format!("{}-x1", self.config.upstream.service);
         let mut metadata = self.metadata(&name, labels::component::CONTROL_PLANE);
@@ -194,7 +194,7 @@ impl ClusterFixture {
     }
 }
 
-/// What Kubernetes writes for the Service of ingress-xds.
+/// The EndpointSlice that Kubernetes writes for the Service of ingress-xds.
 pub fn replica_slice(addresses: &[&str]) -> EndpointSlice {
     EndpointSlice {
         metadata: ObjectMeta {
@@ -244,7 +244,8 @@ pub fn certificate_secret(chain: &str, key: &str) -> Secret {
     secret(PKI_NAMESPACE, INGRESS_LEAF, chain, key)
 }
 
-/// The same for clusters that sleep: for all, or in a hosted namespace for the further names of its cluster.
+/// The Secret with an activator certificate: for all clusters, or in a control-plane namespace for
+/// the extra names of its cluster.
 pub fn sleeper_secret(namespace: &str, chain: &str, key: &str) -> Secret {
     secret(namespace, SLEEPER_LEAF, chain, key)
 }
@@ -270,12 +271,12 @@ pub fn ingress_pems() -> (String, String) {
     (leaf.pem(), key.serialize_pem())
 }
 
-/// A cluster's key for tokens.
+/// A service account signing key of a cluster.
 pub struct Signer {
     key: SigningKey,
     /// The public key, PEM.
     pub pem: String,
-    /// Kubernetes' name for the key.
+    /// Kubernetes' ID of the key.
     pub id: String,
 }
 
@@ -309,7 +310,7 @@ impl Signer {
         }
     }
 
-    /// The header that kube-apiserver writes.
+    /// The token header that kube-apiserver writes.
     pub fn header(&self) -> Value {
         let name = match self.key {
             SigningKey::Rsa(_) => "RS256",
@@ -318,12 +319,12 @@ impl Signer {
         json!({"alg": name, "kid": self.id})
     }
 
-    /// A signed token.
+    /// A signed token with these claims.
     pub fn token(&self, claims: &Value) -> String {
         self.sign(&self.header().to_string(), &claims.to_string())
     }
 
-    /// A signed token of any two texts.
+    /// A signed token with any header and claims.
     pub fn sign(&self, header: &str, claims: &str) -> String {
         let signed = format!("{}.{}", to_part(header), to_part(claims));
         let (random, message) = (SystemRandom::new(), signed.as_bytes());
@@ -343,7 +344,7 @@ impl Signer {
     }
 }
 
-/// Claims as kube-apiserver writes them into the token of a pod, for an hour from `now`.
+/// Claims as kube-apiserver writes them into the token of a pod, valid for one hour from `now`.
 pub fn claims(issuer: &str, audiences: &[&str], now: i64) -> Value {
     json!({
         "iss": issuer,
@@ -357,7 +358,7 @@ pub fn claims(issuer: &str, audiences: &[&str], now: i64) -> Value {
     })
 }
 
-/// A part of a token.
+/// Encodes one part of a token.
 pub fn to_part(text: &str) -> String {
     BASE64URL_NOPAD.encode(text.as_bytes())
 }

@@ -25,7 +25,7 @@ use held::Held;
 /// The verdict for allowed connections and requests, in logs and metrics.
 pub const ALLOWED: &str = "allowed";
 
-/// Average delay of a refusal: the time after which clients are asked to retry. Envoy waits 3 s for
+/// Average delay of a refusal: the `Retry-After` of refused clients. Envoy waits 3 s for
 /// an answer.
 pub const HOLD: Duration = Duration::from_secs(1);
 
@@ -34,7 +34,7 @@ pub const HOLD: Duration = Duration::from_secs(1);
 pub struct Limits {
     /// New connections from one source address (IPv6: from one /64).
     pub source: Rate,
-    /// Connections that one such source has open.
+    /// Open connections from one such source.
     pub source_connections: u32,
     /// New connections to one name.
     pub name: Rate,
@@ -194,7 +194,7 @@ impl Gate {
     }
 
     /// Charges one request to a cluster's budget. The request's token is verified already, so
-    /// nobody else can spend the budget.
+    /// no other cluster can spend the budget.
     pub fn take_request(&mut self, now: Instant, cluster: &ClusterId) -> Result<(), request::Refusal> {
         let left = self.requests.take(cluster.clone(), now);
         left.then_some(()).ok_or(request::Refusal::Rate)

@@ -1,5 +1,6 @@
-//! What is counted. Labels are closed sets, but for those of clusters' traffic, which is shown as it is in the snapshot (ADR
-//! 0012); which cluster a problem belongs to stands in the log.
+//! The metrics of the process. Label values are closed sets, except for the traffic of clusters,
+//! which is collected from the snapshot (ADR 0012). The log says which cluster a problem belongs
+//! to.
 
 use std::sync::atomic::AtomicU64;
 
@@ -13,7 +14,7 @@ use crate::ads::Kind;
 use crate::model::Table;
 use crate::traffic::Shown;
 
-/// Name of the process in the names of its metrics.
+/// Prefix of all metric names of this process.
 pub const PROCESS: &str = "ingress_xds";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -41,7 +42,7 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// The process's own metrics. Clones count together.
+/// Metrics of the process. Clones share their values.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     clusters: Gauge,
@@ -70,7 +71,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics that are shown by `registry`.
+    /// Creates the metrics and registers them.
     pub fn new(registry: &Registry) -> Self {
         let metrics = Self::default();
         registry.register(|registry| {
@@ -134,7 +135,7 @@ impl Metrics {
         metrics
     }
 
-    /// Shows what is counted of each cluster, beside its own.
+    /// Registers the collector of the clusters' traffic.
     pub fn show_traffic(registry: &Registry, shown: Shown) {
         registry.register(|registry| registry.register_collector(Box::new(shown)));
     }

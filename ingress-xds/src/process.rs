@@ -1,4 +1,4 @@
-//! Puts the process together and runs it.
+//! Assembles the process from its parts and runs it.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,12 +30,12 @@ use crate::wake::write::write_wakes;
 use crate::watch::{watch_base, watch_certificate, watch_configs, watch_replicas, watch_sleeper, watch_slices};
 
 const GRACE: Duration = Duration::from_secs(10);
-/// Observations on their way to the table; the watches wait when it is full.
+/// Capacity of the channels for observations; the watches wait when one is full.
 const EVENTS: usize = 1024;
-/// Events to write; more are only logged.
+/// Capacity of the channel for Kubernetes events; further ones are only logged.
 const NOTICES: usize = 16;
 
-/// Runs the process until it is told to end.
+/// Runs the process until it receives a termination signal or a part fails.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     anyhow::ensure!(
         is_domain(&arguments.base_domain),
@@ -116,7 +116,7 @@ struct Waking {
     drain: Drain,
 }
 
-/// What tells the operator of clusters that are needed, and answers for them until they are awake.
+/// Starts the writer of wake requests, and the activator if it is configured.
 async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, waking: Waking) -> anyhow::Result<Waker> {
     let metrics = waking.metrics.clone();
     let (waker, words) = Waker::new(arguments.wake_limits(), metrics.clone(), Instant::now());
@@ -148,7 +148,7 @@ async fn spawn_sleeper(
     let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
     let sleeper = match Sleeper::bind(address).await {
         Ok(sleeper) => sleeper,
-        // A machine without IPv6.
+        // The node has no IPv6.
         Err(_) => Sleeper::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))
             .await
             .context("listening for clients of clusters that sleep")?,

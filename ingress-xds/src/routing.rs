@@ -1,12 +1,13 @@
-//! The owner of the routing table: observations of the host in, snapshots out.
+//! The task that owns the routing table: applies observations of the host and publishes snapshots.
 //!
 //! ```text
 //!  watch (or a test) ─▶ Event ─▶ Table ─▶ translate ─▶ Snapshot ─▶ streams, gate
 //!                       Input ─▶ Tracker (base) ─────────┘
 //! ```
 //!
-//! Nothing is published before everything that the host has was seen once: an Envoy that reconnects would otherwise be told
-//! to drop what was not seen yet. Until then streams wait and the gate refuses.
+//! Nothing is published before every kind of object was listed once: an Envoy that reconnects would
+//! otherwise be sent removals of names that were not read yet. Until then streams wait and the gate
+//! refuses.
 
 use std::sync::Arc;
 
@@ -21,16 +22,16 @@ use crate::traffic::Ledger;
 use crate::translate::{Limits, translate, translate_certificate};
 use crate::validate::Rules;
 
-/// Observations that are taken in before a snapshot is published.
+/// Maximum number of observations that are applied before a snapshot is published.
 const BATCH: usize = 1024;
 
-/// What readers hold: the newest snapshot, `None` until the host was read.
+/// The newest snapshot; `None` until the host's objects were listed.
 pub type Snapshots = watch::Receiver<Option<Arc<Snapshot>>>;
 
-/// The table could not be kept.
+/// The routing task failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
-    /// Nobody observes the host any more.
+    /// All watches have ended.
     #[error("observing the host ended")]
     SourceGone,
 }
@@ -49,8 +50,8 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// The task, and what its readers hold. `base` is what the host's owner adds, `ledger` what clusters are counted by. `synced`
-    /// becomes ready with the first snapshot.
+    /// Creates the task, and the receiver of its snapshots. `base` tracks the base configuration,
+    /// `ledger` assigns traffic series. `synced` becomes ready with the first snapshot.
     pub fn new(
         rules: Rules,
         base: Tracker,
@@ -73,7 +74,8 @@ impl Routing {
         (routing, snapshots)
     }
 
-    /// Runs until the drain starts. A full channel makes the observer wait; nothing is lost but notices, which are logged too.
+    /// Runs until the drain starts. When a channel is full the watches wait. Only notices can be
+    /// lost, and those are logged too.
     pub async fn run(
         mut self,
         mut events: mpsc::Receiver<Event>,

@@ -1,7 +1,8 @@
-//! Keeps the certificates of this process's listener new, and checks who connects.
+//! Reloads the certificates of this process's gRPC listener, and checks its clients.
 //!
-//! Who connects must have a certificate of the client CA *and* carry an expected DNS name: the CA may have other clients.
-//! A change that cannot be used leaves the old certificates in use and is told by log and metric.
+//! A client needs a certificate of the client CA *and* an expected DNS name: the CA may have other
+//! clients. Changed files that cannot be used leave the previous certificates in use; a log line
+//! and a metric report it.
 
 use std::error::Error;
 use std::path::Path;
@@ -18,7 +19,8 @@ const POLL: Duration = Duration::from_secs(5);
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// `tls.crt` and `tls.key` in a directory, and a file of CA certificates by which clients are verified.
+/// `tls.crt` and `tls.key` in a directory, and the file with the CA certificates that verify
+/// clients.
 pub fn files_in(directory: &Path, client_ca: &Path) -> TlsFiles {
     TlsFiles {
         certificate: directory.join(CERTIFICATE),

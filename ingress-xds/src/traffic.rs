@@ -1,11 +1,12 @@
-//! What the clients of each cluster did. Pure.
+//! Traffic counters of each cluster. Pure.
 //!
 //! ```text
 //!  Envoy: a connection or request ended ─▶ server ─▶ Record ─▶ Series, in the snapshot's Entry ─▶ Shown ─▶ /metrics
 //! ```
 //!
-//! A cluster's [`Series`] are in the snapshot, so they come and go with it, and neither who counts nor who shows them waits
-//! for anybody. [`Ledger`], of the one who makes snapshots, keeps them over changes of a cluster, and says how many there are.
+//! A cluster's [`Series`] are part of its snapshot entry, so they appear and disappear with it, and
+//! counting and collecting need no lock. [`Ledger`], owned by the builder of snapshots, preserves
+//! them across changes of a cluster, and limits their number.
 
 mod shown;
 
@@ -22,7 +23,7 @@ use crate::gate::request;
 
 pub use shown::Shown;
 
-/// What the gate says of connections of which it knows the cluster.
+/// The gate's verdicts about connections of a known cluster.
 const CONNECTION_VERDICTS: [&str; 6] = [
     ALLOWED,
     gate::Refusal::SourceNotAllowed.as_str(),
@@ -31,7 +32,7 @@ const CONNECTION_VERDICTS: [&str; 6] = [
     gate::Refusal::SourceConnections.as_str(),
     gate::Refusal::NameRate.as_str(),
 ];
-/// What it says of requests with a token of the cluster's.
+/// The gate's verdicts about requests with a token of a known cluster.
 const REQUEST_VERDICTS: [&str; 10] = [
     ALLOWED,
     request::Refusal::SourceNotAllowed.as_str(),
@@ -44,37 +45,37 @@ const REQUEST_VERDICTS: [&str; 10] = [
     request::Refusal::Stuck.as_str(),
     request::Refusal::Rate.as_str(),
 ];
-/// Classes of status codes; first that of requests to which nobody heard an answer.
+/// Classes of status codes; `none` for requests whose client received no answer.
 const CODES: [&str; 6] = ["none", "1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// What ended.
+/// The kind of event that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A connection by one of the cluster's names.
     Connection,
     /// A request by token.
     Request {
-        /// The status code that the client saw; 0 if it saw none.
+        /// The status code that the client received; 0 if it received none.
         code: u32,
     },
 }
 
-/// Something that ended.
+/// One connection or request that ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
-    /// What it was.
+    /// Connection or request.
     pub kind: Kind,
-    /// What the gate had said.
+    /// The gate's verdict.
     pub verdict: &'a str,
-    /// Bytes that came from the client.
+    /// Bytes received from the client.
     pub received: u64,
-    /// Bytes that went to it.
+    /// Bytes sent to the client.
     pub sent: u64,
-    /// How long it was open.
+    /// Duration from start to end.
     pub duration: Duration,
 }
 
-/// What was counted of one cluster.
+/// Counters of one cluster.
 #[derive(Debug, Default)]
 pub struct Series {
     connections: [AtomicU64; CONNECTION_VERDICTS.len()],
@@ -91,7 +92,7 @@ struct Sums {
 }
 
 impl Series {
-    /// Counts it, if the gate says such a thing.
+    /// Counts a record. Returns false if its verdict is unknown.
     #[must_use]
     pub fn count(&self, record: &Record<'_>) -> bool {
         let among = |verdicts: &[&str]| verdicts.iter().position(|verdict| *verdict == record.verdict);
@@ -122,23 +123,23 @@ impl Series {
     }
 }
 
-/// Place in [`CODES`].
+/// Index in [`CODES`].
 fn class_of(code: u32) -> usize {
     let class = usize::try_from(code / 100).unwrap_or_default();
     if class < CODES.len() { class } else { 0 }
 }
 
-/// Which series each cluster has.
+/// Assigns series to clusters, up to a limit.
 #[derive(Debug)]
 pub struct Ledger {
     limit: usize,
-    /// Of clusters that are in a snapshot which somebody reads.
+    /// Series of clusters; alive while a snapshot that is in use contains them.
     own: HashMap<ClusterId, Weak<Series>>,
     other: Arc<Series>,
 }
 
 impl Ledger {
-    /// Of so many clusters each has series of its own; the others share some.
+    /// Creates a registry in which `limit` clusters have their own series; the others share one.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -147,7 +148,8 @@ impl Ledger {
         }
     }
 
-    /// The series of a cluster. One that shares them has its own when it is asked for again and there is room.
+    /// The series of a cluster. A cluster that shares series gets its own on a later call, when one
+    /// is free.
     pub fn series_of(&mut self, id: &ClusterId) -> Arc<Series> {
         if let Some(series) = self.own.get(id).and_then(Weak::upgrade) {
             return series;
@@ -163,7 +165,7 @@ impl Ledger {
         series
     }
 
-    /// What the clusters without series of their own share.
+    /// The shared series.
     pub fn other(&self) -> &Arc<Series> {
         &self.other
     }

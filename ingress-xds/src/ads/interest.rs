@@ -141,7 +141,7 @@ impl Interest {
                 // removal.
                 self.held.insert(Arc::clone(&name), Arc::from(UNKNOWN));
             }
-            // Another version may be on its way, and this one be what is served again.
+            // Another version may be in flight, and this one may be the served version again.
             if retry && (is_newest || is_current) {
                 self.due.insert(Arc::clone(&name), true);
             }

@@ -1,7 +1,8 @@
-//! What the host's owner may not add: what is the ingress's own, ways to the tenants' control planes beside the gate, and what
-//! a new Envoy would wait for. Pure.
+//! Restrictions of the base configuration: reserved names and ports, routes to the tenants' control
+//! planes that bypass the gate, and settings that delay the start of an Envoy. Pure.
 //!
-//! It keeps from accidents. Who may write the ConfigMap owns the host, and could send requests anywhere by other means.
+//! This protects from accidents only. A user who may write the ConfigMap owns the host, and could
+//! route requests anywhere by other means.
 
 use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use envoy_types::pb::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType};
@@ -21,52 +22,55 @@ use crate::snapshot::{Kind, is_tenants};
 const CLUSTERS: [&str; 5] = ["admin", "gate", "logs", "none", "xds"];
 const LISTENERS: [&str; 2] = ["health", "ingress"];
 const ROUTES: [&str; 2] = ["health", "terminated"];
-/// What tells Envoy's TCP proxy the cluster: a key that a filter can set (on the ingress's own listener from the SNI name that
-/// the gate has let through), and a filter that takes any SNI name.
+/// Settings that let a request select its cluster in Envoy's TCP proxy. The first is a key that a
+/// filter can set; on the ingress's own listener it comes from the SNI name that the gate has
+/// allowed. The second is a filter that accepts any SNI name.
 const CHOICES: [&str; 2] = [
     "envoy.tcp_proxy.cluster",
     "envoy.extensions.filters.network.sni_cluster.v3.SniCluster",
 ];
 
-/// What is not the owner's to give.
+/// Why a resource is not allowed.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
-    /// The name is taken.
+    /// The name is reserved.
     #[error("has a name of the ingress's own")]
     OwnName,
-    /// A cluster of the ingress is used.
+    /// The resource uses a cluster of the ingress.
     #[error("leads to {0}, a cluster of the ingress's own")]
     OwnCluster(String),
-    /// Whoever sends a request could choose any cluster.
+    /// A client could select any cluster by its request.
     #[error("lets a client choose the cluster by {0}")]
     Chosen(String),
-    /// A cluster has no fixed addresses: whoever sends a request could choose any, or nobody here knows what they are.
+    /// The cluster has no fixed addresses, or a type with unknown behavior. A client could select
+    /// any address.
     #[error("is of another type than STATIC, STRICT_DNS, LOGICAL_DNS, EDS and DnsCluster")]
     Type,
-    /// A cluster's endpoints have another name: they follow the cluster by its own.
+    /// The endpoints of the cluster have another name. Endpoints are sent by the name of their
+    /// cluster.
     #[error("has endpoints by another name, {0}")]
     ServiceName(String),
-    /// A new Envoy would wait for something as long as it likes, and take no connection before.
+    /// A new Envoy would wait for this resource without a limit before it accepts connections.
     #[error("sets initial_fetch_timeout, for which a new Envoy waits before it serves anybody")]
     Waits,
     /// The message is nested too deep.
     #[error("decoding it")]
     Decode(#[from] prost::DecodeError),
-    /// A control plane is named.
+    /// The resource names a control plane.
     #[error("names {0}, in the namespace of a tenant's control plane")]
     Hosted(String),
-    /// It listens on something that is not known not to be the ingress's.
+    /// The resource listens on an address that cannot be compared with the ingress's own.
     #[error("listens on something else than an address with a port number")]
     Address,
-    /// It listens where the ingress does.
+    /// The resource listens on a port of the ingress.
     #[error("listens on port {0}, which is the ingress's own")]
     Port(u32),
-    /// It leads to Envoy's own listeners, the admin interface among them.
+    /// The resource leads to a listener of this Envoy, for example the admin interface.
     #[error("leads to port {0} of this Envoy, which is the ingress's own")]
     OwnPort(u64),
 }
 
-/// Holds one resource, as JSON and as protobuf, against what is the ingress's own.
+/// Checks one resource, as JSON and as protobuf, against the restrictions.
 pub(super) fn guard(kind: Kind, name: &str, json: &Value, body: &[u8], ports: &[u16]) -> Result<(), GuardError> {
     let own: &[&str] = match kind {
         Kind::Cluster | Kind::Endpoints => &CLUSTERS,
@@ -125,13 +129,13 @@ fn guard_listening(address: Option<Address>, ports: &[u16]) -> Result<(), GuardE
     }
 }
 
-/// A walk through everything in a resource, extensions included.
+/// Visits every value in a resource, extensions included.
 struct Walk<'a> {
     ports: &'a [u16],
 }
 
 impl Walk<'_> {
-    /// `weighted`: in a list of clusters of which one is drawn.
+    /// `weighted`: inside a list of weighted clusters.
     fn look(&self, value: &Value, key: &str, weighted: bool) -> Result<(), GuardError> {
         match value {
             Value::Object(fields) => {
@@ -203,12 +207,13 @@ fn look_at_text(text: &str, key: &str, weighted: bool) -> Result<(), GuardError>
     }
 }
 
-/// The name of the type in a URL that says what an extension is.
+/// The type name in a type URL.
 fn to_type(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }
 
-/// A field has two names in protobuf's JSON mapping: `cluster_header` and `clusterHeader`.
+/// Normalizes a field name; protobuf's JSON mapping has two forms: `cluster_header` and
+/// `clusterHeader`.
 fn to_plain(field: &str) -> String {
     field.replace('_', "").to_ascii_lowercase()
 }

@@ -1,4 +1,4 @@
-//! Which base configuration is served: the newest that is good. Pure.
+//! Selects the base configuration that is served: the newest valid one. Pure.
 
 use std::sync::Arc;
 
@@ -8,55 +8,56 @@ use super::{Base, read};
 use crate::model::{Watched, to_chain};
 use crate::snapshot::Kind;
 
-/// Something of which the host's owner is told, by an event on the ConfigMap.
+/// A change that the host's owner learns from an event on the ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
     /// The ConfigMap.
     pub object: ObjectReference,
-    /// Whether it is refused.
+    /// Whether the ConfigMap is refused.
     pub refused: bool,
-    /// A sentence.
+    /// Text of the event, one or two sentences.
     pub note: String,
 }
 
-/// An Envoy does not take a resource.
+/// A resource that an Envoy refused.
 #[derive(Clone, Debug)]
 pub struct Rejection {
-    /// Of which type.
+    /// Type of the resource.
     pub kind: Kind,
-    /// Its name.
+    /// Name of the resource.
     pub name: Arc<str>,
-    /// Its version.
+    /// Version of the resource.
     pub version: Arc<str>,
-    /// Envoy's words.
+    /// Envoy's error message.
     pub reason: String,
 }
 
-/// What may change which one is served.
+/// An input of the tracker.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The ConfigMap was looked at.
+    /// An observation of the ConfigMap.
     Seen(Watched<ConfigMap>),
-    /// An Envoy refused something.
+    /// An Envoy has refused a resource.
     Refused(Rejection),
 }
 
-/// Keeps what is served, and what to go back to.
+/// Stores the served configuration and the previous one for a rollback.
 #[derive(Debug)]
 pub struct Tracker {
-    /// Ports on which Envoy listens without it.
+    /// Ports of Envoy's bootstrap.
     ports: Vec<u16>,
     listed: bool,
     object: ObjectReference,
     served: Option<Arc<Base>>,
     before: Option<Arc<Base>>,
-    /// What an Envoy refused last, and why: it is not tried again before it changes.
+    /// The configuration that an Envoy refused last, and its reason. It is not tried again
+    /// unchanged.
     rejected: Option<(Arc<Base>, String)>,
     problem: Option<String>,
 }
 
 impl Tracker {
-    /// Knows nothing before the ConfigMap was looked for.
+    /// A tracker that has not seen a list of ConfigMaps yet.
     pub fn new(ports: &[u16]) -> Self {
         Self {
             ports: ports.to_vec(),
@@ -69,7 +70,7 @@ impl Tracker {
         }
     }
 
-    /// Where no ConfigMap is looked for.
+    /// A tracker for processes without a base ConfigMap.
     pub fn without() -> Self {
         Self {
             listed: true,
@@ -78,22 +79,22 @@ impl Tracker {
         }
     }
 
-    /// Whether the ConfigMap was looked for.
+    /// Whether the ConfigMap was listed once.
     pub fn is_listed(&self) -> bool {
         self.listed
     }
 
-    /// What is served; `None` while that is not known.
+    /// The served configuration; `None` while it is unknown.
     pub fn served(&self) -> Option<&Arc<Base>> {
         self.served.as_ref()
     }
 
-    /// Whether another one is served than the ConfigMap has.
+    /// Whether the ConfigMap's configuration is refused, so another one is served.
     pub fn is_refused(&self) -> bool {
         self.problem.is_some()
     }
 
-    /// Takes one observation in; the answer is what is to be told.
+    /// Applies one input. Returns a notice for the host's owner, if there is news.
     pub fn apply(&mut self, input: Input) -> Option<Notice> {
         match input {
             Input::Seen(Watched::Applied(map)) if map.metadata.deletion_timestamp.is_none() => self.take_map(&map),
@@ -148,7 +149,7 @@ impl Tracker {
             base.get(kind, &name)
                 .is_some_and(|resource| resource.version == version)
         };
-        // Else it is served no more already.
+        // Otherwise the refused version is no longer served.
         let rejected = self.served.take_if(|served| has(served))?;
         self.served = self.before.take().filter(|before| !has(before));
         let reason = format!("Envoy does not take {name}: {reason}");

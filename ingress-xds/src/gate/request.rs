@@ -186,7 +186,7 @@ pub(crate) fn is_foreign(snapshot: &Snapshot, route: &Route, authority: &str) ->
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     match snapshot.get(&resource_name(&host)) {
         Some(owner) => owner.route.namespace != route.namespace,
-        // A name under the base domain without an owner was or will be the name of a cluster.
+        // A name under the base domain without an owner may have belonged to another cluster.
         None => {
             let base = route.public_name.split_once('.').map(|(_, base)| base);
             base.is_some_and(|base| is_within(&host, base))

@@ -116,7 +116,7 @@ enum Begin<F> {
 }
 
 impl Session {
-    /// The next response; `None` if the client has closed its side.
+    /// The next response; `None` if the client has closed its side of the stream.
     async fn next(&mut self) -> Result<Option<DeltaDiscoveryResponse>, Status> {
         loop {
             if let Some(response) = self.state.next_response() {

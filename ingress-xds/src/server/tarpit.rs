@@ -17,7 +17,7 @@ pub(super) struct Tarpit {
 }
 
 impl Tarpit {
-    /// Where each waits for so long, on average.
+    /// Creates a tarpit; `hold` is the average delay.
     pub(super) fn new(hold: Duration) -> Self {
         Self {
             hold,

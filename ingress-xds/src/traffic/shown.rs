@@ -1,5 +1,5 @@
-//! The series as a collector of metrics reads them: of the clusters that are served now, and only what has counted
-//! something. Encoding takes its time with many clusters; nothing is locked for it.
+//! Collects the series for /metrics: those of clusters in the newest snapshot, without counters
+//! that are zero. Encoding takes long with many clusters, so it holds no lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,31 +15,31 @@ use super::{CODES, CONNECTION_VERDICTS, REQUEST_VERDICTS, Series, Sums};
 use crate::routing::Snapshots;
 use crate::snapshot::Snapshot;
 
-/// In place of an identity: no cluster has this one.
+/// Label value in place of a cluster ID; no cluster has this ID.
 const OTHER: &str = "other";
 
 type Label<'a> = (&'static str, &'a str);
 
-/// What is shown.
+/// The collector.
 #[derive(Debug)]
 pub struct Shown {
     snapshots: Snapshots,
     other: Arc<Series>,
 }
 
-/// The series of one cluster, with what names it.
+/// The series of one cluster with its labels.
 struct Named<'a> {
     owner: [Label<'a>; 3],
     series: &'a Series,
 }
 
 impl Shown {
-    /// The series in `snapshots`, of which `other` are those that clusters share.
+    /// Collects the series in `snapshots`; `other` are the shared ones.
     pub fn new(snapshots: Snapshots, other: Arc<Series>) -> Self {
         Self { snapshots, other }
     }
 
-    /// All series, and how many clusters share the last one.
+    /// All series, the shared ones last, and how many clusters share them.
     fn all<'a>(&'a self, snapshot: Option<&'a Snapshot>) -> (Vec<Named<'a>>, i64) {
         let mut all = Vec::new();
         let mut sharing = 0;
@@ -92,7 +92,7 @@ impl Collector for Shown {
         counters.add_sums("cluster_sent_bytes", sent, |sums| read(&sums.sent))?;
         let open = "Time that was open what ended";
         counters.add_sums("cluster_open_seconds", open, |sums| {
-            // A sum of many years loses no more than microseconds.
+            // The conversion loses less than a microsecond in sums of many years.
             read(&sums.microseconds) as f64 / 1e6
         })
     }
@@ -107,14 +107,14 @@ impl<'a> Named<'a> {
     }
 }
 
-/// A family for each kind of count, with the series of all clusters.
+/// Encodes each metric family with the series of all clusters.
 struct Counters<'e, 'a> {
     encoder: DescriptorEncoder<'e>,
     all: Vec<Named<'a>>,
 }
 
 impl Counters<'_, '_> {
-    /// `each` adds what was counted of one cluster; what is 0 is left out.
+    /// Encodes one family. `each` adds the counters of one cluster; zeros are omitted.
     fn add<N: EncodeCounterValue + Default + PartialEq>(
         &mut self,
         name: &str,
