@@ -7,9 +7,8 @@
 //! the cluster's owner.
 //!
 //! Names that do not exist occupy no memory, and the state of sources has a fixed size
-//! ([`Budgets`], [`held`]). So a flood of random names or addresses grows nothing.
+//! ([`Budgets`], [`Held`]). So a flood of random names or addresses grows nothing.
 
-pub mod held;
 pub mod request;
 
 use std::net::{IpAddr, SocketAddr};
@@ -19,8 +18,8 @@ use std::time::{Duration, Instant};
 use yoke_api::ClusterId;
 use yoke_runtime::budget::{Budgets, Rate, source_key};
 
+use crate::limits::open_connections::Held;
 use crate::snapshot::{Snapshot, resource_name};
-use held::Held;
 
 /// The verdict for allowed connections and requests, in logs and metrics.
 pub const ALLOWED: &str = "allowed";

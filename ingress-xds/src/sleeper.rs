@@ -52,9 +52,9 @@ use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 
 use crate::answer::{build_body, build_headers};
+use crate::limits::concurrency::{Seat, Seats};
 use crate::metrics::Metrics;
 use crate::routing::Snapshots;
-use crate::seats::{Seat, Seats};
 use crate::snapshot::{Entry, resource_name};
 use crate::token;
 use crate::wake::{Outcome, Sleeping, Waker};

@@ -9,9 +9,9 @@ use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 
 use crate::gate::request::{Refusal, Request};
+use crate::limits::concurrency::{Seat, Seats};
 use crate::metrics::Metrics;
 use crate::routing::Snapshots;
-use crate::seats::{Seat, Seats};
 use crate::sleeper::identity::Identity;
 use crate::snapshot::{Entry, Snapshot, resource_name};
 use crate::wake::{Outcome, Sleeping, Waker};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use envoy_types::pb::envoy::data::accesslog::v3::TcpAccessLogEntry;
 
 use crate::gate::Gate;
-use crate::gate::held::Held;
+use crate::limits::open_connections::Held;
 use crate::metrics::Metrics;
 use crate::server::to_socket;
 
