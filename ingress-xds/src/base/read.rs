@@ -10,8 +10,8 @@ use prost::Message as _;
 use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor, Value as Field};
 use serde_json::Value;
 
-use super::Base;
-use super::guard::{GuardError, guard};
+use super::resources::Base;
+use super::restrictions::{GuardError, guard};
 use crate::snapshot::{Kind, Resource};
 use crate::translate::to_version;
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::model::{ObjectKey, Watched, to_chain};
+use crate::snapshot::Kind;
 
 const PORTS: [u16; 2] = [8443, 9901];
 

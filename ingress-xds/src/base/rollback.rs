@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 
-use super::{Base, read};
+use super::read::read;
+use super::resources::Base;
 use crate::model::{Watched, to_chain};
 use crate::snapshot::Kind;
 
