@@ -37,10 +37,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::model::Route;
-use crate::snapshot::{Resource, Snapshot};
+use crate::snapshot::Snapshot;
+use crate::snapshot::resource::Resource;
 use interest::{Interest, MAX_NAMES, Turn};
 
-pub use crate::snapshot::Kind;
+pub use crate::snapshot::resource::Kind;
 
 /// A client's request.
 #[derive(Clone, Debug)]

@@ -15,12 +15,11 @@
 //! configuration therefore serves none, and each Envoy continues with the resources that it has.
 
 mod read;
-mod resources;
+pub mod resources;
 mod restrictions;
 mod rollback;
 
 pub use read::{BaseError, read};
-pub use resources::Base;
 pub use restrictions::GuardError;
 pub use rollback::{Input, Notice, Rejection, Tracker};
 

@@ -19,7 +19,8 @@ use yoke_api::ClusterId;
 use yoke_runtime::budget::{Budgets, Rate, source_key};
 
 use crate::limits::open_connections::Held;
-use crate::snapshot::{Snapshot, resource_name};
+use crate::snapshot::Snapshot;
+use crate::snapshot::resource::resource_name;
 
 /// The verdict for allowed connections and requests, in logs and metrics.
 pub const ALLOWED: &str = "allowed";

@@ -17,16 +17,14 @@ use yoke_runtime::{Check, Drain};
 use crate::base::{Input, Notice, Tracker};
 use crate::metrics::Metrics;
 use crate::model::{Event, Report, Table};
-use crate::snapshot::{Entry, Snapshot, resource_name};
+use crate::snapshot::resource::resource_name;
+use crate::snapshot::{Entry, Snapshot, Snapshots};
 use crate::traffic::Ledger;
 use crate::translate::{Limits, translate, translate_certificate};
 use crate::validate::Rules;
 
 /// Maximum number of observations that are applied before a snapshot is published.
 const BATCH: usize = 1024;
-
-/// The newest snapshot; `None` until the host's objects were listed.
-pub type Snapshots = watch::Receiver<Option<Arc<Snapshot>>>;
 
 /// The routing task failed.
 #[derive(Debug, thiserror::Error)]

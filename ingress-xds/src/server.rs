@@ -29,7 +29,7 @@ use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 use crate::base::Input;
 use crate::gate::{Gate, Limits};
 use crate::metrics::Metrics;
-use crate::routing::Snapshots;
+use crate::snapshot::Snapshots;
 use crate::tls::is_expected_client;
 use crate::wake::Waker;
 

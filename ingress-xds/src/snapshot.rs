@@ -6,78 +6,21 @@
 //! predecessor. So publishing one change among 10,000 names copies one shard, and finding the
 //! changes compares pointers.
 
+pub mod resource;
+
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
-use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use crate::base::Base;
+use tokio::sync::watch;
+
+use crate::base::resources::Base;
 use crate::model::Route;
 use crate::traffic::Series;
-
-/// Prefix of every Envoy cluster that an SNI name or a token can select. Envoy adds the same prefix
-/// to the SNI name that it receives, so no SNI name can select another cluster.
-const NAMES: &str = "name/";
-
-/// Name of the Envoy Secret with the ingress certificate.
-pub const CERTIFICATE_NAME: &str = "ingress";
+use resource::{CERTIFICATE_NAME, Resource, is_of_name, resource_name};
 
 const SHARDS: usize = 256;
-
-/// The resource types that are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
-    /// Envoy's Cluster.
-    Cluster,
-    /// Envoy's ClusterLoadAssignment.
-    Endpoints,
-    /// Envoy's Listener; only in the base configuration.
-    Listener,
-    /// Envoy's RouteConfiguration; only in the base configuration.
-    Routes,
-    /// Envoy's Secret with the ingress certificate.
-    Secret,
-}
-
-impl Kind {
-    /// Whether a name may belong to the base configuration, and to no tenant cluster.
-    pub fn is_owners(self, name: &str) -> bool {
-        match self {
-            Self::Listener | Self::Routes => true,
-            Self::Cluster | Self::Endpoints => !is_tenants(name),
-            Self::Secret => false,
-        }
-    }
-}
-
-/// One encoded resource and its version, a hash of its content.
-#[derive(Clone)]
-pub struct Resource {
-    /// The version: equal contents have equal versions, in every replica and after every restart.
-    /// The version of endpoints also changes with their Cluster's.
-    pub version: Arc<str>,
-    /// The encoded protobuf message.
-    pub body: Arc<[u8]>,
-}
-
-// Compares versions, because the order of map entries in the bytes may differ.
-impl PartialEq for Resource {
-    fn eq(&self, other: &Self) -> bool {
-        self.version == other.version
-    }
-}
-
-impl Eq for Resource {}
-
-// Omits the bytes, which may contain a private key.
-impl fmt::Debug for Resource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resource")
-            .field("version", &self.version)
-            .finish_non_exhaustive()
-    }
-}
 
 /// Everything that is served for one name.
 #[derive(Clone, Debug)]
@@ -93,6 +36,9 @@ pub struct Entry {
     /// Traffic counters of the cluster, shared by all its names.
     pub traffic: Arc<Series>,
 }
+
+/// The newest snapshot; `None` until the host's objects were listed.
+pub type Snapshots = watch::Receiver<Option<Arc<Snapshot>>>;
 
 type Shard = BTreeMap<Arc<str>, Arc<Entry>>;
 
@@ -177,7 +123,7 @@ impl Snapshot {
     /// The entry of each cluster's public name.
     pub fn clusters(&self) -> impl Iterator<Item = &Arc<Entry>> {
         let entries = self.shards.iter().flat_map(|shard| shard.iter());
-        let is_public = |name: &str, entry: &Entry| name.strip_prefix(NAMES) == Some(entry.route.public_name.as_str());
+        let is_public = |name: &str, entry: &Entry| is_of_name(name, &entry.route.public_name);
         entries.filter_map(move |(name, entry)| is_public(name, entry).then_some(entry))
     }
 
@@ -205,16 +151,6 @@ impl Snapshot {
                 gone.chain(other)
             })
     }
-}
-
-/// Name of the Envoy resources for an SNI name.
-pub fn resource_name(sni: &str) -> String {
-    format!("{NAMES}{sni}")
-}
-
-/// Whether a name of an Envoy cluster belongs to a tenant cluster.
-pub fn is_tenants(name: &str) -> bool {
-    name.starts_with(NAMES)
 }
 
 /// Names of all Envoy resources of a tenant cluster.

@@ -17,7 +17,6 @@ mod transport;
 
 use std::sync::Arc;
 
-use data_encoding::HEXLOWER;
 use envoy_types::pb::envoy::config::cluster::v3::circuit_breakers::Thresholds;
 use envoy_types::pb::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig};
 use envoy_types::pb::envoy::config::cluster::v3::{CircuitBreakers, Cluster, UpstreamConnectionOptions};
@@ -39,10 +38,10 @@ use envoy_types::pb::envoy::extensions::upstreams::http::v3::http_protocol_optio
 };
 use envoy_types::pb::google::protobuf::{Any, Duration, UInt32Value};
 use prost::{Message, Name as _};
-use sha2::{Digest as _, Sha256};
 
 use crate::model::Target;
-use crate::snapshot::{CERTIFICATE_NAME, Entry, Resource, resource_name};
+use crate::snapshot::Entry;
+use crate::snapshot::resource::{CERTIFICATE_NAME, Resource, resource_name, to_version};
 use crate::validate::IngressCertificate;
 
 const CONNECT_TIMEOUT_SECONDS: i64 = 5;
@@ -61,9 +60,6 @@ const CONNECTION_WINDOW_BYTES: u32 = STREAMS * STREAM_WINDOW_BYTES;
 /// that meets that close fails.
 const IDLE_SECONDS: i64 = 60;
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-/// Length of a version in bytes: 64 bits of the hash. Two contents of one name do not collide by
-/// chance.
-const VERSION_BYTES: usize = 8;
 
 /// Limits of each tenant cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,13 +261,6 @@ fn translate_endpoints(name: String, target: &Target) -> ClusterLoadAssignment {
             .collect(),
         ..Default::default()
     }
-}
-
-/// The version of a resource with these contents.
-pub(crate) fn to_version(contents: &[&[u8]]) -> Arc<str> {
-    let mut hash = Sha256::new();
-    contents.iter().for_each(|content| hash.update(content));
-    HEXLOWER.encode(&hash.finalize()[..VERSION_BYTES]).into()
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::{Kind, ProtocolError, Refusal, Request, Response};
 use crate::model::Route;
-use crate::snapshot::{Entry, Resource, Snapshot, resource_names};
+use crate::snapshot::resource::Resource;
+use crate::snapshot::{Entry, Snapshot, resource_names};
 
 /// The resource name that subscribes to all resources.
 const WILDCARD: &str = "*";

@@ -4,7 +4,7 @@ mod random;
 
 use super::interest::WINDOW;
 use super::*;
-use crate::base::Base;
+use crate::base::resources::Base;
 use crate::snapshot::entries::entry;
 
 fn snapshot(rows: &[(&str, &str, &str)]) -> Arc<Snapshot> {

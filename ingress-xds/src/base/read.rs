@@ -12,8 +12,7 @@ use serde_json::Value;
 
 use super::resources::Base;
 use super::restrictions::{GuardError, guard};
-use crate::snapshot::{Kind, Resource};
-use crate::translate::to_version;
+use crate::snapshot::resource::{Kind, Resource, to_version};
 
 const DESCRIPTORS: &[u8] = include_bytes!("../../envoy/descriptors.binpb");
 const TYPE: &str = "@type";

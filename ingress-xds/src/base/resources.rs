@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::snapshot::{Kind, Resource};
+use crate::snapshot::resource::{Kind, Resource};
 
 /// The resources of a base configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use serde_json::Value;
 use yoke_api::ClusterId;
 use yoke_api::names::HOSTED_NAMESPACE_PREFIX;
 
-use crate::snapshot::{Kind, is_tenants};
+use crate::snapshot::resource::{Kind, is_tenants};
 
 /// Names in Envoy's bootstrap.
 const CLUSTERS: [&str; 5] = ["admin", "gate", "logs", "none", "xds"];

@@ -4,9 +4,10 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
+use super::resources::Base;
 use super::*;
 use crate::model::{ObjectKey, Watched, to_chain};
-use crate::snapshot::Kind;
+use crate::snapshot::resource::Kind;
 
 const PORTS: [u16; 2] = [8443, 9901];
 

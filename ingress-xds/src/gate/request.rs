@@ -13,7 +13,8 @@ use yoke_api::ingress::Asleep;
 use yoke_api::names::is_within;
 
 use crate::model::Route;
-use crate::snapshot::{Entry, Snapshot, resource_name};
+use crate::snapshot::resource::resource_name;
+use crate::snapshot::{Entry, Snapshot};
 use crate::token;
 use crate::token::{TokenError, Verified};
 

@@ -6,8 +6,9 @@ use tokio::sync::watch;
 use yoke_test_support::Dashboard;
 
 use super::*;
+use crate::snapshot::Snapshot;
 use crate::snapshot::entries::entry;
-use crate::snapshot::{Snapshot, resource_name};
+use crate::snapshot::resource::resource_name;
 use crate::traffic::{Kind as Ended, Record};
 
 const DASHBOARD: &str = "ingress.json";

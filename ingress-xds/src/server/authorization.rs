@@ -26,12 +26,13 @@ use crate::gate::request;
 use crate::gate::{ALLOWED, Gate, Refusal, Verdict};
 use crate::metrics::Metrics;
 use crate::model::Route;
-use crate::routing::Snapshots;
 use crate::server::hold::Hold;
 use crate::server::tarpit::Tarpit;
 use crate::server::{Context, to_socket};
 use crate::sleeper::plan::build_advice;
-use crate::snapshot::{Entry, Snapshot, resource_name};
+use crate::snapshot::Snapshots;
+use crate::snapshot::resource::resource_name;
+use crate::snapshot::{Entry, Snapshot};
 use crate::token::Verified;
 
 /// Metadata key of the verdict; Envoy's access log contains the dynamic metadata of connections and

@@ -19,8 +19,8 @@ use crate::ads;
 use crate::ads::Kind;
 use crate::base::{Input, Rejection};
 use crate::metrics::Metrics;
-use crate::routing::Snapshots;
 use crate::server::Context;
+use crate::snapshot::Snapshots;
 
 const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";

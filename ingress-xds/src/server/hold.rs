@@ -11,9 +11,10 @@ use yoke_runtime::Drain;
 use crate::gate::request::{Refusal, Request};
 use crate::limits::concurrency::{Seat, Seats};
 use crate::metrics::Metrics;
-use crate::routing::Snapshots;
 use crate::sleeper::identity::Identity;
-use crate::snapshot::{Entry, Snapshot, resource_name};
+use crate::snapshot::Snapshots;
+use crate::snapshot::resource::resource_name;
+use crate::snapshot::{Entry, Snapshot};
 use crate::wake::{Outcome, Sleeping, Waker};
 
 /// Maximum wait of a request: less than Envoy's timeout for `ext_authz` (`grpc_service.timeout` in

@@ -18,8 +18,8 @@ use yoke_runtime::Drain;
 
 use crate::gate::Gate;
 use crate::metrics::Metrics;
-use crate::routing::Snapshots;
 use crate::server::Context;
+use crate::snapshot::Snapshots;
 
 /// Names of the logs in Envoy's bootstrap.
 const ENDS: &str = "connections";

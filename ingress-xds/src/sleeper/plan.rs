@@ -10,7 +10,8 @@ use yoke_api::ingress::{Asleep, Callers};
 use super::identity::{Identity, Stranger, identify};
 use crate::gate::request::{IGNORED, LATER, SOON, bearer_token, is_foreign};
 use crate::model::{Route, Sleep};
-use crate::snapshot::{Entry, Snapshot, resource_name};
+use crate::snapshot::resource::resource_name;
+use crate::snapshot::{Entry, Snapshot};
 
 /// `Retry-After` in seconds for a caller that need not wait any more.
 const NOW: i32 = 0;

@@ -27,8 +27,8 @@ use yoke_runtime::Drain;
 use yoke_runtime::tls::TlsConfigs;
 
 use crate::model::{Event, ObjectKey, SleeperNames, Watched, sleeper_key, to_chain};
-use crate::routing::Snapshots;
-use crate::snapshot::resource_name;
+use crate::snapshot::Snapshots;
+use crate::snapshot::resource::resource_name;
 use crate::validate::{CertificateError, validate_sleeper};
 
 /// Certificates by the namespace of their Secret. The namespace of the CAs has the certificate for

@@ -12,8 +12,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{CODES, CONNECTION_VERDICTS, REQUEST_VERDICTS, Series, Sums};
-use crate::routing::Snapshots;
 use crate::snapshot::Snapshot;
+use crate::snapshot::Snapshots;
 
 /// Label value in place of a cluster ID; no cluster has this ID.
 const OTHER: &str = "other";

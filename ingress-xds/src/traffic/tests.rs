@@ -3,8 +3,9 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::*;
+use crate::snapshot::Snapshot;
 use crate::snapshot::entries::entry;
-use crate::snapshot::{Snapshot, resource_name};
+use crate::snapshot::resource::resource_name;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -29,7 +29,8 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use yoke_ingress_xds::snapshot::{Entry, Resource, Snapshot};
+use yoke_ingress_xds::snapshot::resource::Resource;
+use yoke_ingress_xds::snapshot::{Entry, Snapshot};
 use yoke_ingress_xds::translate::{Limits, translate};
 use yoke_ingress_xds::validate::{Rules, validate_config};
 

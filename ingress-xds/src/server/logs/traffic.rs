@@ -13,9 +13,10 @@ use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
 use envoy_types::pb::google::protobuf::{Duration as ProtoDuration, Struct};
 
 use crate::metrics::Metrics;
-use crate::routing::Snapshots;
 use crate::server::authorization::{ID, NAME, VERDICT};
-use crate::snapshot::{Snapshot, resource_name};
+use crate::snapshot::Snapshot;
+use crate::snapshot::Snapshots;
+use crate::snapshot::resource::resource_name;
 use crate::traffic::{Kind, Record};
 
 /// Names of Envoy's `ext_authz` filters, under which an entry stores the gate's metadata.
