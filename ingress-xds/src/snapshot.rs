@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use crate::base::resources::Base;
 use crate::model::Route;
-use crate::traffic::Series;
+use crate::traffic::series::Series;
 use resource::{CERTIFICATE_NAME, Resource, is_of_name, resource_name};
 
 const SHARDS: usize = 256;

@@ -9,7 +9,7 @@ use super::*;
 use crate::snapshot::Snapshot;
 use crate::snapshot::entries::entry;
 use crate::snapshot::resource::resource_name;
-use crate::traffic::{Kind as Ended, Record};
+use crate::traffic::series::{Kind as Ended, Record};
 
 const DASHBOARD: &str = "ingress.json";
 /// Of Envoy's own; a test on the real one shows that it has it.

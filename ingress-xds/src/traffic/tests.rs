@@ -1,7 +1,13 @@
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
+use yoke_api::ClusterId;
 
+use super::series::{CODES, Kind, Record, Series, class_of};
 use super::*;
 use crate::snapshot::Snapshot;
 use crate::snapshot::entries::entry;

@@ -17,7 +17,7 @@ use crate::server::authorization::{ID, NAME, VERDICT};
 use crate::snapshot::Snapshot;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
-use crate::traffic::{Kind, Record};
+use crate::traffic::series::{Kind, Record};
 
 /// Names of Envoy's `ext_authz` filters, under which an entry stores the gate's metadata.
 const OF_CONNECTIONS: &str = "envoy.filters.network.ext_authz";

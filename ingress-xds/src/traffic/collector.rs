@@ -11,7 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::{CODES, CONNECTION_VERDICTS, REQUEST_VERDICTS, Series, Sums};
+use super::series::{CODES, CONNECTION_VERDICTS, REQUEST_VERDICTS, Series, Sums};
 use crate::snapshot::Snapshot;
 use crate::snapshot::Snapshots;
 
