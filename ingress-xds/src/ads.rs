@@ -36,7 +36,7 @@ mod interest;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::model::Route;
+use crate::model::route::Route;
 use crate::snapshot::Snapshot;
 use crate::snapshot::resource::Resource;
 use interest::{Interest, MAX_NAMES, Turn};

@@ -14,129 +14,26 @@
 //! namespace). A cluster with an invalid ConfigMap loses its own routes, and no other cluster loses
 //! any.
 
-mod sleepers;
+pub mod activators;
+pub mod observation;
+pub mod route;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::ingress::Asleep;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
-use yoke_api::{Cidr, ClusterId};
 use yoke_pki::plan::INGRESS_LEAF;
 
-use crate::token::TokenTrust;
 use crate::validate::{IngressCertificate, Rules, Slice, validate_config, validate_ingress, validate_slice};
 
-pub(crate) use sleepers::sleeper_key;
-use sleepers::{Concerned, Sleepers};
-
-pub use sleepers::SleeperNames;
-
-/// A routed cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// The control-plane namespace, which is unique to the cluster.
-    pub namespace: String,
-    /// The ID of the cluster.
-    pub id: ClusterId,
-    /// Name of the Tenant.
-    pub tenant: String,
-    /// Name of the Cluster object.
-    pub cluster: String,
-    /// The name under the base domain.
-    pub public_name: String,
-    /// Extra names, sorted. An older cluster may own some of them.
-    pub extra_names: Vec<String>,
-    /// The SNI name of the cluster's konnectivity agents, if it has a konnectivity-server.
-    pub konnectivity_name: Option<String>,
-    /// Source ranges that may reach the cluster; `None` allows all.
-    pub sources: Option<Vec<Cidr>>,
-    /// Name of the Service whose addresses are the control plane.
-    pub service: String,
-    /// Trust settings for the TLS connection to the control plane.
-    pub upstream: UpstreamTrust,
-    /// Trust settings for the cluster's service account tokens.
-    pub tokens: TokenTrust,
-    /// The sleep state, if the activator answers in place of the API server.
-    pub asleep: Option<Sleep>,
-}
-
-/// The sleep state of a cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sleep {
-    /// The state that the operator has published.
-    pub told: Asleep,
-    /// The CA certificates (PEM) that verify client certificates.
-    pub client_ca: String,
-}
-
-/// Trust settings for the TLS connection from the ingress to a control plane.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UpstreamTrust {
-    /// The exact DNS name in the control plane's certificate.
-    pub server_name: String,
-    /// CA certificates, PEM.
-    pub ca: String,
-}
-
-impl Route {
-    /// Every name that the cluster claims.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.public_name)
-            .chain(&self.extra_names)
-            .chain(&self.konnectivity_name)
-            .map(String::as_str)
-    }
-
-    /// Whether a name is the SNI name of the cluster's konnectivity agents.
-    pub fn is_konnectivity(&self, name: &str) -> bool {
-        self.konnectivity_name.as_deref() == Some(name)
-    }
-
-    /// Whether this source address may reach the cluster. An unknown address is in no range.
-    pub fn allows(&self, source: Option<IpAddr>) -> bool {
-        let Some(ranges) = &self.sources else {
-            return true;
-        };
-        source.is_some_and(|address| ranges.iter().any(|range| range.contains(address)))
-    }
-}
-
-/// Namespace and name of an object on the host.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectKey {
-    /// The namespace of the object.
-    pub namespace: String,
-    /// The name of the object.
-    pub name: String,
-}
-
-impl ObjectKey {
-    /// The key from an object's metadata.
-    pub fn of(metadata: &ObjectMeta) -> Self {
-        Self {
-            namespace: metadata.namespace.clone().unwrap_or_default(),
-            name: metadata.name.clone().unwrap_or_default(),
-        }
-    }
-}
-
-/// An observation of a watch of one kind.
-#[derive(Clone, Debug)]
-pub enum Watched<K> {
-    /// The object was added or changed.
-    Applied(Box<K>),
-    /// The object was deleted.
-    Deleted(ObjectKey),
-    /// A complete list was reported through `Applied`. No other objects exist.
-    Listed(BTreeSet<ObjectKey>),
-}
+use activators::{Concerned, SleeperNames, Sleepers};
+use observation::{ObjectKey, Watched, to_chain};
+use route::Route;
 
 /// One observation of the host.
 #[derive(Clone, Debug)]
@@ -563,18 +460,6 @@ fn config_key(namespace: &str) -> ObjectKey {
         namespace: namespace.to_owned(),
         name: INGRESS_CONFIG_MAP.to_owned(),
     }
-}
-
-/// The text of an error followed by its causes.
-pub(crate) fn to_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

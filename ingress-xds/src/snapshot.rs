@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::base::resources::Base;
-use crate::model::Route;
+use crate::model::route::Route;
 use crate::traffic::series::Series;
 use resource::{CERTIFICATE_NAME, Resource, is_of_name, resource_name};
 
@@ -169,7 +169,7 @@ fn shard_of(name: &str) -> usize {
 pub(crate) mod entries {
     use super::*;
     use crate::fixtures::cluster;
-    use crate::model::UpstreamTrust;
+    use crate::model::route::UpstreamTrust;
     use crate::token::TokenTrust;
 
     /// An entry for names of the cluster `owner` with these versions.

@@ -23,7 +23,7 @@ use yoke_api::ClusterId;
 use yoke_runtime::budget::{Budgets, Rate, source_key};
 
 use crate::metrics::Metrics;
-use crate::model::Route;
+use crate::model::route::Route;
 
 /// How long further wake requests of a cluster are ignored. A caller that the activator answers
 /// after its wait repeats the request later than this.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Kind, ProtocolError, Refusal, Request, Response};
-use crate::model::Route;
+use crate::model::route::Route;
 use crate::snapshot::resource::Resource;
 use crate::snapshot::{Entry, Snapshot, resource_names};
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 
 use super::read::read;
 use super::resources::Base;
-use crate::model::{Watched, to_chain};
+use crate::model::observation::{Watched, to_chain};
 use crate::snapshot::resource::Kind;
 
 /// A change that the host's owner learns from an event on the ConfigMap.

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::resources::Base;
 use super::*;
-use crate::model::{ObjectKey, Watched, to_chain};
+use crate::model::observation::{ObjectKey, Watched, to_chain};
 use crate::snapshot::resource::Kind;
 
 const PORTS: [u16; 2] = [8443, 9901];

@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use yoke_api::ingress::Asleep;
 use yoke_api::names::is_within;
 
-use crate::model::Route;
+use crate::model::route::Route;
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot};
 use crate::token;

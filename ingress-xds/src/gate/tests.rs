@@ -4,7 +4,7 @@ use yoke_runtime::budget::CAPACITY;
 
 use super::*;
 use crate::fixtures::{since, waking};
-use crate::model::Sleep;
+use crate::model::route::Sleep;
 use crate::snapshot::entries::entry;
 
 const LIMITS: Limits = Limits {
@@ -235,7 +235,7 @@ fn only_allowed_sources_pass() {
     let now = Instant::now();
     let mut snapshot = Snapshot::default();
     let mut restricted = entry("a", &["a.yoke.test"], "1", "1");
-    let mut route = crate::model::Route::clone(&restricted.route);
+    let mut route = crate::model::route::Route::clone(&restricted.route);
     let range = |text: &str| text.parse().unwrap();
     route.sources = Some(vec![range("192.0.2.0/24"), range("2001:db8::/32")]);
     restricted.route = Arc::new(route);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 use yoke_api::ClusterId;
 
-use crate::model::Route;
+use crate::model::route::Route;
 
 /// One Tenant may use the total divided by this.
 const PARTS: usize = 4;

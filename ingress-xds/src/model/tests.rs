@@ -2,6 +2,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::activators::sleeper_key;
 use super::*;
 use crate::fixtures::{
     BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, replica_slice, since, waking,

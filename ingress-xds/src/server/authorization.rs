@@ -25,7 +25,7 @@ use crate::answer::{build_body, build_headers};
 use crate::gate::request;
 use crate::gate::{ALLOWED, Gate, Refusal, Verdict};
 use crate::metrics::Metrics;
-use crate::model::Route;
+use crate::model::route::Route;
 use crate::server::hold::Hold;
 use crate::server::tarpit::Tarpit;
 use crate::server::{Context, to_socket};

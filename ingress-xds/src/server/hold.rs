@@ -157,7 +157,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures::since;
-    use crate::model::{Route, Sleep};
+    use crate::model::route::{Route, Sleep};
     use crate::snapshot::entries::entry;
     use crate::wake::Limits;
 

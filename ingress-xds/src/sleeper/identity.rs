@@ -9,7 +9,7 @@ use rustls::pki_types::CertificateDer;
 use yoke_pki::ParsedCertificate;
 use yoke_pki::inspect::{Purpose, verify_chain};
 
-use crate::model::Route;
+use crate::model::route::Route;
 use crate::token::{self, TokenError};
 
 /// Prefix of Kubernetes' own users and groups: nodes, controllers, bootstrap tokens.

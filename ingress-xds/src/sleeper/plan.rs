@@ -9,7 +9,7 @@ use yoke_api::ingress::{Asleep, Callers};
 
 use super::identity::{Identity, Stranger, identify};
 use crate::gate::request::{IGNORED, LATER, SOON, bearer_token, is_foreign};
-use crate::model::{Route, Sleep};
+use crate::model::route::{Route, Sleep};
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot};
 

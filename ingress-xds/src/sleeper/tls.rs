@@ -26,7 +26,9 @@ use yoke_pki::plan::SLEEPER_LEAF;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::TlsConfigs;
 
-use crate::model::{Event, ObjectKey, SleeperNames, Watched, sleeper_key, to_chain};
+use crate::model::Event;
+use crate::model::activators::{SleeperNames, sleeper_key};
+use crate::model::observation::{ObjectKey, Watched, to_chain};
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
 use crate::validate::{CertificateError, validate_sleeper};

@@ -43,7 +43,7 @@ fn request(verdict: &str, code: u32) -> Record<'_> {
 fn serve(snapshot: &mut Snapshot, name: &str, id: &ClusterId, series: &Arc<Series>) {
     for sni in [name, &format!("{name}.example.org")] {
         let mut entry = entry(name, &[name], "1", "1");
-        let mut route = crate::model::Route::clone(&entry.route);
+        let mut route = crate::model::route::Route::clone(&entry.route);
         route.id = id.clone();
         entry.route = Arc::new(route);
         entry.traffic = Arc::clone(series);

@@ -13,7 +13,7 @@ use envoy_types::pb::xds::r#type::matcher::v3::matcher::on_match::OnMatch as Out
 
 use super::*;
 use crate::fixtures::{BASE_DOMAIN, cluster, pems};
-use crate::model::Route;
+use crate::model::route::Route;
 use crate::validate::{Rules, validate_config};
 
 fn target(addresses: &[&str]) -> Target {

@@ -30,7 +30,7 @@ use envoy_types::pb::xds::r#type::matcher::v3::matcher::on_match::OnMatch as Out
 use envoy_types::pb::xds::r#type::matcher::v3::matcher::{MatcherTree, MatcherType, OnMatch};
 use prost::Name;
 
-use crate::model::UpstreamTrust;
+use crate::model::route::UpstreamTrust;
 
 /// Names of Envoy extensions.
 const TLS: &str = "envoy.transport_sockets.tls";

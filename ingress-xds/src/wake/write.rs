@@ -14,7 +14,7 @@ use yoke_api::{Cluster, GROUP, Lenient, VERSION};
 
 use super::Wake;
 use crate::metrics::Metrics;
-use crate::model::to_chain;
+use crate::model::observation::to_chain;
 
 /// Field manager that owns the written field.
 pub const FIELD_MANAGER: &str = "yoke-ingress-xds";

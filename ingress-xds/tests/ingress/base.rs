@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use yoke_ingress_xds::model::{ObjectKey, Watched};
+use yoke_ingress_xds::model::observation::{ObjectKey, Watched};
 use yoke_test_support::free_port;
 
 use crate::Stage;

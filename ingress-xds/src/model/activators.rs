@@ -12,7 +12,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_pki::plan::SLEEPER_LEAF;
 
-use super::{ObjectKey, Route, Watched};
+use super::observation::{ObjectKey, Watched};
+use super::route::Route;
 use crate::validate::{Rules, find_ready};
 
 /// Maximum number of activator addresses that are sent to Envoy.
