@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use yoke_runtime::budget::Rate;
 
-use crate::gate::{HOLD, Limits};
+use crate::authz::{HOLD, Limits};
 use crate::traffic::Ledger;
 use crate::validate::Rules;
 use crate::{translate, wake};

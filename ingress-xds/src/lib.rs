@@ -23,10 +23,9 @@
 
 pub mod ads;
 pub mod announce;
-pub mod answer;
 pub mod arguments;
+pub mod authz;
 pub mod base;
-pub mod gate;
 pub mod limits;
 pub mod metrics;
 pub mod model;
@@ -36,7 +35,6 @@ pub mod server;
 pub mod sleeper;
 pub mod snapshot;
 pub mod tls;
-pub mod token;
 pub mod traffic;
 pub mod translate;
 pub mod validate;

@@ -1,5 +1,5 @@
 //! The gRPC endpoint for Envoy: ADS, `ext_authz` and access logs on one address, over mutual TLS.
-//! An adapter: it accepts connections, converts messages and calls [`crate::ads`], [`crate::gate`]
+//! An adapter: it accepts connections, converts messages and calls [`crate::ads`], [`crate::authz`]
 //! and [`crate::traffic`].
 
 mod authorization;
@@ -26,8 +26,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 
+use crate::authz::{Gate, Limits};
 use crate::base::Input;
-use crate::gate::{Gate, Limits};
 use crate::metrics::Metrics;
 use crate::snapshot::Snapshots;
 use crate::tls::is_expected_client;

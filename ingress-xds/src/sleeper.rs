@@ -51,13 +51,13 @@ use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 
-use crate::answer::{build_body, build_headers};
+use crate::authz::status_response::{build_body, build_headers};
+use crate::authz::token;
 use crate::limits::concurrency::{Seat, Seats};
 use crate::metrics::Metrics;
 use crate::snapshot::Entry;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
-use crate::token;
 use crate::wake::{Outcome, Sleeping, Waker};
 use plan::{Answer, Call, Decision, plan_answer};
 

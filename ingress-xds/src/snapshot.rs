@@ -2,7 +2,7 @@
 //! control plane is reachable.
 //!
 //! [`crate::routing`] applies changed names. The readers are the streams ([`crate::ads`]) and the
-//! gate ([`crate::gate`]). A snapshot is immutable and shares everything unchanged with its
+//! gate ([`crate::authz`]). A snapshot is immutable and shares everything unchanged with its
 //! predecessor. So publishing one change among 10,000 names copies one shard, and finding the
 //! changes compares pointers.
 
@@ -168,9 +168,9 @@ fn shard_of(name: &str) -> usize {
 #[cfg(test)]
 pub(crate) mod entries {
     use super::*;
+    use crate::authz::token::TokenTrust;
     use crate::fixtures::cluster;
     use crate::model::route::UpstreamTrust;
-    use crate::token::TokenTrust;
 
     /// An entry for names of the cluster `owner` with these versions.
     pub(crate) fn entry(owner: &str, names: &[&str], cluster_version: &str, endpoints_version: &str) -> Entry {

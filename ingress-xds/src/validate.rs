@@ -21,8 +21,8 @@ use yoke_api::names::{
 };
 use yoke_pki::bundle::{Bundle, BundleError, Trust};
 
+use crate::authz::token::{KeyError, TokenKey, TokenTrust};
 use crate::model::route::{Route, Sleep, UpstreamTrust};
-use crate::token::{KeyError, TokenKey, TokenTrust};
 
 pub use certificate::{CertificateError, IngressCertificate, validate_ingress, validate_sleeper};
 

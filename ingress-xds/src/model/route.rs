@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use yoke_api::ingress::Asleep;
 use yoke_api::{Cidr, ClusterId};
 
-use crate::token::TokenTrust;
+use crate::authz::token::TokenTrust;
 
 /// A routed cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 //! The `ext_authz` service: Envoy calls it for each new connection, and for each request whose TLS
-//! ended at Envoy. [`crate::gate`] decides.
+//! ended at Envoy. [`crate::authz`] decides.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -21,19 +21,19 @@ use k8s_openapi::jiff::Timestamp;
 use tonic::{Code, Request, Response, Status};
 use yoke_api::ingress::Asleep;
 
-use crate::answer::{build_body, build_headers};
-use crate::gate::request;
-use crate::gate::{ALLOWED, Gate, Refusal, Verdict};
+use crate::authz::request;
+use crate::authz::status_response::{build_advice, build_body, build_headers};
+use crate::authz::token::Verified;
+use crate::authz::verdict::{ALLOWED, ConnectionRefusal, RequestRefusal};
+use crate::authz::{Gate, Verdict};
 use crate::metrics::Metrics;
 use crate::model::route::Route;
 use crate::server::hold::Hold;
 use crate::server::tarpit::Tarpit;
 use crate::server::{Context, to_socket};
-use crate::sleeper::plan::build_advice;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot};
-use crate::token::Verified;
 
 /// Metadata key of the verdict; Envoy's access log contains the dynamic metadata of connections and
 /// requests.
@@ -60,7 +60,7 @@ const USER_AGENT: &str = "user-agent";
 /// The cluster that issued a request's token, and the token's subject.
 type Found = Verified<Arc<Entry>>;
 /// Why a request is refused, with the cluster that issued its token.
-type Refused<T> = (request::Refusal, Option<T>);
+type Refused<T> = (RequestRefusal, Option<T>);
 
 /// The gRPC service.
 #[derive(Debug)]
@@ -176,7 +176,7 @@ impl Gatekeeper {
                 self.metrics.count_request(word);
                 let route = entry.as_ref().map(|entry| entry.route.as_ref());
                 let code = match refusal {
-                    request::Refusal::Rate => Code::ResourceExhausted,
+                    RequestRefusal::Rate => Code::ResourceExhausted,
                     _ => Code::PermissionDenied,
                 };
                 CheckResponse {
@@ -192,7 +192,7 @@ impl Gatekeeper {
     async fn judge_awake(&self, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Arc<Entry>>> {
         let snapshot = self.snapshots.borrow().clone();
         let (subject, entry) = match self.judge(snapshot.as_deref(), request) {
-            Err((request::Refusal::Asleep, Some(Verified { cluster, subject }))) => (subject, cluster),
+            Err((RequestRefusal::Asleep, Some(Verified { cluster, subject }))) => (subject, cluster),
             result => return result.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster))),
         };
         let waited = self.hold.wait(&entry, subject, request).await;
@@ -209,7 +209,7 @@ impl Gatekeeper {
     }
 
     fn judge(&self, snapshot: Option<&Snapshot>, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Found>> {
-        let snapshot = snapshot.ok_or((request::Refusal::NotSynced, None))?;
+        let snapshot = snapshot.ok_or((RequestRefusal::NotSynced, None))?;
         // The signature is verified outside of the lock.
         let found = request::find(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
         let entry = &found.cluster;
@@ -220,7 +220,7 @@ impl Gatekeeper {
         }
     }
 
-    fn take_request(&self, entry: &Entry) -> Result<(), request::Refusal> {
+    fn take_request(&self, entry: &Entry) -> Result<(), RequestRefusal> {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         gate.take_request(Instant::now(), &entry.route.id)
     }
@@ -252,11 +252,11 @@ fn translate_route(route: &Route) -> OkHttpResponse {
     }
 }
 
-fn translate_refusal(refusal: request::Refusal, route: Option<&Route>) -> DeniedHttpResponse {
+fn translate_refusal(refusal: RequestRefusal, route: Option<&Route>) -> DeniedHttpResponse {
     let mut status = refusal.to_status();
     match (refusal, route.and_then(|route| Some(&route.asleep.as_ref()?.told))) {
-        (request::Refusal::Held, Some(Asleep::Held { why })) => status.message = Some(why.clone()),
-        (request::Refusal::Stuck, Some(Asleep::Waking { problem, .. })) => {
+        (RequestRefusal::Held, Some(Asleep::Held { why })) => status.message = Some(why.clone()),
+        (RequestRefusal::Stuck, Some(Asleep::Waking { problem, .. })) => {
             status.message = problem.as_deref().map(build_advice);
         }
         _ => {}
@@ -281,11 +281,15 @@ fn to_header(key: &str, value: String) -> HeaderValueOption {
     }
 }
 
-fn to_code(refusal: Refusal) -> Code {
+fn to_code(refusal: ConnectionRefusal) -> Code {
     match refusal {
-        Refusal::NoName | Refusal::Unknown | Refusal::SourceNotAllowed => Code::PermissionDenied,
-        Refusal::NotSynced | Refusal::NoEndpoints => Code::Unavailable,
-        Refusal::SourceRate | Refusal::SourceConnections | Refusal::NameRate => Code::ResourceExhausted,
+        ConnectionRefusal::NoName | ConnectionRefusal::Unknown | ConnectionRefusal::SourceNotAllowed => {
+            Code::PermissionDenied
+        }
+        ConnectionRefusal::NotSynced | ConnectionRefusal::NoEndpoints => Code::Unavailable,
+        ConnectionRefusal::SourceRate | ConnectionRefusal::SourceConnections | ConnectionRefusal::NameRate => {
+            Code::ResourceExhausted
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use tokio::time::timeout;
 use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 
-use crate::gate::request::{Refusal, Request};
+use crate::authz::request::Request;
+use crate::authz::verdict::RequestRefusal;
 use crate::limits::concurrency::{Seat, Seats};
 use crate::metrics::Metrics;
 use crate::sleeper::identity::Identity;
@@ -78,25 +79,30 @@ impl Hold {
     }
 
     /// Waits until the cluster is awake, if the request may wake it.
-    pub(super) async fn wait(&self, entry: &Entry, subject: String, request: Request<'_>) -> Result<(), Refusal> {
+    pub(super) async fn wait(
+        &self,
+        entry: &Entry,
+        subject: String,
+        request: Request<'_>,
+    ) -> Result<(), RequestRefusal> {
         if !Identity::Account(subject).is_user() {
-            return Err(Refusal::Unneeded);
+            return Err(RequestRefusal::Unneeded);
         }
         let Some(seat) = self.seats.take(&entry.route) else {
             // The request does not wait, and its client retries. The cluster wakes meanwhile, even
             // if all slots are occupied.
             self.need(entry, request)?;
-            return Err(Refusal::Asleep);
+            return Err(RequestRefusal::Asleep);
         };
         let _held = Held::new(self, seat);
         let waiting = timeout(LIMIT, self.wait_awake(entry, request));
         match self.drain.until_started(waiting).await {
             Some(Ok(result)) => result,
-            Some(Err(_)) | None => Err(Refusal::Asleep),
+            Some(Err(_)) | None => Err(RequestRefusal::Asleep),
         }
     }
 
-    async fn wait_awake(&self, entry: &Entry, request: Request<'_>) -> Result<(), Refusal> {
+    async fn wait_awake(&self, entry: &Entry, request: Request<'_>) -> Result<(), RequestRefusal> {
         let mut snapshots = self.snapshots.clone();
         let name = resource_name(&entry.route.public_name);
         loop {
@@ -105,7 +111,7 @@ impl Hold {
                 .as_ref()
                 .and_then(|all| all.get(&name).cloned());
             let Some(now) = now else {
-                return Err(Refusal::NoEndpoints);
+                return Err(RequestRefusal::NoEndpoints);
             };
             if self.need(&now, request)? {
                 tokio::time::sleep(HANDOVER).await;
@@ -120,27 +126,27 @@ impl Hold {
             let changed = snapshots.wait_for(|all| !is_same(all));
             match timeout(AGAIN, changed).await {
                 Ok(Ok(_)) | Err(_) => {}
-                Ok(Err(_)) => return Err(Refusal::NotSynced),
+                Ok(Err(_)) => return Err(RequestRefusal::NotSynced),
             }
         }
     }
 
     /// Wakes the cluster if it sleeps and the request may wake it. Returns whether it is awake;
     /// fails if it will not wake.
-    fn need(&self, entry: &Entry, request: Request<'_>) -> Result<bool, Refusal> {
+    fn need(&self, entry: &Entry, request: Request<'_>) -> Result<bool, RequestRefusal> {
         match entry.route.asleep.as_ref().map(|asleep| &asleep.told) {
             None => Ok(true),
-            Some(Asleep::Held { .. }) => Err(Refusal::Held),
+            Some(Asleep::Held { .. }) => Err(RequestRefusal::Held),
             Some(Asleep::OnConnect { ignored_agents, .. }) if ignored_agents.has(request.agent) => {
-                Err(Refusal::Ignored)
+                Err(RequestRefusal::Ignored)
             }
             Some(Asleep::OnConnect { since, uid, .. }) => {
                 match self.waker.wake(&entry.route, Sleeping { since, uid }, request.source) {
                     Outcome::Told | Outcome::Known => Ok(false),
-                    Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Err(Refusal::Asleep),
+                    Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Err(RequestRefusal::Asleep),
                 }
             }
-            Some(Asleep::Waking { problem: Some(_), .. }) => Err(Refusal::Stuck),
+            Some(Asleep::Waking { problem: Some(_), .. }) => Err(RequestRefusal::Stuck),
             Some(Asleep::Waking { problem: None, .. }) => Ok(false),
         }
     }
@@ -203,9 +209,9 @@ mod tests {
         };
         let robot = "system:serviceaccount:default:robot";
         let wait = async |entry: &Entry| hold.wait(entry, robot.to_owned(), request).await;
-        assert_eq!(wait(&asleep(&["k9s/*"])).await, Err(Refusal::Ignored));
+        assert_eq!(wait(&asleep(&["k9s/*"])).await, Err(RequestRefusal::Ignored));
         assert!(told.try_recv().is_err());
-        assert_eq!(wait(&asleep(&[])).await, Err(Refusal::Asleep));
+        assert_eq!(wait(&asleep(&[])).await, Err(RequestRefusal::Asleep));
         assert_eq!(told.try_recv().unwrap().cluster, "a");
     }
 }

@@ -16,7 +16,7 @@ use envoy_types::pb::envoy::service::accesslog::v3::{StreamAccessLogsMessage, St
 use tonic::{Request, Response, Status, Streaming};
 use yoke_runtime::Drain;
 
-use crate::gate::Gate;
+use crate::authz::Gate;
 use crate::metrics::Metrics;
 use crate::server::Context;
 use crate::snapshot::Snapshots;

@@ -9,8 +9,8 @@ use rustls::pki_types::CertificateDer;
 use yoke_pki::ParsedCertificate;
 use yoke_pki::inspect::{Purpose, verify_chain};
 
+use crate::authz::token::{self, TokenError};
 use crate::model::route::Route;
-use crate::token::{self, TokenError};
 
 /// Prefix of Kubernetes' own users and groups: nodes, controllers, bootstrap tokens.
 const SYSTEM: &str = "system:";

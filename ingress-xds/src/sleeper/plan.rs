@@ -8,7 +8,8 @@ use rustls::pki_types::CertificateDer;
 use yoke_api::ingress::{Asleep, Callers};
 
 use super::identity::{Identity, Stranger, identify};
-use crate::gate::request::{IGNORED, LATER, SOON, bearer_token, is_foreign};
+use crate::authz::request::{bearer_token, is_foreign};
+use crate::authz::status_response::{IGNORED, LATER, SOON, build_advice};
 use crate::model::route::{Route, Sleep};
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot};
@@ -229,11 +230,6 @@ fn plan_retry(seconds: i32) -> i32 {
         ..4 => SOON,
         _ => SOON + seconds / 3,
     }
-}
-
-/// The message to a caller when a cluster does not finish waking: the problem, and what to do.
-pub fn build_advice(problem: &str) -> String {
-    format!("{problem} Ask the cluster's owner: the conditions of the Cluster say more.")
 }
 
 fn identify_caller(route: &Route, client_ca: &str, call: Call<'_>, now: Timestamp) -> Result<Identity, Stranger> {

@@ -3,29 +3,29 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::gate::{self, ALLOWED, request};
+use crate::authz::verdict::{ALLOWED, ConnectionRefusal, RequestRefusal};
 
 /// The gate's verdicts about connections of a known cluster.
 pub(super) const CONNECTION_VERDICTS: [&str; 6] = [
     ALLOWED,
-    gate::Refusal::SourceNotAllowed.as_str(),
-    gate::Refusal::NoEndpoints.as_str(),
-    gate::Refusal::SourceRate.as_str(),
-    gate::Refusal::SourceConnections.as_str(),
-    gate::Refusal::NameRate.as_str(),
+    ConnectionRefusal::SourceNotAllowed.as_str(),
+    ConnectionRefusal::NoEndpoints.as_str(),
+    ConnectionRefusal::SourceRate.as_str(),
+    ConnectionRefusal::SourceConnections.as_str(),
+    ConnectionRefusal::NameRate.as_str(),
 ];
 /// The gate's verdicts about requests with a token of a known cluster.
 pub(super) const REQUEST_VERDICTS: [&str; 10] = [
     ALLOWED,
-    request::Refusal::SourceNotAllowed.as_str(),
-    request::Refusal::Misdirected.as_str(),
-    request::Refusal::NoEndpoints.as_str(),
-    request::Refusal::Asleep.as_str(),
-    request::Refusal::Held.as_str(),
-    request::Refusal::Unneeded.as_str(),
-    request::Refusal::Ignored.as_str(),
-    request::Refusal::Stuck.as_str(),
-    request::Refusal::Rate.as_str(),
+    RequestRefusal::SourceNotAllowed.as_str(),
+    RequestRefusal::Misdirected.as_str(),
+    RequestRefusal::NoEndpoints.as_str(),
+    RequestRefusal::Asleep.as_str(),
+    RequestRefusal::Held.as_str(),
+    RequestRefusal::Unneeded.as_str(),
+    RequestRefusal::Ignored.as_str(),
+    RequestRefusal::Stuck.as_str(),
+    RequestRefusal::Rate.as_str(),
 ];
 /// Classes of status codes; `none` for requests whose client received no answer.
 pub(super) const CODES: [&str; 6] = ["none", "1xx", "2xx", "3xx", "4xx", "5xx"];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use http::{Request, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use yoke_ingress_xds::gate::HOLD;
+use yoke_ingress_xds::authz::HOLD;
 use yoke_runtime::budget::Rate;
 
 use crate::support::api::{ENDLESS, LARGE};

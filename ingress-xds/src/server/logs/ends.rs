@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use envoy_types::pb::envoy::data::accesslog::v3::TcpAccessLogEntry;
 
-use crate::gate::Gate;
+use crate::authz::Gate;
 use crate::limits::open_connections::Held;
 use crate::metrics::Metrics;
 use crate::server::to_socket;

@@ -10,8 +10,8 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use yoke_api::names::{KONNECTIVITY_PORT, PKI_NAMESPACE};
+use yoke_ingress_xds::authz;
 use yoke_ingress_xds::base::{Input, Notice, Tracker};
-use yoke_ingress_xds::gate;
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
 use yoke_ingress_xds::model::Event;
 use yoke_ingress_xds::model::observation::{ObjectKey, Watched};
@@ -50,7 +50,7 @@ pub struct Site {
     pub api_port: u16,
     pub konnectivity_port: u16,
     pub limits: translate::Limits,
-    pub gate: gate::Limits,
+    pub gate: authz::Limits,
     /// How often clusters are woken.
     pub wakes: wake::Limits,
     /// Clusters with series of their own.
@@ -98,7 +98,7 @@ impl Site {
             api_port,
             konnectivity_port: KONNECTIVITY_PORT,
             limits: translate::Limits::default(),
-            gate: gate::Limits {
+            gate: authz::Limits {
                 source: rate,
                 source_connections: u32::MAX,
                 name: rate,

@@ -18,6 +18,14 @@ const WARN_CODE: &str = "299 -";
 const LONGEST_WARNING: usize = 1024;
 const UNAUTHORIZED: i32 = 401;
 
+/// `Retry-After` in seconds for short causes: Kubernetes clients retry by themselves, ten times.
+pub(crate) const SOON: i32 = 1;
+/// `Retry-After` in seconds for causes that may persist.
+pub(crate) const LATER: i32 = 10;
+/// Message for a client whose user agent does not wake the cluster.
+pub(crate) const IGNORED: &str =
+    "the cluster is asleep, and does not wake for this client: its user agent is in spec.sleep.ignoreUserAgents";
+
 /// The headers of an answer: content type, `Retry-After`, and a warning for people. A 401 has no
 /// warning.
 pub fn build_headers(status: &Status) -> impl Iterator<Item = (HeaderName, String)> {
@@ -36,6 +44,11 @@ pub fn build_headers(status: &Status) -> impl Iterator<Item = (HeaderName, Strin
 /// The body of an answer.
 pub fn build_body(status: &Status) -> String {
     serde_json::to_string(status).unwrap_or_default()
+}
+
+/// The message to a caller when a cluster does not finish waking: the problem, and what to do.
+pub fn build_advice(problem: &str) -> String {
+    format!("{problem} Ask the cluster's owner: the conditions of the Cluster say more.")
 }
 
 /// The message as a quoted HTTP string. Control characters are removed: a line break would end the

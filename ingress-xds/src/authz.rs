@@ -10,6 +10,9 @@
 //! ([`Budgets`], [`Held`]). So a flood of random names or addresses grows nothing.
 
 pub mod request;
+pub mod status_response;
+pub mod token;
+pub mod verdict;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,9 +24,7 @@ use yoke_runtime::budget::{Budgets, Rate, source_key};
 use crate::limits::open_connections::Held;
 use crate::snapshot::Snapshot;
 use crate::snapshot::resource::resource_name;
-
-/// The verdict for allowed connections and requests, in logs and metrics.
-pub const ALLOWED: &str = "allowed";
+use verdict::{ConnectionRefusal, RequestRefusal};
 
 /// Average delay of a refusal: the `Retry-After` of refused clients. Envoy waits 3 s for
 /// an answer.
@@ -52,56 +53,7 @@ pub enum Verdict {
     /// The connection is allowed.
     Allow,
     /// The connection is to be closed.
-    Refuse(Refusal),
-}
-
-/// Why a connection is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Refusal {
-    /// The host's objects have not been listed yet.
-    NotSynced,
-    /// The client sent no SNI name.
-    NoName,
-    /// The name belongs to no cluster.
-    Unknown,
-    /// The cluster does not allow the source address.
-    SourceNotAllowed,
-    /// The cluster has no ready control plane.
-    NoEndpoints,
-    /// The source opens connections too fast.
-    SourceRate,
-    /// The source has too many connections open.
-    SourceConnections,
-    /// Connections to the name are opened too fast.
-    NameRate,
-}
-
-impl Refusal {
-    /// Every reason.
-    pub const ALL: [Self; 8] = [
-        Self::NotSynced,
-        Self::NoName,
-        Self::Unknown,
-        Self::SourceNotAllowed,
-        Self::NoEndpoints,
-        Self::SourceRate,
-        Self::SourceConnections,
-        Self::NameRate,
-    ];
-
-    /// The value of the metric label `verdict`, also used in logs.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NotSynced => "not_synced",
-            Self::NoName => "no_name",
-            Self::Unknown => "unknown_name",
-            Self::SourceNotAllowed => "source_not_allowed",
-            Self::NoEndpoints => "no_endpoints",
-            Self::SourceRate => "source_rate",
-            Self::SourceConnections => "source_connections",
-            Self::NameRate => "name_rate",
-        }
-    }
+    Refuse(ConnectionRefusal),
 }
 
 /// State of the gate: the budgets and the open connections.
@@ -144,39 +96,39 @@ impl Gate {
         source: Option<SocketAddr>,
     ) -> Verdict {
         let Some(snapshot) = snapshot else {
-            return Verdict::Refuse(Refusal::NotSynced);
+            return Verdict::Refuse(ConnectionRefusal::NotSynced);
         };
         if let Err(refusal) = self.take_source(now, source) {
             return Verdict::Refuse(refusal);
         }
         if name.is_empty() {
-            return Verdict::Refuse(Refusal::NoName);
+            return Verdict::Refuse(ConnectionRefusal::NoName);
         }
         let Some(entry) = snapshot.get(&resource_name(name)) else {
-            return Verdict::Refuse(Refusal::Unknown);
+            return Verdict::Refuse(ConnectionRefusal::Unknown);
         };
         if !entry.route.allows(source.map(|source| source.ip())) {
-            return Verdict::Refuse(Refusal::SourceNotAllowed);
+            return Verdict::Refuse(ConnectionRefusal::SourceNotAllowed);
         }
         if !entry.reachable {
-            return Verdict::Refuse(Refusal::NoEndpoints);
+            return Verdict::Refuse(ConnectionRefusal::NoEndpoints);
         }
         let key = source_key(source.map(|source| source.ip()));
         if entry.route.asleep.is_some() && !self.sleeping.take(key, now) {
-            return Verdict::Refuse(Refusal::SourceRate);
+            return Verdict::Refuse(ConnectionRefusal::SourceRate);
         }
         if !self.names.take(Arc::from(name), now) {
-            return Verdict::Refuse(Refusal::NameRate);
+            return Verdict::Refuse(ConnectionRefusal::NameRate);
         }
         self.begin(now, source)
     }
 
-    fn take_source(&mut self, now: Instant, source: Option<SocketAddr>) -> Result<(), Refusal> {
+    fn take_source(&mut self, now: Instant, source: Option<SocketAddr>) -> Result<(), ConnectionRefusal> {
         if !self.sources.take(source_key(source.map(|source| source.ip())), now) {
-            return Err(Refusal::SourceRate);
+            return Err(ConnectionRefusal::SourceRate);
         }
         if source.is_some_and(|source| !self.held.has_room(source, now)) {
-            return Err(Refusal::SourceConnections);
+            return Err(ConnectionRefusal::SourceConnections);
         }
         Ok(())
     }
@@ -195,9 +147,9 @@ impl Gate {
 
     /// Charges one request to a cluster's budget. The request's token is verified already, so
     /// no other cluster can spend the budget.
-    pub fn take_request(&mut self, now: Instant, cluster: &ClusterId) -> Result<(), request::Refusal> {
+    pub fn take_request(&mut self, now: Instant, cluster: &ClusterId) -> Result<(), RequestRefusal> {
         let left = self.requests.take(cluster.clone(), now);
-        left.then_some(()).ok_or(request::Refusal::Rate)
+        left.then_some(()).ok_or(RequestRefusal::Rate)
     }
 }
 

@@ -4,6 +4,7 @@ use aws_lc_rs::rsa::KeySize;
 use serde_json::json;
 
 use super::*;
+use crate::authz::token::TokenError;
 use crate::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster};
 use crate::model::Target;
 use crate::translate::{Limits, translate};
@@ -53,7 +54,7 @@ fn token(signer: &Signer, public_name: &str) -> String {
     signer.token(&claims(&issuer, &[&issuer], NOW))
 }
 
-fn ask(snapshot: &Snapshot, authorization: Option<&str>, authority: &str) -> Result<String, Refusal> {
+fn ask(snapshot: &Snapshot, authorization: Option<&str>, authority: &str) -> Result<String, RequestRefusal> {
     let now = Timestamp::from_second(NOW).unwrap();
     let request = Request {
         authorization,
@@ -80,53 +81,57 @@ fn the_token_decides() {
     for (rule, authorization, expected) in [
         ("of A", good.clone(), Ok("a")),
         ("scheme in lower case", good.replace("Bearer", "bearer"), Ok("a")),
-        ("of B, which has no address", asleep, Err(Refusal::NoEndpoints)),
-        ("nothing", String::new(), Err(Refusal::NoToken)),
-        ("a scheme alone", "Bearer".into(), Err(Refusal::NoToken)),
-        ("no token", "Bearer ".into(), Err(Refusal::Token(TokenError::Malformed))),
-        ("no scheme", good.replace("Bearer ", ""), Err(Refusal::NoToken)),
-        ("a password", "Basic YTpi".into(), Err(Refusal::NoToken)),
+        ("of B, which has no address", asleep, Err(RequestRefusal::NoEndpoints)),
+        ("nothing", String::new(), Err(RequestRefusal::NoToken)),
+        ("a scheme alone", "Bearer".into(), Err(RequestRefusal::NoToken)),
+        (
+            "no token",
+            "Bearer ".into(),
+            Err(RequestRefusal::Token(TokenError::Malformed)),
+        ),
+        ("no scheme", good.replace("Bearer ", ""), Err(RequestRefusal::NoToken)),
+        ("a password", "Basic YTpi".into(), Err(RequestRefusal::NoToken)),
         (
             "two spaces",
             good.replace(' ', "  "),
-            Err(Refusal::Token(TokenError::Malformed)),
+            Err(RequestRefusal::Token(TokenError::Malformed)),
         ),
         (
             "more after it",
             format!("{good} x"),
-            Err(Refusal::Token(TokenError::Malformed)),
+            Err(RequestRefusal::Token(TokenError::Malformed)),
         ),
-        ("a tab", good.replace(' ', "\t"), Err(Refusal::NoToken)),
+        ("a tab", good.replace(' ', "\t"), Err(RequestRefusal::NoToken)),
         (
             "twice",
             format!("{good},{good}"),
-            Err(Refusal::Token(TokenError::Malformed)),
+            Err(RequestRefusal::Token(TokenError::Malformed)),
         ),
         (
             "for konnectivity",
             for_konnectivity,
-            Err(Refusal::Token(TokenError::Audience)),
+            Err(RequestRefusal::Token(TokenError::Audience)),
         ),
         (
             "an issuer without scheme",
             format!("Bearer {bare}"),
-            Err(Refusal::Token(TokenError::Issuer)),
+            Err(RequestRefusal::Token(TokenError::Issuer)),
         ),
         (
             "a further name as issuer",
             format!("Bearer {further}"),
-            Err(Refusal::Token(TokenError::Issuer)),
+            Err(RequestRefusal::Token(TokenError::Issuer)),
         ),
         (
             "an issuer by http",
             format!("Bearer {plain}"),
-            Err(Refusal::Token(TokenError::Issuer)),
+            Err(RequestRefusal::Token(TokenError::Issuer)),
         ),
     ] {
         let found = ask(&snapshot, Some(&authorization), "10.96.0.1");
         assert_eq!(found, expected.map(str::to_owned), "{rule}");
     }
-    assert_eq!(ask(&snapshot, None, "10.96.0.1"), Err(Refusal::NoToken));
+    assert_eq!(ask(&snapshot, None, "10.96.0.1"), Err(RequestRefusal::NoToken));
 }
 
 #[test]
@@ -152,7 +157,7 @@ fn the_host_name_of_another_cluster_is_refused() {
         ("yoke.test", true),
     ] {
         let expected = if foreign {
-            Err(Refusal::Misdirected)
+            Err(RequestRefusal::Misdirected)
         } else {
             Ok("a".to_owned())
         };
@@ -164,7 +169,7 @@ fn the_host_name_of_another_cluster_is_refused() {
 #[test]
 fn the_host_name_is_looked_at_last() {
     let snapshot = served();
-    assert_eq!(ask(&snapshot, None, B), Err(Refusal::NoToken));
+    assert_eq!(ask(&snapshot, None, B), Err(RequestRefusal::NoToken));
 }
 
 #[test]
@@ -173,17 +178,17 @@ fn refusals_are_said_as_kubernetes_says_them() {
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": "Unauthorized", "reason": "Unauthorized", "code": 401,
     });
-    for refusal in [Refusal::NoToken, Refusal::Token(TokenError::Expired)] {
+    for refusal in [RequestRefusal::NoToken, RequestRefusal::Token(TokenError::Expired)] {
         assert_eq!(serde_json::to_value(refusal.to_status()).unwrap(), unauthorized);
     }
-    let unavailable = serde_json::to_value(Refusal::NoEndpoints.to_status()).unwrap();
+    let unavailable = serde_json::to_value(RequestRefusal::NoEndpoints.to_status()).unwrap();
     assert_eq!(
         (&unavailable["code"], &unavailable["reason"]),
         (&json!(503), &json!("ServiceUnavailable"))
     );
     assert_eq!(unavailable["details"]["retryAfterSeconds"], json!(1));
-    assert_eq!(Refusal::Misdirected.to_status().code, Some(421));
-    let often = serde_json::to_value(Refusal::Rate.to_status()).unwrap();
+    assert_eq!(RequestRefusal::Misdirected.to_status().code, Some(421));
+    let often = serde_json::to_value(RequestRefusal::Rate.to_status()).unwrap();
     assert_eq!(
         (&often["code"], &often["reason"], &often["details"]["retryAfterSeconds"]),
         (&json!(429), &json!("TooManyRequests"), &json!(1))

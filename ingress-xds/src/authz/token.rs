@@ -1,5 +1,5 @@
 //! Verifies a service account token and finds the cluster that issued it. Pure; called by
-//! [`crate::gate::request`].
+//! [`crate::authz::request`].
 //!
 //! ```text
 //!  text ─▶ header, claims: issuer ─▶ algorithm ─▶ that cluster's keys ─▶ signature ─▶ times ─▶ audience ─▶ cluster

@@ -41,7 +41,7 @@ fn ip(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(text.parse().unwrap(), 40000))
 }
 
-fn refusal(verdict: &Verdict) -> Option<Refusal> {
+fn refusal(verdict: &Verdict) -> Option<ConnectionRefusal> {
     match verdict {
         Verdict::Allow => None,
         Verdict::Refuse(refusal) => Some(*refusal),
@@ -58,30 +58,40 @@ fn only_a_known_name_passes() {
             "no endpoints",
             Some(&snapshot),
             "b.yoke.test",
-            Some(Refusal::NoEndpoints),
+            Some(ConnectionRefusal::NoEndpoints),
         ),
-        ("unknown", Some(&snapshot), "c.yoke.test", Some(Refusal::Unknown)),
+        (
+            "unknown",
+            Some(&snapshot),
+            "c.yoke.test",
+            Some(ConnectionRefusal::Unknown),
+        ),
         (
             "two labels deep",
             Some(&snapshot),
             "x.a.yoke.test",
-            Some(Refusal::Unknown),
+            Some(ConnectionRefusal::Unknown),
         ),
         (
             "upper case is Envoy's to fold",
             Some(&snapshot),
             "A.yoke.test",
-            Some(Refusal::Unknown),
+            Some(ConnectionRefusal::Unknown),
         ),
-        ("an internal cluster", Some(&snapshot), "xds", Some(Refusal::Unknown)),
+        (
+            "an internal cluster",
+            Some(&snapshot),
+            "xds",
+            Some(ConnectionRefusal::Unknown),
+        ),
         (
             "a resource's name",
             Some(&snapshot),
             "name/a.yoke.test",
-            Some(Refusal::Unknown),
+            Some(ConnectionRefusal::Unknown),
         ),
-        ("no name", Some(&snapshot), "", Some(Refusal::NoName)),
-        ("not synced", None, "a.yoke.test", Some(Refusal::NotSynced)),
+        ("no name", Some(&snapshot), "", Some(ConnectionRefusal::NoName)),
+        ("not synced", None, "a.yoke.test", Some(ConnectionRefusal::NotSynced)),
     ] {
         let mut gate = Gate::new(LIMITS, now);
         let verdict = gate.check(now, snapshot, name, ip("192.0.2.1"));
@@ -96,7 +106,9 @@ fn a_source_has_a_budget_that_fills_again() {
     let mut gate = Gate::new(LIMITS, start);
     let mut count = |now: Instant, source: &str, name: &str| {
         let verdicts = (0..100).map(|_| gate.check(now, Some(&snapshot), name, ip(source)));
-        verdicts.filter(|v| refusal(v) != Some(Refusal::SourceRate)).count()
+        verdicts
+            .filter(|v| refusal(v) != Some(ConnectionRefusal::SourceRate))
+            .count()
     };
     assert_eq!(
         count(start, "192.0.2.1", "c.yoke.test"),
@@ -119,9 +131,9 @@ fn both_ways_spend_a_sources_budget() {
         assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), None);
     }
     let terminated = gate.check_source(now, source);
-    assert_eq!(refusal(&terminated), Some(Refusal::SourceRate));
+    assert_eq!(refusal(&terminated), Some(ConnectionRefusal::SourceRate));
     let named = gate.check(now, Some(&snapshot), "a.yoke.test", source);
-    assert_eq!(refusal(&named), Some(Refusal::SourceRate));
+    assert_eq!(refusal(&named), Some(ConnectionRefusal::SourceRate));
     assert_eq!(refusal(&gate.check_source(now, ip("192.0.2.2"))), None, "another's");
 }
 
@@ -142,7 +154,7 @@ fn a_source_knocks_at_sleeping_clusters_so_often() {
     for _ in 0..3 {
         assert_eq!(knock("c.yoke.test", "192.0.2.1"), None);
     }
-    assert_eq!(knock("c.yoke.test", "192.0.2.1"), Some(Refusal::SourceRate));
+    assert_eq!(knock("c.yoke.test", "192.0.2.1"), Some(ConnectionRefusal::SourceRate));
     assert_eq!(knock("c.yoke.test", "192.0.2.2"), None, "another's");
     assert_eq!(knock("a.yoke.test", "192.0.2.1"), None, "one that is awake");
 }
@@ -165,7 +177,7 @@ fn a_source_holds_so_many_connections() {
         assert_eq!(refusal(&gate.check_source(now, source)), None);
         assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), None);
     }
-    let full = Some(Refusal::SourceConnections);
+    let full = Some(ConnectionRefusal::SourceConnections);
     assert_eq!(refusal(&gate.check_source(now, source)), full);
     assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), full);
     assert_eq!(refusal(&gate.check_source(now, ip("192.0.2.2"))), None, "another's");
@@ -188,7 +200,11 @@ fn addresses_of_one_site_share_a_budget() {
             gate.check(now, Some(&snapshot), "c", ip(one));
         }
         let verdict = gate.check(now, Some(&snapshot), "c", ip(other));
-        assert_eq!(refusal(&verdict) == Some(Refusal::SourceRate), shared, "{rule}");
+        assert_eq!(
+            refusal(&verdict) == Some(ConnectionRefusal::SourceRate),
+            shared,
+            "{rule}"
+        );
     }
 }
 
@@ -249,7 +265,7 @@ fn only_allowed_sources_pass() {
         (None, false),
     ] {
         let verdict = Gate::new(LIMITS, now).check(now, Some(&snapshot), "a.yoke.test", source);
-        let expected = (!allowed).then_some(Refusal::SourceNotAllowed);
+        let expected = (!allowed).then_some(ConnectionRefusal::SourceNotAllowed);
         assert_eq!(refusal(&verdict), expected, "{source:?}");
     }
 }
@@ -261,7 +277,7 @@ fn requests_are_a_clusters_own() {
     let [a, b] = ["bcdfghjk24", "zzzzzzzz24"].map(|id| id.parse().unwrap());
     let taken = (0..20).filter(|_| gate.take_request(now, &a).is_ok()).count();
     assert_eq!(taken, 5);
-    assert_eq!(gate.take_request(now, &a), Err(request::Refusal::Rate));
+    assert_eq!(gate.take_request(now, &a), Err(RequestRefusal::Rate));
     assert!(gate.take_request(now, &b).is_ok(), "another has its own");
     assert!(
         gate.take_request(now + Duration::from_millis(100), &a).is_ok(),
