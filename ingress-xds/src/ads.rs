@@ -32,68 +32,16 @@
 //!   Only the subscription is stored for them.
 
 mod interest;
+mod messages;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::model::route::Route;
 use crate::snapshot::Snapshot;
-use crate::snapshot::resource::Resource;
-use interest::{Interest, MAX_NAMES, Turn};
+use crate::snapshot::resource::Kind;
+use interest::{Interest, Turn};
 
-pub use crate::snapshot::resource::Kind;
-
-/// A client's request.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// The resource type.
-    pub kind: Kind,
-    /// Nonce of the response that this request acknowledges or refuses; empty if none.
-    pub nonce: String,
-    /// Envoy's reason for refusing that response; `None` if it was accepted.
-    pub error: Option<String>,
-    /// Names to subscribe to.
-    pub subscribe: Vec<String>,
-    /// Names to unsubscribe from.
-    pub unsubscribe: Vec<String>,
-    /// Versions that the client has, by name; only in the first request of a type.
-    pub held: BTreeMap<String, String>,
-}
-
-/// A response to the client.
-#[derive(Clone, Debug)]
-pub struct Response {
-    /// The resource type.
-    pub kind: Kind,
-    /// Identifies this response in the client's acknowledgment.
-    pub nonce: String,
-    /// Resources to add or replace.
-    pub resources: Vec<(Arc<str>, Resource)>,
-    /// Resources to remove.
-    pub removed: Vec<String>,
-}
-
-/// A response that the client refused.
-#[derive(Clone, Debug)]
-pub struct Refusal {
-    /// The resource type.
-    pub kind: Kind,
-    /// The cluster of the refused resources; `None` for base resources, or if the response only
-    /// removed.
-    pub route: Option<Arc<Route>>,
-    /// Names and versions in the response.
-    pub resources: Vec<(Arc<str>, Arc<str>)>,
-    /// The client's reason.
-    pub reason: String,
-}
-
-/// The client violates the protocol; the stream is to be closed.
-#[derive(Debug, thiserror::Error)]
-pub enum ProtocolError {
-    /// The client subscribes to more names than any Envoy would.
-    #[error("a client may subscribe to {MAX_NAMES} names")]
-    TooManyNames,
-}
+pub use messages::{ProtocolError, RefusedResponse, Request, Response};
 
 /// The state of one stream.
 #[derive(Debug)]
@@ -130,7 +78,7 @@ impl Stream {
     }
 
     /// Applies a request. Returns the refused response, if the request refuses one.
-    pub fn on_request(&mut self, request: Request) -> Result<Option<Refusal>, ProtocolError> {
+    pub fn on_request(&mut self, request: Request) -> Result<Option<RefusedResponse>, ProtocolError> {
         let owed = match request.kind {
             Kind::Endpoints if !self.endpoints.opened => std::mem::take(&mut self.owed),
             _ => BTreeSet::new(),

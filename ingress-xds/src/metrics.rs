@@ -10,8 +10,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use yoke_runtime::Metrics as Registry;
 
-use crate::ads::Kind;
 use crate::model::Table;
+use crate::snapshot::resource::Kind;
 use crate::traffic::Shown;
 
 /// Prefix of all metric names of this process.

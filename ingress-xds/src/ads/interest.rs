@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Kind, ProtocolError, Refusal, Request, Response};
+use super::messages::{MAX_NAMES, ProtocolError, RefusedResponse, Request, Response};
 use crate::model::route::Route;
-use crate::snapshot::resource::Resource;
+use crate::snapshot::resource::{Kind, Resource};
 use crate::snapshot::{Entry, Snapshot, resource_names};
 
 /// The resource name that subscribes to all resources.
@@ -18,9 +18,6 @@ pub(super) const WINDOW: usize = 128;
 /// Maximum number of removed names in one response. Clients cannot refuse names, so a response may
 /// mix those of many tenants.
 const REMOVED_BATCH: usize = 512;
-/// Maximum number of names that one client may subscribe to. Envoy subscribes to the resources that
-/// it was sent, so a client of ours never exceeds it.
-pub(super) const MAX_NAMES: usize = 500_000;
 
 /// The resource of one type and name.
 #[derive(Debug)]
@@ -123,7 +120,7 @@ impl Interest {
     }
 
     /// Closes the flight that a request answers. A request with an unknown nonce answers nothing.
-    pub(super) fn settle(&mut self, request: &Request, snapshot: &Snapshot) -> Option<Refusal> {
+    pub(super) fn settle(&mut self, request: &Request, snapshot: &Snapshot) -> Option<RefusedResponse> {
         let flight = self.flights.remove(&request.nonce.parse().ok()?)?;
         let reason = request.error.clone()?;
         let kind = self.kind;
@@ -148,7 +145,7 @@ impl Interest {
             }
             self.refused.insert(name, version);
         }
-        Some(Refusal {
+        Some(RefusedResponse {
             kind: self.kind,
             route: flight.route,
             resources: flight.versions,

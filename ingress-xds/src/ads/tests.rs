@@ -3,9 +3,11 @@
 mod random;
 
 use super::interest::WINDOW;
+use super::messages::MAX_NAMES;
 use super::*;
 use crate::base::resources::Base;
 use crate::snapshot::entries::entry;
+use crate::snapshot::resource::Resource;
 
 fn snapshot(rows: &[(&str, &str, &str)]) -> Arc<Snapshot> {
     let mut snapshot = Snapshot::default();

@@ -16,11 +16,11 @@ use tonic::{Request, Response, Status, Streaming};
 use yoke_runtime::Drain;
 
 use crate::ads;
-use crate::ads::Kind;
 use crate::base::{Input, Rejection};
 use crate::metrics::Metrics;
 use crate::server::Context;
 use crate::snapshot::Snapshots;
+use crate::snapshot::resource::Kind;
 
 const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
@@ -228,7 +228,7 @@ impl Drop for Session {
 }
 
 /// Forwards a rejection to the owner of the base configuration, which rolls it back as a whole.
-async fn tell_base(base: &mpsc::Sender<Input>, refusal: ads::Refusal) {
+async fn tell_base(base: &mpsc::Sender<Input>, refusal: ads::RefusedResponse) {
     for (name, version) in refusal.resources {
         let rejection = Rejection {
             kind: refusal.kind,
