@@ -2,10 +2,12 @@
 //! An adapter: it accepts connections, converts messages and calls [`crate::ads`], [`crate::authz`]
 //! and [`crate::traffic`].
 
+mod attributes;
 mod authorization;
+mod context;
 mod discovery;
-mod hold;
 mod logs;
+mod pending_requests;
 mod tarpit;
 
 use std::io;
@@ -13,25 +15,17 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use envoy_types::pb::envoy::config::core::v3::Address;
-use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
-use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
 use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogServiceServer;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::AuthorizationServer;
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
-use rustls::pki_types::CertificateDer;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use yoke_runtime::Drain;
-use yoke_runtime::tls::{Admission, TlsConfigs, accept};
+use yoke_runtime::tls::accept;
 
-use crate::authz::{Gate, Limits};
-use crate::base::Input;
-use crate::metrics::Metrics;
-use crate::snapshot::Snapshots;
-use crate::tls::is_expected_client;
-use crate::wake::Waker;
+use crate::authz::Gate;
+
+pub use context::Context;
 
 /// HTTP/2 keepalive: detects that the node of an Envoy is gone.
 const PING: Duration = Duration::from_secs(30);
@@ -67,27 +61,6 @@ pub enum ServerError {
 pub struct Server {
     listener: TcpListener,
     local: SocketAddr,
-}
-
-/// Dependencies on the rest of the process.
-#[derive(Clone, Debug)]
-pub struct Context {
-    /// The newest snapshot.
-    pub snapshots: Snapshots,
-    /// Receives rejections of the base configuration by an Envoy.
-    pub base: mpsc::Sender<Input>,
-    /// TLS configuration of the listener.
-    pub tls: TlsConfigs,
-    /// DNS names; a client's certificate must have one of them.
-    pub client_names: Vec<String>,
-    /// Limits of the gate.
-    pub limits: Limits,
-    /// Sends wake requests to the operator.
-    pub waker: Waker,
-    /// Metrics of the process.
-    pub metrics: Metrics,
-    /// Ends the server when the process shuts down.
-    pub drain: Drain,
 }
 
 impl Server {
@@ -127,33 +100,5 @@ impl Server {
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), started(drain));
         let (served, ()) = tokio::join!(serving, accepting);
         served.map_err(ServerError::Serve)
-    }
-}
-
-fn to_socket(address: &Address) -> Option<SocketAddr> {
-    let AddressKind::SocketAddress(socket) = address.address.as_ref()? else {
-        return None;
-    };
-    let port = match socket.port_specifier {
-        Some(PortSpecifier::PortValue(port)) => u16::try_from(port).ok()?,
-        _ => 0,
-    };
-    Some(SocketAddr::new(socket.address.parse().ok()?, port))
-}
-
-impl Admission for Context {
-    fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()> {
-        let leaf = certificates.first();
-        if leaf.is_some_and(|leaf| is_expected_client(leaf, &self.client_names)) {
-            return Ok(());
-        }
-        Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "the client certificate carries none of the expected names",
-        ))
-    }
-
-    fn count(&self, admitted: bool) {
-        self.metrics.count_handshake(admitted);
     }
 }

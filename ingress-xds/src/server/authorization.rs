@@ -28,22 +28,14 @@ use crate::authz::verdict::{ALLOWED, ConnectionRefusal, RequestRefusal};
 use crate::authz::{Gate, Verdict};
 use crate::metrics::Metrics;
 use crate::model::route::Route;
-use crate::server::hold::Hold;
+use crate::server::attributes::{CLUSTER, ID, NAME, TENANT, VERDICT, to_socket};
+use crate::server::context::Context;
+use crate::server::pending_requests::Hold;
 use crate::server::tarpit::Tarpit;
-use crate::server::{Context, to_socket};
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot};
 
-/// Metadata key of the verdict; Envoy's access log contains the dynamic metadata of connections and
-/// requests.
-pub(super) const VERDICT: &str = "verdict";
-const TENANT: &str = "tenant";
-const CLUSTER: &str = "cluster";
-/// Metadata keys of the cluster's public name and ID, with which [`super::traffic`] finds the
-/// cluster.
-pub(super) const NAME: &str = "name";
-pub(super) const ID: &str = "id";
 /// Metadata key of the filter chain, for connections whose TLS ends at Envoy. The listener's access
 /// log contains the refused ones of these.
 const CHAIN: &str = "chain";

@@ -18,7 +18,7 @@ use yoke_runtime::Drain;
 use crate::ads;
 use crate::base::{Input, Rejection};
 use crate::metrics::Metrics;
-use crate::server::Context;
+use crate::server::context::Context;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::Kind;
 

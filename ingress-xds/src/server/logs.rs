@@ -18,7 +18,7 @@ use yoke_runtime::Drain;
 
 use crate::authz::Gate;
 use crate::metrics::Metrics;
-use crate::server::Context;
+use crate::server::context::Context;
 use crate::snapshot::Snapshots;
 
 /// Names of the logs in Envoy's bootstrap.

@@ -11,7 +11,7 @@ use envoy_types::pb::envoy::data::accesslog::v3::TcpAccessLogEntry;
 use crate::authz::Gate;
 use crate::limits::open_connections::Held;
 use crate::metrics::Metrics;
-use crate::server::to_socket;
+use crate::server::attributes::to_socket;
 
 /// Reads the connection log of one Envoy worker. When it is dropped, for whatever reason, entries
 /// may have been missed.

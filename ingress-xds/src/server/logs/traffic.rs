@@ -13,7 +13,7 @@ use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
 use envoy_types::pb::google::protobuf::{Duration as ProtoDuration, Struct};
 
 use crate::metrics::Metrics;
-use crate::server::authorization::{ID, NAME, VERDICT};
+use crate::server::attributes::{ID, NAME, VERDICT};
 use crate::snapshot::Snapshot;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;

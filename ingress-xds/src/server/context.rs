@@ -1,0 +1,53 @@
+//! Dependencies of the gRPC endpoint, and the admission of its clients by their certificate.
+
+use std::io;
+
+use rustls::pki_types::CertificateDer;
+use tokio::sync::mpsc;
+use yoke_runtime::Drain;
+use yoke_runtime::tls::{Admission, TlsConfigs};
+
+use crate::authz::Limits;
+use crate::base::Input;
+use crate::metrics::Metrics;
+use crate::snapshot::Snapshots;
+use crate::tls::is_expected_client;
+use crate::wake::Waker;
+
+/// Dependencies on the rest of the process.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The newest snapshot.
+    pub snapshots: Snapshots,
+    /// Receives rejections of the base configuration by an Envoy.
+    pub base: mpsc::Sender<Input>,
+    /// TLS configuration of the listener.
+    pub tls: TlsConfigs,
+    /// DNS names; a client's certificate must have one of them.
+    pub client_names: Vec<String>,
+    /// Limits of the gate.
+    pub limits: Limits,
+    /// Sends wake requests to the operator.
+    pub waker: Waker,
+    /// Metrics of the process.
+    pub metrics: Metrics,
+    /// Ends the server when the process shuts down.
+    pub drain: Drain,
+}
+
+impl Admission for Context {
+    fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()> {
+        let leaf = certificates.first();
+        if leaf.is_some_and(|leaf| is_expected_client(leaf, &self.client_names)) {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "the client certificate carries none of the expected names",
+        ))
+    }
+
+    fn count(&self, admitted: bool) {
+        self.metrics.count_handshake(admitted);
+    }
+}
