@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use clap::Parser;
 use yoke_runtime::budget::Rate;
 
+use crate::activator::wake;
 use crate::authz::{HOLD, Limits};
 use crate::traffic::Ledger;
+use crate::translate;
 use crate::validate::Rules;
-use crate::{translate, wake};
 
 /// Serves Envoy the routes of all tenant clusters, and decides which connections may pass.
 ///

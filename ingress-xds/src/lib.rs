@@ -21,6 +21,7 @@
 //! [`token`], [`answer`], [`traffic`]. The rest are adapters. The answers are a function of host
 //! objects alone. So replicas give the same answers, and none stores state.
 
+pub mod activator;
 pub mod ads;
 pub mod announce;
 pub mod arguments;
@@ -32,13 +33,11 @@ pub mod model;
 pub mod process;
 pub mod routing;
 pub mod server;
-pub mod sleeper;
 pub mod snapshot;
 pub mod tls;
 pub mod traffic;
 pub mod translate;
 pub mod validate;
-pub mod wake;
 pub mod watch;
 
 #[cfg(test)]

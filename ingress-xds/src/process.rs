@@ -14,6 +14,10 @@ use yoke_runtime::host_api::{build_client, configure};
 use yoke_runtime::tls::Reload;
 use yoke_runtime::{Drain, Endpoint, Metrics as Registry, Readiness, Supervisor};
 
+use crate::activator::tls::{Certificates, build_configs, keep_shown};
+use crate::activator::wake::Waker;
+use crate::activator::wake::write::write_wakes;
+use crate::activator::{self, Sleeper};
 use crate::announce::announce;
 use crate::arguments::Arguments;
 use crate::base::Tracker;
@@ -21,13 +25,9 @@ use crate::metrics::{Metrics, PROCESS};
 use crate::model::Event;
 use crate::routing::Routing;
 use crate::server::{Context, Server};
-use crate::sleeper::tls::{Certificates, build_configs, keep_shown};
-use crate::sleeper::{self, Sleeper};
 use crate::snapshot::Snapshots;
 use crate::tls::{files_in, keep_certificates};
 use crate::traffic::Shown;
-use crate::wake::Waker;
-use crate::wake::write::write_wakes;
 use crate::watch::{watch_base, watch_certificate, watch_configs, watch_replicas, watch_sleeper, watch_slices};
 
 const GRACE: Duration = Duration::from_secs(10);
@@ -167,9 +167,9 @@ async fn spawn_sleeper(
         keeping.await;
         Ok::<_, Infallible>(())
     });
-    let serving = sleeper.serve(sleeper::Context {
+    let serving = sleeper.serve(activator::Context {
         tls: build_configs(shown, snapshots.clone())?,
-        limits: sleeper::Limits::default(),
+        limits: activator::Limits::default(),
         snapshots,
         waker,
         metrics,

@@ -7,12 +7,12 @@ use tokio::sync::mpsc;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs};
 
+use crate::activator::wake::Waker;
 use crate::authz::Limits;
 use crate::base::Input;
 use crate::metrics::Metrics;
 use crate::snapshot::Snapshots;
 use crate::tls::is_expected_client;
-use crate::wake::Waker;
 
 /// Dependencies on the rest of the process.
 #[derive(Clone, Debug)]

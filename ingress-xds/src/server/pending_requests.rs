@@ -8,15 +8,15 @@ use tokio::time::timeout;
 use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 
+use crate::activator::identity::Identity;
+use crate::activator::wake::{Outcome, Sleeping, Waker};
 use crate::authz::request::Request;
 use crate::authz::verdict::RequestRefusal;
 use crate::limits::concurrency::{Seat, Seats};
 use crate::metrics::Metrics;
-use crate::sleeper::identity::Identity;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot};
-use crate::wake::{Outcome, Sleeping, Waker};
 
 /// Maximum wait of a request: less than Envoy's timeout for `ext_authz` (`grpc_service.timeout` in
 /// its bootstrap).
@@ -162,10 +162,10 @@ mod tests {
     use yoke_runtime::{DrainTrigger, Metrics as Registry};
 
     use super::*;
+    use crate::activator::wake::Limits;
     use crate::fixtures::since;
     use crate::model::route::{Route, Sleep};
     use crate::snapshot::entries::entry;
-    use crate::wake::Limits;
 
     #[tokio::test]
     async fn a_cluster_wakes_though_others_have_all_places() {

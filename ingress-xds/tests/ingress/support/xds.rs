@@ -10,6 +10,9 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use yoke_api::names::{KONNECTIVITY_PORT, PKI_NAMESPACE};
+use yoke_ingress_xds::activator::tls::{Certificates, build_configs, keep_shown};
+use yoke_ingress_xds::activator::wake::{self, Wake, Waker};
+use yoke_ingress_xds::activator::{self, Sleeper};
 use yoke_ingress_xds::authz;
 use yoke_ingress_xds::base::{Input, Notice, Tracker};
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
@@ -17,14 +20,11 @@ use yoke_ingress_xds::model::Event;
 use yoke_ingress_xds::model::observation::{ObjectKey, Watched};
 use yoke_ingress_xds::routing::Routing;
 use yoke_ingress_xds::server::{Context, Server};
-use yoke_ingress_xds::sleeper::tls::{Certificates, build_configs, keep_shown};
-use yoke_ingress_xds::sleeper::{self, Sleeper};
 use yoke_ingress_xds::snapshot::{Snapshot, Snapshots};
 use yoke_ingress_xds::tls::files_in;
 use yoke_ingress_xds::traffic::{Ledger, Shown};
 use yoke_ingress_xds::translate;
 use yoke_ingress_xds::validate::Rules;
-use yoke_ingress_xds::wake::{self, Wake, Waker};
 use yoke_runtime::budget::Rate;
 use yoke_runtime::tls::{Reload, TlsConfigs};
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
@@ -62,7 +62,7 @@ pub struct Site {
     /// Where these are led.
     pub sleeper_at: SocketAddr,
     /// What these may have of it.
-    pub sleepers: sleeper::Limits,
+    pub sleepers: activator::Limits,
     directory: TempDir,
 }
 
@@ -115,9 +115,9 @@ impl Site {
             sleeper: None,
             sleeper_at: super::loopback(0),
             // Nobody is cut off because the machine is busy.
-            sleepers: sleeper::Limits {
+            sleepers: activator::Limits {
                 first: PATIENCE,
-                ..sleeper::Limits::default()
+                ..activator::Limits::default()
             },
             directory,
         }
@@ -165,7 +165,7 @@ impl Site {
         let (secrets, seen) = mpsc::channel(16);
         let (certificates, shown) = watch::channel(Certificates::new());
         let keeping = keep_shown(seen, certificates, events.clone(), drain.clone());
-        let sleeping = sleeper.serve(sleeper::Context {
+        let sleeping = sleeper.serve(activator::Context {
             tls: build_configs(shown, snapshots.clone()).unwrap(),
             limits: self.sleepers,
             snapshots: snapshots.clone(),

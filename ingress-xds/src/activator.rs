@@ -24,6 +24,7 @@
 pub mod identity;
 pub mod plan;
 pub mod tls;
+pub mod wake;
 
 use std::convert::Infallible;
 use std::io;
@@ -51,6 +52,7 @@ use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 
+use crate::activator::wake::{Outcome, Sleeping, Waker};
 use crate::authz::status_response::{build_body, build_headers};
 use crate::authz::token;
 use crate::limits::concurrency::{Seat, Seats};
@@ -58,7 +60,6 @@ use crate::metrics::Metrics;
 use crate::snapshot::Entry;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
-use crate::wake::{Outcome, Sleeping, Waker};
 use plan::{Answer, Call, Decision, plan_answer};
 
 /// Concurrent handshakes, over all clusters. A silent client occupies its handshake for half a
