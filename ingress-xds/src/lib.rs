@@ -34,11 +34,10 @@ pub mod process;
 pub mod routing;
 pub mod server;
 pub mod snapshot;
+#[cfg(any(test, feature = "test-util"))]
+pub mod test_util;
 pub mod tls;
 pub mod traffic;
 pub mod translate;
 pub mod validate;
 pub mod watch;
-
-#[cfg(test)]
-mod fixtures;

@@ -169,8 +169,8 @@ fn shard_of(name: &str) -> usize {
 pub(crate) mod entries {
     use super::*;
     use crate::authz::token::TokenTrust;
-    use crate::fixtures::cluster;
     use crate::model::route::UpstreamTrust;
+    use crate::test_util::fixtures::cluster;
 
     /// An entry for names of the cluster `owner` with these versions.
     pub(crate) fn entry(owner: &str, names: &[&str], cluster_version: &str, endpoints_version: &str) -> Entry {

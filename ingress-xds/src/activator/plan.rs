@@ -242,8 +242,8 @@ mod tests {
     use yoke_api::ingress::IgnoredAgents;
 
     use super::*;
-    use crate::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster, since, waking};
     use crate::model::Target;
+    use crate::test_util::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster, since, waking};
     use crate::translate::{Limits, translate};
     use crate::validate::{Rules, validate_config};
 

@@ -3,9 +3,9 @@ use std::time::Duration;
 use yoke_runtime::budget::CAPACITY;
 
 use super::*;
-use crate::fixtures::{since, waking};
 use crate::model::route::Sleep;
 use crate::snapshot::entries::entry;
+use crate::test_util::fixtures::{since, waking};
 
 const LIMITS: Limits = Limits {
     source: Rate {

@@ -4,7 +4,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::activators::sleeper_key;
 use super::*;
-use crate::fixtures::{
+use crate::test_util::fixtures::{
     BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, replica_slice, since, waking,
 };
 

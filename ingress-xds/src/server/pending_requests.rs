@@ -163,9 +163,9 @@ mod tests {
 
     use super::*;
     use crate::activator::wake::Limits;
-    use crate::fixtures::since;
     use crate::model::route::{Route, Sleep};
     use crate::snapshot::entries::entry;
+    use crate::test_util::fixtures::since;
 
     #[tokio::test]
     async fn a_cluster_wakes_though_others_have_all_places() {

@@ -12,8 +12,8 @@ use envoy_types::pb::xds::r#type::matcher::v3::matcher::matcher_tree::TreeType;
 use envoy_types::pb::xds::r#type::matcher::v3::matcher::on_match::OnMatch as Outcome;
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, cluster, pems};
 use crate::model::route::Route;
+use crate::test_util::fixtures::{BASE_DOMAIN, cluster, pems};
 use crate::validate::{Rules, validate_config};
 
 fn target(addresses: &[&str]) -> Target {

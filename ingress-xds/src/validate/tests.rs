@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use yoke_api::ingress::{Callers, IgnoredAgents, IngressConfig};
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, ClusterFixture, cluster, pems, since};
+use crate::test_util::fixtures::{BASE_DOMAIN, ClusterFixture, cluster, pems, since};
 
 fn rules() -> Rules {
     Rules::new(BASE_DOMAIN)

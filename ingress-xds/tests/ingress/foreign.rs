@@ -13,9 +13,10 @@ use tokio::process::{Child, ChildStdout, Command};
 
 use crate::base::{map, web};
 use crate::rustls_provider;
+use crate::support::SERVER_NAME;
 use crate::support::fixtures::{ClusterFixture, cluster};
 use crate::support::pki::Ca;
-use crate::support::xds::{SERVER_NAME, Site, Xds};
+use crate::support::xds::{Site, Xds};
 use crate::support::{PATIENCE, eventually, loopback};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/contract/client.sh");

@@ -460,7 +460,7 @@ async fn only_envoy_is_served() {
     let xds = site.start().await;
     xds.list(&[]).await;
     let other = Ca::new("other");
-    let name = [support::xds::CLIENT_NAME];
+    let name = [support::CLIENT_NAME];
     for (rule, config, admitted) in [
         ("Envoy", site.ca.client(Some(&site.client_leaf())), true),
         ("no certificate", site.ca.client(None), false),
@@ -476,7 +476,7 @@ async fn only_envoy_is_served() {
         let mut config = config;
         config.alpn_protocols = vec![b"h2".to_vec()];
         let exchange = async {
-            let mut stream = open(xds.address, support::xds::SERVER_NAME, &config).await?;
+            let mut stream = open(xds.address, support::SERVER_NAME, &config).await?;
             stream
                 .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
                 .await?;

@@ -14,10 +14,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 use yoke_runtime::tls::accept;
 
+use crate::support::SERVER_NAME;
 use crate::support::client::{BOTH, Client, Http, get};
 use crate::support::frames::{Frames, SETTINGS, WINDOW_UPDATE};
 use crate::support::tenant::open;
-use crate::support::xds::{SERVER_NAME, Site};
+use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{Stage, assert_alive, assert_status, watch};
 

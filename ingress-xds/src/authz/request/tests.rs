@@ -5,8 +5,8 @@ use serde_json::json;
 
 use super::*;
 use crate::authz::token::TokenError;
-use crate::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster};
 use crate::model::Target;
+use crate::test_util::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster};
 use crate::translate::{Limits, translate};
 use crate::validate::{Rules, validate_config};
 

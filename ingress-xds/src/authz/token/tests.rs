@@ -5,7 +5,7 @@ use aws_lc_rs::rsa::KeySize;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fixtures::{Signer, claims, to_part};
+use crate::test_util::fixtures::{Signer, claims, to_part};
 
 const NOW: i64 = 1_800_000_000;
 const A: &str = "https://a-bcdfghjk.yoke.test";

@@ -1,6 +1,6 @@
 use super::*;
 
-use crate::fixtures::{certificate_secret, ingress_pems, pems, sleeper_secret};
+use crate::test_util::fixtures::{certificate_secret, ingress_pems, pems, sleeper_secret};
 
 fn with(key: &str, text: Option<&str>) -> Secret {
     let (chain, private) = ingress_pems();

@@ -32,12 +32,10 @@ use yoke_test_support::free_port;
 
 use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, replica_slice, sleeper_secret};
 use super::pki::{Ca, Leaf, write_secret};
-use super::{PATIENCE, eventually};
+use super::{CLIENT_NAME, PATIENCE, SERVER_NAME, eventually};
 
-pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
 /// Ports of Envoy by the chart.
 const ENVOY_PORTS: [u16; 3] = [8443, 8081, 9901];
-pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
 const MANY: Rate = Rate {
     per_second: 100_000,
     burst: 100_000,

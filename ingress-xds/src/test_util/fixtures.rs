@@ -1,11 +1,5 @@
 //! Host objects for tests of this crate and of other crates.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each of the two users uses a part, and in neither is it public"
-)]
-
 use std::sync::OnceLock;
 
 use aws_lc_rs::encoding::AsDer as _;

@@ -12,15 +12,14 @@ use tokio::process::{Child, Command};
 use yoke_test_support::free_port;
 
 use super::pki::{Leaf, write_secret};
-use super::xds::SERVER_NAME;
-use super::{PATIENCE, eventually, loopback};
+use super::{PATIENCE, SERVER_NAME, eventually, loopback};
 
 const DIRECTORY: &str = "YOKE_BIN";
 /// What the chart ships.
 const FILES: [(&str, &str); 3] = [
-    ("bootstrap.yaml", include_str!("../../../envoy/bootstrap.yaml")),
-    ("sds-tls.yaml", include_str!("../../../envoy/sds-tls.yaml")),
-    ("sds-ca.yaml", include_str!("../../../envoy/sds-ca.yaml")),
+    ("bootstrap.yaml", include_str!("../../envoy/bootstrap.yaml")),
+    ("sds-tls.yaml", include_str!("../../envoy/sds-tls.yaml")),
+    ("sds-ca.yaml", include_str!("../../envoy/sds-ca.yaml")),
 ];
 const EVERYBODY: &str = r#"{address_prefix: 0.0.0.0, prefix_len: 0}, {address_prefix: "::", prefix_len: 0}"#;
 
@@ -135,8 +134,14 @@ impl Envoy {
         tokio::time::timeout(limit, self.is_ready()).await.unwrap_or(false)
     }
 
+    /// Waits until Envoy is ready. Returns the elapsed time.
     pub async fn wait_ready(&mut self) -> Duration {
-        let (_, elapsed) = eventually("Envoy is ready", PATIENCE, async || {
+        self.wait_ready_within(PATIENCE).await
+    }
+
+    /// Waits until Envoy is ready, at most for `limit`. Returns the elapsed time.
+    pub async fn wait_ready_within(&mut self, limit: Duration) -> Duration {
+        let (_, elapsed) = eventually("Envoy is ready", limit, async || {
             let ended = self.process.try_wait().unwrap();
             assert!(ended.is_none(), "Envoy ended: {}", self.log());
             self.is_ready().await.then_some(())
