@@ -55,7 +55,7 @@ use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 use crate::activator::wake::{Outcome, Sleeping, Waker};
 use crate::authz::status_response::{build_body, build_headers};
 use crate::authz::token;
-use crate::limits::concurrency::{Seat, Seats};
+use crate::limits::concurrency::{ConcurrencyLimiter, Slot};
 use crate::metrics::Metrics;
 use crate::snapshot::Entry;
 use crate::snapshot::Snapshots;
@@ -146,7 +146,7 @@ struct Caller {
     context: Context,
     name: String,
     certificates: Vec<CertificateDer<'static>>,
-    seat: Seat,
+    slot: Slot,
     stage: watch::Sender<Stage>,
 }
 
@@ -212,13 +212,13 @@ impl Sleeper {
         };
         let admission = Knocks(context.metrics.clone());
         let (mut incoming, accepting) = accept(self.listener, context.tls.clone(), admission, stop);
-        let seats = Seats::new(context.limits.connections, context.limits.connections_each);
+        let limiter = ConcurrencyLimiter::new(context.limits.connections, context.limits.connections_each);
         let serving = async {
             let mut open = JoinSet::new();
             loop {
                 tokio::select! {
                     stream = incoming.recv() => match stream {
-                        Some(Ok(stream)) => begin(&mut open, &context, &seats, stream),
+                        Some(Ok(stream)) => begin(&mut open, &context, &limiter, stream),
                         Some(Err(_)) => {}
                         None => break,
                     },
@@ -233,7 +233,7 @@ impl Sleeper {
 
 /// Starts to serve a connection after its TLS handshake. The connection is closed without an answer
 /// if no cluster has the name, or if no slot is free.
-fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsStream<TcpStream>) {
+fn begin(open: &mut JoinSet<()>, context: &Context, limiter: &ConcurrencyLimiter, stream: TlsStream<TcpStream>) {
     let session = stream.get_ref().1;
     let name = session.server_name().unwrap_or_default().to_owned();
     // Only the client's own certificate is checked, so its issuers are dropped.
@@ -245,7 +245,7 @@ fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsSt
         context.metrics.count_sleeper(Answer::Elsewhere.as_str());
         return;
     };
-    let Some((seat, given_up)) = seats.lend(&entry.route) else {
+    let Some((slot, evicted)) = limiter.acquire_evictable(&entry.route) else {
         context.metrics.count_sleeper(Answer::Busy.as_str());
         let context = context.clone();
         open.spawn(async move { context.wake_unheard(&entry, &certificates) });
@@ -255,16 +255,16 @@ fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsSt
         context: context.clone(),
         name,
         certificates,
-        seat,
+        slot,
         stage: watch::Sender::new(Stage::Silent),
     });
     open.spawn(async move {
-        caller.keep_if_known();
+        caller.pin_if_authenticated();
         // After each of these the client reconnects.
         tokio::select! {
             () = serve_connection(stream, Arc::clone(&caller)) => {}
             () = caller.out_of_time() => {}
-            Ok(()) = given_up => {}
+            Ok(()) = evicted => {}
         }
     });
 }
@@ -391,10 +391,10 @@ impl Caller {
 
     /// A caller with a valid client certificate pins its slot from the start: unauthenticated
     /// clients could otherwise take it before the first request.
-    fn keep_if_known(&self) {
+    fn pin_if_authenticated(&self) {
         let snapshot = self.context.snapshots.borrow().clone();
         if plan::is_known(snapshot.as_deref(), &self.name, &self.certificates, Timestamp::now()) {
-            self.seat.keep();
+            self.slot.pin();
         }
     }
 
@@ -431,7 +431,7 @@ impl Caller {
         };
         let (mut answer, is_known) = self.decide(call);
         if is_known {
-            self.seat.keep();
+            self.slot.pin();
             let reading = timeout(BODY_LIMIT, read_some(body));
             match answer {
                 Answer::Waking(_) => {

@@ -79,7 +79,7 @@ impl Rules {
 pub enum ConfigError {
     /// The object is not the ingress ConfigMap of a control-plane namespace.
     #[error("the object is not {INGRESS_CONFIG_MAP} in a hosted namespace")]
-    Place,
+    Holder,
     /// The key is missing.
     #[error("the key {CONFIG_KEY} is missing")]
     Missing,
@@ -142,7 +142,7 @@ pub enum ConfigError {
 pub enum SliceError {
     /// The object is not in a control-plane namespace, or its labels belong to another cluster.
     #[error("the labels are not those of the namespace's control plane")]
-    Place,
+    Holder,
     /// No port is the API server's.
     #[error("no TCP port is {expected}")]
     Port {
@@ -178,7 +178,7 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
     let in_place =
         object.metadata.name.as_deref() == Some(INGRESS_CONFIG_MAP) && namespace.starts_with(HOSTED_NAMESPACE_PREFIX);
     if !in_place {
-        return Err(ConfigError::Place);
+        return Err(ConfigError::Holder);
     }
     let data = object.data.as_ref().and_then(|data| data.get(CONFIG_KEY));
     let text = data.ok_or(ConfigError::Missing)?;
@@ -224,14 +224,14 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
 /// Validates an EndpointSlice of a control plane.
 pub fn validate_slice(rules: &Rules, object: &EndpointSlice) -> Result<Slice, SliceError> {
     let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
-    let labels = object.metadata.labels.as_ref().ok_or(SliceError::Place)?;
+    let labels = object.metadata.labels.as_ref().ok_or(SliceError::Holder)?;
     let service = labels.get(SERVICE_NAME).filter(|name| is_label(name));
-    let service = service.ok_or(SliceError::Place)?;
+    let service = service.ok_or(SliceError::Holder)?;
     let id = labels.get(labels::ID).map(String::as_str).unwrap_or_default();
     let own = labels.get(labels::COMPONENT).map(String::as_str) == Some(labels::component::CONTROL_PLANE)
         && namespace.strip_prefix(HOSTED_NAMESPACE_PREFIX) == Some(id);
     if !own {
-        return Err(SliceError::Place);
+        return Err(SliceError::Holder);
     }
     if !matches!(object.address_type.as_str(), "IPv4" | "IPv6") {
         return Err(SliceError::Type(object.address_type.clone()));

@@ -14,21 +14,21 @@ const PARTS: usize = 4;
 
 /// Limits the concurrent work of clusters. Clones share the slots.
 #[derive(Clone, Debug)]
-pub struct Seats {
+pub struct ConcurrencyLimiter {
     all: usize,
     each: usize,
-    taken: Arc<Mutex<Taken>>,
+    taken: Arc<Mutex<Slots>>,
 }
 
 /// Occupied slots, oldest first.
 #[derive(Debug, Default)]
-struct Taken {
-    places: BTreeMap<u64, Place>,
+struct Slots {
+    places: BTreeMap<u64, Holder>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Holder {
     cluster: ClusterId,
     tenant: String,
     /// Ends the holder when others need the slot; `None` for a pinned slot.
@@ -37,12 +37,12 @@ struct Place {
 
 /// An occupied slot; dropping it frees the slot.
 #[derive(Debug)]
-pub struct Seat {
-    seats: Seats,
+pub struct Slot {
+    limiter: ConcurrencyLimiter,
     number: u64,
 }
 
-impl Seats {
+impl ConcurrencyLimiter {
     /// Creates a limiter with `all` slots in total and `each` slots for one cluster.
     pub fn new(all: usize, each: usize) -> Self {
         Self {
@@ -53,41 +53,41 @@ impl Seats {
     }
 
     /// Occupies a pinned slot for a cluster, if one is free.
-    pub fn take(&self, route: &Route) -> Option<Seat> {
-        self.take_as(route, None)
+    pub fn take(&self, route: &Route) -> Option<Slot> {
+        self.acquire_as(route, None)
     }
 
     /// Occupies a slot that can be evicted: the receiver fires when others need it. The oldest
     /// evictable slot is evicted first.
-    pub fn lend(&self, route: &Route) -> Option<(Seat, oneshot::Receiver<()>)> {
+    pub fn acquire_evictable(&self, route: &Route) -> Option<(Slot, oneshot::Receiver<()>)> {
         let (lent, ended) = oneshot::channel();
-        Some((self.take_as(route, Some(lent))?, ended))
+        Some((self.acquire_as(route, Some(lent))?, ended))
     }
 
-    fn take_as(&self, route: &Route, lent: Option<oneshot::Sender<()>>) -> Option<Seat> {
+    fn acquire_as(&self, route: &Route, lent: Option<oneshot::Sender<()>>) -> Option<Slot> {
         let mut taken = self.lock();
-        let own = |place: &Place| place.cluster == route.id;
-        let tenants = |place: &Place| place.tenant == route.tenant;
+        let own = |place: &Holder| place.cluster == route.id;
+        let tenants = |place: &Holder| place.tenant == route.tenant;
         // Few clusters wake at a time, so counting is cheap.
         while taken.count(own) >= self.each {
-            taken.give_up(own)?;
+            taken.evict(own)?;
         }
         while taken.count(tenants) >= self.all / PARTS {
-            taken.give_up(tenants)?;
+            taken.evict(tenants)?;
         }
         while taken.places.len() >= self.all {
-            taken.give_up(|_| true)?;
+            taken.evict(|_| true)?;
         }
         let number = taken.next;
         taken.next += 1;
-        let place = Place {
+        let place = Holder {
             cluster: route.id.clone(),
             tenant: route.tenant.clone(),
             lent,
         };
         taken.places.insert(number, place);
-        Some(Seat {
-            seats: self.clone(),
+        Some(Slot {
+            limiter: self.clone(),
             number,
         })
     }
@@ -97,18 +97,18 @@ impl Seats {
         self.lock().places.len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, Slots> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Taken {
-    fn count(&self, is_counted: impl Fn(&Place) -> bool) -> usize {
+impl Slots {
+    fn count(&self, is_counted: impl Fn(&Holder) -> bool) -> usize {
         self.places.values().filter(|place| is_counted(place)).count()
     }
 
     /// Evicts the oldest evictable slot among those that match.
-    fn give_up(&mut self, is_one: impl Fn(&Place) -> bool) -> Option<()> {
+    fn evict(&mut self, is_one: impl Fn(&Holder) -> bool) -> Option<()> {
         let mut some = self.places.iter();
         let (&number, _) = some.find(|(_, place)| place.lent.is_some() && is_one(place))?;
         let lent = self.places.remove(&number)?.lent?;
@@ -118,18 +118,18 @@ impl Taken {
     }
 }
 
-impl Seat {
+impl Slot {
     /// Pins the slot: it is no longer evicted.
-    pub fn keep(&self) {
-        if let Some(place) = self.seats.lock().places.get_mut(&self.number) {
+    pub fn pin(&self) {
+        if let Some(place) = self.limiter.lock().places.get_mut(&self.number) {
             place.lent = None;
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.seats.lock().places.remove(&self.number);
+        self.limiter.lock().places.remove(&self.number);
     }
 }
 
@@ -154,17 +154,17 @@ mod tests {
             ("bcdfghjk27", "v"),
         ];
         let [a, b, c, d] = rows.map(|(id, tenant)| route(id, tenant));
-        let seats = Seats::new(12, 2);
-        let first = seats.take(&a).unwrap();
-        let _second = seats.take(&a).unwrap();
-        assert!(seats.take(&a).is_none(), "of one cluster");
-        let _third = seats.take(&b).unwrap();
-        assert!(seats.take(&b).is_none(), "of one Tenant");
-        assert!(seats.take(&c).is_some());
+        let limiter = ConcurrencyLimiter::new(12, 2);
+        let first = limiter.take(&a).unwrap();
+        let _second = limiter.take(&a).unwrap();
+        assert!(limiter.take(&a).is_none(), "of one cluster");
+        let _third = limiter.take(&b).unwrap();
+        assert!(limiter.take(&b).is_none(), "of one Tenant");
+        assert!(limiter.take(&c).is_some());
         drop(first);
-        assert_eq!(seats.taken(), 2);
-        assert!(seats.take(&a).is_some());
-        let few = Seats::new(4, 2);
+        assert_eq!(limiter.taken(), 2);
+        assert!(limiter.take(&a).is_some());
+        let few = ConcurrencyLimiter::new(4, 2);
         let _taken = [&a, &c, &d].map(|route| few.take(route).unwrap());
         let other = route("bcdfghjk28", "w");
         let _last = few.take(&other).unwrap();
@@ -174,13 +174,13 @@ mod tests {
     #[test]
     fn who_is_not_known_makes_room() {
         let (a, b) = (route("bcdfghjk24", "t"), route("bcdfghjk25", "u"));
-        let seats = Seats::new(8, 2);
-        let (known, mut ended) = seats.lend(&a).unwrap();
-        known.keep();
-        let (_oldest, mut given_up) = seats.lend(&a).unwrap();
-        let (of_b, mut others) = seats.lend(&b).unwrap();
-        let (newest, mut last) = seats.lend(&a).unwrap();
-        assert_eq!(given_up.try_recv(), Ok(()));
+        let limiter = ConcurrencyLimiter::new(8, 2);
+        let (known, mut ended) = limiter.acquire_evictable(&a).unwrap();
+        known.pin();
+        let (_oldest, mut evicted) = limiter.acquire_evictable(&a).unwrap();
+        let (of_b, mut others) = limiter.acquire_evictable(&b).unwrap();
+        let (newest, mut last) = limiter.acquire_evictable(&a).unwrap();
+        assert_eq!(evicted.try_recv(), Ok(()));
         assert_eq!(
             others.try_recv(),
             Err(oneshot::error::TryRecvError::Empty),
@@ -191,10 +191,10 @@ mod tests {
             Err(oneshot::error::TryRecvError::Closed),
             "kept, and not ended"
         );
-        newest.keep();
-        assert!(seats.lend(&a).is_none(), "none makes room");
+        newest.pin();
+        assert!(limiter.acquire_evictable(&a).is_none(), "none makes room");
         assert!(last.try_recv().is_err());
         drop((known, newest, of_b));
-        assert_eq!(seats.taken(), 0, "who was given up counts no more");
+        assert_eq!(limiter.taken(), 0, "who was given up counts no more");
     }
 }

@@ -12,7 +12,7 @@ use crate::activator::identity::Identity;
 use crate::activator::wake::{Outcome, Sleeping, Waker};
 use crate::authz::request::Request;
 use crate::authz::verdict::RequestRefusal;
-use crate::limits::concurrency::{Seat, Seats};
+use crate::limits::concurrency::{ConcurrencyLimiter, Slot};
 use crate::metrics::Metrics;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
@@ -37,7 +37,7 @@ const HELD_EACH: usize = 256;
 pub(super) struct Hold {
     snapshots: Snapshots,
     waker: Waker,
-    seats: Seats,
+    limiter: ConcurrencyLimiter,
     metrics: Metrics,
     drain: Drain,
 }
@@ -46,19 +46,19 @@ pub(super) struct Hold {
 #[derive(Debug)]
 struct Held<'a> {
     hold: &'a Hold,
-    seat: Option<Seat>,
+    slot: Option<Slot>,
 }
 
 impl<'a> Held<'a> {
-    fn new(hold: &'a Hold, seat: Seat) -> Self {
+    fn new(hold: &'a Hold, slot: Slot) -> Self {
         hold.count();
-        Self { hold, seat: Some(seat) }
+        Self { hold, slot: Some(slot) }
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        drop(self.seat.take());
+        drop(self.slot.take());
         self.hold.count();
     }
 }
@@ -68,14 +68,14 @@ impl Hold {
         Self {
             snapshots,
             waker,
-            seats: Seats::new(HELD, HELD_EACH),
+            limiter: ConcurrencyLimiter::new(HELD, HELD_EACH),
             metrics,
             drain,
         }
     }
 
     fn count(&self) {
-        self.metrics.set_held_requests(self.seats.taken());
+        self.metrics.set_held_requests(self.limiter.taken());
     }
 
     /// Waits until the cluster is awake, if the request may wake it.
@@ -88,13 +88,13 @@ impl Hold {
         if !Identity::Account(subject).is_user() {
             return Err(RequestRefusal::Unneeded);
         }
-        let Some(seat) = self.seats.take(&entry.route) else {
+        let Some(slot) = self.limiter.take(&entry.route) else {
             // The request does not wait, and its client retries. The cluster wakes meanwhile, even
             // if all slots are occupied.
             self.need(entry, request)?;
             return Err(RequestRefusal::Asleep);
         };
-        let _held = Held::new(self, seat);
+        let _held = Held::new(self, slot);
         let waiting = timeout(LIMIT, self.wait_awake(entry, request));
         match self.drain.until_started(waiting).await {
             Some(Ok(result)) => result,
@@ -182,7 +182,7 @@ mod tests {
         let (_snapshots, known) = watch::channel(None);
         let (_trigger, drain) = DrainTrigger::new();
         let hold = Hold {
-            seats: Seats::new(0, 0),
+            limiter: ConcurrencyLimiter::new(0, 0),
             ..Hold::new(known, waker, metrics, drain)
         };
         let awake = entry("a", &["a.yoke.test"], "1", "1");

@@ -122,7 +122,7 @@ fn wrong_objects_are_refused() {
     let mut named = good().config_map();
     named.metadata.name = Some("yoke-ingress-2".into());
     for object in [elsewhere, named] {
-        assert!(matches!(validate_config(&rules(), &object), Err(ConfigError::Place)));
+        assert!(matches!(validate_config(&rules(), &object), Err(ConfigError::Holder)));
     }
     let empty = ConfigMap {
         data: None,
@@ -249,7 +249,7 @@ fn wrong_slices_are_refused() {
         ("service is no label", relabelled(SERVICE_NAME, Some("a/b"))),
     ] {
         assert!(
-            matches!(validate_slice(&rules(), &object), Err(SliceError::Place)),
+            matches!(validate_slice(&rules(), &object), Err(SliceError::Holder)),
             "{rule}"
         );
     }
