@@ -10,20 +10,20 @@ use yoke_api::ClusterId;
 use crate::model::route::Route;
 
 /// One Tenant may use the total divided by this.
-const PARTS: usize = 4;
+const TENANT_SHARE: usize = 4;
 
 /// Limits the concurrent work of clusters. Clones share the slots.
 #[derive(Clone, Debug)]
 pub struct ConcurrencyLimiter {
     all: usize,
     each: usize,
-    taken: Arc<Mutex<Slots>>,
+    slots: Arc<Mutex<Slots>>,
 }
 
 /// Occupied slots, oldest first.
 #[derive(Debug, Default)]
 struct Slots {
-    places: BTreeMap<u64, Holder>,
+    holders: BTreeMap<u64, Holder>,
     next: u64,
 }
 
@@ -32,7 +32,7 @@ struct Holder {
     cluster: ClusterId,
     tenant: String,
     /// Ends the holder when others need the slot; `None` for a pinned slot.
-    lent: Option<oneshot::Sender<()>>,
+    evict: Option<oneshot::Sender<()>>,
 }
 
 /// An occupied slot; dropping it frees the slot.
@@ -48,44 +48,44 @@ impl ConcurrencyLimiter {
         Self {
             all,
             each,
-            taken: Arc::default(),
+            slots: Arc::default(),
         }
     }
 
     /// Occupies a pinned slot for a cluster, if one is free.
-    pub fn take(&self, route: &Route) -> Option<Slot> {
+    pub fn acquire(&self, route: &Route) -> Option<Slot> {
         self.acquire_as(route, None)
     }
 
     /// Occupies a slot that can be evicted: the receiver fires when others need it. The oldest
     /// evictable slot is evicted first.
     pub fn acquire_evictable(&self, route: &Route) -> Option<(Slot, oneshot::Receiver<()>)> {
-        let (lent, ended) = oneshot::channel();
-        Some((self.acquire_as(route, Some(lent))?, ended))
+        let (evict, ended) = oneshot::channel();
+        Some((self.acquire_as(route, Some(evict))?, ended))
     }
 
-    fn acquire_as(&self, route: &Route, lent: Option<oneshot::Sender<()>>) -> Option<Slot> {
-        let mut taken = self.lock();
-        let own = |place: &Holder| place.cluster == route.id;
-        let tenants = |place: &Holder| place.tenant == route.tenant;
+    fn acquire_as(&self, route: &Route, evict: Option<oneshot::Sender<()>>) -> Option<Slot> {
+        let mut slots = self.lock();
+        let own = |holder: &Holder| holder.cluster == route.id;
+        let tenants = |holder: &Holder| holder.tenant == route.tenant;
         // Few clusters wake at a time, so counting is cheap.
-        while taken.count(own) >= self.each {
-            taken.evict(own)?;
+        while slots.count(own) >= self.each {
+            slots.evict(own)?;
         }
-        while taken.count(tenants) >= self.all / PARTS {
-            taken.evict(tenants)?;
+        while slots.count(tenants) >= self.all / TENANT_SHARE {
+            slots.evict(tenants)?;
         }
-        while taken.places.len() >= self.all {
-            taken.evict(|_| true)?;
+        while slots.holders.len() >= self.all {
+            slots.evict(|_| true)?;
         }
-        let number = taken.next;
-        taken.next += 1;
-        let place = Holder {
+        let number = slots.next;
+        slots.next += 1;
+        let holder = Holder {
             cluster: route.id.clone(),
             tenant: route.tenant.clone(),
-            lent,
+            evict,
         };
-        taken.places.insert(number, place);
+        slots.holders.insert(number, holder);
         Some(Slot {
             limiter: self.clone(),
             number,
@@ -93,27 +93,27 @@ impl ConcurrencyLimiter {
     }
 
     /// Number of occupied slots.
-    pub fn taken(&self) -> usize {
-        self.lock().places.len()
+    pub fn occupied(&self) -> usize {
+        self.lock().holders.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Slots {
     fn count(&self, is_counted: impl Fn(&Holder) -> bool) -> usize {
-        self.places.values().filter(|place| is_counted(place)).count()
+        self.holders.values().filter(|holder| is_counted(holder)).count()
     }
 
     /// Evicts the oldest evictable slot among those that match.
     fn evict(&mut self, is_one: impl Fn(&Holder) -> bool) -> Option<()> {
-        let mut some = self.places.iter();
-        let (&number, _) = some.find(|(_, place)| place.lent.is_some() && is_one(place))?;
-        let lent = self.places.remove(&number)?.lent?;
+        let mut some = self.holders.iter();
+        let (&number, _) = some.find(|(_, holder)| holder.evict.is_some() && is_one(holder))?;
+        let evict = self.holders.remove(&number)?.evict?;
         // Without a receiver the holder is about to finish.
-        let _ = lent.send(());
+        let _ = evict.send(());
         Some(())
     }
 }
@@ -121,15 +121,15 @@ impl Slots {
 impl Slot {
     /// Pins the slot: it is no longer evicted.
     pub fn pin(&self) {
-        if let Some(place) = self.limiter.lock().places.get_mut(&self.number) {
-            place.lent = None;
+        if let Some(holder) = self.limiter.lock().holders.get_mut(&self.number) {
+            holder.evict = None;
         }
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.limiter.lock().places.remove(&self.number);
+        self.limiter.lock().holders.remove(&self.number);
     }
 }
 
@@ -155,20 +155,20 @@ mod tests {
         ];
         let [a, b, c, d] = rows.map(|(id, tenant)| route(id, tenant));
         let limiter = ConcurrencyLimiter::new(12, 2);
-        let first = limiter.take(&a).unwrap();
-        let _second = limiter.take(&a).unwrap();
-        assert!(limiter.take(&a).is_none(), "of one cluster");
-        let _third = limiter.take(&b).unwrap();
-        assert!(limiter.take(&b).is_none(), "of one Tenant");
-        assert!(limiter.take(&c).is_some());
+        let first = limiter.acquire(&a).unwrap();
+        let _second = limiter.acquire(&a).unwrap();
+        assert!(limiter.acquire(&a).is_none(), "of one cluster");
+        let _third = limiter.acquire(&b).unwrap();
+        assert!(limiter.acquire(&b).is_none(), "of one Tenant");
+        assert!(limiter.acquire(&c).is_some());
         drop(first);
-        assert_eq!(limiter.taken(), 2);
-        assert!(limiter.take(&a).is_some());
+        assert_eq!(limiter.occupied(), 2);
+        assert!(limiter.acquire(&a).is_some());
         let few = ConcurrencyLimiter::new(4, 2);
-        let _taken = [&a, &c, &d].map(|route| few.take(route).unwrap());
+        let _taken = [&a, &c, &d].map(|route| few.acquire(route).unwrap());
         let other = route("bcdfghjk28", "w");
-        let _last = few.take(&other).unwrap();
-        assert!(few.take(&route("bcdfghjk29", "x")).is_none(), "in all");
+        let _last = few.acquire(&other).unwrap();
+        assert!(few.acquire(&route("bcdfghjk29", "x")).is_none(), "in all");
     }
 
     #[test]
@@ -195,6 +195,6 @@ mod tests {
         assert!(limiter.acquire_evictable(&a).is_none(), "none makes room");
         assert!(last.try_recv().is_err());
         drop((known, newest, of_b));
-        assert_eq!(limiter.taken(), 0, "who was given up counts no more");
+        assert_eq!(limiter.occupied(), 0, "who was given up counts no more");
     }
 }

@@ -75,7 +75,7 @@ impl Hold {
     }
 
     fn count(&self) {
-        self.metrics.set_held_requests(self.limiter.taken());
+        self.metrics.set_held_requests(self.limiter.occupied());
     }
 
     /// Waits until the cluster is awake, if the request may wake it.
@@ -88,7 +88,7 @@ impl Hold {
         if !Identity::Account(subject).is_user() {
             return Err(RequestRefusal::Unneeded);
         }
-        let Some(slot) = self.limiter.take(&entry.route) else {
+        let Some(slot) = self.limiter.acquire(&entry.route) else {
             // The request does not wait, and its client retries. The cluster wakes meanwhile, even
             // if all slots are occupied.
             self.need(entry, request)?;
