@@ -79,7 +79,7 @@ impl Rules {
 pub enum ConfigError {
     /// The object is not the ingress ConfigMap of a control-plane namespace.
     #[error("the object is not {INGRESS_CONFIG_MAP} in a hosted namespace")]
-    Holder,
+    WrongObject,
     /// The key is missing.
     #[error("the key {CONFIG_KEY} is missing")]
     Missing,
@@ -91,7 +91,7 @@ pub enum ConfigError {
     Read(#[source] serde_json::Error),
     /// A value differs from the one that the namespace and the cluster's name determine.
     #[error("{field} is {given:?} and must be {expected:?}")]
-    Foreign {
+    Mismatch {
         /// The field.
         field: &'static str,
         /// The value in the ConfigMap.
@@ -101,7 +101,7 @@ pub enum ConfigError {
     },
     /// A value is not a valid name.
     #[error("{field} is not a valid name: {given:?}")]
-    Form {
+    InvalidName {
         /// The field.
         field: &'static str,
         /// The value in the ConfigMap.
@@ -142,7 +142,7 @@ pub enum ConfigError {
 pub enum SliceError {
     /// The object is not in a control-plane namespace, or its labels belong to another cluster.
     #[error("the labels are not those of the namespace's control plane")]
-    Holder,
+    WrongObject,
     /// No port is the API server's.
     #[error("no TCP port is {expected}")]
     Port {
@@ -178,7 +178,7 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
     let in_place =
         object.metadata.name.as_deref() == Some(INGRESS_CONFIG_MAP) && namespace.starts_with(HOSTED_NAMESPACE_PREFIX);
     if !in_place {
-        return Err(ConfigError::Holder);
+        return Err(ConfigError::WrongObject);
     }
     let data = object.data.as_ref().and_then(|data| data.get(CONFIG_KEY));
     let text = data.ok_or(ConfigError::Missing)?;
@@ -224,14 +224,14 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
 /// Validates an EndpointSlice of a control plane.
 pub fn validate_slice(rules: &Rules, object: &EndpointSlice) -> Result<Slice, SliceError> {
     let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
-    let labels = object.metadata.labels.as_ref().ok_or(SliceError::Holder)?;
+    let labels = object.metadata.labels.as_ref().ok_or(SliceError::WrongObject)?;
     let service = labels.get(SERVICE_NAME).filter(|name| is_label(name));
-    let service = service.ok_or(SliceError::Holder)?;
+    let service = service.ok_or(SliceError::WrongObject)?;
     let id = labels.get(labels::ID).map(String::as_str).unwrap_or_default();
     let own = labels.get(labels::COMPONENT).map(String::as_str) == Some(labels::component::CONTROL_PLANE)
         && namespace.strip_prefix(HOSTED_NAMESPACE_PREFIX) == Some(id);
     if !own {
-        return Err(SliceError::Holder);
+        return Err(SliceError::WrongObject);
     }
     if !matches!(object.address_type.as_str(), "IPv4" | "IPv6") {
         return Err(SliceError::Type(object.address_type.clone()));
@@ -266,7 +266,7 @@ fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> 
     ] {
         if !is_label(given) {
             let given = given.clone();
-            return Err(ConfigError::Form { field, given });
+            return Err(ConfigError::InvalidName { field, given });
         }
     }
     let hosted = config.id.hosted_namespace();
@@ -282,7 +282,7 @@ fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> 
         ),
     ] {
         if given != expected {
-            return Err(ConfigError::Foreign {
+            return Err(ConfigError::Mismatch {
                 field,
                 given: given.to_owned(),
                 expected: expected.to_owned(),
@@ -290,7 +290,7 @@ fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> 
         }
     }
     if !is_domain(public.as_str()) {
-        return Err(ConfigError::Form {
+        return Err(ConfigError::InvalidName {
             field: "publicName",
             given: public.as_str().to_owned(),
         });

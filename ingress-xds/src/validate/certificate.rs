@@ -34,7 +34,7 @@ pub struct IngressCertificate {
 pub enum CertificateError {
     /// The object is not one of the expected Secrets.
     #[error("the Secret has another name or namespace than those that are looked for")]
-    Holder,
+    WrongObject,
     /// A key is missing or not text. cert-manager may not have issued the certificate yet.
     #[error("the key {0} is missing")]
     Missing(&'static str),
@@ -67,7 +67,7 @@ impl fmt::Debug for IngressCertificate {
 /// Validates the Secret with the certificate for Pods, whose TLS ends at Envoy.
 pub fn validate_ingress(object: &Secret) -> Result<IngressCertificate, CertificateError> {
     if place_of(object) != [PKI_NAMESPACE, INGRESS_LEAF] {
-        return Err(CertificateError::Holder);
+        return Err(CertificateError::WrongObject);
     }
     validate_pair(object)
 }
@@ -77,7 +77,7 @@ pub fn validate_ingress(object: &Secret) -> Result<IngressCertificate, Certifica
 pub fn validate_sleeper(object: &Secret) -> Result<IngressCertificate, CertificateError> {
     let [namespace, name] = place_of(object);
     if name != SLEEPER_LEAF || !namespace.starts_with(HOSTED_NAMESPACE_PREFIX) {
-        return Err(CertificateError::Holder);
+        return Err(CertificateError::WrongObject);
     }
     validate_pair(object)
 }

@@ -62,7 +62,7 @@ fn nobody_speaks_for_another_cluster() {
         ),
     ] {
         let error = validate_config(&rules(), &object).unwrap_err();
-        let found = matches!(&error, ConfigError::Foreign { field: found, .. } if *found == field);
+        let found = matches!(&error, ConfigError::Mismatch { field: found, .. } if *found == field);
         assert!(found, "{rule}: {error:?}");
     }
 }
@@ -83,7 +83,7 @@ fn wrong_forms_are_refused() {
         ),
     ] {
         let error = validate_config(&rules(), &object).unwrap_err();
-        let found = matches!(&error, ConfigError::Form { field, .. } if *field == expected);
+        let found = matches!(&error, ConfigError::InvalidName { field, .. } if *field == expected);
         assert!(found, "{rule}: {error:?}");
     }
 }
@@ -122,7 +122,10 @@ fn wrong_objects_are_refused() {
     let mut named = good().config_map();
     named.metadata.name = Some("yoke-ingress-2".into());
     for object in [elsewhere, named] {
-        assert!(matches!(validate_config(&rules(), &object), Err(ConfigError::Holder)));
+        assert!(matches!(
+            validate_config(&rules(), &object),
+            Err(ConfigError::WrongObject)
+        ));
     }
     let empty = ConfigMap {
         data: None,
@@ -249,7 +252,7 @@ fn wrong_slices_are_refused() {
         ("service is no label", relabelled(SERVICE_NAME, Some("a/b"))),
     ] {
         assert!(
-            matches!(validate_slice(&rules(), &object), Err(SliceError::Holder)),
+            matches!(validate_slice(&rules(), &object), Err(SliceError::WrongObject)),
             "{rule}"
         );
     }

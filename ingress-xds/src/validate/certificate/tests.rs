@@ -26,7 +26,10 @@ fn a_pair_is_believed() {
 fn others_are_refused() {
     let mut elsewhere = with("x", None);
     elsewhere.metadata.namespace = Some("default".into());
-    assert!(matches!(validate_ingress(&elsewhere), Err(CertificateError::Holder)));
+    assert!(matches!(
+        validate_ingress(&elsewhere),
+        Err(CertificateError::WrongObject)
+    ));
     for key in [CERTIFICATE, KEY] {
         for (rule, object) in [("absent", with(key, None)), ("empty", with(key, Some("")))] {
             let found = validate_ingress(&object);

@@ -412,16 +412,16 @@ async fn who_gives_up_again_and_again_is_cut_off() {
     let mut other = stage.client(Http::Two).await;
     let mut stream = watch(&mut other, &bearer).await;
     let mut client = stage.client(Http::Two).await;
-    let mut evicted = 0;
+    let mut given_up = 0;
     let cut = loop {
         let asked = client.send(request("10.96.0.1", WATCH, &[("authorization", &bearer)]));
         match tokio::time::timeout(Duration::from_micros(200), asked).await {
             Ok(Err(error)) => break error,
-            Ok(Ok(_)) | Err(_) => evicted += 1,
+            Ok(Ok(_)) | Err(_) => given_up += 1,
         }
-        assert!(evicted < 20_000, "nobody stops it");
+        assert!(given_up < 20_000, "nobody stops it");
     };
-    println!("cut off after {evicted}: {cut}");
+    println!("cut off after {given_up}: {cut}");
     assert_alive("others do not notice", &mut stream).await;
     assert_eq!(stage.status(&bearer).await, StatusCode::OK);
 }
