@@ -104,9 +104,9 @@ const HANDOVER: Duration = Duration::from_secs(3);
 /// How long connections that are open by then may continue.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// The bound listener. It answers once [`Sleeper::serve`] runs.
+/// The bound listener. It answers once [`Activator::serve`] runs.
 #[derive(Debug)]
-pub struct Sleeper {
+pub struct Activator {
     listener: TcpListener,
     local: SocketAddr,
 }
@@ -189,7 +189,7 @@ impl Drop for Answered<'_> {
     }
 }
 
-impl Sleeper {
+impl Activator {
     /// Listens on `address`; port 0 selects a free port.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
@@ -210,7 +210,7 @@ impl Sleeper {
             drain.started().await;
             sleep(HANDOVER).await;
         };
-        let admission = Knocks(context.metrics.clone());
+        let admission = HandshakeCounter(context.metrics.clone());
         let (mut incoming, accepting) = accept(self.listener, context.tls.clone(), admission, stop);
         let limiter = ConcurrencyLimiter::new(context.limits.connections, context.limits.connections_each);
         let serving = async {
@@ -242,11 +242,11 @@ fn begin(open: &mut JoinSet<()>, context: &Context, limiter: &ConcurrencyLimiter
     let snapshot = context.snapshots.borrow().clone();
     let entry = snapshot.and_then(|snapshot| snapshot.get(&resource_name(&name)).cloned());
     let Some(entry) = entry else {
-        context.metrics.count_sleeper(Answer::Elsewhere.as_str());
+        context.metrics.count_activator_answer(Answer::Elsewhere.as_str());
         return;
     };
     let Some((slot, evicted)) = limiter.acquire_evictable(&entry.route) else {
-        context.metrics.count_sleeper(Answer::Busy.as_str());
+        context.metrics.count_activator_answer(Answer::Busy.as_str());
         let context = context.clone();
         open.spawn(async move { context.wake_unheard(&entry, &certificates) });
         return;
@@ -449,7 +449,7 @@ impl Caller {
     }
 
     fn tell(&self, answer: &Answer) -> Response<Full<Bytes>> {
-        self.context.metrics.count_sleeper(answer.as_str());
+        self.context.metrics.count_activator_answer(answer.as_str());
         to_response(&answer.to_status())
     }
 
@@ -522,9 +522,9 @@ fn to_response(status: &Status) -> Response<Full<Bytes>> {
 
 /// Admission of TLS connections: anybody who knows a cluster's name may connect.
 #[derive(Clone, Debug)]
-struct Knocks(Metrics);
+struct HandshakeCounter(Metrics);
 
-impl Admission for Knocks {
+impl Admission for HandshakeCounter {
     fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()> {
         // TLS stores the certificates for the lifetime of the connection.
         match certificates.iter().map(|der| der.len()).sum::<usize>() {
@@ -534,7 +534,7 @@ impl Admission for Knocks {
     }
 
     fn count(&self, admitted: bool) {
-        self.0.count_knock(admitted);
+        self.0.count_activator_handshake(admitted);
     }
 
     fn is_public(&self) -> bool {

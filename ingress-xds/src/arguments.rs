@@ -144,7 +144,7 @@ impl Arguments {
     pub fn rules(&self) -> Rules {
         let to_socket = |address| SocketAddr::new(address, self.sleeper_port);
         Rules {
-            sleeper: self.sleeper.map(to_socket),
+            activator: self.sleeper.map(to_socket),
             replicas: self.sleeper_service.is_some(),
             ..Rules::new(&self.base_domain)
         }

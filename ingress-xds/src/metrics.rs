@@ -55,8 +55,8 @@ pub struct Metrics {
     bytes: Family<TypeLabel, Counter>,
     held: Gauge,
     held_requests: Gauge,
-    sleeper: Family<AnswerLabel, Counter>,
-    knocks: Family<ResultLabel, Counter>,
+    activator_answers: Family<AnswerLabel, Counter>,
+    activator_handshakes: Family<ResultLabel, Counter>,
     wakes: Family<OutcomeLabel, Counter>,
     wake_writes: Family<ResultLabel, Counter>,
     verdicts: Family<VerdictLabel, Counter>,
@@ -98,11 +98,15 @@ impl Metrics {
                 "Requests of pods that wait for a cluster to wake",
                 m.held_requests,
             );
-            registry.register("sleeper_answers", "Answers for clusters that sleep", m.sleeper);
+            registry.register(
+                "sleeper_answers",
+                "Answers for clusters that sleep",
+                m.activator_answers,
+            );
             registry.register(
                 "sleeper_handshakes",
                 "TLS handshakes of clients of clusters that sleep",
-                m.knocks,
+                m.activator_handshakes,
             );
             registry.register("wakes", "Requests that wake a cluster, by what became of them", m.wakes);
             registry.register(
@@ -173,12 +177,12 @@ impl Metrics {
         self.held_requests.set(to_gauge(requests));
     }
 
-    pub(crate) fn count_sleeper(&self, answer: &'static str) {
-        self.sleeper.get_or_create(&AnswerLabel { answer }).inc();
+    pub(crate) fn count_activator_answer(&self, answer: &'static str) {
+        self.activator_answers.get_or_create(&AnswerLabel { answer }).inc();
     }
 
-    pub(crate) fn count_knock(&self, good: bool) {
-        self.knocks.get_or_create(&to_result(good)).inc();
+    pub(crate) fn count_activator_handshake(&self, good: bool) {
+        self.activator_handshakes.get_or_create(&to_result(good)).inc();
     }
 
     pub(crate) fn count_wake(&self, outcome: &'static str) {

@@ -31,7 +31,7 @@ use yoke_pki::plan::INGRESS_LEAF;
 
 use crate::validate::{IngressCertificate, Rules, Slice, validate_config, validate_ingress, validate_slice};
 
-use activators::{Concerned, SleeperNames, Sleepers};
+use activators::{ActivatorNames, Activators, Concerned};
 use observation::{ObjectKey, Watched, to_chain};
 use route::Route;
 
@@ -45,7 +45,7 @@ pub enum Event {
     /// The Secret with the ingress certificate.
     Certificate(Watched<Secret>),
     /// A certificate that the activator can serve now.
-    Sleeper(Watched<SleeperNames>),
+    ActivatorCertificate(Watched<ActivatorNames>),
     /// An EndpointSlice of this process's own Service.
     Replicas(Watched<EndpointSlice>),
 }
@@ -112,7 +112,7 @@ pub struct Table {
     configs_listed: bool,
     slices_listed: bool,
     certificate_listed: bool,
-    sleepers: Sleepers,
+    activators: Activators,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,7 +133,7 @@ impl Table {
     /// An empty table.
     pub fn new(rules: Rules) -> Self {
         Self {
-            sleepers: Sleepers::new(rules.clone()),
+            activators: Activators::new(rules.clone()),
             rules,
             configs: BTreeMap::new(),
             routes: BTreeMap::new(),
@@ -182,13 +182,13 @@ impl Table {
                 }
                 self.certificate_listed = true;
             }
-            Event::Sleeper(seen) => {
-                let concerned = self.sleepers.apply(seen);
-                self.resolve_asleep(concerned);
+            Event::ActivatorCertificate(seen) => {
+                let concerned = self.activators.apply(seen);
+                self.resolve_sleeping(concerned);
             }
             Event::Replicas(seen) => {
-                let concerned = self.sleepers.apply_replicas(seen);
-                self.resolve_asleep(concerned);
+                let concerned = self.activators.apply_replicas(seen);
+                self.resolve_sleeping(concerned);
             }
         }
         std::mem::take(&mut self.reports)
@@ -196,7 +196,7 @@ impl Table {
 
     /// Whether every kind of object was listed once. Before that, absence means nothing.
     pub fn is_synced(&self) -> bool {
-        self.configs_listed && self.slices_listed && self.certificate_listed && self.sleepers.is_listed()
+        self.configs_listed && self.slices_listed && self.certificate_listed && self.activators.is_listed()
     }
 
     /// The ingress certificate, if there is a valid one.
@@ -314,7 +314,7 @@ impl Table {
         self.record(Kind::Certificate, key.clone(), Vec::new());
     }
 
-    fn resolve_asleep(&mut self, concerned: Concerned) {
+    fn resolve_sleeping(&mut self, concerned: Concerned) {
         let namespaces = match concerned {
             Concerned::Some(namespaces) => namespaces,
             Concerned::All => {
@@ -358,8 +358,8 @@ impl Table {
             true => self.keep_waking(name, route),
             false => Arc::clone(route),
         };
-        let sleepers = route.asleep.as_ref().and_then(|_| self.sleepers.find(name, &route));
-        if let Some((addresses, port)) = sleepers {
+        let found = route.asleep.as_ref().and_then(|_| self.activators.find(name, &route));
+        if let Some((addresses, port)) = found {
             return Target { route, addresses, port };
         }
         Target {

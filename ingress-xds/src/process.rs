@@ -17,7 +17,7 @@ use yoke_runtime::{Drain, Endpoint, Metrics as Registry, Readiness, Supervisor};
 use crate::activator::tls::{Certificates, build_configs, keep_shown};
 use crate::activator::wake::Waker;
 use crate::activator::wake::write::write_wakes;
-use crate::activator::{self, Sleeper};
+use crate::activator::{self, Activator};
 use crate::announce::announce;
 use crate::arguments::Arguments;
 use crate::base::Tracker;
@@ -28,7 +28,9 @@ use crate::server::{Context, Server};
 use crate::snapshot::Snapshots;
 use crate::tls::{files_in, keep_certificates};
 use crate::traffic::Shown;
-use crate::watch::{watch_base, watch_certificate, watch_configs, watch_replicas, watch_sleeper, watch_slices};
+use crate::watch::{
+    watch_activator_certificates, watch_base, watch_certificate, watch_configs, watch_replicas, watch_slices,
+};
 
 const GRACE: Duration = Duration::from_secs(10);
 /// Capacity of the channels for observations; the watches wait when one is full.
@@ -127,12 +129,12 @@ async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, waking:
         Ok::<_, Infallible>(())
     });
     if arguments.sleeper.is_some() {
-        spawn_sleeper(supervisor, arguments, waker.clone(), waking).await?;
+        spawn_activator(supervisor, arguments, waker.clone(), waking).await?;
     }
     Ok(waker)
 }
 
-async fn spawn_sleeper(
+async fn spawn_activator(
     supervisor: &mut Supervisor,
     arguments: &Arguments,
     waker: Waker,
@@ -147,10 +149,10 @@ async fn spawn_sleeper(
     } = waking;
     let port = arguments.sleeper_port;
     let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
-    let sleeper = match Sleeper::bind(address).await {
-        Ok(sleeper) => sleeper,
+    let activator = match Activator::bind(address).await {
+        Ok(activator) => activator,
         // The node has no IPv6.
-        Err(_) => Sleeper::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))
+        Err(_) => Activator::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))
             .await
             .context("listening for clients of clusters that sleep")?,
     };
@@ -160,14 +162,14 @@ async fn spawn_sleeper(
     }
     let (secrets, seen) = mpsc::channel(EVENTS);
     let (certificates, shown) = watch::channel(Certificates::new());
-    let watched = watch_sleeper(client, secrets, metrics.clone(), drain.clone());
+    let watched = watch_activator_certificates(client, secrets, metrics.clone(), drain.clone());
     supervisor.spawn("sleeper-watch", watched);
     let keeping = keep_shown(seen, certificates, events, drain.clone());
     supervisor.spawn("sleeper-certificates", async move {
         keeping.await;
         Ok::<_, Infallible>(())
     });
-    let serving = sleeper.serve(activator::Context {
+    let serving = activator.serve(activator::Context {
         tls: build_configs(shown, snapshots.clone())?,
         limits: activator::Limits::default(),
         snapshots,

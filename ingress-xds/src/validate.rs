@@ -24,7 +24,7 @@ use yoke_pki::bundle::{Bundle, BundleError, Trust};
 use crate::authz::token::{KeyError, TokenKey, TokenTrust};
 use crate::model::route::{Route, Sleep, UpstreamTrust};
 
-pub use certificate::{CertificateError, IngressCertificate, validate_ingress, validate_sleeper};
+pub use certificate::{CertificateError, IngressCertificate, validate_activator, validate_ingress};
 
 /// The well-known label with which an EndpointSlice names its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -55,7 +55,7 @@ pub struct Rules {
     /// processes beside Envoy.
     pub loopback: bool,
     /// The address at which Envoy reaches this process's activator, if it has one.
-    pub sleeper: Option<SocketAddr>,
+    pub activator: Option<SocketAddr>,
     /// Whether EndpointSlices give the addresses of other replicas' activators, at the same port.
     pub replicas: bool,
 }
@@ -68,7 +68,7 @@ impl Rules {
             port: API_PORT,
             konnectivity_port: KONNECTIVITY_PORT,
             loopback: false,
-            sleeper: None,
+            activator: None,
             replicas: false,
         }
     }

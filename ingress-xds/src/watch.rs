@@ -82,7 +82,7 @@ pub async fn watch_certificate(
 
 /// Watches the activator certificates: one for all clusters, and one in each control-plane
 /// namespace whose cluster has extra names.
-pub async fn watch_sleeper(
+pub async fn watch_activator_certificates(
     client: Client,
     secrets: mpsc::Sender<Watched<Secret>>,
     metrics: Metrics,

@@ -27,11 +27,11 @@ use yoke_runtime::Drain;
 use yoke_runtime::tls::TlsConfigs;
 
 use crate::model::Event;
-use crate::model::activators::{SleeperNames, sleeper_key};
+use crate::model::activators::{ActivatorNames, activator_secret_key};
 use crate::model::observation::{ObjectKey, Watched, to_chain};
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
-use crate::validate::{CertificateError, validate_sleeper};
+use crate::validate::{CertificateError, validate_activator};
 
 /// Certificates by the namespace of their Secret. The namespace of the CAs has the certificate for
 /// names under the base domain. A control-plane namespace has the certificate for the extra names
@@ -77,7 +77,7 @@ pub async fn keep_shown(
                 Watched::Deleted(key)
             }
             Watched::Listed(keys) => {
-                let is_there = |namespace: &str| keys.contains(&sleeper_key(namespace));
+                let is_there = |namespace: &str| keys.contains(&activator_secret_key(namespace));
                 if !is_there(PKI_NAMESPACE) {
                     tracing::warn!("there is no certificate for sleeping clusters: nobody wakes them by connecting");
                 }
@@ -86,11 +86,11 @@ pub async fn keep_shown(
             }
         };
         // Without a receiver the process is ending.
-        let _ = events.send(Event::Sleeper(told)).await;
+        let _ = events.send(Event::ActivatorCertificate(told)).await;
     }
 }
 
-fn take_up(secret: &Secret, shown: &watch::Sender<Certificates>) -> Option<SleeperNames> {
+fn take_up(secret: &Secret, shown: &watch::Sender<Certificates>) -> Option<ActivatorNames> {
     let key = ObjectKey::of(&secret.metadata);
     let namespace = key.namespace.clone();
     match read(secret) {
@@ -99,7 +99,7 @@ fn take_up(secret: &Secret, shown: &watch::Sender<Certificates>) -> Option<Sleep
             shown.send_modify(|all| {
                 all.insert(namespace, Arc::new(certificate));
             });
-            Some(SleeperNames { key, names })
+            Some(ActivatorNames { key, names })
         }
         Err(error) => {
             let error = to_chain(&error);
@@ -111,7 +111,7 @@ fn take_up(secret: &Secret, shown: &watch::Sender<Certificates>) -> Option<Sleep
 
 /// Parses the certificate in a Secret, and its names.
 fn read(secret: &Secret) -> Result<(CertifiedKey, BTreeSet<String>), ShownError> {
-    let certificate = validate_sleeper(secret).map_err(ShownError::Secret)?;
+    let certificate = validate_activator(secret).map_err(ShownError::Secret)?;
     let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().map_err(ShownError::Parse)?;
     let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).map_err(ShownError::Parse)?;

@@ -48,8 +48,8 @@ fn exported() -> BTreeSet<String> {
     metrics.count_reload(true);
     metrics.count_base_change(true);
     metrics.count_entry(true);
-    metrics.count_sleeper("waking");
-    metrics.count_knock(true);
+    metrics.count_activator_answer("waking");
+    metrics.count_activator_handshake(true);
     metrics.count_wake("told");
     metrics.count_wake_write(true);
     let served = entry("a", &["a"], "1", "1");

@@ -17,11 +17,11 @@ use super::route::Route;
 use crate::validate::{Rules, find_ready};
 
 /// Maximum number of activator addresses that are sent to Envoy.
-const MAX_SLEEPERS: usize = 16;
+const MAX_ACTIVATORS: usize = 16;
 
 /// The names that an activator certificate covers.
 #[derive(Clone, Debug)]
-pub struct SleeperNames {
+pub struct ActivatorNames {
     /// The Secret of the certificate. In the CA namespace it covers the public names of all
     /// clusters; in a control-plane namespace it covers the extra names of that cluster.
     pub key: ObjectKey,
@@ -31,7 +31,7 @@ pub struct SleeperNames {
 
 /// The known activators.
 #[derive(Debug)]
-pub(super) struct Sleepers {
+pub(super) struct Activators {
     rules: Rules,
     /// Ready addresses of replicas, by EndpointSlice.
     replicas: BTreeMap<ObjectKey, BTreeSet<IpAddr>>,
@@ -51,11 +51,11 @@ pub(super) enum Concerned {
     Some(Vec<String>),
 }
 
-impl Sleepers {
+impl Activators {
     /// Starts with this process's own activator, if it has one.
     pub(super) fn new(rules: Rules) -> Self {
         Self {
-            addresses: rules.sleeper.iter().map(SocketAddr::ip).collect(),
+            addresses: rules.activator.iter().map(SocketAddr::ip).collect(),
             rules,
             replicas: BTreeMap::new(),
             replicas_listed: false,
@@ -66,7 +66,7 @@ impl Sleepers {
 
     /// Whether every watched kind was listed once.
     pub(super) fn is_listed(&self) -> bool {
-        self.rules.sleeper.is_none() || self.names_listed && (self.replicas_listed || !self.rules.replicas)
+        self.rules.activator.is_none() || self.names_listed && (self.replicas_listed || !self.rules.replicas)
     }
 
     /// Applies a change of the replicas' addresses.
@@ -84,11 +84,11 @@ impl Sleepers {
                 self.replicas_listed = true;
             }
         }
-        let own = self.rules.sleeper.iter().map(SocketAddr::ip);
+        let own = self.rules.activator.iter().map(SocketAddr::ip);
         let is_same_family = |other: &&IpAddr| own.clone().any(|own| own.is_ipv4() == other.is_ipv4());
         let others = self.replicas.values().flatten().filter(is_same_family);
         let all = own.clone().chain(others.copied());
-        let before = std::mem::replace(&mut self.addresses, all.take(MAX_SLEEPERS).collect());
+        let before = std::mem::replace(&mut self.addresses, all.take(MAX_ACTIVATORS).collect());
         match before == self.addresses {
             true => Concerned::Some(vec![]),
             false => Concerned::All,
@@ -96,7 +96,7 @@ impl Sleepers {
     }
 
     /// Applies an added, changed or removed certificate.
-    pub(super) fn apply(&mut self, seen: Watched<SleeperNames>) -> Concerned {
+    pub(super) fn apply(&mut self, seen: Watched<ActivatorNames>) -> Concerned {
         let changed = match seen {
             Watched::Applied(shown) => {
                 let namespace = shown.key.namespace;
@@ -114,7 +114,7 @@ impl Sleepers {
                 self.names_listed = true;
                 let gone = self
                     .names
-                    .extract_if(.., |namespace, _| !keys.contains(&sleeper_key(namespace)));
+                    .extract_if(.., |namespace, _| !keys.contains(&activator_secret_key(namespace)));
                 gone.map(|(namespace, _)| namespace).collect()
             }
         };
@@ -127,7 +127,7 @@ impl Sleepers {
     /// The addresses and the port for a name of a sleeping cluster, if an activator has a
     /// certificate for the name. Konnectivity agents are excluded: they wake no cluster.
     pub(super) fn find(&self, name: &str, route: &Route) -> Option<(BTreeSet<IpAddr>, u16)> {
-        let port = self.rules.sleeper?.port();
+        let port = self.rules.activator?.port();
         let can_answer = match route.public_name == name {
             true => self.names.contains_key(PKI_NAMESPACE),
             false => {
@@ -140,7 +140,7 @@ impl Sleepers {
 }
 
 /// Key of the Secret with the activator certificate in a namespace.
-pub(crate) fn sleeper_key(namespace: &str) -> ObjectKey {
+pub(crate) fn activator_secret_key(namespace: &str) -> ObjectKey {
     ObjectKey {
         namespace: namespace.to_owned(),
         name: SLEEPER_LEAF.to_owned(),

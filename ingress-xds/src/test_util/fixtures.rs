@@ -240,7 +240,7 @@ pub fn certificate_secret(chain: &str, key: &str) -> Secret {
 
 /// The Secret with an activator certificate: for all clusters, or in a control-plane namespace for
 /// the extra names of its cluster.
-pub fn sleeper_secret(namespace: &str, chain: &str, key: &str) -> Secret {
+pub fn activator_secret(namespace: &str, chain: &str, key: &str) -> Secret {
     secret(namespace, SLEEPER_LEAF, chain, key)
 }
 

@@ -74,7 +74,7 @@ pub fn validate_ingress(object: &Secret) -> Result<IngressCertificate, Certifica
 
 /// Validates a Secret with an activator certificate. In the CA namespace it covers the public names
 /// of all clusters; in a control-plane namespace it covers the extra names of that cluster.
-pub fn validate_sleeper(object: &Secret) -> Result<IngressCertificate, CertificateError> {
+pub fn validate_activator(object: &Secret) -> Result<IngressCertificate, CertificateError> {
     let [namespace, name] = place_of(object);
     if name != SLEEPER_LEAF || !namespace.starts_with(HOSTED_NAMESPACE_PREFIX) {
         return Err(CertificateError::WrongObject);

@@ -102,7 +102,7 @@ impl Stage {
         let clusters = [a.at(&["127.0.0.2"], port), b.at(&["127.0.0.3"], port)];
         let mut site = Site::new(port).await;
         site.certificate = Some(ingress_leaf(&public));
-        site.sleeper = Some(public.leaf("sleeper", &[&format!("*.{BASE_DOMAIN}")]));
+        site.activator = Some(public.leaf("sleeper", &[&format!("*.{BASE_DOMAIN}")]));
         change(&mut site);
         let xds = site.start().await;
         xds.list(&clusters.each_ref()).await;

@@ -1,9 +1,9 @@
 //! Clusters that sleep: who comes is answered in place of the API server, and wakes what is his.
 
+mod activators;
 mod agents;
 mod limits;
 mod places;
-mod sleepers;
 
 use std::path::Path;
 use std::process::Stdio;
@@ -78,7 +78,7 @@ impl Night {
         };
         night.tell(Some(told)).await;
         let name = night.a.public_name();
-        eventually("the sleeper answers", PATIENCE, async || {
+        eventually("the activator answers", PATIENCE, async || {
             let answer = night
                 .try_ask(&name, &night.stage.root.client(None), Http::One, None)
                 .await;
@@ -540,7 +540,7 @@ async fn the_answer_arrives_beside_a_large_body() {
     let mut config = night.admin();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     for config in [config, night.stage.root.client(None)] {
-        let stream = TcpStream::connect(night.stage.xds().sleeper).await.unwrap();
+        let stream = TcpStream::connect(night.stage.xds().activator).await.unwrap();
         let mut stream = open_over(stream, &night.a.public_name(), &config).await.unwrap();
         let head = format!("POST /api HTTP/1.1\r\nhost: a\r\ncontent-length: {BODY}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();

@@ -1,6 +1,6 @@
 use super::*;
 
-use crate::test_util::fixtures::{certificate_secret, ingress_pems, pems, sleeper_secret};
+use crate::test_util::fixtures::{activator_secret, certificate_secret, ingress_pems, pems};
 
 fn with(key: &str, text: Option<&str>) -> Secret {
     let (chain, private) = ingress_pems();
@@ -62,9 +62,9 @@ fn a_cluster_that_sleeps_has_its_own() {
         ("of a Tenant", "tenant", SLEEPER_LEAF, false),
         ("another", "yoke-bcdfghjk24", INGRESS_LEAF, false),
     ] {
-        let mut object = sleeper_secret(namespace, &chain, &key);
+        let mut object = activator_secret(namespace, &chain, &key);
         object.metadata.name = Some(name.into());
-        let found = validate_sleeper(&object);
+        let found = validate_activator(&object);
         assert_eq!(found.is_ok(), expected, "{rule}");
         if let Ok(found) = found {
             assert_eq!(found.names, ["kubernetes".to_owned()].into());

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use yoke_api::names::{KONNECTIVITY_PORT, PKI_NAMESPACE};
 use yoke_ingress_xds::activator::tls::{Certificates, build_configs, keep_shown};
 use yoke_ingress_xds::activator::wake::{self, Wake, Waker};
-use yoke_ingress_xds::activator::{self, Sleeper};
+use yoke_ingress_xds::activator::{self, Activator};
 use yoke_ingress_xds::authz;
 use yoke_ingress_xds::base::{Input, Notice, Tracker};
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
@@ -30,7 +30,7 @@ use yoke_runtime::tls::{Reload, TlsConfigs};
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
 use yoke_test_support::free_port;
 
-use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, replica_slice, sleeper_secret};
+use super::fixtures::{BASE_DOMAIN, ClusterFixture, activator_secret, certificate_secret, replica_slice};
 use super::pki::{Ca, Leaf, write_secret};
 use super::{CLIENT_NAME, PATIENCE, SERVER_NAME, eventually};
 
@@ -56,11 +56,11 @@ pub struct Site {
     /// What clients are shown whose TLS ends at the ingress.
     pub certificate: Option<Leaf>,
     /// What those are shown who come to a cluster that sleeps.
-    pub sleeper: Option<Leaf>,
+    pub activator: Option<Leaf>,
     /// Where these are led.
-    pub sleeper_at: SocketAddr,
+    pub activator_at: SocketAddr,
     /// What these may have of it.
-    pub sleepers: activator::Limits,
+    pub activator_limits: activator::Limits,
     directory: TempDir,
 }
 
@@ -70,7 +70,7 @@ pub struct Xds {
     trigger: DrainTrigger,
     pub address: SocketAddr,
     /// Where clients of sleeping clusters are led.
-    pub sleeper: SocketAddr,
+    pub activator: SocketAddr,
     events: mpsc::Sender<Event>,
     base: mpsc::Sender<Input>,
     notices: Mutex<mpsc::Receiver<Notice>>,
@@ -110,10 +110,10 @@ impl Site {
             },
             series: 10,
             certificate: None,
-            sleeper: None,
-            sleeper_at: super::loopback(0),
+            activator: None,
+            activator_at: super::loopback(0),
             // Nobody is cut off because the machine is busy.
-            sleepers: activator::Limits {
+            activator_limits: activator::Limits {
                 first: PATIENCE,
                 ..activator::Limits::default()
             },
@@ -134,9 +134,9 @@ impl Site {
 
     /// Starts the server. It has not read the host yet: see [`Xds::list`].
     pub async fn start(&self) -> Xds {
-        let sleeper = Sleeper::bind(self.sleeper_at).await.unwrap();
+        let activator = Activator::bind(self.activator_at).await.unwrap();
         let rules = Rules {
-            sleeper: self.sleeper.is_some().then(|| sleeper.local_address()),
+            activator: self.activator.is_some().then(|| activator.local_address()),
             replicas: true,
             port: self.api_port,
             konnectivity_port: self.konnectivity_port,
@@ -158,14 +158,14 @@ impl Site {
         let routing = routing.run(observed, inputs, notices, drain.clone());
         let routing = tokio::spawn(async move { routing.await.unwrap() });
         let (waker, wakes) = Waker::new(self.wakes, metrics.clone(), Instant::now());
-        let sleeper_address = sleeper.local_address();
-        let has_sleeper = self.sleeper.is_some();
+        let activator_address = activator.local_address();
+        let has_activator = self.activator.is_some();
         let (secrets, seen) = mpsc::channel(16);
         let (certificates, shown) = watch::channel(Certificates::new());
         let keeping = keep_shown(seen, certificates, events.clone(), drain.clone());
-        let sleeping = sleeper.serve(activator::Context {
+        let sleeping = activator.serve(activator::Context {
             tls: build_configs(shown, snapshots.clone()).unwrap(),
-            limits: self.sleepers,
+            limits: self.activator_limits,
             snapshots: snapshots.clone(),
             waker: waker.clone(),
             metrics: metrics.clone(),
@@ -173,12 +173,12 @@ impl Site {
         });
         // Where nobody is led there, none waits for its end.
         let sleeping = tokio::spawn(async move {
-            if has_sleeper {
+            if has_activator {
                 tokio::join!(keeping, sleeping);
             }
         });
-        if let Some(leaf) = &self.sleeper {
-            let secret = sleeper_secret(PKI_NAMESPACE, &leaf.certificate, &leaf.key);
+        if let Some(leaf) = &self.activator {
+            let secret = activator_secret(PKI_NAMESPACE, &leaf.certificate, &leaf.key);
             let listed = Watched::Listed([ObjectKey::of(&secret.metadata)].into());
             secrets.send(Watched::Applied(Box::new(secret))).await.unwrap();
             secrets.send(listed).await.unwrap();
@@ -190,7 +190,7 @@ impl Site {
             wakes: Mutex::new(wakes),
             secrets,
             address,
-            sleeper: sleeper_address,
+            activator: activator_address,
             events,
             base,
             notices: Mutex::new(told),
@@ -326,14 +326,14 @@ impl Xds {
         self.send(Event::Replicas(Watched::Applied(Box::new(slice)))).await;
     }
 
-    /// Its sleeper answers no more.
-    pub fn lose_sleeper(&self) {
+    /// Its activator answers no more.
+    pub fn lose_activator(&self) {
         self.sleeping.abort();
     }
 
     /// A cluster gets a certificate for its further names, for when it sleeps.
     pub async fn show_asleep(&self, cluster: &ClusterFixture, leaf: &Leaf) {
-        let secret = sleeper_secret(&cluster.namespace(), &leaf.certificate, &leaf.key);
+        let secret = activator_secret(&cluster.namespace(), &leaf.certificate, &leaf.key);
         self.secrets.send(Watched::Applied(Box::new(secret))).await.unwrap();
     }
 

@@ -23,8 +23,8 @@ async fn narrow(callers: Callers) -> Night {
 }
 
 fn few_places(site: &mut Site) {
-    site.sleepers.connections = 4 * PLACES;
-    site.sleepers.connections_each = PLACES;
+    site.activator_limits.connections = 4 * PLACES;
+    site.activator_limits.connections_each = PLACES;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,7 +56,7 @@ async fn strangers_who_wake_it_leave_room() {
     let night = Night::at(on_connect(Callers::Any), |site| {
         few_places(site);
         // Who came too late to ask is cut off and asks again, before he gives up.
-        site.sleepers.first = PATIENCE / 4;
+        site.activator_limits.first = PATIENCE / 4;
     })
     .await;
     let handshakes = "yoke_ingress_xds_sleeper_handshakes_total{result=\"ok\"}";
@@ -92,12 +92,12 @@ async fn strangers_who_wake_it_leave_room() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_a_certificate_keeps_the_place_from_the_start() {
     let night = narrow(Callers::Authenticated).await;
-    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
+    let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     let (admin, nobody) = (night.admin(), night.stage.root.client(None));
-    let mut first = Client::connect(sleeper, &name, &admin, Http::Two).await.unwrap();
+    let mut first = Client::connect(activator, &name, &admin, Http::Two).await.unwrap();
     let mut open = vec![];
     for _ in 0..STRANGERS {
-        let stream = TcpStream::connect(sleeper).await.unwrap();
+        let stream = TcpStream::connect(activator).await.unwrap();
         open.push(open_over(stream, &name, &nobody).await.unwrap());
     }
     let answer = first.ask(get(None)).await.unwrap();
@@ -107,19 +107,19 @@ async fn who_has_a_certificate_keeps_the_place_from_the_start() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_finds_no_place_wakes_it_all_the_same() {
     let night = narrow(Callers::Authenticated).await;
-    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
+    let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     let node = night.with(&night.stage.authorities[0].leaf("system:node:worker", &[]));
     let busy = "yoke_ingress_xds_sleeper_answers_total{answer=\"busy\"}";
     let mut nodes = vec![];
     eventually("there is no place", PATIENCE, async || {
-        let stream = TcpStream::connect(sleeper).await.unwrap();
+        let stream = TcpStream::connect(activator).await.unwrap();
         // One too many may be cut off in the middle.
         nodes.push(open_over(stream, &name, &node).await.ok());
         (night.stage.xds().metric(busy) > 0).then_some(())
     })
     .await;
     let answer = async {
-        let mut admin = Client::connect(sleeper, &name, &night.admin(), Http::One).await?;
+        let mut admin = Client::connect(activator, &name, &night.admin(), Http::One).await?;
         admin.ask(get(None)).await.map_err(std::io::Error::other)
     };
     assert!(answer.await.is_err());
@@ -129,12 +129,15 @@ async fn who_finds_no_place_wakes_it_all_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_says_nothing_is_cut_off() {
     let second = Duration::from_secs(1);
-    let night = Night::at(on_connect(Callers::Authenticated), |site| site.sleepers.first = second).await;
-    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
+    let night = Night::at(on_connect(Callers::Authenticated), |site| {
+        site.activator_limits.first = second
+    })
+    .await;
+    let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     for protocol in ["http/1.1", "h2"] {
         let mut config = night.admin();
         config.alpn_protocols = vec![protocol.into()];
-        let stream = TcpStream::connect(sleeper).await.unwrap();
+        let stream = TcpStream::connect(activator).await.unwrap();
         let mut silent = open_over(stream, &name, &config).await.unwrap();
         // A reset is an end, too.
         let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut vec![])).await;
@@ -145,8 +148,8 @@ async fn who_says_nothing_is_cut_off() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_takes_a_request_back_gives_up_the_place() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
-    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
-    let mut client = Client::connect(sleeper, &name, &night.admin(), Http::Two)
+    let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
+    let mut client = Client::connect(activator, &name, &night.admin(), Http::Two)
         .await
         .unwrap();
     tokio::select! {

@@ -1,4 +1,4 @@
-//! Which sleeper a name leads to, and what it shows.
+//! Which activator a name leads to, and what it shows.
 
 use std::net::SocketAddr;
 
@@ -75,12 +75,12 @@ async fn a_further_name_wakes_its_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_sleeper_of_another_replica_answers() {
+async fn the_activator_of_another_replica_answers() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let first = night.stage.xds();
     let mut site = Site::new(night.stage.site.api_port).await;
-    site.sleeper.clone_from(&night.stage.site.sleeper);
-    site.sleeper_at = SocketAddr::from(([127, 0, 0, 9], first.sleeper.port()));
+    site.activator.clone_from(&night.stage.site.activator);
+    site.activator_at = SocketAddr::from(([127, 0, 0, 9], first.activator.port()));
     let other = site.start().await;
     let asleep = night.a.clone().asleep(on_connect(Callers::Authenticated));
     other.list(&[&asleep, &night.stage.clusters[1]]).await;
@@ -92,9 +92,9 @@ async fn the_sleeper_of_another_replica_answers() {
         (other.metric(answers) > 0).then_some(())
     })
     .await;
-    first.lose_sleeper();
+    first.lose_activator();
     eventually("one is gone", PATIENCE, async || {
-        TcpStream::connect(first.sleeper).await.err()
+        TcpStream::connect(first.activator).await.err()
     })
     .await;
     for _ in 0..10 {
@@ -116,7 +116,7 @@ async fn a_replica_that_ends_answers_until_it_is_known() {
         TcpStream::connect(xds.address).await.err()
     })
     .await;
-    let mut client = Client::connect(xds.sleeper, &night.a.public_name(), &night.admin(), Http::Two)
+    let mut client = Client::connect(xds.activator, &night.a.public_name(), &night.admin(), Http::Two)
         .await
         .unwrap();
     let answer = client.ask(get(None)).await.unwrap();
