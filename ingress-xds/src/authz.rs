@@ -7,7 +7,7 @@
 //! the cluster's owner.
 //!
 //! Names that do not exist occupy no memory, and the state of sources has a fixed size
-//! ([`Budgets`], [`Held`]). So a flood of random names or addresses grows nothing.
+//! ([`Budgets`], [`OpenConnections`]). So a flood of random names or addresses grows nothing.
 
 pub mod request;
 pub mod status_response;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use yoke_api::ClusterId;
 use yoke_runtime::budget::{Budgets, Rate, source_key};
 
-use crate::limits::open_connections::Held;
+use crate::limits::open_connections::OpenConnections;
 use crate::snapshot::Snapshot;
 use crate::snapshot::resource::resource_name;
 use verdict::{ConnectionRefusal, RequestRefusal};
@@ -60,7 +60,7 @@ pub enum Verdict {
 #[derive(Debug)]
 pub struct Gate {
     sources: Budgets<IpAddr>,
-    held: Held,
+    open_connections: OpenConnections,
     names: Budgets<Arc<str>>,
     requests: Budgets<ClusterId>,
     sleeping: Budgets<IpAddr>,
@@ -71,7 +71,7 @@ impl Gate {
     pub fn new(limits: Limits, now: Instant) -> Self {
         Self {
             sources: Budgets::new(limits.source, now),
-            held: Held::new(limits.source_connections),
+            open_connections: OpenConnections::new(limits.source_connections),
             names: Budgets::new(limits.name, now),
             requests: Budgets::new(limits.requests, now),
             sleeping: Budgets::new(limits.sleeping, now),
@@ -127,7 +127,7 @@ impl Gate {
         if !self.sources.take(source_key(source.map(|source| source.ip())), now) {
             return Err(ConnectionRefusal::SourceRate);
         }
-        if source.is_some_and(|source| !self.held.has_room(source, now)) {
+        if source.is_some_and(|source| !self.open_connections.has_room(source, now)) {
             return Err(ConnectionRefusal::SourceConnections);
         }
         Ok(())
@@ -135,14 +135,14 @@ impl Gate {
 
     fn begin(&mut self, now: Instant, source: Option<SocketAddr>) -> Verdict {
         if let Some(source) = source {
-            self.held.begin(source, now);
+            self.open_connections.begin(source, now);
         }
         Verdict::Allow
     }
 
     /// The known open connections. The reader of Envoy's access log removes those that ended.
-    pub fn held(&mut self) -> &mut Held {
-        &mut self.held
+    pub fn open_connections(&mut self) -> &mut OpenConnections {
+        &mut self.open_connections
     }
 
     /// Charges one request to a cluster's budget. The request's token is verified already, so

@@ -53,7 +53,7 @@ pub struct Metrics {
     responses: Family<TypeLabel, Counter>,
     refused: Family<TypeLabel, Counter>,
     bytes: Family<TypeLabel, Counter>,
-    held: Gauge,
+    open_connections: Gauge,
     held_requests: Gauge,
     activator_answers: Family<AnswerLabel, Counter>,
     activator_handshakes: Family<ResultLabel, Counter>,
@@ -91,7 +91,7 @@ impl Metrics {
             registry.register(
                 "held_connections",
                 "Connections of clients that are known to be open",
-                m.held,
+                m.open_connections,
             );
             registry.register(
                 "held_requests",
@@ -169,8 +169,8 @@ impl Metrics {
         self.refused.get_or_create(&TypeLabel { r#type: to_word(kind) }).inc();
     }
 
-    pub(crate) fn set_held(&self, connections: usize) {
-        self.held.set(to_gauge(connections));
+    pub(crate) fn set_open_connections(&self, connections: usize) {
+        self.open_connections.set(to_gauge(connections));
     }
 
     pub(crate) fn set_held_requests(&self, requests: usize) {

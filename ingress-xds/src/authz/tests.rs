@@ -172,7 +172,7 @@ fn a_source_holds_so_many_connections() {
     for _ in 0..5 {
         gate.check(now, Some(&snapshot), "c.yoke.test", source);
     }
-    assert_eq!(gate.held().total(), 0, "who is refused holds nothing");
+    assert_eq!(gate.open_connections().total(), 0, "who is refused holds nothing");
     for _ in 0..2 {
         assert_eq!(refusal(&gate.check_source(now, source)), None);
         assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), None);
@@ -182,7 +182,7 @@ fn a_source_holds_so_many_connections() {
     assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), full);
     assert_eq!(refusal(&gate.check_source(now, ip("192.0.2.2"))), None, "another's");
     assert_eq!(refusal(&gate.check_source(now, None)), None, "nobody's is not counted");
-    gate.held().end(source.unwrap());
+    gate.open_connections().end(source.unwrap());
     assert_eq!(refusal(&gate.check_source(now, source)), None);
 }
 

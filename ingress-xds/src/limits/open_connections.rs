@@ -2,7 +2,7 @@
 //!
 //! The gate adds a connection when it allows it. Envoy's access log reports its end, and such a
 //! report may be lost. So a connection counts for [`COUNTED`] at most, and the log reader calls
-//! [`Held::forget`] when it may have missed some. A source may then exceed its limit for a while,
+//! [`OpenConnections::forget`] when it may have missed some. A source may then exceed its limit for a while,
 //! but no source is blocked by connections that it no longer has.
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ pub const CAPACITY: usize = 262_144;
 
 /// Open connections of each source.
 #[derive(Debug)]
-pub struct Held {
+pub struct OpenConnections {
     limit: usize,
     sources: HashMap<IpAddr, Source>,
     total: usize,
@@ -41,7 +41,7 @@ struct Open {
     newest: Instant,
 }
 
-impl Held {
+impl OpenConnections {
     /// Starts without connections; `limit` is per source.
     pub fn new(limit: u32) -> Self {
         Self {
@@ -119,7 +119,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn take(held: &mut Held, text: &str, now: Instant) -> bool {
+    fn take(held: &mut OpenConnections, text: &str, now: Instant) -> bool {
         let room = held.has_room(peer(text), now);
         if room {
             held.begin(peer(text), now);
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_source_has_room_for_so_many() {
         let now = Instant::now();
-        let mut held = Held::new(2);
+        let mut held = OpenConnections::new(2);
         for (rule, text, expected) in [
             ("first", "192.0.2.1:1", true),
             ("second", "192.0.2.1:2", true),
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn what_ended_leaves_room() {
         let now = Instant::now();
-        let mut held = Held::new(1);
+        let mut held = OpenConnections::new(1);
         assert!(take(&mut held, "192.0.2.1:1", now));
         held.end(peer("192.0.2.1:2"));
         held.end(peer("192.0.2.2:1"));
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn word_of_an_end_may_come_late() {
         let now = Instant::now();
-        let mut held = Held::new(2);
+        let mut held = OpenConnections::new(2);
         assert!(take(&mut held, "192.0.2.1:1", now));
         assert!(take(&mut held, "192.0.2.1:1", now), "the next one from there");
         assert!(!take(&mut held, "192.0.2.1:2", now));
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn word_of_an_end_may_be_lost() {
         let start = Instant::now();
-        let mut held = Held::new(2);
+        let mut held = OpenConnections::new(2);
         assert!(take(&mut held, "192.0.2.1:1", start));
         assert!(take(&mut held, "192.0.2.1:2", start + Duration::from_secs(60)));
         assert!(!take(
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn what_is_known_has_a_size() {
         let now = Instant::now();
-        let mut held = Held::new(1);
+        let mut held = OpenConnections::new(1);
         for number in 0..u32::try_from(CAPACITY).unwrap() + 1000 {
             held.begin(SocketAddr::from((number.to_be_bytes(), 1)), now);
         }

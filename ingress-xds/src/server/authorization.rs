@@ -122,7 +122,7 @@ impl Gatekeeper {
     fn decide(&self, decide: impl FnOnce(&mut Gate) -> Verdict) -> Verdict {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         let verdict = decide(&mut gate);
-        self.metrics.set_held(gate.held().total());
+        self.metrics.set_open_connections(gate.open_connections().total());
         verdict
     }
 

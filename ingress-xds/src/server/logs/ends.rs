@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use envoy_types::pb::envoy::data::accesslog::v3::TcpAccessLogEntry;
 
 use crate::authz::Gate;
-use crate::limits::open_connections::Held;
+use crate::limits::open_connections::OpenConnections;
 use crate::metrics::Metrics;
 use crate::server::attributes::to_socket;
 
@@ -36,20 +36,20 @@ impl Reader {
     }
 
     pub(super) fn read(&self, entries: &[TcpAccessLogEntry]) {
-        self.tell(|held| entries.iter().filter_map(to_peer).for_each(|peer| held.end(peer)));
+        self.tell(|open| entries.iter().filter_map(to_peer).for_each(|peer| open.end(peer)));
     }
 
-    fn tell(&self, tell: impl FnOnce(&mut Held)) {
+    fn tell(&self, tell: impl FnOnce(&mut OpenConnections)) {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        tell(gate.held());
-        self.metrics.set_held(gate.held().total());
+        tell(gate.open_connections());
+        self.metrics.set_open_connections(gate.open_connections().total());
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
         if !self.dismissed {
-            self.tell(Held::forget);
+            self.tell(OpenConnections::forget);
         }
     }
 }
