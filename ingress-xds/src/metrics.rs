@@ -54,7 +54,7 @@ pub struct Metrics {
     refused: Family<TypeLabel, Counter>,
     bytes: Family<TypeLabel, Counter>,
     open_connections: Gauge,
-    held_requests: Gauge,
+    pending_requests: Gauge,
     activator_answers: Family<AnswerLabel, Counter>,
     activator_handshakes: Family<ResultLabel, Counter>,
     wakes: Family<OutcomeLabel, Counter>,
@@ -96,7 +96,7 @@ impl Metrics {
             registry.register(
                 "held_requests",
                 "Requests of pods that wait for a cluster to wake",
-                m.held_requests,
+                m.pending_requests,
             );
             registry.register(
                 "sleeper_answers",
@@ -173,8 +173,8 @@ impl Metrics {
         self.open_connections.set(to_gauge(connections));
     }
 
-    pub(crate) fn set_held_requests(&self, requests: usize) {
-        self.held_requests.set(to_gauge(requests));
+    pub(crate) fn set_pending_requests(&self, requests: usize) {
+        self.pending_requests.set(to_gauge(requests));
     }
 
     pub(crate) fn count_activator_answer(&self, answer: &'static str) {

@@ -119,10 +119,10 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn take(held: &mut OpenConnections, text: &str, now: Instant) -> bool {
-        let room = held.has_room(peer(text), now);
+    fn take(open: &mut OpenConnections, text: &str, now: Instant) -> bool {
+        let room = open.has_room(peer(text), now);
         if room {
-            held.begin(peer(text), now);
+            open.begin(peer(text), now);
         }
         room
     }
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_source_has_room_for_so_many() {
         let now = Instant::now();
-        let mut held = OpenConnections::new(2);
+        let mut open = OpenConnections::new(2);
         for (rule, text, expected) in [
             ("first", "192.0.2.1:1", true),
             ("second", "192.0.2.1:2", true),
@@ -142,66 +142,66 @@ mod tests {
             ("and again", "[2001:db8::3]:1", false),
             ("of the next", "[2001:db8:0:1::1]:1", true),
         ] {
-            assert_eq!(take(&mut held, text, now), expected, "{rule}");
+            assert_eq!(take(&mut open, text, now), expected, "{rule}");
         }
-        assert_eq!(held.total(), 6);
+        assert_eq!(open.total(), 6);
     }
 
     #[test]
     fn what_ended_leaves_room() {
         let now = Instant::now();
-        let mut held = OpenConnections::new(1);
-        assert!(take(&mut held, "192.0.2.1:1", now));
-        held.end(peer("192.0.2.1:2"));
-        held.end(peer("192.0.2.2:1"));
-        assert!(!take(&mut held, "192.0.2.1:2", now), "another one ended");
-        held.end(peer("192.0.2.1:1"));
-        assert!(take(&mut held, "192.0.2.1:2", now));
-        held.forget();
-        assert_eq!(held.total(), 0);
-        assert!(take(&mut held, "192.0.2.1:3", now));
-        held.end(peer("192.0.2.1:2"));
-        assert_eq!(held.total(), 1, "one that was forgotten ends");
-        held.end(peer("192.0.2.1:3"));
-        assert!(held.sources.is_empty(), "nothing stays of a source");
+        let mut open = OpenConnections::new(1);
+        assert!(take(&mut open, "192.0.2.1:1", now));
+        open.end(peer("192.0.2.1:2"));
+        open.end(peer("192.0.2.2:1"));
+        assert!(!take(&mut open, "192.0.2.1:2", now), "another one ended");
+        open.end(peer("192.0.2.1:1"));
+        assert!(take(&mut open, "192.0.2.1:2", now));
+        open.forget();
+        assert_eq!(open.total(), 0);
+        assert!(take(&mut open, "192.0.2.1:3", now));
+        open.end(peer("192.0.2.1:2"));
+        assert_eq!(open.total(), 1, "one that was forgotten ends");
+        open.end(peer("192.0.2.1:3"));
+        assert!(open.sources.is_empty(), "nothing stays of a source");
     }
 
     #[test]
     fn word_of_an_end_may_come_late() {
         let now = Instant::now();
-        let mut held = OpenConnections::new(2);
-        assert!(take(&mut held, "192.0.2.1:1", now));
-        assert!(take(&mut held, "192.0.2.1:1", now), "the next one from there");
-        assert!(!take(&mut held, "192.0.2.1:2", now));
-        held.end(peer("192.0.2.1:1"));
-        assert_eq!(held.total(), 1, "it is the first that ended");
+        let mut open = OpenConnections::new(2);
+        assert!(take(&mut open, "192.0.2.1:1", now));
+        assert!(take(&mut open, "192.0.2.1:1", now), "the next one from there");
+        assert!(!take(&mut open, "192.0.2.1:2", now));
+        open.end(peer("192.0.2.1:1"));
+        assert_eq!(open.total(), 1, "it is the first that ended");
     }
 
     #[test]
     fn word_of_an_end_may_be_lost() {
         let start = Instant::now();
-        let mut held = OpenConnections::new(2);
-        assert!(take(&mut held, "192.0.2.1:1", start));
-        assert!(take(&mut held, "192.0.2.1:2", start + Duration::from_secs(60)));
+        let mut open = OpenConnections::new(2);
+        assert!(take(&mut open, "192.0.2.1:1", start));
+        assert!(take(&mut open, "192.0.2.1:2", start + Duration::from_secs(60)));
         assert!(!take(
-            &mut held,
+            &mut open,
             "192.0.2.1:3",
             start + COUNTED - Duration::from_secs(1)
         ));
         assert!(
-            take(&mut held, "192.0.2.1:3", start + COUNTED),
+            take(&mut open, "192.0.2.1:3", start + COUNTED),
             "the older counts no more"
         );
-        assert!(!take(&mut held, "192.0.2.1:4", start + COUNTED), "the newer does");
+        assert!(!take(&mut open, "192.0.2.1:4", start + COUNTED), "the newer does");
     }
 
     #[test]
     fn what_is_known_has_a_size() {
         let now = Instant::now();
-        let mut held = OpenConnections::new(1);
+        let mut open = OpenConnections::new(1);
         for number in 0..u32::try_from(CAPACITY).unwrap() + 1000 {
-            held.begin(SocketAddr::from((number.to_be_bytes(), 1)), now);
+            open.begin(SocketAddr::from((number.to_be_bytes(), 1)), now);
         }
-        assert_eq!(held.total(), CAPACITY);
+        assert_eq!(open.total(), CAPACITY);
     }
 }

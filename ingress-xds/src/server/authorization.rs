@@ -30,7 +30,7 @@ use crate::metrics::Metrics;
 use crate::model::route::Route;
 use crate::server::attributes::{CLUSTER, ID, NAME, TENANT, VERDICT, to_socket};
 use crate::server::context::Context;
-use crate::server::pending_requests::Hold;
+use crate::server::pending_requests::PendingRequests;
 use crate::server::tarpit::Tarpit;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
@@ -61,7 +61,7 @@ pub(super) struct Gatekeeper {
     gate: Arc<Mutex<Gate>>,
     tarpit: Tarpit,
     metrics: Metrics,
-    hold: Hold,
+    pending: PendingRequests,
 }
 
 impl Gatekeeper {
@@ -71,7 +71,7 @@ impl Gatekeeper {
             gate,
             tarpit: Tarpit::new(context.limits.hold),
             metrics: context.metrics.clone(),
-            hold: Hold::new(
+            pending: PendingRequests::new(
                 context.snapshots.clone(),
                 context.waker.clone(),
                 context.metrics.clone(),
@@ -187,7 +187,7 @@ impl Gatekeeper {
             Err((RequestRefusal::Asleep, Some(Verified { cluster, subject }))) => (subject, cluster),
             result => return result.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster))),
         };
-        let waited = self.hold.wait(&entry, subject, request).await;
+        let waited = self.pending.wait(&entry, subject, request).await;
         // Decide again with the newest snapshot: the token may have expired, or the source may be
         // forbidden by now.
         let snapshot = self.snapshots.borrow().clone();

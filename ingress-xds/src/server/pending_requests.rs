@@ -20,21 +20,21 @@ use crate::snapshot::{Entry, Snapshot};
 
 /// Maximum wait of a request: less than Envoy's timeout for `ext_authz` (`grpc_service.timeout` in
 /// its bootstrap).
-const LIMIT: Duration = Duration::from_secs(25);
+const MAX_WAIT: Duration = Duration::from_secs(25);
 /// How often a waiting request repeats its wake request.
-const AGAIN: Duration = Duration::from_secs(5);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a request continues. Envoy gets the cluster's address on another stream than the
 /// request's answer. A request that arrives earlier than the address is answered with 503 and
 /// Retry-After.
-const HANDOVER: Duration = Duration::from_millis(50);
+const ENVOY_UPDATE_DELAY: Duration = Duration::from_millis(50);
 /// Concurrently waiting requests, in total and for one cluster. Further requests are answered at
 /// once and retry.
-const HELD: usize = 4096;
-const HELD_EACH: usize = 256;
+const MAX_PENDING: usize = 4096;
+const MAX_PENDING_EACH: usize = 256;
 
 /// Delays requests for sleeping clusters.
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(super) struct PendingRequests {
     snapshots: Snapshots,
     waker: Waker,
     limiter: ConcurrencyLimiter,
@@ -44,38 +44,41 @@ pub(super) struct Hold {
 
 /// One waiting request. It ends with the answer, or when the client goes away.
 #[derive(Debug)]
-struct Held<'a> {
-    hold: &'a Hold,
+struct PendingRequest<'a> {
+    requests: &'a PendingRequests,
     slot: Option<Slot>,
 }
 
-impl<'a> Held<'a> {
-    fn new(hold: &'a Hold, slot: Slot) -> Self {
-        hold.count();
-        Self { hold, slot: Some(slot) }
+impl<'a> PendingRequest<'a> {
+    fn new(requests: &'a PendingRequests, slot: Slot) -> Self {
+        requests.count();
+        Self {
+            requests,
+            slot: Some(slot),
+        }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         drop(self.slot.take());
-        self.hold.count();
+        self.requests.count();
     }
 }
 
-impl Hold {
+impl PendingRequests {
     pub(super) fn new(snapshots: Snapshots, waker: Waker, metrics: Metrics, drain: Drain) -> Self {
         Self {
             snapshots,
             waker,
-            limiter: ConcurrencyLimiter::new(HELD, HELD_EACH),
+            limiter: ConcurrencyLimiter::new(MAX_PENDING, MAX_PENDING_EACH),
             metrics,
             drain,
         }
     }
 
     fn count(&self) {
-        self.metrics.set_held_requests(self.limiter.occupied());
+        self.metrics.set_pending_requests(self.limiter.occupied());
     }
 
     /// Waits until the cluster is awake, if the request may wake it.
@@ -91,11 +94,11 @@ impl Hold {
         let Some(slot) = self.limiter.acquire(&entry.route) else {
             // The request does not wait, and its client retries. The cluster wakes meanwhile, even
             // if all slots are occupied.
-            self.need(entry, request)?;
+            self.wake_if_asleep(entry, request)?;
             return Err(RequestRefusal::Asleep);
         };
-        let _held = Held::new(self, slot);
-        let waiting = timeout(LIMIT, self.wait_awake(entry, request));
+        let _pending = PendingRequest::new(self, slot);
+        let waiting = timeout(MAX_WAIT, self.wait_awake(entry, request));
         match self.drain.until_started(waiting).await {
             Some(Ok(result)) => result,
             Some(Err(_)) | None => Err(RequestRefusal::Asleep),
@@ -113,8 +116,8 @@ impl Hold {
             let Some(now) = now else {
                 return Err(RequestRefusal::NoEndpoints);
             };
-            if self.need(&now, request)? {
-                tokio::time::sleep(HANDOVER).await;
+            if self.wake_if_asleep(&now, request)? {
+                tokio::time::sleep(ENVOY_UPDATE_DELAY).await;
                 return Ok(());
             }
             // The snapshot also changes for other clusters; ignore those changes.
@@ -124,7 +127,7 @@ impl Hold {
                     .is_some_and(|later| Arc::ptr_eq(later, &now))
             };
             let changed = snapshots.wait_for(|all| !is_same(all));
-            match timeout(AGAIN, changed).await {
+            match timeout(REPEAT_INTERVAL, changed).await {
                 Ok(Ok(_)) | Err(_) => {}
                 Ok(Err(_)) => return Err(RequestRefusal::NotSynced),
             }
@@ -133,7 +136,7 @@ impl Hold {
 
     /// Wakes the cluster if it sleeps and the request may wake it. Returns whether it is awake;
     /// fails if it will not wake.
-    fn need(&self, entry: &Entry, request: Request<'_>) -> Result<bool, RequestRefusal> {
+    fn wake_if_asleep(&self, entry: &Entry, request: Request<'_>) -> Result<bool, RequestRefusal> {
         match entry.route.asleep.as_ref().map(|asleep| &asleep.told) {
             None => Ok(true),
             Some(Asleep::Held { .. }) => Err(RequestRefusal::Held),
@@ -181,9 +184,9 @@ mod tests {
         let (waker, mut told) = Waker::new(limits, metrics.clone(), Instant::now());
         let (_snapshots, known) = watch::channel(None);
         let (_trigger, drain) = DrainTrigger::new();
-        let hold = Hold {
+        let pending = PendingRequests {
             limiter: ConcurrencyLimiter::new(0, 0),
-            ..Hold::new(known, waker, metrics, drain)
+            ..PendingRequests::new(known, waker, metrics, drain)
         };
         let awake = entry("a", &["a.yoke.test"], "1", "1");
         let asleep = |agents: &[&str]| Entry {
@@ -208,7 +211,7 @@ mod tests {
             agent: b"k9s/v0.50.6",
         };
         let robot = "system:serviceaccount:default:robot";
-        let wait = async |entry: &Entry| hold.wait(entry, robot.to_owned(), request).await;
+        let wait = async |entry: &Entry| pending.wait(entry, robot.to_owned(), request).await;
         assert_eq!(wait(&asleep(&["k9s/*"])).await, Err(RequestRefusal::Ignored));
         assert!(told.try_recv().is_err());
         assert_eq!(wait(&asleep(&[])).await, Err(RequestRefusal::Asleep));
