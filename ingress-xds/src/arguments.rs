@@ -7,7 +7,7 @@ use clap::Parser;
 use yoke_runtime::budget::Rate;
 
 use crate::activator::wake;
-use crate::authz::{HOLD, Limits};
+use crate::authz::{Limits, REFUSAL_DELAY};
 use crate::traffic::Ledger;
 use crate::translate;
 use crate::validate::Rules;
@@ -115,7 +115,7 @@ impl Arguments {
                 per_second: self.cluster_request_rate,
                 burst: self.cluster_request_burst,
             },
-            hold: HOLD,
+            refusal_delay: REFUSAL_DELAY,
             sleeping: Rate {
                 per_second: self.sleeper_source_rate,
                 burst: self.sleeper_source_burst,

@@ -28,7 +28,7 @@ use verdict::{ConnectionRefusal, RequestRefusal};
 
 /// Average delay of a refusal: the `Retry-After` of refused clients. Envoy waits 3 s for
 /// an answer.
-pub const HOLD: Duration = Duration::from_secs(1);
+pub const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
 /// Limits that this process enforces.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub struct Limits {
     /// Requests to one cluster whose TLS ended at Envoy.
     pub requests: Rate,
     /// Average delay of the answer to clients that exceed a rate or have too many connections.
-    pub hold: Duration,
+    pub refusal_delay: Duration,
     /// New connections from one such source to clusters that sleep: each costs this process a handshake.
     pub sleeping: Rate,
 }

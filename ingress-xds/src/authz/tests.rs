@@ -21,7 +21,7 @@ const LIMITS: Limits = Limits {
         per_second: 10,
         burst: 5,
     },
-    hold: HOLD,
+    refusal_delay: REFUSAL_DELAY,
     sleeping: Rate {
         per_second: 1,
         burst: 3,

@@ -69,7 +69,7 @@ impl Gatekeeper {
         Self {
             snapshots: context.snapshots.clone(),
             gate,
-            tarpit: Tarpit::new(context.limits.hold),
+            tarpit: Tarpit::new(context.limits.refusal_delay),
             metrics: context.metrics.clone(),
             pending: PendingRequests::new(
                 context.snapshots.clone(),

@@ -12,15 +12,15 @@ const PLACES: usize = 4096;
 /// Delays refusals.
 #[derive(Debug)]
 pub(super) struct Tarpit {
-    hold: Duration,
+    refusal_delay: Duration,
     places: Semaphore,
 }
 
 impl Tarpit {
-    /// Creates a tarpit; `hold` is the average delay.
-    pub(super) fn new(hold: Duration) -> Self {
+    /// Creates a tarpit; `refusal_delay` is the average delay.
+    pub(super) fn new(refusal_delay: Duration) -> Self {
         Self {
-            hold,
+            refusal_delay,
             places: Semaphore::new(PLACES),
         }
     }
@@ -29,7 +29,7 @@ impl Tarpit {
     /// the retries of clients that came at once.
     pub(super) async fn wait(&self) {
         if let Ok(_place) = self.places.try_acquire() {
-            tokio::time::sleep(self.hold.mul_f64(rand::random_range(0.5..1.5))).await;
+            tokio::time::sleep(self.refusal_delay.mul_f64(rand::random_range(0.5..1.5))).await;
         }
     }
 }
@@ -44,8 +44,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_finds_no_place_does_not_wait() {
-        const HOLD: Duration = Duration::from_secs(1);
-        let tarpit = Arc::new(Tarpit::new(HOLD));
+        const REFUSAL_DELAY: Duration = Duration::from_secs(1);
+        let tarpit = Arc::new(Tarpit::new(REFUSAL_DELAY));
         let waiting: Vec<_> = (0..PLACES)
             .map(|_| {
                 let tarpit = Arc::clone(&tarpit);
@@ -62,9 +62,9 @@ mod tests {
             waiting.await.unwrap();
         }
         let longest = begun.elapsed();
-        assert!((HOLD..HOLD * 2).contains(&longest), "{longest:?}");
+        assert!((REFUSAL_DELAY..REFUSAL_DELAY * 2).contains(&longest), "{longest:?}");
         let begun = Instant::now();
         tarpit.wait().await;
-        assert!(begun.elapsed() >= HOLD / 2, "there are places again");
+        assert!(begun.elapsed() >= REFUSAL_DELAY / 2, "there are places again");
     }
 }

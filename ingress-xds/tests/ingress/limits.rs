@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use http::{Request, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use yoke_ingress_xds::authz::HOLD;
+use yoke_ingress_xds::authz::REFUSAL_DELAY;
 use yoke_runtime::budget::Rate;
 
 use crate::support::api::{ENDLESS, LARGE};
@@ -139,7 +139,10 @@ async fn refusals_wait_for_who_asks_too_fast() {
         per_second: 0,
         burst: 1,
     };
-    let stage = Stage::with(&[], |site| (site.gate.requests, site.gate.hold) = (rate, HOLD)).await;
+    let stage = Stage::with(&[], |site| {
+        (site.gate.requests, site.gate.refusal_delay) = (rate, REFUSAL_DELAY)
+    })
+    .await;
     let [a, b] = [stage.bearer(0), stage.bearer(1)];
     let mut client = stage.client(Http::Two).await;
     let mut ask = async |bearer: &str| {
@@ -152,7 +155,7 @@ async fn refusals_wait_for_who_asks_too_fast() {
         (status == 429).then_some(taken)
     };
     let (taken, _) = eventually("it is too fast", PATIENCE, too_fast).await;
-    assert!(taken >= HOLD / 2, "{taken:?}");
+    assert!(taken >= REFUSAL_DELAY / 2, "{taken:?}");
     assert_eq!(ask(&b).await.0, 200, "another, on the same connection");
 }
 

@@ -101,7 +101,7 @@ impl Site {
                 source_connections: u32::MAX,
                 name: rate,
                 requests: rate,
-                hold: Duration::ZERO,
+                refusal_delay: Duration::ZERO,
                 sleeping: rate,
             },
             wakes: wake::Limits {
