@@ -8,7 +8,7 @@
 //! ```
 //!
 //! An authenticated caller that may wake the cluster is answered when the cluster is awake, or
-//! after [`HOLD`]. It then retries at once: client-go would otherwise sleep for a whole second
+//! after [`MAX_WAIT`]. It then retries at once: client-go would otherwise sleep for a whole second
 //! between two tries, in which a cluster may have woken.
 //!
 //! Envoy routes a client that reconnects to wherever the cluster is then. Each connection is closed
@@ -66,7 +66,7 @@ use plan::{Answer, Call, Decision, plan_answer};
 /// second, so this is more than the gate admits from forty sources that have spent their burst.
 const HANDSHAKES: usize = 1024;
 /// How long a connection stays open after its first answer.
-const LAST_LIMIT: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of a request's header in bytes: the limit for requests of Pods (`headerKiB` of the
 /// chart).
 const HEADER_BYTES: usize = 32 * 1024;
@@ -86,23 +86,23 @@ const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
 /// How long an authenticated caller waits for the wake. Most wakes finish within this time, also
 /// the first one of a cluster. It is below the five seconds that impatient clients use as their
 /// timeout.
-const HOLD: Duration = Duration::from_millis(4500);
+const MAX_WAIT: Duration = Duration::from_millis(4500);
 /// Envoy learns on another stream that a cluster is awake. This delay gives it time to do so.
-const FLIP: Duration = Duration::from_millis(100);
+const ENVOY_UPDATE_DELAY: Duration = Duration::from_millis(100);
 /// Delay between an answer and the message that closes its connection. A hyper client that reads
 /// the close before the answer reports the request as failed.
-const READ: Duration = Duration::from_millis(100);
+const CLOSE_DELAY: Duration = Duration::from_millis(100);
 /// Bytes of a body that are read before an authenticated caller is answered.
 const BODY_BYTES: usize = 64 * 1024;
-const BODY_LIMIT: Duration = Duration::from_secs(1);
+const BODY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes that are read after the answer. A client that is still sending would otherwise read a
 /// reset in place of the answer.
-const REST_BYTES: u64 = 4 * 1024 * 1024;
+const DRAIN_BYTES: u64 = 4 * 1024 * 1024;
 /// How long connections are still accepted when the process ends: the time that Envoy may need to
 /// learn from another replica which addresses to use.
 const HANDOVER: Duration = Duration::from_secs(3);
 /// How long connections that are open by then may continue.
-const END_LIMIT: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The bound listener. It answers once [`Activator::serve`] runs.
 #[derive(Debug)]
@@ -225,7 +225,7 @@ impl Activator {
                     Some(_) = open.join_next() => {}
                 }
             }
-            let _ = timeout(END_LIMIT, async { while open.join_next().await.is_some() {} }).await;
+            let _ = timeout(SHUTDOWN_TIMEOUT, async { while open.join_next().await.is_some() {} }).await;
         };
         tokio::join!(accepting, serving);
     }
@@ -248,7 +248,7 @@ fn begin(open: &mut JoinSet<()>, context: &Context, limiter: &ConcurrencyLimiter
     let Some((slot, evicted)) = limiter.acquire_evictable(&entry.route) else {
         context.metrics.count_activator_answer(Answer::Busy.as_str());
         let context = context.clone();
-        open.spawn(async move { context.wake_unheard(&entry, &certificates) });
+        open.spawn(async move { context.wake_without_slot(&entry, &certificates) });
         return;
     };
     let caller = Arc::new(Caller {
@@ -290,7 +290,7 @@ async fn serve_connection(stream: TlsStream<TcpStream>, caller: Arc<Caller>) {
         let mut connection = pin!(connection);
         let answered = async {
             caller.reached(Stage::Answered).await;
-            sleep(READ).await;
+            sleep(CLOSE_DELAY).await;
         };
         tokio::select! {
             // An error means that the client has gone.
@@ -307,23 +307,23 @@ async fn serve_connection(stream: TlsStream<TcpStream>, caller: Arc<Caller>) {
             .keep_alive(false)
             .serve_connection(stream, service);
         if let Ok(parts) = connection.without_shutdown().await {
-            read_rest(parts.io.into_inner()).await;
+            drain_and_close(parts.io.into_inner()).await;
         }
     }
 }
 
 /// Closes a connection in a way that lets the client read its answer.
-async fn read_rest(mut stream: TlsStream<TcpStream>) {
+async fn drain_and_close(mut stream: TlsStream<TcpStream>) {
     if stream.shutdown().await.is_err() {
         return;
     }
     let (tcp, _) = stream.into_inner();
     // An error means that the client has gone. The time limit of the connection bounds this copy.
-    let _ = tokio::io::copy(&mut tcp.take(REST_BYTES), &mut tokio::io::sink()).await;
+    let _ = tokio::io::copy(&mut tcp.take(DRAIN_BYTES), &mut tokio::io::sink()).await;
 }
 
 /// Reads a limited part of a body and discards it.
-async fn read_some(mut body: Incoming) {
+async fn discard_body(mut body: Incoming) {
     let mut left = BODY_BYTES;
     while let Some(Ok(frame)) = body.frame().await {
         let read = frame.data_ref().map_or(0, Bytes::len);
@@ -350,7 +350,7 @@ impl Context {
 
     /// Wakes a cluster for a caller that may wake it but gets no slot to wait in. The cluster is
     /// awake when the caller reconnects.
-    fn wake_unheard(&self, entry: &Entry, certificates: &[CertificateDer<'_>]) {
+    fn wake_without_slot(&self, entry: &Entry, certificates: &[CertificateDer<'_>]) {
         if plan::may_wake(&entry.route, certificates, Timestamp::now()) {
             self.wake(entry);
         }
@@ -405,7 +405,7 @@ impl Caller {
             .is_ok()
         {
             self.reached(Stage::Answered).await;
-            sleep(LAST_LIMIT).await;
+            sleep(CLOSE_TIMEOUT).await;
         }
     }
 
@@ -432,7 +432,7 @@ impl Caller {
         let (mut answer, is_known) = self.decide(call);
         if is_known {
             self.slot.pin();
-            let reading = timeout(BODY_LIMIT, read_some(body));
+            let reading = timeout(BODY_TIMEOUT, discard_body(body));
             match answer {
                 Answer::Waking(_) => {
                     let (_, waited) = tokio::join!(reading, self.wait_awake());
@@ -480,7 +480,7 @@ impl Caller {
         plan_answer(snapshot.as_deref(), call, Timestamp::now())
     }
 
-    /// Waits for the cluster for at most [`HOLD`], or until another answer closes the connection.
+    /// Waits for the cluster for at most [`MAX_WAIT`], or until another answer closes the connection.
     async fn wait_awake(&self) -> Waited {
         let name = resource_name(&self.name);
         let mut snapshots = self.context.snapshots.clone();
@@ -498,13 +498,13 @@ impl Caller {
                 let entry = all.as_ref().and_then(|all| all.get(&name));
                 entry.is_some_and(|entry| entry.route.asleep.is_none())
             }),
-            () = sleep(HOLD) => return Waited::Long,
+            () = sleep(MAX_WAIT) => return Waited::Long,
             () = self.reached(Stage::Answered) => false,
         };
         if !is_awake {
             return Waited::Ended;
         }
-        sleep(FLIP).await;
+        sleep(ENVOY_UPDATE_DELAY).await;
         Waited::Awake
     }
 }

@@ -5,7 +5,7 @@
 //!  activator, ext_authz ─▶ Waker ─▶ budgets of source, cluster and Tenant ─▶ queue ─▶ write ─▶ Cluster.status.activity
 //! ```
 //!
-//! Many callers wake a cluster once: after one wake request further ones are ignored for [`AGAIN`].
+//! Many callers wake a cluster once: after one wake request further ones are ignored for [`REPEAT_AFTER`].
 //! By then either the operator has reacted, or the request was lost and is repeated within the
 //! budgets.
 
@@ -27,11 +27,11 @@ use crate::model::route::Route;
 
 /// How long further wake requests of a cluster are ignored. A caller that the activator answers
 /// after its wait repeats the request later than this.
-const AGAIN: Duration = Duration::from_secs(4);
+const REPEAT_AFTER: Duration = Duration::from_secs(4);
 /// Capacity of the queue of wake requests to the host API.
-const QUEUE: usize = 256;
+const QUEUE_CAPACITY: usize = 256;
 /// Number of remembered clusters above which outdated ones are removed.
-const REMEMBERED: usize = 1024;
+const MAX_REMEMBERED: usize = 1024;
 
 /// Rate limits for wakes by this process.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ struct Memory {
 impl Waker {
     /// Creates a waker, and the receiver of its wake requests.
     pub fn new(limits: Limits, metrics: Metrics, now: Instant) -> (Self, mpsc::Receiver<Wake>) {
-        let (words, told) = mpsc::channel(QUEUE);
+        let (words, told) = mpsc::channel(QUEUE_CAPACITY);
         let memory = Memory {
             woken: HashMap::new(),
             tenants: Budgets::new(limits.tenant, now),
@@ -161,13 +161,13 @@ impl Waker {
 
 impl Memory {
     fn refuse(&mut self, now: Instant, route: &Route, since: &Time, source: Option<IpAddr>) -> Option<Outcome> {
-        let is_recent = |at: Instant| now.saturating_duration_since(at) < AGAIN;
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < REPEAT_AFTER;
         let last = self.woken.get(&route.id).filter(|(ended, _)| ended == since);
         let was_told = last.is_some();
         if last.is_some_and(|(_, at)| is_recent(*at)) {
             return Some(Outcome::Known);
         }
-        if self.woken.len() >= REMEMBERED {
+        if self.woken.len() >= MAX_REMEMBERED {
             self.woken.retain(|_, (_, at)| is_recent(*at));
         }
         let refused = if source.is_some() && !self.sources.take(source_key(source), now) {
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(told.try_recv().unwrap(), expected);
         assert!(told.try_recv().is_err());
         let later = Time(at(103));
-        let again = waker.try_wake(start + AGAIN, at(50), &route, sleeping(&later), None);
+        let again = waker.try_wake(start + REPEAT_AFTER, at(50), &route, sleeping(&later), None);
         assert_eq!(again, Outcome::Told, "it was sent to sleep again");
         assert_eq!(told.try_recv().unwrap().time, Time(at(104)));
     }
@@ -301,7 +301,7 @@ mod tests {
         };
         let (waker, _told) = Waker::new(limits, Metrics::default(), start);
         let since = Time(at(100));
-        let ids = (0..=QUEUE).map(|number| format!("b{number:09}"));
+        let ids = (0..=QUEUE_CAPACITY).map(|number| format!("b{number:09}"));
         let mut outcomes: Vec<_> = ids
             .map(|id| waker.try_wake(start, at(1), &route(&id, "t"), sleeping(&since), None))
             .collect();
