@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 use crate::snapshot::Snapshot;
 use crate::snapshot::resource::Kind;
-use interest::{Interest, Turn};
+use interest::{Interest, ResponseState};
 
 pub use messages::{ProtocolError, RefusedResponse, Request, Response};
 
@@ -125,7 +125,7 @@ impl Stream {
                 &mut self.listeners,
                 &mut self.routes,
             ] {
-                interest.look_at_base([&self.snapshot, &newer]);
+                interest.reevaluate_base([&self.snapshot, &newer]);
             }
         }
         let certificates = [self.snapshot.certificate(), newer.certificate()];
@@ -172,7 +172,7 @@ impl Stream {
         let nonce = self.next_nonce;
         let response = match kind {
             Kind::Cluster => {
-                let mut turn = Turn::new(&self.snapshot, None);
+                let mut turn = ResponseState::new(&self.snapshot, None);
                 let response = self.clusters.next(nonce, &mut turn);
                 for (name, sent) in turn.passed {
                     self.release(name, sent);
@@ -180,16 +180,18 @@ impl Stream {
                 response
             }
             Kind::Endpoints => {
-                let mut turn = Turn::new(&self.snapshot, Some(&self.clusters.due));
+                let mut turn = ResponseState::new(&self.snapshot, Some(&self.clusters.due));
                 let response = self.endpoints.next(nonce, &mut turn);
-                for (name, forced) in turn.held_back {
+                for (name, forced) in turn.postponed {
                     *self.deferred.entry(name).or_insert(false) |= forced;
                 }
                 response
             }
-            Kind::Listener => self.listeners.next(nonce, &mut Turn::new(&self.snapshot, None)),
-            Kind::Routes => self.routes.next(nonce, &mut Turn::new(&self.snapshot, None)),
-            Kind::Secret => self.secrets.next(nonce, &mut Turn::new(&self.snapshot, None)),
+            Kind::Listener => self
+                .listeners
+                .next(nonce, &mut ResponseState::new(&self.snapshot, None)),
+            Kind::Routes => self.routes.next(nonce, &mut ResponseState::new(&self.snapshot, None)),
+            Kind::Secret => self.secrets.next(nonce, &mut ResponseState::new(&self.snapshot, None)),
         }?;
         self.next_nonce += 1;
         Some(response)

@@ -71,7 +71,7 @@ pub(super) struct Interest {
     wildcard: bool,
     names: BTreeSet<Arc<str>>,
     /// The version of each name that the client has, or that is in flight to it.
-    held: BTreeMap<Arc<str>, Arc<str>>,
+    client_versions: BTreeMap<Arc<str>, Arc<str>>,
     /// The version of each name that the client refused last.
     refused: BTreeMap<Arc<str>, Arc<str>>,
     /// Names to evaluate, and whether to answer even if the client is up to date.
@@ -89,13 +89,13 @@ pub(super) struct Flight {
 
 /// State while one response is built.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
+pub(super) struct ResponseState<'a> {
     snapshot: &'a Snapshot,
     /// Names that the other type must send first.
     first: Option<&'a BTreeMap<Arc<str>, bool>>,
     /// Due names that must wait for the other type, and whether to answer even if the client is up
     /// to date.
-    pub(super) held_back: Vec<(Arc<str>, bool)>,
+    pub(super) postponed: Vec<(Arc<str>, bool)>,
     /// Names that were evaluated, and whether they are in the response.
     pub(super) passed: Vec<(Arc<str>, bool)>,
 }
@@ -107,7 +107,7 @@ impl Interest {
             opened: false,
             wildcard: false,
             names: BTreeSet::new(),
-            held: BTreeMap::new(),
+            client_versions: BTreeMap::new(),
             refused: BTreeMap::new(),
             due: BTreeMap::new(),
             answer_due: false,
@@ -133,11 +133,11 @@ impl Interest {
         for sent in &flight.versions {
             let is_current = is_current(sent);
             let (name, version) = sent.clone();
-            let is_newest = self.held.get(&name) == Some(&version);
+            let is_newest = self.client_versions.get(&name) == Some(&version);
             if is_newest {
                 // The client may have an earlier version, so it still needs to be notified of a
                 // removal.
-                self.held.insert(Arc::clone(&name), Arc::from(UNKNOWN));
+                self.client_versions.insert(Arc::clone(&name), Arc::from(UNKNOWN));
             }
             // Another version may be in flight, and this one may be the served version again.
             if retry && (is_newest || is_current) {
@@ -166,10 +166,12 @@ impl Interest {
 
     /// Evaluates the base resources of both snapshots again, and those that the client got before
     /// the base configuration was known.
-    pub(super) fn look_at_base(&mut self, snapshots: [&Snapshot; 2]) {
+    pub(super) fn reevaluate_base(&mut self, snapshots: [&Snapshot; 2]) {
         let kind = self.kind;
         let bases = snapshots.into_iter().filter_map(Snapshot::base);
-        let names = bases.flat_map(|base| base.names(kind)).chain(self.held.keys());
+        let names = bases
+            .flat_map(|base| base.names(kind))
+            .chain(self.client_versions.keys());
         let names: Vec<_> = names.filter(|name| kind.is_owners(name)).cloned().collect();
         for name in names {
             if self.covers(&name) {
@@ -186,8 +188,9 @@ impl Interest {
         if matches!(self.kind, Kind::Cluster | Kind::Listener) && request.subscribe.is_empty() {
             self.wildcard = true;
         }
-        for (name, version) in &request.held {
-            self.held.insert(Arc::from(name.as_str()), Arc::from(version.as_str()));
+        for (name, version) in &request.client_versions {
+            self.client_versions
+                .insert(Arc::from(name.as_str()), Arc::from(version.as_str()));
         }
         if self.wildcard {
             self.answer_due = true;
@@ -199,7 +202,7 @@ impl Interest {
             if name == WILDCARD {
                 self.wildcard = false;
                 let kept = &self.names;
-                self.held.retain(|name, _| kept.contains(name));
+                self.client_versions.retain(|name, _| kept.contains(name));
                 self.refused.retain(|name, _| kept.contains(name));
                 self.due.retain(|name, _| kept.contains(name));
             } else if self.names.remove(name.as_str()) {
@@ -208,7 +211,7 @@ impl Interest {
                     // says so.
                     self.due.insert(Arc::from(name.as_str()), true);
                 } else {
-                    self.held.remove(name.as_str());
+                    self.client_versions.remove(name.as_str());
                     self.refused.remove(name.as_str());
                     self.due.remove(name.as_str());
                 }
@@ -233,7 +236,7 @@ impl Interest {
             let name: Arc<str> = Arc::from(name.as_str());
             // In its first request the client lists the versions that it has. A later subscription
             // means that it has none.
-            let forced = !(first && self.held.contains_key(&name));
+            let forced = !(first && self.client_versions.contains_key(&name));
             self.due.insert(Arc::clone(&name), forced);
             self.names.insert(name);
         }
@@ -242,20 +245,20 @@ impl Interest {
         }
         if widened {
             let served = self.kind.names(snapshot);
-            for name in served.iter().chain(self.held.keys()) {
+            for name in served.iter().chain(self.client_versions.keys()) {
                 self.due.entry(Arc::clone(name)).or_insert(false);
             }
         }
         if first && !self.wildcard {
             // Versions without a subscription are not ours to answer.
             let names = &self.names;
-            self.held.retain(|name, _| names.contains(name));
+            self.client_versions.retain(|name, _| names.contains(name));
         }
         Ok(())
     }
 
     /// The next response, if there is one to send.
-    pub(super) fn next(&mut self, nonce: u64, turn: &mut Turn<'_>) -> Option<Response> {
+    pub(super) fn next(&mut self, nonce: u64, turn: &mut ResponseState<'_>) -> Option<Response> {
         if self.flights.len() >= WINDOW {
             return None;
         }
@@ -280,7 +283,7 @@ impl Interest {
 
     /// Adds either removed names or the resources of one cluster to the response. Returns that
     /// cluster.
-    fn fill(&mut self, response: &mut Response, turn: &mut Turn<'_>) -> Option<Arc<Route>> {
+    fn fill(&mut self, response: &mut Response, turn: &mut ResponseState<'_>) -> Option<Arc<Route>> {
         while let Some((name, forced)) = self.pop_due(turn) {
             let Some(found) = self.kind.find(turn.snapshot, &name) else {
                 if turn.snapshot.base().is_none() && self.kind.is_owners(&name) {
@@ -292,7 +295,7 @@ impl Interest {
                 // uses the routes would then wait forever, and a new Envoy for the listener.
                 // Without an answer both wait for 15 s.
                 let is_told = self.kind != Kind::Routes;
-                if (self.held.remove(&name).is_some() || forced) && is_told {
+                if (self.client_versions.remove(&name).is_some() || forced) && is_told {
                     response.removed.push(name.to_string());
                 }
                 turn.passed.push((name, false));
@@ -317,18 +320,18 @@ impl Interest {
         None
     }
 
-    fn pop_due(&mut self, turn: &mut Turn<'_>) -> Option<(Arc<str>, bool)> {
-        while let Some((name, forced)) = self.pop_gone(turn).or_else(|| self.due.pop_first()) {
+    fn pop_due(&mut self, turn: &mut ResponseState<'_>) -> Option<(Arc<str>, bool)> {
+        while let Some((name, forced)) = self.pop_removed(turn).or_else(|| self.due.pop_first()) {
             if !turn.must_wait(&name) {
                 return Some((name, forced));
             }
-            turn.held_back.push((name, forced));
+            turn.postponed.push((name, forced));
         }
         None
     }
 
     /// Removed listeners come before all others: a new listener may use the same port.
-    fn pop_gone(&mut self, turn: &Turn<'_>) -> Option<(Arc<str>, bool)> {
+    fn pop_removed(&mut self, turn: &ResponseState<'_>) -> Option<(Arc<str>, bool)> {
         if self.kind != Kind::Listener {
             return None;
         }
@@ -340,23 +343,24 @@ impl Interest {
     fn offer(
         &mut self,
         response: &mut Response,
-        turn: &mut Turn<'_>,
+        turn: &mut ResponseState<'_>,
         name: Arc<str>,
         resource: &Resource,
         forced: bool,
     ) {
-        let known = [self.held.get(&name), self.refused.get(&name)].contains(&Some(&resource.version));
+        let known = [self.client_versions.get(&name), self.refused.get(&name)].contains(&Some(&resource.version));
         let sent = forced || !known;
         if sent {
             self.refused.remove(&name);
-            self.held.insert(Arc::clone(&name), Arc::clone(&resource.version));
+            self.client_versions
+                .insert(Arc::clone(&name), Arc::clone(&resource.version));
             response.resources.push((Arc::clone(&name), resource.clone()));
         }
         turn.passed.push((name, sent));
     }
 
     /// Adds the other names of the same cluster to the response.
-    fn offer_siblings(&mut self, response: &mut Response, turn: &mut Turn<'_>, route: &Route) {
+    fn offer_siblings(&mut self, response: &mut Response, turn: &mut ResponseState<'_>, route: &Route) {
         for sibling in resource_names(route) {
             let other = self.kind.find(turn.snapshot, &sibling);
             let own = other.filter(|other| other.route.is_some_and(|other| other.namespace == route.namespace));
@@ -373,12 +377,12 @@ impl Interest {
     }
 }
 
-impl<'a> Turn<'a> {
+impl<'a> ResponseState<'a> {
     pub(super) fn new(snapshot: &'a Snapshot, first: Option<&'a BTreeMap<Arc<str>, bool>>) -> Self {
         Self {
             snapshot,
             first,
-            held_back: Vec::new(),
+            postponed: Vec::new(),
             passed: Vec::new(),
         }
     }

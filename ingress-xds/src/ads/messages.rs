@@ -24,7 +24,7 @@ pub struct Request {
     /// Names to unsubscribe from.
     pub unsubscribe: Vec<String>,
     /// Versions that the client has, by name; only in the first request of a type.
-    pub held: BTreeMap<String, String>,
+    pub client_versions: BTreeMap<String, String>,
 }
 
 /// A response to the client.

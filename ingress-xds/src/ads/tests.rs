@@ -24,7 +24,7 @@ fn ask(kind: Kind) -> Request {
         error: None,
         subscribe: vec![],
         unsubscribe: vec![],
-        held: BTreeMap::new(),
+        client_versions: BTreeMap::new(),
     }
 }
 
@@ -56,10 +56,10 @@ fn refuse(response: &Response) -> Request {
     }
 }
 
-fn holding(request: Request, held: &[(&str, &str)]) -> Request {
+fn holding(request: Request, client_versions: &[(&str, &str)]) -> Request {
     let pair = |(name, version): &(&str, &str)| ((*name).to_owned(), (*version).to_owned());
     Request {
-        held: held.iter().map(pair).collect(),
+        client_versions: client_versions.iter().map(pair).collect(),
         ..request
     }
 }
@@ -154,9 +154,9 @@ fn secrets_that_are_not_served_are_removed() {
     assert_eq!(drain(&mut stream), ["S-ingress-a"], "a cluster's name is no Secret's");
     stream.on_snapshot(with_certificate(&[], "1"));
     assert_eq!(drain(&mut stream), ["S+ingress=1"]);
-    let held = holding(subscribe(Kind::Secret, &["ingress"]), &[("ingress", "1")]);
+    let client_versions = holding(subscribe(Kind::Secret, &["ingress"]), &[("ingress", "1")]);
     let mut again = Stream::new(with_certificate(&[], "1"));
-    again.on_request(held).unwrap();
+    again.on_request(client_versions).unwrap();
     assert!(
         drain(&mut again).is_empty(),
         "after a restart of either side nothing is sent that is there"
@@ -219,11 +219,11 @@ fn wildcard_and_names_go_together() {
 #[test]
 fn who_comes_back_gets_the_difference() {
     let rows = [("a", "1", "1"), ("b", "2", "1"), ("d", "1", "1")];
-    let held = [("name/a", "1"), ("name/b", "1"), ("name/c", "1")];
-    let mut stream = stream(&rows, [holding(ask(Kind::Cluster), &held)]);
+    let client_versions = [("name/a", "1"), ("name/b", "1"), ("name/c", "1")];
+    let mut stream = stream(&rows, [holding(ask(Kind::Cluster), &client_versions)]);
     assert_eq!(drain(&mut stream), ["C+b=2", "C-c", "C+d=1"]);
     let names = subscribe(Kind::Endpoints, &["name/a", "name/b", "name/c"]);
-    stream.on_request(holding(names, &held)).unwrap();
+    stream.on_request(holding(names, &client_versions)).unwrap();
     // b's Cluster was sent on this stream: Envoy waits for its endpoints, which did not change.
     assert_eq!(drain(&mut stream), ["E+b=1", "E-c"]);
 }

@@ -144,7 +144,7 @@ impl Session {
             let node = message.node.as_ref().map(|node| node.id.clone()).unwrap_or_default();
             tracing::info!(
                 node,
-                held = message.initial_resource_versions.len(),
+                client_versions = message.initial_resource_versions.len(),
                 "xDS stream opened"
             );
             self.node = Some(node);
@@ -166,7 +166,7 @@ impl Session {
             error: message.error_detail.map(|status| status.message),
             subscribe: message.resource_names_subscribe,
             unsubscribe: message.resource_names_unsubscribe,
-            held: message
+            client_versions: message
                 .initial_resource_versions
                 .into_iter()
                 .collect::<BTreeMap<_, _>>(),

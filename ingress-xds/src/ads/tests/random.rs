@@ -53,15 +53,15 @@ impl Envoy {
             cluster.interrupted |= !cluster.warm;
         }
         let clusters = self.clusters.iter();
-        let held = clusters.map(|(name, cluster)| (name.clone(), cluster.version.clone()));
+        let client_versions = clusters.map(|(name, cluster)| (name.clone(), cluster.version.clone()));
         self.outbox.push_back(Request {
-            held: held.collect(),
+            client_versions: client_versions.collect(),
             ..ask(Kind::Cluster)
         });
         if !self.clusters.is_empty() {
             self.outbox.push_back(Request {
                 subscribe: self.clusters.keys().cloned().collect(),
-                held: self.endpoints.clone(),
+                client_versions: self.endpoints.clone(),
                 ..ask(Kind::Endpoints)
             });
         }
