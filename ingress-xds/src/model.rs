@@ -31,7 +31,7 @@ use yoke_pki::plan::INGRESS_LEAF;
 
 use crate::validate::{IngressCertificate, Rules, Slice, validate_config, validate_ingress, validate_slice};
 
-use activators::{ActivatorNames, Activators, Concerned};
+use activators::{ActivatorNames, Activators, AffectedNames};
 use observation::{ObjectKey, Watched, to_chain};
 use route::Route;
 
@@ -183,12 +183,12 @@ impl Table {
                 self.certificate_listed = true;
             }
             Event::ActivatorCertificate(seen) => {
-                let concerned = self.activators.apply(seen);
-                self.resolve_sleeping(concerned);
+                let affected = self.activators.apply(seen);
+                self.resolve_sleeping(affected);
             }
             Event::Replicas(seen) => {
-                let concerned = self.activators.apply_replicas(seen);
-                self.resolve_sleeping(concerned);
+                let affected = self.activators.apply_replicas(seen);
+                self.resolve_sleeping(affected);
             }
         }
         std::mem::take(&mut self.reports)
@@ -314,10 +314,10 @@ impl Table {
         self.record(Kind::Certificate, key.clone(), Vec::new());
     }
 
-    fn resolve_sleeping(&mut self, concerned: Concerned) {
-        let namespaces = match concerned {
-            Concerned::Some(namespaces) => namespaces,
-            Concerned::All => {
+    fn resolve_sleeping(&mut self, affected: AffectedNames) {
+        let namespaces = match affected {
+            AffectedNames::Namespaces(namespaces) => namespaces,
+            AffectedNames::All => {
                 let asleep = self.routes.values().filter(|route| route.asleep.is_some());
                 asleep.map(|route| route.namespace.clone()).collect()
             }

@@ -45,10 +45,10 @@ pub(super) struct Activators {
 
 /// The sleeping clusters whose targets may have changed.
 #[derive(Debug)]
-pub(super) enum Concerned {
+pub(super) enum AffectedNames {
     All,
     /// The clusters of these control-plane namespaces.
-    Some(Vec<String>),
+    Namespaces(Vec<String>),
 }
 
 impl Activators {
@@ -70,7 +70,7 @@ impl Activators {
     }
 
     /// Applies a change of the replicas' addresses.
-    pub(super) fn apply_replicas(&mut self, seen: Watched<EndpointSlice>) -> Concerned {
+    pub(super) fn apply_replicas(&mut self, seen: Watched<EndpointSlice>) -> AffectedNames {
         match seen {
             Watched::Applied(slice) => {
                 let ready = find_ready(&self.rules, &slice);
@@ -90,13 +90,13 @@ impl Activators {
         let all = own.clone().chain(others.copied());
         let before = std::mem::replace(&mut self.addresses, all.take(MAX_ACTIVATORS).collect());
         match before == self.addresses {
-            true => Concerned::Some(vec![]),
-            false => Concerned::All,
+            true => AffectedNames::Namespaces(vec![]),
+            false => AffectedNames::All,
         }
     }
 
     /// Applies an added, changed or removed certificate.
-    pub(super) fn apply(&mut self, seen: Watched<ActivatorNames>) -> Concerned {
+    pub(super) fn apply(&mut self, seen: Watched<ActivatorNames>) -> AffectedNames {
         let changed = match seen {
             Watched::Applied(shown) => {
                 let namespace = shown.key.namespace;
@@ -119,8 +119,8 @@ impl Activators {
             }
         };
         match changed.iter().any(|namespace| namespace == PKI_NAMESPACE) {
-            true => Concerned::All,
-            false => Concerned::Some(changed),
+            true => AffectedNames::All,
+            false => AffectedNames::Namespaces(changed),
         }
     }
 
