@@ -8,7 +8,7 @@ use yoke_runtime::budget::Rate;
 
 use crate::activator::wake;
 use crate::authz::{Limits, REFUSAL_DELAY};
-use crate::traffic::Ledger;
+use crate::traffic::SeriesRegistry;
 use crate::translate;
 use crate::validate::Rules;
 
@@ -136,8 +136,8 @@ impl Arguments {
     }
 
     /// What clusters are counted by.
-    pub fn ledger(&self) -> Ledger {
-        Ledger::new(usize::try_from(self.cluster_series).unwrap_or(usize::MAX))
+    pub fn ledger(&self) -> SeriesRegistry {
+        SeriesRegistry::new(usize::try_from(self.cluster_series).unwrap_or(usize::MAX))
     }
 
     /// What holds for the whole host.

@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 use crate::model::{Event, Report, Table};
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot, Snapshots};
-use crate::traffic::Ledger;
+use crate::traffic::SeriesRegistry;
 use crate::translate::{Limits, translate, translate_certificate};
 use crate::validate::Rules;
 
@@ -40,7 +40,7 @@ pub struct Routing {
     table: Table,
     base: Tracker,
     limits: Limits,
-    ledger: Ledger,
+    ledger: SeriesRegistry,
     snapshot: Snapshot,
     publish: watch::Sender<Option<Arc<Snapshot>>>,
     metrics: Metrics,
@@ -54,7 +54,7 @@ impl Routing {
         rules: Rules,
         base: Tracker,
         limits: Limits,
-        ledger: Ledger,
+        ledger: SeriesRegistry,
         metrics: Metrics,
         synced: Check,
     ) -> (Self, Snapshots) {

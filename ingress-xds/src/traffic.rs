@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A cluster's [`series::Series`] are part of its snapshot entry, so they appear and disappear with
-//! it, and counting and collecting need no lock. [`Ledger`], owned by the builder of snapshots, preserves
+//! it, and counting and collecting need no lock. [`SeriesRegistry`], owned by the builder of snapshots, preserves
 //! them across changes of a cluster, and limits their number.
 
 mod collector;
@@ -13,7 +13,7 @@ mod registry;
 pub mod series;
 
 pub use collector::Shown;
-pub use registry::Ledger;
+pub use registry::SeriesRegistry;
 
 #[cfg(test)]
 mod tests;

@@ -9,14 +9,14 @@ use super::series::Series;
 
 /// Assigns series to clusters, up to a limit.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct SeriesRegistry {
     limit: usize,
     /// Series of clusters; alive while a snapshot that is in use contains them.
     own: HashMap<ClusterId, Weak<Series>>,
     other: Arc<Series>,
 }
 
-impl Ledger {
+impl SeriesRegistry {
     /// Creates a registry in which `limit` clusters have their own series; the others share one.
     pub fn new(limit: usize) -> Self {
         Self {

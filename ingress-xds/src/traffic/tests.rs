@@ -63,7 +63,7 @@ fn show(registry: &Registry) -> Vec<String> {
 
 #[test]
 fn series_are_those_of_the_clusters_that_are_served() {
-    let mut ledger = Ledger::new(10);
+    let mut ledger = SeriesRegistry::new(10);
     let (a, b) = (id("bcdfghjk24"), id("zzzzzzzz24"));
     let mut snapshot = Snapshot::default();
     for (name, id) in [("a", &a), ("b", &b)] {
@@ -159,7 +159,7 @@ fn codes_have_classes() {
 
 #[test]
 fn only_so_many_clusters_have_series_of_their_own() {
-    let mut ledger = Ledger::new(2);
+    let mut ledger = SeriesRegistry::new(2);
     let ids = [id("bcdfghjk24"), id("zzzzzzzz24"), id("dddddddd24")];
     let [a, b, c] = ids.each_ref().map(|id| ledger.series_of(id));
     assert!(!Arc::ptr_eq(&a, &b));

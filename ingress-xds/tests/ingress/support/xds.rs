@@ -22,7 +22,7 @@ use yoke_ingress_xds::routing::Routing;
 use yoke_ingress_xds::server::{Context, Server};
 use yoke_ingress_xds::snapshot::{Snapshot, Snapshots};
 use yoke_ingress_xds::tls::files_in;
-use yoke_ingress_xds::traffic::{Ledger, Shown};
+use yoke_ingress_xds::traffic::{SeriesRegistry, Shown};
 use yoke_ingress_xds::translate;
 use yoke_ingress_xds::validate::Rules;
 use yoke_runtime::budget::Rate;
@@ -147,7 +147,7 @@ impl Site {
         let metrics = Metrics::new(&registry);
         let (trigger, drain) = DrainTrigger::new();
         let synced = readiness.check("host-objects");
-        let ledger = Ledger::new(self.series);
+        let ledger = SeriesRegistry::new(self.series);
         let other = Arc::clone(ledger.other());
         let base = Tracker::new(&ENVOY_PORTS);
         let (routing, snapshots) = Routing::new(rules, base, self.limits, ledger, metrics.clone(), synced);
