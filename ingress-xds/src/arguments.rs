@@ -136,7 +136,7 @@ impl Arguments {
     }
 
     /// What clusters are counted by.
-    pub fn ledger(&self) -> SeriesRegistry {
+    pub fn series(&self) -> SeriesRegistry {
         SeriesRegistry::new(usize::try_from(self.cluster_series).unwrap_or(usize::MAX))
     }
 

@@ -12,7 +12,7 @@ use yoke_runtime::Metrics as Registry;
 
 use crate::model::Table;
 use crate::snapshot::resource::Kind;
-use crate::traffic::Shown;
+use crate::traffic::TrafficCollector;
 
 /// Prefix of all metric names of this process.
 pub const PROCESS: &str = "ingress_xds";
@@ -140,8 +140,8 @@ impl Metrics {
     }
 
     /// Registers the collector of the clusters' traffic.
-    pub fn show_traffic(registry: &Registry, shown: Shown) {
-        registry.register(|registry| registry.register_collector(Box::new(shown)));
+    pub fn register_traffic(registry: &Registry, collector: TrafficCollector) {
+        registry.register(|registry| registry.register_collector(Box::new(collector)));
     }
 
     pub(crate) fn set_objects(&self, table: &Table) {

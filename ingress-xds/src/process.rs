@@ -14,7 +14,7 @@ use yoke_runtime::host_api::{build_client, configure};
 use yoke_runtime::tls::Reload;
 use yoke_runtime::{Drain, Endpoint, Metrics as Registry, Readiness, Supervisor};
 
-use crate::activator::tls::{Certificates, build_configs, keep_shown};
+use crate::activator::tls::{Certificates, build_configs, update_certificates};
 use crate::activator::wake::Waker;
 use crate::activator::wake::write::write_wakes;
 use crate::activator::{self, Activator};
@@ -27,7 +27,7 @@ use crate::routing::Routing;
 use crate::server::{Context, Server};
 use crate::snapshot::Snapshots;
 use crate::tls::{files_in, keep_certificates};
-use crate::traffic::Shown;
+use crate::traffic::TrafficCollector;
 use crate::watch::{
     watch_activator_certificates, watch_base, watch_certificate, watch_configs, watch_replicas, watch_slices,
 };
@@ -67,10 +67,10 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Some(_) => Tracker::new(&arguments.envoy_port),
         None => Tracker::without(),
     };
-    let ledger = arguments.ledger();
-    let other = Arc::clone(ledger.other());
-    let (routing, snapshots) = Routing::new(rules, base, arguments.envoy_limits(), ledger, metrics.clone(), synced);
-    Metrics::show_traffic(&registry, Shown::new(snapshots.clone(), other));
+    let series = arguments.series();
+    let other = Arc::clone(series.other());
+    let (routing, snapshots) = Routing::new(rules, base, arguments.envoy_limits(), series, metrics.clone(), synced);
+    Metrics::register_traffic(&registry, TrafficCollector::new(snapshots.clone(), other));
     let (events, observed) = mpsc::channel(EVENTS);
     let (base, inputs) = mpsc::channel(EVENTS);
     let (notices, told) = mpsc::channel(NOTICES);
@@ -164,7 +164,7 @@ async fn spawn_activator(
     let (certificates, shown) = watch::channel(Certificates::new());
     let watched = watch_activator_certificates(client, secrets, metrics.clone(), drain.clone());
     supervisor.spawn("sleeper-watch", watched);
-    let keeping = keep_shown(seen, certificates, events, drain.clone());
+    let keeping = update_certificates(seen, certificates, events, drain.clone());
     supervisor.spawn("sleeper-certificates", async move {
         keeping.await;
         Ok::<_, Infallible>(())

@@ -40,7 +40,7 @@ pub struct Routing {
     table: Table,
     base: Tracker,
     limits: Limits,
-    ledger: SeriesRegistry,
+    series: SeriesRegistry,
     snapshot: Snapshot,
     publish: watch::Sender<Option<Arc<Snapshot>>>,
     metrics: Metrics,
@@ -49,12 +49,12 @@ pub struct Routing {
 
 impl Routing {
     /// Creates the task, and the receiver of its snapshots. `base` tracks the base configuration,
-    /// `ledger` assigns traffic series. `synced` becomes ready with the first snapshot.
+    /// `series` assigns traffic series. `synced` becomes ready with the first snapshot.
     pub fn new(
         rules: Rules,
         base: Tracker,
         limits: Limits,
-        ledger: SeriesRegistry,
+        series: SeriesRegistry,
         metrics: Metrics,
         synced: Check,
     ) -> (Self, Snapshots) {
@@ -63,7 +63,7 @@ impl Routing {
             table: Table::new(rules),
             base,
             limits,
-            ledger,
+            series,
             snapshot: Snapshot::default(),
             publish,
             metrics,
@@ -122,7 +122,7 @@ impl Routing {
         }
         for (sni, target) in &changes {
             let entry = target.as_ref().map(|target| Entry {
-                traffic: self.ledger.series_of(&target.route.id),
+                traffic: self.series.series_of(&target.route.id),
                 ..translate(sni, target, self.limits)
             });
             self.snapshot.set(&resource_name(sni), entry);

@@ -1,7 +1,7 @@
 //! Traffic counters of each cluster. Pure.
 //!
 //! ```text
-//!  Envoy: a connection or request ended ─▶ server ─▶ Record ─▶ Series, in the snapshot's Entry ─▶ Shown ─▶ /metrics
+//!  Envoy: a connection or request ended ─▶ server ─▶ Record ─▶ Series, in the snapshot's Entry ─▶ TrafficCollector ─▶ /metrics
 //! ```
 //!
 //! A cluster's [`series::Series`] are part of its snapshot entry, so they appear and disappear with
@@ -12,7 +12,7 @@ mod collector;
 mod registry;
 pub mod series;
 
-pub use collector::Shown;
+pub use collector::TrafficCollector;
 pub use registry::SeriesRegistry;
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub type Certificates = BTreeMap<String, Arc<CertifiedKey>>;
 
 /// A certificate that cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum ShownError {
+pub enum CertificateLoadError {
     /// The Secret is not valid.
     #[error("reading the Secret {SLEEPER_LEAF}")]
     Secret(#[source] CertificateError),
@@ -58,20 +58,20 @@ pub enum ShownError {
 /// Updates the served certificates until the drain starts, and publishes their names as events: the
 /// routing table sends no client here before. An unusable Secret leaves the previous certificate in
 /// use.
-pub async fn keep_shown(
+pub async fn update_certificates(
     mut secrets: mpsc::Receiver<Watched<Secret>>,
-    shown: watch::Sender<Certificates>,
+    certificates: watch::Sender<Certificates>,
     events: mpsc::Sender<Event>,
     drain: Drain,
 ) {
     while let Some(Some(seen)) = drain.until_started(secrets.recv()).await {
         let told = match seen {
-            Watched::Applied(secret) => match take_up(&secret, &shown) {
+            Watched::Applied(secret) => match load_certificate(&secret, &certificates) {
                 Some(names) => Watched::Applied(Box::new(names)),
                 None => continue,
             },
             Watched::Deleted(key) => {
-                shown.send_modify(|all| {
+                certificates.send_modify(|all| {
                     all.remove(&key.namespace);
                 });
                 Watched::Deleted(key)
@@ -81,7 +81,7 @@ pub async fn keep_shown(
                 if !is_there(PKI_NAMESPACE) {
                     tracing::warn!("there is no certificate for sleeping clusters: nobody wakes them by connecting");
                 }
-                shown.send_modify(|all| all.retain(|namespace, _| is_there(namespace)));
+                certificates.send_modify(|all| all.retain(|namespace, _| is_there(namespace)));
                 Watched::Listed(keys)
             }
         };
@@ -90,13 +90,13 @@ pub async fn keep_shown(
     }
 }
 
-fn take_up(secret: &Secret, shown: &watch::Sender<Certificates>) -> Option<ActivatorNames> {
+fn load_certificate(secret: &Secret, certificates: &watch::Sender<Certificates>) -> Option<ActivatorNames> {
     let key = ObjectKey::of(&secret.metadata);
     let namespace = key.namespace.clone();
     match read(secret) {
         Ok((certificate, names)) => {
             tracing::info!(namespace, "certificate for sleeping clusters taken up");
-            shown.send_modify(|all| {
+            certificates.send_modify(|all| {
                 all.insert(namespace, Arc::new(certificate));
             });
             Some(ActivatorNames { key, names })
@@ -110,22 +110,33 @@ fn take_up(secret: &Secret, shown: &watch::Sender<Certificates>) -> Option<Activ
 }
 
 /// Parses the certificate in a Secret, and its names.
-fn read(secret: &Secret) -> Result<(CertifiedKey, BTreeSet<String>), ShownError> {
-    let certificate = validate_activator(secret).map_err(ShownError::Secret)?;
+fn read(secret: &Secret) -> Result<(CertifiedKey, BTreeSet<String>), CertificateLoadError> {
+    let certificate = validate_activator(secret).map_err(CertificateLoadError::Secret)?;
     let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
-    let chain = chain.collect::<Result<Vec<_>, _>>().map_err(ShownError::Parse)?;
-    let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).map_err(ShownError::Parse)?;
-    let provider = CryptoProvider::get_default().ok_or(ShownError::Provider)?;
-    let key = provider.key_provider.load_private_key(key).map_err(ShownError::Key)?;
+    let chain = chain
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(CertificateLoadError::Parse)?;
+    let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).map_err(CertificateLoadError::Parse)?;
+    let provider = CryptoProvider::get_default().ok_or(CertificateLoadError::Provider)?;
+    let key = provider
+        .key_provider
+        .load_private_key(key)
+        .map_err(CertificateLoadError::Key)?;
     Ok((CertifiedKey::new(chain, key), certificate.names))
 }
 
 /// Builds the TLS configuration of the listener.
-pub fn build_configs(shown: watch::Receiver<Certificates>, snapshots: Snapshots) -> Result<TlsConfigs, ShownError> {
-    let provider = CryptoProvider::get_default().ok_or(ShownError::Provider)?;
-    let verifier = Arc::new(AnyClient(provider.signature_verification_algorithms));
+pub fn build_configs(
+    certificates: watch::Receiver<Certificates>,
+    snapshots: Snapshots,
+) -> Result<TlsConfigs, CertificateLoadError> {
+    let provider = CryptoProvider::get_default().ok_or(CertificateLoadError::Provider)?;
+    let verifier = Arc::new(UnverifiedClient(provider.signature_verification_algorithms));
     let builder = ServerConfig::builder().with_client_cert_verifier(verifier);
-    let mut config = builder.with_cert_resolver(Arc::new(Resolver { shown, snapshots }));
+    let mut config = builder.with_cert_resolver(Arc::new(Resolver {
+        certificates,
+        snapshots,
+    }));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
@@ -134,7 +145,7 @@ pub fn build_configs(shown: watch::Receiver<Certificates>, snapshots: Snapshots)
 
 /// Selects the server certificate by SNI name.
 struct Resolver {
-    shown: watch::Receiver<Certificates>,
+    certificates: watch::Receiver<Certificates>,
     snapshots: Snapshots,
 }
 
@@ -155,15 +166,15 @@ impl ResolvesServerCert for Resolver {
             Some(entry) if entry.route.public_name != name => entry.route.namespace.as_str(),
             _ => PKI_NAMESPACE,
         };
-        self.shown.borrow().get(namespace).cloned()
+        self.certificates.borrow().get(namespace).cloned()
     }
 }
 
 /// Accepts every client certificate whose private key the client has.
 #[derive(Debug)]
-struct AnyClient(WebPkiSupportedAlgorithms);
+struct UnverifiedClient(WebPkiSupportedAlgorithms);
 
-impl ClientCertVerifier for AnyClient {
+impl ClientCertVerifier for UnverifiedClient {
     fn client_auth_mandatory(&self) -> bool {
         false
     }

@@ -65,7 +65,7 @@ fn exported() -> BTreeSet<String> {
     let mut snapshot = Snapshot::default();
     snapshot.set(&resource_name("a"), Some(served));
     let (_sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
-    Metrics::show_traffic(&registry, Shown::new(snapshots, Arc::default()));
+    Metrics::register_traffic(&registry, TrafficCollector::new(snapshots, Arc::default()));
     let text = registry.to_text().unwrap();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let names = samples.filter_map(|line| line.split(['{', ' ']).next());

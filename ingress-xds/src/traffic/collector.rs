@@ -22,7 +22,7 @@ type Label<'a> = (&'static str, &'a str);
 
 /// The collector.
 #[derive(Debug)]
-pub struct Shown {
+pub struct TrafficCollector {
     snapshots: Snapshots,
     other: Arc<Series>,
 }
@@ -33,7 +33,7 @@ struct Named<'a> {
     series: &'a Series,
 }
 
-impl Shown {
+impl TrafficCollector {
     /// Collects the series in `snapshots`; `other` are the shared ones.
     pub fn new(snapshots: Snapshots, other: Arc<Series>) -> Self {
         Self { snapshots, other }
@@ -59,7 +59,7 @@ impl Shown {
     }
 }
 
-impl Collector for Shown {
+impl Collector for TrafficCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let snapshot = self.snapshots.borrow().clone();
         let (all, sharing) = self.all(snapshot.as_deref());

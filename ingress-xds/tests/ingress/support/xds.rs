@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use yoke_api::names::{KONNECTIVITY_PORT, PKI_NAMESPACE};
-use yoke_ingress_xds::activator::tls::{Certificates, build_configs, keep_shown};
+use yoke_ingress_xds::activator::tls::{Certificates, build_configs, update_certificates};
 use yoke_ingress_xds::activator::wake::{self, Wake, Waker};
 use yoke_ingress_xds::activator::{self, Activator};
 use yoke_ingress_xds::authz;
@@ -22,7 +22,7 @@ use yoke_ingress_xds::routing::Routing;
 use yoke_ingress_xds::server::{Context, Server};
 use yoke_ingress_xds::snapshot::{Snapshot, Snapshots};
 use yoke_ingress_xds::tls::files_in;
-use yoke_ingress_xds::traffic::{SeriesRegistry, Shown};
+use yoke_ingress_xds::traffic::{SeriesRegistry, TrafficCollector};
 use yoke_ingress_xds::translate;
 use yoke_ingress_xds::validate::Rules;
 use yoke_runtime::budget::Rate;
@@ -147,11 +147,11 @@ impl Site {
         let metrics = Metrics::new(&registry);
         let (trigger, drain) = DrainTrigger::new();
         let synced = readiness.check("host-objects");
-        let ledger = SeriesRegistry::new(self.series);
-        let other = Arc::clone(ledger.other());
+        let series = SeriesRegistry::new(self.series);
+        let other = Arc::clone(series.other());
         let base = Tracker::new(&ENVOY_PORTS);
-        let (routing, snapshots) = Routing::new(rules, base, self.limits, ledger, metrics.clone(), synced);
-        Metrics::show_traffic(&registry, Shown::new(snapshots.clone(), other));
+        let (routing, snapshots) = Routing::new(rules, base, self.limits, series, metrics.clone(), synced);
+        Metrics::register_traffic(&registry, TrafficCollector::new(snapshots.clone(), other));
         let (events, observed) = mpsc::channel(1024);
         let (base, inputs) = mpsc::channel(1024);
         let (notices, told) = mpsc::channel(16);
@@ -162,7 +162,7 @@ impl Site {
         let has_activator = self.activator.is_some();
         let (secrets, seen) = mpsc::channel(16);
         let (certificates, shown) = watch::channel(Certificates::new());
-        let keeping = keep_shown(seen, certificates, events.clone(), drain.clone());
+        let keeping = update_certificates(seen, certificates, events.clone(), drain.clone());
         let sleeping = activator.serve(activator::Context {
             tls: build_configs(shown, snapshots.clone()).unwrap(),
             limits: self.activator_limits,
