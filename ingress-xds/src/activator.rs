@@ -336,14 +336,14 @@ async fn discard_body(mut body: Incoming) {
 
 impl Context {
     fn wake(&self, entry: &Entry) -> Answer {
-        let asleep = entry.route.asleep.as_ref().map(|asleep| &asleep.told);
+        let asleep = entry.route.asleep.as_ref().map(|asleep| &asleep.state);
         let Some(Asleep::OnConnect { since, uid, .. }) = asleep else {
             return Answer::Elsewhere;
         };
         // The gate has limited the source already, and Envoy does not report the source's address
         // here.
         match self.waker.wake(&entry.route, Sleeping { since, uid }, None) {
-            Outcome::Told | Outcome::Known => Answer::Waking(0),
+            Outcome::Queued | Outcome::AlreadyNotified => Answer::Waking(0),
             Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Answer::Busy,
         }
     }
@@ -486,9 +486,9 @@ impl Caller {
         let mut snapshots = self.context.snapshots.clone();
         let settled = snapshots.wait_for(|all| {
             let entry = all.as_ref().and_then(|all| all.get(&name));
-            let told = entry.and_then(|entry| Some(&entry.route.asleep.as_ref()?.told));
+            let state = entry.and_then(|entry| Some(&entry.route.asleep.as_ref()?.state));
             !matches!(
-                told,
+                state,
                 Some(Asleep::OnConnect { .. } | Asleep::Waking { problem: None, .. })
             )
         });

@@ -380,7 +380,7 @@ impl Table {
             .filter(|before| before.id == route.id)
             .and_then(|before| before.asleep.as_ref());
         match sleep {
-            Some(sleep) if route.asleep.is_none() && matches!(sleep.told, Asleep::Waking { .. }) => Arc::new(Route {
+            Some(sleep) if route.asleep.is_none() && matches!(sleep.state, Asleep::Waking { .. }) => Arc::new(Route {
                 asleep: Some(sleep.clone()),
                 ..route.as_ref().clone()
             }),

@@ -73,7 +73,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     Metrics::register_traffic(&registry, TrafficCollector::new(snapshots.clone(), other));
     let (events, observed) = mpsc::channel(EVENTS);
     let (base, inputs) = mpsc::channel(EVENTS);
-    let (notices, told) = mpsc::channel(NOTICES);
+    let (notices, published) = mpsc::channel(NOTICES);
     supervisor.spawn("routing", routing.run(observed, inputs, notices, drain.clone()));
 
     let client = connect(arguments.kubeconfig.as_deref()).await?;
@@ -85,7 +85,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         let watched = watch_base(client.clone(), name, base.clone(), metrics.clone(), drain.clone());
         supervisor.spawn("base-watch", watched);
     }
-    supervisor.spawn("events", announce(client.clone(), told, drain.clone()));
+    supervisor.spawn("events", announce(client.clone(), published, drain.clone()));
     let slices = watch_slices(client.clone(), events.clone(), metrics.clone(), drain.clone());
     supervisor.spawn("slice-watch", slices);
 
@@ -122,8 +122,8 @@ struct Waking {
 /// Starts the writer of wake requests, and the activator if it is configured.
 async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, waking: Waking) -> anyhow::Result<Waker> {
     let metrics = waking.metrics.clone();
-    let (waker, words) = Waker::new(arguments.wake_limits(), metrics.clone(), Instant::now());
-    let writing = write_wakes(waking.client.clone(), words, metrics);
+    let (waker, requests) = Waker::new(arguments.wake_limits(), metrics.clone(), Instant::now());
+    let writing = write_wakes(waking.client.clone(), requests, metrics);
     supervisor.spawn("wakes", async move {
         writing.await;
         Ok::<_, Infallible>(())

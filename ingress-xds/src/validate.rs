@@ -215,7 +215,7 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
             service: config.upstream.service,
             upstream,
             tokens,
-            asleep: config.asleep.map(|told| Sleep { told, client_ca }),
+            asleep: config.asleep.map(|state| Sleep { state, client_ca }),
         },
         refused_names,
     })

@@ -169,11 +169,11 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
     if is_foreign(snapshot, &entry.route, call.authority) {
         return Decision::Answer(Answer::Misdirected);
     }
-    let Some(Sleep { told, client_ca }) = &entry.route.asleep else {
+    let Some(Sleep { state, client_ca }) = &entry.route.asleep else {
         return Decision::Answer(Answer::Elsewhere);
     };
     let who = || identify_caller(&entry.route, client_ca, call, now);
-    match told {
+    match state {
         Asleep::Waking { since, problem } => {
             // The operator's clock may differ from ours.
             let seconds =
@@ -214,7 +214,7 @@ pub fn is_known(snapshot: Option<&Snapshot>, name: &str, certificates: &[Certifi
 /// Whether these certificates alone entitle the caller to wake a cluster, whatever it requests.
 pub fn may_wake(route: &Route, certificates: &[CertificateDer<'_>], now: Timestamp) -> bool {
     let Some(Sleep {
-        told: Asleep::OnConnect { .. },
+        state: Asleep::OnConnect { .. },
         client_ca,
     }) = &route.asleep
     else {
@@ -285,7 +285,7 @@ mod tests {
         let [known, any] = [Callers::Authenticated, Callers::Any].map(on_connect);
         let held = Asleep::Held { why: "No.".into() };
         let (k9s, kubectl) = ("k9s/v0.50.6", "kubectl/v1.35.4");
-        for (rule, told, bearer, agent, expected) in [
+        for (rule, state, bearer, agent, expected) in [
             ("a user", &known, &user, kubectl, "wake"),
             ("by a client that is ignored", &known, &user, k9s, "ignored"),
             ("a machine", &known, &machine, kubectl, "unneeded"),
@@ -305,7 +305,7 @@ mod tests {
                 "wait",
             ),
         ] {
-            let snapshot = snapshot_of(&fixture.clone().asleep(told.clone()));
+            let snapshot = snapshot_of(&fixture.clone().asleep(state.clone()));
             let call = Call {
                 name: &fixture.public_name(),
                 certificates: &[],

@@ -68,9 +68,9 @@ pub struct Sleeping<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The request is queued for the operator.
-    Told,
+    Queued,
     /// The operator was notified a moment ago.
-    Known,
+    AlreadyNotified,
     /// The source wakes too many clusters.
     SourceRate,
     /// Too many clusters of the Tenant are woken.
@@ -83,8 +83,8 @@ impl Outcome {
     /// The value of the metric label `outcome`.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Told => "told",
-            Self::Known => "known",
+            Self::Queued => "told",
+            Self::AlreadyNotified => "known",
             Self::SourceRate => "source_rate",
             Self::TenantRate => "tenant_rate",
             Self::Full => "full",
@@ -96,7 +96,7 @@ impl Outcome {
 #[derive(Clone, Debug)]
 pub struct Waker {
     memory: Arc<Mutex<Memory>>,
-    words: mpsc::Sender<Wake>,
+    requests: mpsc::Sender<Wake>,
     metrics: Metrics,
 }
 
@@ -111,7 +111,7 @@ struct Memory {
 impl Waker {
     /// Creates a waker, and the receiver of its wake requests.
     pub fn new(limits: Limits, metrics: Metrics, now: Instant) -> (Self, mpsc::Receiver<Wake>) {
-        let (words, told) = mpsc::channel(QUEUE_CAPACITY);
+        let (requests, queued) = mpsc::channel(QUEUE_CAPACITY);
         let memory = Memory {
             woken: HashMap::new(),
             tenants: Budgets::new(limits.tenant, now),
@@ -119,10 +119,10 @@ impl Waker {
         };
         let waker = Self {
             memory: Arc::new(Mutex::new(memory)),
-            words,
+            requests,
             metrics,
         };
-        (waker, told)
+        (waker, queued)
     }
 
     /// Requests that a sleeping cluster is woken. The caller has verified that the client may wake
@@ -151,11 +151,11 @@ impl Waker {
             uid: sleeping.uid.to_owned(),
             time: plan_time(time, sleeping.since),
         };
-        if self.words.try_send(wake).is_err() {
+        if self.requests.try_send(wake).is_err() {
             return Outcome::Full;
         }
         memory.woken.insert(route.id.clone(), (sleeping.since.clone(), now));
-        Outcome::Told
+        Outcome::Queued
     }
 }
 
@@ -163,9 +163,9 @@ impl Memory {
     fn refuse(&mut self, now: Instant, route: &Route, since: &Time, source: Option<IpAddr>) -> Option<Outcome> {
         let is_recent = |at: Instant| now.saturating_duration_since(at) < REPEAT_AFTER;
         let last = self.woken.get(&route.id).filter(|(ended, _)| ended == since);
-        let was_told = last.is_some();
+        let was_notified = last.is_some();
         if last.is_some_and(|(_, at)| is_recent(*at)) {
-            return Some(Outcome::Known);
+            return Some(Outcome::AlreadyNotified);
         }
         if self.woken.len() >= MAX_REMEMBERED {
             self.woken.retain(|_, (_, at)| is_recent(*at));
@@ -179,7 +179,11 @@ impl Memory {
         };
         // The operator was notified before, so the request need not be repeated and callers
         // continue to wait.
-        Some(if was_told { Outcome::Known } else { refused })
+        Some(if was_notified {
+            Outcome::AlreadyNotified
+        } else {
+            refused
+        })
     }
 }
 
@@ -225,30 +229,30 @@ mod tests {
     #[test]
     fn many_callers_wake_once() {
         let start = Instant::now();
-        let (waker, mut told) = Waker::new(LIMITS, Metrics::default(), start);
+        let (waker, mut queued) = Waker::new(LIMITS, Metrics::default(), start);
         let (since, route) = (Time(at(100)), route("bcdfghjk24", "t"));
         let wake = |seconds: u64| {
             let now = start + Duration::from_secs(seconds);
             waker.try_wake(now, at(50), &route, sleeping(&since), None)
         };
-        assert_eq!(wake(0), Outcome::Told);
+        assert_eq!(wake(0), Outcome::Queued);
         for _ in 0..100 {
-            assert_eq!(wake(3), Outcome::Known);
+            assert_eq!(wake(3), Outcome::AlreadyNotified);
         }
-        assert_eq!(wake(4), Outcome::Told, "the first word may be lost");
+        assert_eq!(wake(4), Outcome::Queued, "the first word may be lost");
         let expected = Wake {
             tenant: "t".into(),
             cluster: "bcdfghjk24".into(),
             uid: "u-1".into(),
             time: Time(at(101)),
         };
-        assert_eq!(told.try_recv().unwrap(), expected, "by a clock that is behind");
-        assert_eq!(told.try_recv().unwrap(), expected);
-        assert!(told.try_recv().is_err());
+        assert_eq!(queued.try_recv().unwrap(), expected, "by a clock that is behind");
+        assert_eq!(queued.try_recv().unwrap(), expected);
+        assert!(queued.try_recv().is_err());
         let later = Time(at(103));
         let again = waker.try_wake(start + REPEAT_AFTER, at(50), &route, sleeping(&later), None);
-        assert_eq!(again, Outcome::Told, "it was sent to sleep again");
-        assert_eq!(told.try_recv().unwrap().time, Time(at(104)));
+        assert_eq!(again, Outcome::Queued, "it was sent to sleep again");
+        assert_eq!(queued.try_recv().unwrap().time, Time(at(104)));
     }
 
     #[test]
@@ -261,10 +265,10 @@ mod tests {
             waker.try_wake(start, at(200), &route(id, tenant), sleeping(&since), source)
         };
         for (rule, id, tenant, source, expected) in [
-            ("first", "bcdfghjk24", "t", Some("192.0.2.1"), Outcome::Told),
+            ("first", "bcdfghjk24", "t", Some("192.0.2.1"), Outcome::Queued),
             ("same source", "bcdfghjk25", "u", Some("192.0.2.1"), Outcome::SourceRate),
-            ("another", "bcdfghjk25", "u", Some("192.0.2.2"), Outcome::Told),
-            ("not known", "bcdfghjk26", "t", None, Outcome::Told),
+            ("another", "bcdfghjk25", "u", Some("192.0.2.2"), Outcome::Queued),
+            ("not known", "bcdfghjk26", "t", None, Outcome::Queued),
             ("third of a Tenant", "bcdfghjk27", "t", None, Outcome::TenantRate),
         ] {
             assert_eq!(wake(id, tenant, source), expected, "{rule}");
@@ -283,8 +287,8 @@ mod tests {
             let now = start + Duration::from_secs(second);
             waker.try_wake(now, at(200), &route(id, "t"), sleeping(&since), None)
         };
-        assert_eq!(wake("bcdfghjk24", 0), Outcome::Told);
-        assert_eq!(wake("bcdfghjk24", 10), Outcome::Known);
+        assert_eq!(wake("bcdfghjk24", 0), Outcome::Queued);
+        assert_eq!(wake("bcdfghjk24", 10), Outcome::AlreadyNotified);
         assert_eq!(wake("bcdfghjk25", 10), Outcome::TenantRate);
     }
 
@@ -306,6 +310,6 @@ mod tests {
             .map(|id| waker.try_wake(start, at(1), &route(&id, "t"), sleeping(&since), None))
             .collect();
         assert_eq!(outcomes.pop(), Some(Outcome::Full));
-        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Told));
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Queued));
     }
 }

@@ -57,7 +57,7 @@ pub fn check(snapshot: &Snapshot, entry: &Entry, request: Request<'_>) -> Result
     if is_foreign(snapshot, &entry.route, request.authority) {
         return Err(RequestRefusal::Misdirected);
     }
-    match entry.route.asleep.as_ref().map(|asleep| &asleep.told) {
+    match entry.route.asleep.as_ref().map(|asleep| &asleep.state) {
         Some(Asleep::Held { .. }) => Err(RequestRefusal::Held),
         Some(Asleep::Waking { problem: Some(_), .. }) => Err(RequestRefusal::Stuck),
         Some(Asleep::OnConnect { .. } | Asleep::Waking { problem: None, .. }) => Err(RequestRefusal::Asleep),

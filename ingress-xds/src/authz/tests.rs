@@ -144,7 +144,7 @@ fn a_source_knocks_at_sleeping_clusters_so_often() {
     let mut asleep = entry("c", &["c.yoke.test"], "1", "1");
     let mut route = asleep.route.as_ref().clone();
     route.asleep = Some(Sleep {
-        told: waking(since(), None),
+        state: waking(since(), None),
         client_ca: String::new(),
     });
     asleep.route = Arc::new(route);

@@ -429,8 +429,11 @@ fn the_newest_good_one_is_served() {
     assert!(tracker.is_listed());
     assert_eq!(names(&tracker), Some(vec![]), "without a ConfigMap there is nothing");
 
-    let told = tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
-    assert_eq!((told.refused, told.note.as_str()), (false, "1 resources are served."));
+    let notice = tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
+    assert_eq!(
+        (notice.refused, notice.note.as_str()),
+        (false, "1 resources are served.")
+    );
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
     assert_eq!(
         tracker.apply(seen(&[("clusters", "[{name: a}]")])),
@@ -438,16 +441,16 @@ fn the_newest_good_one_is_served() {
         "the same again"
     );
 
-    let told = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
-    assert_eq!(told.note, "clusters[0] has no name. The last good one is served.");
+    let notice = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
+    assert_eq!(notice.note, "clusters[0] has no name. The last good one is served.");
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
     assert!(tracker.is_refused());
     assert_eq!(tracker.apply(seen(&[("clusters", "[{}]")])), None, "it is said once");
 
     tracker.apply(seen(&[("clusters", "[{name: b}]")])).unwrap();
     let late = refuse(&tracker, "b");
-    let told = tracker.apply(refuse(&tracker, "b")).unwrap();
-    assert_eq!(told.note, "Envoy does not take b: no. The last good one is served.");
+    let notice = tracker.apply(refuse(&tracker, "b")).unwrap();
+    assert_eq!(notice.note, "Envoy does not take b: no. The last good one is served.");
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
     assert_eq!(tracker.apply(late), None, "another Envoy says the same");
     assert_eq!(
@@ -457,8 +460,8 @@ fn the_newest_good_one_is_served() {
     );
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
 
-    let told = tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
-    assert!(!told.refused && !tracker.is_refused(), "it is mended");
+    let notice = tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
+    assert!(!notice.refused && !tracker.is_refused(), "it is mended");
     let gone = Watched::Deleted(ObjectKey::of(&map(&[]).metadata));
     tracker.apply(Input::Seen(gone)).unwrap();
     assert_eq!(names(&tracker), Some(vec![]));
@@ -467,8 +470,8 @@ fn the_newest_good_one_is_served() {
 #[test]
 fn nothing_is_said_where_no_good_one_is_known() {
     let mut tracker = Tracker::new(&PORTS);
-    let told = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
-    assert!(told.note.ends_with("Each Envoy keeps what it has."));
+    let notice = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
+    assert!(notice.note.ends_with("Each Envoy keeps what it has."));
     assert_eq!(names(&tracker), None);
     tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
     tracker.apply(refuse(&tracker, "a")).unwrap();

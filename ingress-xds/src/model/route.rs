@@ -40,7 +40,7 @@ pub struct Route {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sleep {
     /// The state that the operator has published.
-    pub told: Asleep,
+    pub state: Asleep,
     /// The CA certificates (PEM) that verify client certificates.
     pub client_ca: String,
 }

@@ -199,9 +199,9 @@ fn sleeping_clusters_lead_to_the_activators_of_all_replicas() {
 #[test]
 fn further_names_lead_to_the_activator_if_it_has_a_certificate_of_their_cluster() {
     let names = ["api.example.org", "www.example.org"];
-    let told = || waking(since(), None);
-    let a = a().with_extra_names(&names).with_konnectivity().asleep(told());
-    let b = b().with_extra_names(&names[..1]).asleep(told());
+    let state = || waking(since(), None);
+    let a = a().with_extra_names(&names).with_konnectivity().asleep(state());
+    let b = b().with_extra_names(&names[..1]).asleep(state());
     let konnectivity = a.konnectivity_name();
     let mut table = Table::new(with_activator());
     let mut routes = Routes::new();

@@ -246,7 +246,7 @@ fn translate_route(route: &Route) -> OkHttpResponse {
 
 fn translate_refusal(refusal: RequestRefusal, route: Option<&Route>) -> DeniedHttpResponse {
     let mut status = refusal.to_status();
-    match (refusal, route.and_then(|route| Some(&route.asleep.as_ref()?.told))) {
+    match (refusal, route.and_then(|route| Some(&route.asleep.as_ref()?.state))) {
         (RequestRefusal::Held, Some(Asleep::Held { why })) => status.message = Some(why.clone()),
         (RequestRefusal::Stuck, Some(Asleep::Waking { problem, .. })) => {
             status.message = problem.as_deref().map(build_advice);

@@ -137,7 +137,7 @@ impl PendingRequests {
     /// Wakes the cluster if it sleeps and the request may wake it. Returns whether it is awake;
     /// fails if it will not wake.
     fn wake_if_asleep(&self, entry: &Entry, request: Request<'_>) -> Result<bool, RequestRefusal> {
-        match entry.route.asleep.as_ref().map(|asleep| &asleep.told) {
+        match entry.route.asleep.as_ref().map(|asleep| &asleep.state) {
             None => Ok(true),
             Some(Asleep::Held { .. }) => Err(RequestRefusal::Held),
             Some(Asleep::OnConnect { ignored_agents, .. }) if ignored_agents.has(request.agent) => {
@@ -145,7 +145,7 @@ impl PendingRequests {
             }
             Some(Asleep::OnConnect { since, uid, .. }) => {
                 match self.waker.wake(&entry.route, Sleeping { since, uid }, request.source) {
-                    Outcome::Told | Outcome::Known => Ok(false),
+                    Outcome::Queued | Outcome::AlreadyNotified => Ok(false),
                     Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Err(RequestRefusal::Asleep),
                 }
             }
@@ -181,7 +181,7 @@ mod tests {
             source: ONE,
         };
         let metrics = Metrics::new(&Registry::new("a"));
-        let (waker, mut told) = Waker::new(limits, metrics.clone(), Instant::now());
+        let (waker, mut requests) = Waker::new(limits, metrics.clone(), Instant::now());
         let (_snapshots, known) = watch::channel(None);
         let (_trigger, drain) = DrainTrigger::new();
         let pending = PendingRequests {
@@ -192,7 +192,7 @@ mod tests {
         let asleep = |agents: &[&str]| Entry {
             route: Arc::new(Route {
                 asleep: Some(Sleep {
-                    told: Asleep::OnConnect {
+                    state: Asleep::OnConnect {
                         callers: Callers::Authenticated,
                         ignored_agents: IgnoredAgents(agents.iter().map(ToString::to_string).collect()),
                         since: since(),
@@ -213,8 +213,8 @@ mod tests {
         let robot = "system:serviceaccount:default:robot";
         let wait = async |entry: &Entry| pending.wait(entry, robot.to_owned(), request).await;
         assert_eq!(wait(&asleep(&["k9s/*"])).await, Err(RequestRefusal::Ignored));
-        assert!(told.try_recv().is_err());
+        assert!(requests.try_recv().is_err());
         assert_eq!(wait(&asleep(&[])).await, Err(RequestRefusal::Asleep));
-        assert_eq!(told.try_recv().unwrap().cluster, "a");
+        assert_eq!(requests.try_recv().unwrap().cluster, "a");
     }
 }

@@ -105,8 +105,8 @@ impl ClusterFixture {
     }
 
     /// Sets the sleep state.
-    pub fn asleep(mut self, told: Asleep) -> Self {
-        self.config.asleep = Some(told);
+    pub fn asleep(mut self, state: Asleep) -> Self {
+        self.config.asleep = Some(state);
         self
     }
 

@@ -47,9 +47,9 @@ struct WakeStatus {
 
 /// Writes until all senders are dropped. Failures are logged: a client that still needs the cluster
 /// repeats its request.
-pub async fn write_wakes(client: Client, words: mpsc::Receiver<Wake>, metrics: Metrics) {
-    let words = ReceiverStream::new(words);
-    let writing = words.for_each_concurrent(AT_ONCE, |wake| {
+pub async fn write_wakes(client: Client, requests: mpsc::Receiver<Wake>, metrics: Metrics) {
+    let requests = ReceiverStream::new(requests);
+    let writing = requests.for_each_concurrent(AT_ONCE, |wake| {
         let (client, metrics) = (client.clone(), metrics.clone());
         async move {
             let (namespace, cluster) = (wake.tenant.clone(), wake.cluster.clone());
