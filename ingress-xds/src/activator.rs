@@ -52,7 +52,7 @@ use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 
-use crate::activator::wake::{Outcome, Sleeping, Waker};
+use crate::activator::wake::{EndedSleep, Outcome, Waker};
 use crate::authz::status_response::{build_body, build_headers};
 use crate::authz::token;
 use crate::limits::concurrency::{ConcurrencyLimiter, Slot};
@@ -342,7 +342,7 @@ impl Context {
         };
         // The gate has limited the source already, and Envoy does not report the source's address
         // here.
-        match self.waker.wake(&entry.route, Sleeping { since, uid }, None) {
+        match self.waker.wake(&entry.route, EndedSleep { since, uid }, None) {
             Outcome::Queued | Outcome::AlreadyNotified => Answer::Waking(0),
             Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Answer::Busy,
         }

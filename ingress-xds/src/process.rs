@@ -89,14 +89,14 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let slices = watch_slices(client.clone(), events.clone(), metrics.clone(), drain.clone());
     supervisor.spawn("slice-watch", slices);
 
-    let waking = Waking {
+    let parts = ActivatorParts {
         client,
         events,
         snapshots: snapshots.clone(),
         metrics: metrics.clone(),
         drain: drain.clone(),
     };
-    let waker = spawn_waker(&mut supervisor, &arguments, waking).await?;
+    let waker = spawn_waker(&mut supervisor, &arguments, parts).await?;
     let context = Context {
         snapshots,
         base,
@@ -111,7 +111,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(supervisor.run().await?)
 }
 
-struct Waking {
+struct ActivatorParts {
     client: Client,
     events: mpsc::Sender<Event>,
     snapshots: Snapshots,
@@ -120,16 +120,20 @@ struct Waking {
 }
 
 /// Starts the writer of wake requests, and the activator if it is configured.
-async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, waking: Waking) -> anyhow::Result<Waker> {
-    let metrics = waking.metrics.clone();
+async fn spawn_waker(
+    supervisor: &mut Supervisor,
+    arguments: &Arguments,
+    parts: ActivatorParts,
+) -> anyhow::Result<Waker> {
+    let metrics = parts.metrics.clone();
     let (waker, requests) = Waker::new(arguments.wake_limits(), metrics.clone(), Instant::now());
-    let writing = write_wakes(waking.client.clone(), requests, metrics);
+    let writing = write_wakes(parts.client.clone(), requests, metrics);
     supervisor.spawn("wakes", async move {
         writing.await;
         Ok::<_, Infallible>(())
     });
     if arguments.sleeper.is_some() {
-        spawn_activator(supervisor, arguments, waker.clone(), waking).await?;
+        spawn_activator(supervisor, arguments, waker.clone(), parts).await?;
     }
     Ok(waker)
 }
@@ -138,15 +142,15 @@ async fn spawn_activator(
     supervisor: &mut Supervisor,
     arguments: &Arguments,
     waker: Waker,
-    waking: Waking,
+    parts: ActivatorParts,
 ) -> anyhow::Result<()> {
-    let Waking {
+    let ActivatorParts {
         client,
         events,
         snapshots,
         metrics,
         drain,
-    } = waking;
+    } = parts;
     let port = arguments.sleeper_port;
     let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
     let activator = match Activator::bind(address).await {

@@ -44,7 +44,7 @@ pub struct Limits {
 
 /// A wake request for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wake {
+pub struct WakeRequest {
     /// The Tenant, which is also the Cluster's namespace.
     pub tenant: String,
     /// Name of the Cluster.
@@ -57,7 +57,7 @@ pub struct Wake {
 
 /// Identifies the sleep that is to end.
 #[derive(Clone, Copy, Debug)]
-pub struct Sleeping<'a> {
+pub struct EndedSleep<'a> {
     /// Start of the sleep.
     pub since: &'a Time,
     /// UID of the Cluster object that sleeps.
@@ -96,7 +96,7 @@ impl Outcome {
 #[derive(Clone, Debug)]
 pub struct Waker {
     memory: Arc<Mutex<Memory>>,
-    requests: mpsc::Sender<Wake>,
+    requests: mpsc::Sender<WakeRequest>,
     metrics: Metrics,
 }
 
@@ -110,7 +110,7 @@ struct Memory {
 
 impl Waker {
     /// Creates a waker, and the receiver of its wake requests.
-    pub fn new(limits: Limits, metrics: Metrics, now: Instant) -> (Self, mpsc::Receiver<Wake>) {
+    pub fn new(limits: Limits, metrics: Metrics, now: Instant) -> (Self, mpsc::Receiver<WakeRequest>) {
         let (requests, queued) = mpsc::channel(QUEUE_CAPACITY);
         let memory = Memory {
             woken: HashMap::new(),
@@ -127,7 +127,7 @@ impl Waker {
 
     /// Requests that a sleeping cluster is woken. The caller has verified that the client may wake
     /// it.
-    pub fn wake(&self, route: &Route, sleeping: Sleeping<'_>, source: Option<IpAddr>) -> Outcome {
+    pub fn wake(&self, route: &Route, sleeping: EndedSleep<'_>, source: Option<IpAddr>) -> Outcome {
         let outcome = self.try_wake(Instant::now(), Timestamp::now(), route, sleeping, source);
         self.metrics.count_wake(outcome.as_str());
         outcome
@@ -138,14 +138,14 @@ impl Waker {
         now: Instant,
         time: Timestamp,
         route: &Route,
-        sleeping: Sleeping<'_>,
+        sleeping: EndedSleep<'_>,
         source: Option<IpAddr>,
     ) -> Outcome {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(refused) = memory.refuse(now, route, sleeping.since, source) {
             return refused;
         }
-        let wake = Wake {
+        let wake = WakeRequest {
             tenant: route.tenant.clone(),
             cluster: route.cluster.clone(),
             uid: sleeping.uid.to_owned(),
@@ -218,8 +218,8 @@ mod tests {
         route
     }
 
-    fn sleeping(since: &Time) -> Sleeping<'_> {
-        Sleeping { since, uid: "u-1" }
+    fn sleeping(since: &Time) -> EndedSleep<'_> {
+        EndedSleep { since, uid: "u-1" }
     }
 
     fn at(second: i64) -> Timestamp {
@@ -240,7 +240,7 @@ mod tests {
             assert_eq!(wake(3), Outcome::AlreadyNotified);
         }
         assert_eq!(wake(4), Outcome::Queued, "the first word may be lost");
-        let expected = Wake {
+        let expected = WakeRequest {
             tenant: "t".into(),
             cluster: "bcdfghjk24".into(),
             uid: "u-1".into(),

@@ -9,7 +9,7 @@ use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 
 use crate::activator::identity::Identity;
-use crate::activator::wake::{Outcome, Sleeping, Waker};
+use crate::activator::wake::{EndedSleep, Outcome, Waker};
 use crate::authz::request::Request;
 use crate::authz::verdict::RequestRefusal;
 use crate::limits::concurrency::{ConcurrencyLimiter, Slot};
@@ -144,7 +144,7 @@ impl PendingRequests {
                 Err(RequestRefusal::Ignored)
             }
             Some(Asleep::OnConnect { since, uid, .. }) => {
-                match self.waker.wake(&entry.route, Sleeping { since, uid }, request.source) {
+                match self.waker.wake(&entry.route, EndedSleep { since, uid }, request.source) {
                     Outcome::Queued | Outcome::AlreadyNotified => Ok(false),
                     Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Err(RequestRefusal::Asleep),
                 }

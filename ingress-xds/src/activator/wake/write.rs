@@ -12,7 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use yoke_api::sleep::ActivityStatus;
 use yoke_api::{Cluster, GROUP, Lenient, VERSION};
 
-use super::Wake;
+use super::WakeRequest;
 use crate::metrics::Metrics;
 use crate::model::observation::to_chain;
 
@@ -47,7 +47,7 @@ struct WakeStatus {
 
 /// Writes until all senders are dropped. Failures are logged: a client that still needs the cluster
 /// repeats its request.
-pub async fn write_wakes(client: Client, requests: mpsc::Receiver<Wake>, metrics: Metrics) {
+pub async fn write_wakes(client: Client, requests: mpsc::Receiver<WakeRequest>, metrics: Metrics) {
     let requests = ReceiverStream::new(requests);
     let writing = requests.for_each_concurrent(AT_ONCE, |wake| {
         let (client, metrics) = (client.clone(), metrics.clone());
@@ -69,7 +69,7 @@ pub async fn write_wakes(client: Client, requests: mpsc::Receiver<Wake>, metrics
     writing.await;
 }
 
-async fn write(client: Client, wake: Wake) -> Result<(), kube::Error> {
+async fn write(client: Client, wake: WakeRequest) -> Result<(), kube::Error> {
     let api = Api::<Lenient<Cluster>>::namespaced(client, &wake.tenant);
     let cluster = wake.cluster.clone();
     // No other component writes this field, so `force` takes it back from a field manager that got
@@ -87,7 +87,7 @@ fn is_done(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409 | 422))
 }
 
-fn build_patch(wake: Wake) -> WakePatch {
+fn build_patch(wake: WakeRequest) -> WakePatch {
     WakePatch {
         api_version: format!("{GROUP}/{VERSION}"),
         kind: "Cluster",
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn one_field_of_one_object_is_written() {
-        let patch = build_patch(Wake {
+        let patch = build_patch(WakeRequest {
             tenant: "t".into(),
             cluster: "a".into(),
             uid: "u-1".into(),

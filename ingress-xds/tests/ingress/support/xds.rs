@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use yoke_api::names::{KONNECTIVITY_PORT, PKI_NAMESPACE};
 use yoke_ingress_xds::activator::tls::{Certificates, build_configs, update_certificates};
-use yoke_ingress_xds::activator::wake::{self, Wake, Waker};
+use yoke_ingress_xds::activator::wake::{self, WakeRequest, Waker};
 use yoke_ingress_xds::activator::{self, Activator};
 use yoke_ingress_xds::authz;
 use yoke_ingress_xds::base::{Input, Notice, Tracker};
@@ -74,7 +74,7 @@ pub struct Xds {
     events: mpsc::Sender<Event>,
     base: mpsc::Sender<Input>,
     notices: Mutex<mpsc::Receiver<Notice>>,
-    wakes: Mutex<mpsc::Receiver<Wake>>,
+    wakes: Mutex<mpsc::Receiver<WakeRequest>>,
     secrets: mpsc::Sender<Watched<Secret>>,
     registry: yoke_runtime::Metrics,
     readiness: Readiness,
@@ -303,7 +303,7 @@ impl Xds {
     }
 
     /// Whom the operator is told to wake, next.
-    pub async fn wake(&self) -> Wake {
+    pub async fn wake(&self) -> WakeRequest {
         let mut wakes = self.wakes.lock().await;
         let told = tokio::time::timeout(PATIENCE, wakes.recv()).await;
         told.expect("the operator is told").unwrap()
