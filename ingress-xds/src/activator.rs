@@ -393,7 +393,7 @@ impl Caller {
     /// clients could otherwise take it before the first request.
     fn pin_if_authenticated(&self) {
         let snapshot = self.context.snapshots.borrow().clone();
-        if plan::is_known(snapshot.as_deref(), &self.name, &self.certificates, Timestamp::now()) {
+        if plan::is_authenticated(snapshot.as_deref(), &self.name, &self.certificates, Timestamp::now()) {
             self.slot.pin();
         }
     }
@@ -429,8 +429,8 @@ impl Caller {
             authority: &asked.authority,
             agent: &asked.agent,
         };
-        let (mut answer, is_known) = self.decide(call);
-        if is_known {
+        let (mut answer, is_authenticated) = self.decide(call);
+        if is_authenticated {
             self.slot.pin();
             let reading = timeout(BODY_TIMEOUT, discard_body(body));
             match answer {
@@ -457,11 +457,11 @@ impl Caller {
     fn decide(&self, call: Call<'_>) -> (Answer, bool) {
         match self.plan(call) {
             Decision::Wake(entry) => (self.context.wake(&entry), true),
-            Decision::WakeForStranger(entry) => (self.context.wake(&entry), false),
+            Decision::WakeForUnauthenticated(entry) => (self.context.wake(&entry), false),
             Decision::Wait => (Answer::Waking(0), true),
             Decision::Answer(answer) => {
-                let is_known = answer.is_to_known();
-                (answer, is_known)
+                let is_authenticated = answer.is_for_authenticated();
+                (answer, is_authenticated)
             }
         }
     }
@@ -471,7 +471,7 @@ impl Caller {
     fn answer_waited(&self, call: Call<'_>, still: Answer) -> Answer {
         match self.plan(call) {
             Decision::Answer(answer) => answer,
-            Decision::Wait | Decision::Wake(_) | Decision::WakeForStranger(_) => still,
+            Decision::Wait | Decision::Wake(_) | Decision::WakeForUnauthenticated(_) => still,
         }
     }
 

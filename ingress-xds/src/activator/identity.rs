@@ -36,9 +36,9 @@ pub enum Identity {
 
 /// Why a caller is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stranger {
+pub enum Unauthenticated {
     /// The caller has presented neither certificate nor token.
-    Nothing,
+    NoCredentials,
     /// The certificate is not issued by this cluster, or is not valid.
     Certificate,
     /// The token was verified and is not valid.
@@ -74,15 +74,15 @@ pub fn identify(
     certificates: &[CertificateDer<'_>],
     bearer: Option<&str>,
     now: Timestamp,
-) -> Result<Identity, Stranger> {
+) -> Result<Identity, Unauthenticated> {
     let shown = (!certificates.is_empty()).then(|| verify_certificates(client_ca, certificates, now));
     if let Some(Some(identity)) = shown {
         return Ok(identity);
     }
     let Some(bearer) = bearer else {
         return Err(match shown {
-            None => Stranger::Nothing,
-            Some(_) => Stranger::Certificate,
+            None => Unauthenticated::NoCredentials,
+            Some(_) => Unauthenticated::Certificate,
         });
     };
     let find = |issuer: &str| (issuer == route.tokens.issuer).then_some(route);
@@ -90,9 +90,9 @@ pub fn identify(
     verified
         .map(|verified| Identity::Account(verified.subject))
         .map_err(|error| match error {
-            TokenError::Issuer | TokenError::TooLong => Stranger::Unverified,
-            TokenError::Malformed if is_bootstrap_token(bearer) => Stranger::Unverified,
-            error => Stranger::Token(error),
+            TokenError::Issuer | TokenError::TooLong => Unauthenticated::Unverified,
+            TokenError::Malformed if is_bootstrap_token(bearer) => Unauthenticated::Unverified,
+            error => Unauthenticated::Token(error),
         })
 }
 

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 use yoke_api::ingress::{Asleep, Callers};
 
-use super::identity::{Identity, Stranger, identify};
+use super::identity::{Identity, Unauthenticated, identify};
 use crate::authz::request::{bearer_token, is_foreign};
 use crate::authz::status_response::{IGNORED, LATER, SOON, build_advice};
 use crate::model::route::{Route, Sleep};
@@ -43,7 +43,7 @@ pub enum Decision {
     Wake(Arc<Entry>),
     /// Wake the cluster for an unauthenticated caller, and answer at once with [`Answer::Waking`]
     /// of zero seconds. Waiting occupies a slot, and those are for authenticated callers.
-    WakeForStranger(Arc<Entry>),
+    WakeForUnauthenticated(Arc<Entry>),
     /// The cluster is waking already; wait as for [`Decision::Wake`].
     Wait,
     /// Answer at once.
@@ -74,7 +74,7 @@ pub enum Answer {
     /// No connection wakes the cluster. The value is the operator's message for callers.
     Held(String),
     /// The caller is not authenticated.
-    Stranger(Stranger),
+    Unauthenticated(Unauthenticated),
     /// The request names another cluster.
     Misdirected,
 }
@@ -91,16 +91,16 @@ impl Answer {
             Self::Unneeded => "unneeded",
             Self::Ignored => "ignored",
             Self::Held(_) => "held",
-            Self::Stranger(Stranger::Unverified) => "unverified",
-            Self::Stranger(Stranger::Nothing) => "no_identity",
-            Self::Stranger(Stranger::Certificate) => "certificate",
-            Self::Stranger(Stranger::Token(error)) => error.as_str(),
+            Self::Unauthenticated(Unauthenticated::Unverified) => "unverified",
+            Self::Unauthenticated(Unauthenticated::NoCredentials) => "no_identity",
+            Self::Unauthenticated(Unauthenticated::Certificate) => "certificate",
+            Self::Unauthenticated(Unauthenticated::Token(error)) => error.as_str(),
             Self::Misdirected => "misdirected",
         }
     }
 
     /// Whether only authenticated callers get this answer.
-    pub const fn is_to_known(&self) -> bool {
+    pub const fn is_for_authenticated(&self) -> bool {
         matches!(self, Self::Unneeded | Self::Held(_) | Self::Stuck(_))
     }
 
@@ -131,14 +131,14 @@ impl Answer {
             ),
             Self::Ignored => (503, "ServiceUnavailable", IGNORED, Some(LATER)),
             Self::Held(why) => (403, "Forbidden", why.as_str(), None),
-            Self::Stranger(Stranger::Unverified) => (
+            Self::Unauthenticated(Unauthenticated::Unverified) => (
                 503,
                 "ServiceUnavailable",
                 "such a token cannot be checked while the cluster sleeps; somebody with a client certificate or a service account's \
                  token must wake it",
                 None,
             ),
-            Self::Stranger(_) => (401, "Unauthorized", "Unauthorized", None),
+            Self::Unauthenticated(_) => (401, "Unauthorized", "Unauthorized", None),
             Self::Misdirected => (
                 421,
                 "MisdirectedRequest",
@@ -186,7 +186,7 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
         }
         Asleep::Held { why } => Decision::Answer(match who() {
             Ok(_) => Answer::Held(why.clone()),
-            Err(stranger) => Answer::Stranger(stranger),
+            Err(reason) => Answer::Unauthenticated(reason),
         }),
         Asleep::OnConnect {
             callers,
@@ -194,16 +194,21 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
             ..
         } => match (callers, who()) {
             (_, Ok(identity)) if !identity.is_user() => Decision::Answer(Answer::Unneeded),
-            (Callers::Authenticated, Err(stranger)) => Decision::Answer(Answer::Stranger(stranger)),
+            (Callers::Authenticated, Err(reason)) => Decision::Answer(Answer::Unauthenticated(reason)),
             _ if ignored_agents.has(call.agent) => Decision::Answer(Answer::Ignored),
             (_, Ok(_)) => Decision::Wake(Arc::clone(entry)),
-            (Callers::Any, Err(_)) => Decision::WakeForStranger(Arc::clone(entry)),
+            (Callers::Any, Err(_)) => Decision::WakeForUnauthenticated(Arc::clone(entry)),
         },
     }
 }
 
 /// Whether these certificates authenticate a client of a sleeping cluster.
-pub fn is_known(snapshot: Option<&Snapshot>, name: &str, certificates: &[CertificateDer<'_>], now: Timestamp) -> bool {
+pub fn is_authenticated(
+    snapshot: Option<&Snapshot>,
+    name: &str,
+    certificates: &[CertificateDer<'_>],
+    now: Timestamp,
+) -> bool {
     let entry = snapshot.and_then(|snapshot| snapshot.get(&resource_name(name)));
     let Some((entry, asleep)) = entry.and_then(|entry| Some((entry, entry.route.asleep.as_ref()?))) else {
         return false;
@@ -232,7 +237,12 @@ fn plan_retry(seconds: i32) -> i32 {
     }
 }
 
-fn identify_caller(route: &Route, client_ca: &str, call: Call<'_>, now: Timestamp) -> Result<Identity, Stranger> {
+fn identify_caller(
+    route: &Route,
+    client_ca: &str,
+    call: Call<'_>,
+    now: Timestamp,
+) -> Result<Identity, Unauthenticated> {
     let bearer = call.authorization.and_then(bearer_token);
     identify(route, client_ca, call.certificates, bearer, now)
 }
@@ -316,7 +326,7 @@ mod tests {
             let now = Timestamp::from_second(NOW).unwrap();
             let decided = match plan_answer(Some(&snapshot), call, now) {
                 Decision::Wake(_) => "wake",
-                Decision::WakeForStranger(_) => "wake for a stranger",
+                Decision::WakeForUnauthenticated(_) => "wake for a stranger",
                 Decision::Wait => "wait",
                 Decision::Answer(answer) => answer.as_str(),
             };
