@@ -153,18 +153,18 @@ struct Caller {
 /// Progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    Silent,
-    Asked,
+    Connected,
+    Requested,
     Answered,
 }
 
 /// How the wait for a wake ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Waited {
+enum WaitResult {
     /// The cluster is awake, and Envoy routes to it.
     Awake,
     /// The maximum wait has passed.
-    Long,
+    TimedOut,
     /// The connection was answered otherwise, or the cluster is not waking any more.
     Ended,
 }
@@ -218,7 +218,7 @@ impl Activator {
             loop {
                 tokio::select! {
                     stream = incoming.recv() => match stream {
-                        Some(Ok(stream)) => begin(&mut open, &context, &limiter, stream),
+                        Some(Ok(stream)) => start_connection(&mut open, &context, &limiter, stream),
                         Some(Err(_)) => {}
                         None => break,
                     },
@@ -233,7 +233,12 @@ impl Activator {
 
 /// Starts to serve a connection after its TLS handshake. The connection is closed without an answer
 /// if no cluster has the name, or if no slot is free.
-fn begin(open: &mut JoinSet<()>, context: &Context, limiter: &ConcurrencyLimiter, stream: TlsStream<TcpStream>) {
+fn start_connection(
+    open: &mut JoinSet<()>,
+    context: &Context,
+    limiter: &ConcurrencyLimiter,
+    stream: TlsStream<TcpStream>,
+) {
     let session = stream.get_ref().1;
     let name = session.server_name().unwrap_or_default().to_owned();
     // Only the client's own certificate is checked, so its issuers are dropped.
@@ -242,7 +247,7 @@ fn begin(open: &mut JoinSet<()>, context: &Context, limiter: &ConcurrencyLimiter
     let snapshot = context.snapshots.borrow().clone();
     let entry = snapshot.and_then(|snapshot| snapshot.get(&resource_name(&name)).cloned());
     let Some(entry) = entry else {
-        context.metrics.count_activator_answer(Answer::Elsewhere.as_str());
+        context.metrics.count_activator_answer(Answer::Reconnect.as_str());
         return;
     };
     let Some((slot, evicted)) = limiter.acquire_evictable(&entry.route) else {
@@ -256,14 +261,14 @@ fn begin(open: &mut JoinSet<()>, context: &Context, limiter: &ConcurrencyLimiter
         name,
         certificates,
         slot,
-        stage: watch::Sender::new(Stage::Silent),
+        stage: watch::Sender::new(Stage::Connected),
     });
     open.spawn(async move {
         caller.pin_if_authenticated();
         // After each of these the client reconnects.
         tokio::select! {
             () = serve_connection(stream, Arc::clone(&caller)) => {}
-            () = caller.out_of_time() => {}
+            () = caller.time_limit() => {}
             Ok(()) = evicted => {}
         }
     });
@@ -338,7 +343,7 @@ impl Context {
     fn wake(&self, entry: &Entry) -> Answer {
         let asleep = entry.route.asleep.as_ref().map(|asleep| &asleep.state);
         let Some(Asleep::OnConnect { since, uid, .. }) = asleep else {
-            return Answer::Elsewhere;
+            return Answer::Reconnect;
         };
         // The gate has limited the source already, and Envoy does not report the source's address
         // here.
@@ -359,13 +364,13 @@ impl Context {
 
 /// The parts of a request that are stored while it waits.
 #[derive(Debug)]
-struct Asked {
+struct RequestHeaders {
     authorization: Option<String>,
     authority: String,
     agent: Vec<u8>,
 }
 
-impl Asked {
+impl RequestHeaders {
     fn of(parts: &request::Parts) -> Self {
         let header = |name| parts.headers.get(name).map_or(&[][..], HeaderValue::as_bytes);
         let text = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
@@ -399,8 +404,8 @@ impl Caller {
     }
 
     /// Returns when the time limit of the connection has passed.
-    async fn out_of_time(&self) {
-        if timeout(self.context.limits.first, self.reached(Stage::Asked))
+    async fn time_limit(&self) {
+        if timeout(self.context.limits.first, self.reached(Stage::Requested))
             .await
             .is_ok()
         {
@@ -412,14 +417,14 @@ impl Caller {
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         // Further requests on a connection that is closing are not evaluated.
         if *self.stage.borrow() == Stage::Answered {
-            return self.tell(&Answer::Elsewhere);
+            return self.respond(&Answer::Reconnect);
         }
-        self.reach(Stage::Asked);
+        self.reach(Stage::Requested);
         // A cancelled request counts as answered too: its future is dropped here, and the
         // connection would otherwise occupy its slot.
         let _answered = Answered(self);
         let (parts, body) = request.into_parts();
-        let asked = Asked::of(&parts);
+        let asked = RequestHeaders::of(&parts);
         // Short header fields occupy many times their wire size in memory.
         drop(parts);
         let call = Call {
@@ -435,20 +440,20 @@ impl Caller {
             let reading = timeout(BODY_TIMEOUT, discard_body(body));
             match answer {
                 Answer::Waking(_) => {
-                    let (_, waited) = tokio::join!(reading, self.wait_awake());
+                    let (_, waited) = tokio::join!(reading, self.wait_until_awake());
                     answer = match waited {
-                        Waited::Awake => Answer::Awake,
-                        Waited::Long => self.answer_waited(call, Answer::Waited),
-                        Waited::Ended => self.answer_waited(call, answer),
+                        WaitResult::Awake => Answer::Awake,
+                        WaitResult::TimedOut => self.answer_after_wait(call, Answer::StillWaking),
+                        WaitResult::Ended => self.answer_after_wait(call, answer),
                     };
                 }
                 _ => drop(reading.await),
             }
         }
-        self.tell(&answer)
+        self.respond(&answer)
     }
 
-    fn tell(&self, answer: &Answer) -> Response<Full<Bytes>> {
+    fn respond(&self, answer: &Answer) -> Response<Full<Bytes>> {
         self.context.metrics.count_activator_answer(answer.as_str());
         to_response(&answer.to_status())
     }
@@ -468,7 +473,7 @@ impl Caller {
 
     /// The answer after a wait without success; `still` if nothing new is known. The operator was
     /// notified already, and the caller's next try notifies it again.
-    fn answer_waited(&self, call: Call<'_>, still: Answer) -> Answer {
+    fn answer_after_wait(&self, call: Call<'_>, still: Answer) -> Answer {
         match self.plan(call) {
             Decision::Answer(answer) => answer,
             Decision::Wait | Decision::Wake(_) | Decision::WakeForUnauthenticated(_) => still,
@@ -481,7 +486,7 @@ impl Caller {
     }
 
     /// Waits for the cluster for at most [`MAX_WAIT`], or until another answer closes the connection.
-    async fn wait_awake(&self) -> Waited {
+    async fn wait_until_awake(&self) -> WaitResult {
         let name = resource_name(&self.name);
         let mut snapshots = self.context.snapshots.clone();
         let settled = snapshots.wait_for(|all| {
@@ -498,14 +503,14 @@ impl Caller {
                 let entry = all.as_ref().and_then(|all| all.get(&name));
                 entry.is_some_and(|entry| entry.route.asleep.is_none())
             }),
-            () = sleep(MAX_WAIT) => return Waited::Long,
+            () = sleep(MAX_WAIT) => return WaitResult::TimedOut,
             () = self.reached(Stage::Answered) => false,
         };
         if !is_awake {
-            return Waited::Ended;
+            return WaitResult::Ended;
         }
         sleep(ENVOY_UPDATE_DELAY).await;
-        Waited::Awake
+        WaitResult::Awake
     }
 }
 

@@ -39,7 +39,7 @@ pub struct Call<'a> {
 /// The action for one request.
 #[derive(Clone, Debug)]
 pub enum Decision {
-    /// Wake the cluster. Answer when it is awake, or with [`Answer::Waited`] after a limited wait.
+    /// Wake the cluster. Answer when it is awake, or with [`Answer::StillWaking`] after a limited wait.
     Wake(Arc<Entry>),
     /// Wake the cluster for an unauthenticated caller, and answer at once with [`Answer::Waking`]
     /// of zero seconds. Waiting occupies a slot, and those are for authenticated callers.
@@ -54,23 +54,23 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// No snapshot exists yet, or the cluster is awake and another connection reaches it.
-    Elsewhere,
+    Reconnect,
     /// The cluster was waking a moment ago, and is awake now.
     Awake,
     /// The cluster is waking, for this number of seconds so far.
     Waking(i32),
     /// The cluster is still waking after the caller's wait. The next try waits too, so it may come
     /// at once.
-    Waited,
+    StillWaking,
     /// The cluster does not finish waking, so retrying does not help. The value is the reason for
     /// the caller.
     Stuck(String),
     /// A limit is reached: concurrent connections, or wakes.
     Busy,
     /// The cluster sleeps until a user needs it; the caller is a node, a controller or a component.
-    Unneeded,
+    NotForUser,
     /// The cluster sleeps until a client with another user agent needs it.
-    Ignored,
+    IgnoredUserAgent,
     /// No connection wakes the cluster. The value is the operator's message for callers.
     Held(String),
     /// The caller is not authenticated.
@@ -83,13 +83,13 @@ impl Answer {
     /// The value of the metric label `answer`.
     pub const fn as_str(&self) -> &'static str {
         match self {
-            Self::Elsewhere => "elsewhere",
+            Self::Reconnect => "elsewhere",
             Self::Awake => "awake",
-            Self::Waking(_) | Self::Waited => "waking",
+            Self::Waking(_) | Self::StillWaking => "waking",
             Self::Stuck(_) => "stuck",
             Self::Busy => "busy",
-            Self::Unneeded => "unneeded",
-            Self::Ignored => "ignored",
+            Self::NotForUser => "unneeded",
+            Self::IgnoredUserAgent => "ignored",
             Self::Held(_) => "held",
             Self::Unauthenticated(Unauthenticated::Unverified) => "unverified",
             Self::Unauthenticated(Unauthenticated::NoCredentials) => "no_identity",
@@ -101,13 +101,13 @@ impl Answer {
 
     /// Whether only authenticated callers get this answer.
     pub const fn is_for_authenticated(&self) -> bool {
-        matches!(self, Self::Unneeded | Self::Held(_) | Self::Stuck(_))
+        matches!(self, Self::NotForUser | Self::Held(_) | Self::Stuck(_))
     }
 
     /// The answer as a Kubernetes `Status`.
     pub fn to_status(&self) -> Status {
         let (code, reason, message, retry) = match self {
-            Self::Elsewhere => (503, "ServiceUnavailable", "connect again", Some(SOON)),
+            Self::Reconnect => (503, "ServiceUnavailable", "connect again", Some(SOON)),
             Self::Awake => (
                 503,
                 "ServiceUnavailable",
@@ -115,7 +115,7 @@ impl Answer {
                 Some(NOW),
             ),
             Self::Waking(seconds) => (503, "ServiceUnavailable", WAKING, Some(plan_retry(*seconds))),
-            Self::Waited => (503, "ServiceUnavailable", WAKING, Some(NOW)),
+            Self::StillWaking => (503, "ServiceUnavailable", WAKING, Some(NOW)),
             Self::Stuck(problem) => (503, "ServiceUnavailable", problem.as_str(), None),
             Self::Busy => (
                 429,
@@ -123,13 +123,13 @@ impl Answer {
                 "the cluster is asleep, and too many are woken or asked for at once",
                 Some(SOON),
             ),
-            Self::Unneeded => (
+            Self::NotForUser => (
                 503,
                 "ServiceUnavailable",
                 "the cluster is asleep, and does not wake for its nodes and controllers",
                 Some(LATER),
             ),
-            Self::Ignored => (503, "ServiceUnavailable", IGNORED, Some(LATER)),
+            Self::IgnoredUserAgent => (503, "ServiceUnavailable", IGNORED, Some(LATER)),
             Self::Held(why) => (403, "Forbidden", why.as_str(), None),
             Self::Unauthenticated(Unauthenticated::Unverified) => (
                 503,
@@ -164,13 +164,13 @@ impl Answer {
 pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) -> Decision {
     let entry = snapshot.and_then(|snapshot| Some((snapshot, snapshot.get(&resource_name(call.name))?)));
     let Some((snapshot, entry)) = entry else {
-        return Decision::Answer(Answer::Elsewhere);
+        return Decision::Answer(Answer::Reconnect);
     };
     if is_foreign(snapshot, &entry.route, call.authority) {
         return Decision::Answer(Answer::Misdirected);
     }
     let Some(Sleep { state, client_ca }) = &entry.route.asleep else {
-        return Decision::Answer(Answer::Elsewhere);
+        return Decision::Answer(Answer::Reconnect);
     };
     let who = || identify_caller(&entry.route, client_ca, call, now);
     match state {
@@ -193,9 +193,9 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
             ignored_agents,
             ..
         } => match (callers, who()) {
-            (_, Ok(identity)) if !identity.is_user() => Decision::Answer(Answer::Unneeded),
+            (_, Ok(identity)) if !identity.is_user() => Decision::Answer(Answer::NotForUser),
             (Callers::Authenticated, Err(reason)) => Decision::Answer(Answer::Unauthenticated(reason)),
-            _ if ignored_agents.has(call.agent) => Decision::Answer(Answer::Ignored),
+            _ if ignored_agents.has(call.agent) => Decision::Answer(Answer::IgnoredUserAgent),
             (_, Ok(_)) => Decision::Wake(Arc::clone(entry)),
             (Callers::Any, Err(_)) => Decision::WakeForUnauthenticated(Arc::clone(entry)),
         },
