@@ -424,15 +424,15 @@ impl Caller {
         // connection would otherwise occupy its slot.
         let _answered = Answered(self);
         let (parts, body) = request.into_parts();
-        let asked = RequestHeaders::of(&parts);
+        let headers = RequestHeaders::of(&parts);
         // Short header fields occupy many times their wire size in memory.
         drop(parts);
         let call = Call {
             name: &self.name,
             certificates: &self.certificates,
-            authorization: asked.authorization.as_deref(),
-            authority: &asked.authority,
-            agent: &asked.agent,
+            authorization: headers.authorization.as_deref(),
+            authority: &headers.authority,
+            agent: &headers.agent,
         };
         let (mut answer, is_authenticated) = self.decide(call);
         if is_authenticated {

@@ -106,7 +106,7 @@ pub struct Table {
     targets: BTreeMap<String, Target>,
     changed: BTreeSet<String>,
     contests: BTreeMap<String, Contest>,
-    problems: BTreeMap<(Kind, ObjectKey), Vec<Problem>>,
+    problems: BTreeMap<(ProblemSource, ObjectKey), Vec<Problem>>,
     reports: Vec<Report>,
     certificate: Option<IngressCertificate>,
     configs_listed: bool,
@@ -116,7 +116,7 @@ pub struct Table {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum ProblemSource {
     Config,
     Slice,
     Certificate,
@@ -244,13 +244,13 @@ impl Table {
             Err(error) => (None, vec![Problem::Config(to_chain(&error))]),
         };
         self.set_route(&key, route.map(|route| (created, route)));
-        self.record(Kind::Config, key, problems);
+        self.record(ProblemSource::Config, key, problems);
     }
 
     fn remove_config(&mut self, key: &ObjectKey) {
         self.set_route(key, None);
         self.configs.remove(key);
-        self.record(Kind::Config, key.clone(), Vec::new());
+        self.record(ProblemSource::Config, key.clone(), Vec::new());
     }
 
     fn set_route(&mut self, key: &ObjectKey, route: Option<(Timestamp, Arc<Route>)>) {
@@ -290,13 +290,13 @@ impl Table {
         };
         self.slices.insert(key.clone(), slice);
         self.resolve_namespace(&key.namespace);
-        self.record(Kind::Slice, key, problems);
+        self.record(ProblemSource::Slice, key, problems);
     }
 
     fn remove_slice(&mut self, key: &ObjectKey) {
         self.slices.remove(key);
         self.resolve_namespace(&key.namespace);
-        self.record(Kind::Slice, key.clone(), Vec::new());
+        self.record(ProblemSource::Slice, key.clone(), Vec::new());
     }
 
     fn apply_certificate(&mut self, object: &Secret) {
@@ -306,12 +306,12 @@ impl Table {
             Err(error) => (None, vec![Problem::Certificate(to_chain(&error))]),
         };
         self.certificate = certificate;
-        self.record(Kind::Certificate, key, problems);
+        self.record(ProblemSource::Certificate, key, problems);
     }
 
     fn remove_certificate(&mut self, key: &ObjectKey) {
         self.certificate = None;
-        self.record(Kind::Certificate, key.clone(), Vec::new());
+        self.record(ProblemSource::Certificate, key.clone(), Vec::new());
     }
 
     fn resolve_sleeping(&mut self, affected: AffectedNames) {
@@ -435,7 +435,7 @@ impl Table {
             .collect()
     }
 
-    fn record(&mut self, kind: Kind, key: ObjectKey, problems: Vec<Problem>) {
+    fn record(&mut self, kind: ProblemSource, key: ObjectKey, problems: Vec<Problem>) {
         let before = self.problems.remove(&(kind, key.clone())).unwrap_or_default();
         let new = problems.iter().filter(|problem| !before.contains(problem));
         self.reports.extend(new.map(|problem| Report {

@@ -9,7 +9,7 @@ use super::*;
 use crate::snapshot::Snapshot;
 use crate::snapshot::entries::entry;
 use crate::snapshot::resource::resource_name;
-use crate::traffic::series::{Kind as Ended, Record};
+use crate::traffic::series::{Record, RecordKind};
 
 const DASHBOARD: &str = "ingress.json";
 /// Of Envoy's own; a test on the real one shows that it has it.
@@ -53,7 +53,7 @@ fn exported() -> BTreeSet<String> {
     metrics.count_wake("told");
     metrics.count_wake_write(true);
     let served = entry("a", &["a"], "1", "1");
-    for kind in [Ended::Connection, Ended::Request { code: 200 }] {
+    for kind in [RecordKind::Connection, RecordKind::Request { code: 200 }] {
         assert!(served.traffic.count(&Record {
             kind,
             verdict: "allowed",

@@ -32,7 +32,7 @@ pub(super) const CODES: [&str; 6] = ["none", "1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// The kind of event that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RecordKind {
     /// A connection by one of the cluster's names.
     Connection,
     /// A request by token.
@@ -46,7 +46,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
     /// Connection or request.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// The gate's verdict.
     pub verdict: &'a str,
     /// Bytes received from the client.
@@ -79,11 +79,11 @@ impl Series {
     pub fn count(&self, record: &Record<'_>) -> bool {
         let among = |verdicts: &[&str]| verdicts.iter().position(|verdict| *verdict == record.verdict);
         let (counter, sums) = match record.kind {
-            Kind::Connection => {
+            RecordKind::Connection => {
                 let verdict = among(&CONNECTION_VERDICTS);
                 (verdict.map(|verdict| &self.connections[verdict]), &self.of_connections)
             }
-            Kind::Request { code } => {
+            RecordKind::Request { code } => {
                 let verdict = among(&REQUEST_VERDICTS);
                 let counter = verdict.map(|verdict| &self.requests[verdict][class_of(code)]);
                 (counter, &self.of_requests)

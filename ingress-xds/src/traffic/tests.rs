@@ -7,7 +7,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use yoke_api::ClusterId;
 
-use super::series::{CODES, Kind, Record, Series, class_of};
+use super::series::{CODES, Record, RecordKind, Series, class_of};
 use super::*;
 use crate::snapshot::Snapshot;
 use crate::snapshot::entries::entry;
@@ -21,7 +21,7 @@ fn id(text: &str) -> ClusterId {
 
 fn connection(verdict: &str) -> Record<'_> {
     Record {
-        kind: Kind::Connection,
+        kind: RecordKind::Connection,
         verdict,
         received: 10,
         sent: 20,
@@ -31,7 +31,7 @@ fn connection(verdict: &str) -> Record<'_> {
 
 fn request(verdict: &str, code: u32) -> Record<'_> {
     Record {
-        kind: Kind::Request { code },
+        kind: RecordKind::Request { code },
         received: 1,
         sent: 2,
         duration: SECOND,

@@ -17,7 +17,7 @@ use crate::server::attributes::{ID, NAME, VERDICT};
 use crate::snapshot::Snapshot;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
-use crate::traffic::series::{Kind, Record};
+use crate::traffic::series::{Record, RecordKind};
 
 /// Names of Envoy's `ext_authz` filters, under which an entry stores the gate's metadata.
 const OF_CONNECTIONS: &str = "envoy.filters.network.ext_authz";
@@ -54,7 +54,7 @@ impl Reader {
                 snapshot.as_deref(),
                 common,
                 OF_CONNECTIONS,
-                Kind::Connection,
+                RecordKind::Connection,
                 bytes.unwrap_or_default(),
             );
             self.metrics.count_entry(counted.is_some());
@@ -71,7 +71,13 @@ impl Reader {
             let code = response.and_then(|response| response.response_code.as_ref());
             let code = code.map(|code| code.value).unwrap_or_default();
             let common = entry.common_properties.as_ref();
-            let counted = count(snapshot.as_deref(), common, OF_REQUESTS, Kind::Request { code }, bytes);
+            let counted = count(
+                snapshot.as_deref(),
+                common,
+                OF_REQUESTS,
+                RecordKind::Request { code },
+                bytes,
+            );
             self.metrics.count_entry(counted.is_some());
         }
     }
@@ -82,14 +88,14 @@ fn count(
     snapshot: Option<&Snapshot>,
     common: Option<&AccessLogCommon>,
     filter: &str,
-    kind: Kind,
+    kind: RecordKind,
     (received, sent): (u64, u64),
 ) -> Option<()> {
     // Entries of a connection or request that continues are ignored: the last entry contains their
     // values.
     let end = match kind {
-        Kind::Connection => AccessLogType::TcpConnectionEnd,
-        Kind::Request { .. } => AccessLogType::DownstreamEnd,
+        RecordKind::Connection => AccessLogType::TcpConnectionEnd,
+        RecordKind::Request { .. } => AccessLogType::DownstreamEnd,
     };
     let common = common.filter(|common| common.access_log_type() == end)?;
     let said = Said::find(common, filter)?;
@@ -182,7 +188,7 @@ mod tests {
     }
 
     fn is_counted(snapshot: Option<&Snapshot>, common: Option<&AccessLogCommon>) -> bool {
-        count(snapshot, common, OF_CONNECTIONS, Kind::Connection, (1, 2)).is_some()
+        count(snapshot, common, OF_CONNECTIONS, RecordKind::Connection, (1, 2)).is_some()
     }
 
     #[test]
