@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::snapshot::Snapshot;
-use crate::snapshot::resource::Kind;
+use crate::snapshot::resource::ResourceKind;
 use interest::{Interest, ResponseState};
 
 pub use messages::{ProtocolError, RefusedResponse, Request, Response};
@@ -57,7 +57,7 @@ pub struct Stream {
     /// Endpoints that wait for their Cluster, and whether to answer even if the client is up to date.
     deferred: BTreeMap<Arc<str>, bool>,
     next_nonce: u64,
-    last: Kind,
+    last: ResourceKind,
 }
 
 impl Stream {
@@ -65,30 +65,30 @@ impl Stream {
     pub fn new(snapshot: Arc<Snapshot>) -> Self {
         Self {
             snapshot,
-            clusters: Interest::new(Kind::Cluster),
-            endpoints: Interest::new(Kind::Endpoints),
-            listeners: Interest::new(Kind::Listener),
-            routes: Interest::new(Kind::Routes),
-            secrets: Interest::new(Kind::Secret),
+            clusters: Interest::new(ResourceKind::Cluster),
+            endpoints: Interest::new(ResourceKind::Endpoints),
+            listeners: Interest::new(ResourceKind::Listener),
+            routes: Interest::new(ResourceKind::Routes),
+            secrets: Interest::new(ResourceKind::Secret),
             owed: BTreeSet::new(),
             deferred: BTreeMap::new(),
             next_nonce: 1,
-            last: Kind::Endpoints,
+            last: ResourceKind::Endpoints,
         }
     }
 
     /// Applies a request. Returns the refused response, if the request refuses one.
     pub fn on_request(&mut self, request: Request) -> Result<Option<RefusedResponse>, ProtocolError> {
         let owed = match request.kind {
-            Kind::Endpoints if !self.endpoints.opened => std::mem::take(&mut self.owed),
+            ResourceKind::Endpoints if !self.endpoints.opened => std::mem::take(&mut self.owed),
             _ => BTreeSet::new(),
         };
         let interest = match request.kind {
-            Kind::Cluster => &mut self.clusters,
-            Kind::Endpoints => &mut self.endpoints,
-            Kind::Listener => &mut self.listeners,
-            Kind::Routes => &mut self.routes,
-            Kind::Secret => &mut self.secrets,
+            ResourceKind::Cluster => &mut self.clusters,
+            ResourceKind::Endpoints => &mut self.endpoints,
+            ResourceKind::Listener => &mut self.listeners,
+            ResourceKind::Routes => &mut self.routes,
+            ResourceKind::Secret => &mut self.secrets,
         };
         let first = !interest.opened;
         let refusal = interest.settle(&request, &self.snapshot);
@@ -141,14 +141,14 @@ impl Stream {
     /// turns, with two exceptions: the certificate comes first, because a listener waits for it,
     /// and types that need Clusters come after them.
     pub fn next_response(&mut self) -> Option<Response> {
-        if let Some(response) = self.next_of(Kind::Secret) {
+        if let Some(response) = self.next_of(ResourceKind::Secret) {
             return Some(response);
         }
-        let order: &[Kind] = match self.last {
+        let order: &[ResourceKind] = match self.last {
             // Sending a Cluster releases the endpoints that waited for it, so endpoints are checked
             // again.
-            Kind::Cluster => &[Kind::Endpoints, Kind::Cluster, Kind::Endpoints],
-            _ => &[Kind::Cluster, Kind::Endpoints],
+            ResourceKind::Cluster => &[ResourceKind::Endpoints, ResourceKind::Cluster, ResourceKind::Endpoints],
+            _ => &[ResourceKind::Cluster, ResourceKind::Endpoints],
         };
         if let Some(response) = order.iter().find_map(|kind| self.next_of(*kind)) {
             self.last = response.kind;
@@ -157,7 +157,7 @@ impl Stream {
         if !self.clusters.due.is_empty() {
             return None;
         }
-        [Kind::Listener, Kind::Routes]
+        [ResourceKind::Listener, ResourceKind::Routes]
             .into_iter()
             .find_map(|kind| self.next_of(kind))
     }
@@ -168,10 +168,10 @@ impl Stream {
         self.clusters.flights.len() + self.endpoints.flights.len() + owners + self.secrets.flights.len()
     }
 
-    fn next_of(&mut self, kind: Kind) -> Option<Response> {
+    fn next_of(&mut self, kind: ResourceKind) -> Option<Response> {
         let nonce = self.next_nonce;
         let response = match kind {
-            Kind::Cluster => {
+            ResourceKind::Cluster => {
                 let mut turn = ResponseState::new(&self.snapshot, None);
                 let response = self.clusters.next(nonce, &mut turn);
                 for (name, sent) in turn.passed {
@@ -179,7 +179,7 @@ impl Stream {
                 }
                 response
             }
-            Kind::Endpoints => {
+            ResourceKind::Endpoints => {
                 let mut turn = ResponseState::new(&self.snapshot, Some(&self.clusters.due));
                 let response = self.endpoints.next(nonce, &mut turn);
                 for (name, forced) in turn.postponed {
@@ -187,11 +187,11 @@ impl Stream {
                 }
                 response
             }
-            Kind::Listener => self
+            ResourceKind::Listener => self
                 .listeners
                 .next(nonce, &mut ResponseState::new(&self.snapshot, None)),
-            Kind::Routes => self.routes.next(nonce, &mut ResponseState::new(&self.snapshot, None)),
-            Kind::Secret => self.secrets.next(nonce, &mut ResponseState::new(&self.snapshot, None)),
+            ResourceKind::Routes => self.routes.next(nonce, &mut ResponseState::new(&self.snapshot, None)),
+            ResourceKind::Secret => self.secrets.next(nonce, &mut ResponseState::new(&self.snapshot, None)),
         }?;
         self.next_nonce += 1;
         Some(response)

@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use yoke_runtime::Metrics as Registry;
 
 use crate::model::Table;
-use crate::snapshot::resource::Kind;
+use crate::snapshot::resource::ResourceKind;
 use crate::traffic::TrafficCollector;
 
 /// Prefix of all metric names of this process.
@@ -159,13 +159,13 @@ impl Metrics {
         self.streams.inc_by(change);
     }
 
-    pub(crate) fn count_response(&self, kind: Kind, bytes: usize) {
+    pub(crate) fn count_response(&self, kind: ResourceKind, bytes: usize) {
         let label = TypeLabel { r#type: to_word(kind) };
         self.responses.get_or_create(&label).inc();
         self.bytes.get_or_create(&label).inc_by(bytes as u64);
     }
 
-    pub(crate) fn count_refusal(&self, kind: Kind) {
+    pub(crate) fn count_refusal(&self, kind: ResourceKind) {
         self.refused.get_or_create(&TypeLabel { r#type: to_word(kind) }).inc();
     }
 
@@ -234,13 +234,13 @@ fn to_gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn to_word(kind: Kind) -> &'static str {
+fn to_word(kind: ResourceKind) -> &'static str {
     match kind {
-        Kind::Cluster => "cluster",
-        Kind::Endpoints => "endpoints",
-        Kind::Listener => "listener",
-        Kind::Routes => "routes",
-        Kind::Secret => "secret",
+        ResourceKind::Cluster => "cluster",
+        ResourceKind::Endpoints => "endpoints",
+        ResourceKind::Listener => "listener",
+        ResourceKind::Routes => "routes",
+        ResourceKind::Secret => "secret",
     }
 }
 

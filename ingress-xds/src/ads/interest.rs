@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::messages::{MAX_NAMES, ProtocolError, RefusedResponse, Request, Response};
 use crate::model::route::Route;
-use crate::snapshot::resource::{Kind, Resource};
+use crate::snapshot::resource::{Resource, ResourceKind};
 use crate::snapshot::{Entry, Snapshot, resource_names};
 
 /// The resource name that subscribes to all resources.
@@ -27,7 +27,7 @@ struct Found<'a> {
     route: Option<&'a Arc<Route>>,
 }
 
-impl Kind {
+impl ResourceKind {
     fn find<'a>(self, snapshot: &'a Snapshot, name: &str) -> Option<Found<'a>> {
         let of_cluster = |entry: &'a Arc<Entry>, resource| Found {
             resource,
@@ -66,7 +66,7 @@ impl Kind {
 /// Subscriptions and versions of one client for one type.
 #[derive(Debug)]
 pub(super) struct Interest {
-    kind: Kind,
+    kind: ResourceKind,
     pub(super) opened: bool,
     wildcard: bool,
     names: BTreeSet<Arc<str>>,
@@ -101,7 +101,7 @@ pub(super) struct ResponseState<'a> {
 }
 
 impl Interest {
-    pub(super) fn new(kind: Kind) -> Self {
+    pub(super) fn new(kind: ResourceKind) -> Self {
         Self {
             kind,
             opened: false,
@@ -185,7 +185,7 @@ impl Interest {
     pub(super) fn open(&mut self, request: &Request) {
         self.opened = true;
         // Only these types support the older form of the wildcard: a first request without names.
-        if matches!(self.kind, Kind::Cluster | Kind::Listener) && request.subscribe.is_empty() {
+        if matches!(self.kind, ResourceKind::Cluster | ResourceKind::Listener) && request.subscribe.is_empty() {
             self.wildcard = true;
         }
         for (name, version) in &request.client_versions {
@@ -294,7 +294,7 @@ impl Interest {
                 // Envoy ignores the removal of routes but takes it for an answer. A listener that
                 // uses the routes would then wait forever, and a new Envoy for the listener.
                 // Without an answer both wait for 15 s.
-                let is_told = self.kind != Kind::Routes;
+                let is_told = self.kind != ResourceKind::Routes;
                 if (self.client_versions.remove(&name).is_some() || forced) && is_told {
                     response.removed.push(name.to_string());
                 }
@@ -332,7 +332,7 @@ impl Interest {
 
     /// Removed listeners come before all others: a new listener may use the same port.
     fn pop_removed(&mut self, turn: &ResponseState<'_>) -> Option<(Arc<str>, bool)> {
-        if self.kind != Kind::Listener {
+        if self.kind != ResourceKind::Listener {
             return None;
         }
         let is_gone = |name: &&Arc<str>| self.kind.find(turn.snapshot, name).is_none();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::model::route::Route;
-use crate::snapshot::resource::{Kind, Resource};
+use crate::snapshot::resource::{Resource, ResourceKind};
 
 /// Maximum number of names that one client may subscribe to. Envoy subscribes to the resources that
 /// it was sent, so a client of ours never exceeds it.
@@ -14,7 +14,7 @@ pub(super) const MAX_NAMES: usize = 500_000;
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The resource type.
-    pub kind: Kind,
+    pub kind: ResourceKind,
     /// Nonce of the response that this request acknowledges or refuses; empty if none.
     pub nonce: String,
     /// Envoy's reason for refusing that response; `None` if it was accepted.
@@ -31,7 +31,7 @@ pub struct Request {
 #[derive(Clone, Debug)]
 pub struct Response {
     /// The resource type.
-    pub kind: Kind,
+    pub kind: ResourceKind,
     /// Identifies this response in the client's acknowledgment.
     pub nonce: String,
     /// Resources to add or replace.
@@ -44,7 +44,7 @@ pub struct Response {
 #[derive(Clone, Debug)]
 pub struct RefusedResponse {
     /// The resource type.
-    pub kind: Kind,
+    pub kind: ResourceKind,
     /// The cluster of the refused resources; `None` for base resources, or if the response only
     /// removed.
     pub route: Option<Arc<Route>>,

@@ -12,25 +12,35 @@ use serde_json::Value;
 
 use super::resources::Base;
 use super::restrictions::{GuardError, guard};
-use crate::snapshot::resource::{Kind, Resource, to_version};
+use crate::snapshot::resource::{Resource, ResourceKind, to_version};
 
 const DESCRIPTORS: &[u8] = include_bytes!("../../envoy/descriptors.binpb");
 const TYPE: &str = "@type";
 const TYPE_PREFIX: &str = "type.googleapis.com/";
 /// Keys of the ConfigMap: resource type, message type, and the field with the name. Clusters come
 /// before their endpoints.
-const KEYS: [(&str, Kind, &str, &str); 4] = [
-    ("clusters", Kind::Cluster, "envoy.config.cluster.v3.Cluster", "name"),
+const KEYS: [(&str, ResourceKind, &str, &str); 4] = [
+    (
+        "clusters",
+        ResourceKind::Cluster,
+        "envoy.config.cluster.v3.Cluster",
+        "name",
+    ),
     (
         "endpoints",
-        Kind::Endpoints,
+        ResourceKind::Endpoints,
         "envoy.config.endpoint.v3.ClusterLoadAssignment",
         "cluster_name",
     ),
-    ("listeners", Kind::Listener, "envoy.config.listener.v3.Listener", "name"),
+    (
+        "listeners",
+        ResourceKind::Listener,
+        "envoy.config.listener.v3.Listener",
+        "name",
+    ),
     (
         "routes",
-        Kind::Routes,
+        ResourceKind::Routes,
         "envoy.config.route.v3.RouteConfiguration",
         "name",
     ),
@@ -130,7 +140,7 @@ pub(super) fn read_with(pool: &DescriptorPool, map: &ConfigMap, ports: &[u16]) -
             continue;
         };
         let message = pool.get_message_by_name(expected).expect("the descriptors have it");
-        let salt = if kind == Kind::Endpoints { clusters } else { "" };
+        let salt = if kind == ResourceKind::Endpoints { clusters } else { "" };
         let members: Option<Vec<Value>> = serde_saphyr::from_str(text).map_err(|source| BaseError::Text {
             key,
             source: Box::new(source),

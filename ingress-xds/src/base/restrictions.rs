@@ -16,7 +16,7 @@ use serde_json::Value;
 use yoke_api::ClusterId;
 use yoke_api::names::HOSTED_NAMESPACE_PREFIX;
 
-use crate::snapshot::resource::{Kind, is_tenants};
+use crate::snapshot::resource::{ResourceKind, is_tenants};
 
 /// Names in Envoy's bootstrap.
 const CLUSTERS: [&str; 5] = ["admin", "gate", "logs", "none", "xds"];
@@ -71,26 +71,32 @@ pub enum GuardError {
 }
 
 /// Checks one resource, as JSON and as protobuf, against the restrictions.
-pub(super) fn guard(kind: Kind, name: &str, json: &Value, body: &[u8], ports: &[u16]) -> Result<(), GuardError> {
+pub(super) fn guard(
+    kind: ResourceKind,
+    name: &str,
+    json: &Value,
+    body: &[u8],
+    ports: &[u16],
+) -> Result<(), GuardError> {
     let own: &[&str] = match kind {
-        Kind::Cluster | Kind::Endpoints => &CLUSTERS,
-        Kind::Listener => &LISTENERS,
-        Kind::Routes => &ROUTES,
-        Kind::Secret => &[],
+        ResourceKind::Cluster | ResourceKind::Endpoints => &CLUSTERS,
+        ResourceKind::Listener => &LISTENERS,
+        ResourceKind::Routes => &ROUTES,
+        ResourceKind::Secret => &[],
     };
     if own.contains(&name) || !kind.is_owners(name) {
         return Err(GuardError::OwnName);
     }
     match kind {
-        Kind::Cluster => guard_cluster(Cluster::decode(body)?)?,
-        Kind::Listener => {
+        ResourceKind::Cluster => guard_cluster(Cluster::decode(body)?)?,
+        ResourceKind::Listener => {
             let listener = Listener::decode(body)?;
             let more = listener.additional_addresses.into_iter().map(|more| more.address);
             for address in std::iter::once(listener.address).chain(more) {
                 guard_listening(address, ports)?;
             }
         }
-        Kind::Endpoints | Kind::Routes | Kind::Secret => {}
+        ResourceKind::Endpoints | ResourceKind::Routes | ResourceKind::Secret => {}
     }
     Walk { ports }.look(json, "", false)
 }

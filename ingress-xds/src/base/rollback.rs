@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use super::read::read;
 use super::resources::Base;
 use crate::model::observation::{Watched, to_chain};
-use crate::snapshot::resource::Kind;
+use crate::snapshot::resource::ResourceKind;
 
 /// A change that the host's owner learns from an event on the ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub struct Notice {
 #[derive(Clone, Debug)]
 pub struct Rejection {
     /// Type of the resource.
-    pub kind: Kind,
+    pub kind: ResourceKind,
     /// Name of the resource.
     pub name: Arc<str>,
     /// Version of the resource.

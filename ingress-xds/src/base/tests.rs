@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::resources::Base;
 use super::*;
 use crate::model::observation::{ObjectKey, Watched, to_chain};
-use crate::snapshot::resource::Kind;
+use crate::snapshot::resource::ResourceKind;
 
 const PORTS: [u16; 2] = [8443, 9901];
 
@@ -41,9 +41,9 @@ fn resources_are_read_in_both_forms() {
         read(&map(&[("clusters", json)]), &PORTS),
     );
     let (yaml, json) = (yaml.unwrap(), json.unwrap());
-    let names: Vec<_> = yaml.names(Kind::Cluster).map(AsRef::as_ref).collect();
+    let names: Vec<_> = yaml.names(ResourceKind::Cluster).map(AsRef::as_ref).collect();
     assert_eq!(names, ["a", "b"]);
-    let body = |base: &Base| base.get(Kind::Cluster, "b").unwrap().body.clone();
+    let body = |base: &Base| base.get(ResourceKind::Cluster, "b").unwrap().body.clone();
     assert_eq!(body(&yaml), body(&json));
     assert_eq!(
         *body(&yaml),
@@ -58,7 +58,7 @@ fn resources_are_read_in_both_forms() {
 fn versions_follow_contents() {
     let version = |clusters: &str, endpoints: &str| {
         let base = read(&map(&[("clusters", clusters), ("endpoints", endpoints)]), &PORTS).unwrap();
-        base.get(Kind::Endpoints, "a").unwrap().version.clone()
+        base.get(ResourceKind::Endpoints, "a").unwrap().version.clone()
     };
     let first = version("[{name: a}]", "[{cluster_name: a}]");
     assert_eq!(first, version("[{name: a}]", "[{'cluster_name': 'a'}]"));
@@ -403,17 +403,17 @@ fn nothing_that_is_written_ends_the_process() {
 
 fn names(tracker: &Tracker) -> Option<Vec<String>> {
     let served = tracker.served()?;
-    Some(served.names(Kind::Cluster).map(ToString::to_string).collect())
+    Some(served.names(ResourceKind::Cluster).map(ToString::to_string).collect())
 }
 
 fn refuse(tracker: &Tracker, name: &str) -> Input {
     Input::Refused(Rejection {
-        kind: Kind::Cluster,
+        kind: ResourceKind::Cluster,
         name: name.into(),
         version: tracker
             .served()
             .unwrap()
-            .get(Kind::Cluster, name)
+            .get(ResourceKind::Cluster, name)
             .unwrap()
             .version
             .clone(),

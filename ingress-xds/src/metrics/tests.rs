@@ -40,8 +40,8 @@ const WORDS: [&str; 18] = [
 fn exported() -> BTreeSet<String> {
     let registry = Registry::new(PROCESS);
     let metrics = Metrics::new(&registry);
-    metrics.count_response(Kind::Cluster, 1);
-    metrics.count_refusal(Kind::Cluster);
+    metrics.count_response(ResourceKind::Cluster, 1);
+    metrics.count_refusal(ResourceKind::Cluster);
     metrics.count_verdict("allowed");
     metrics.count_request("allowed");
     metrics.count_handshake(true);

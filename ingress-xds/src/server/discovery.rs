@@ -20,7 +20,7 @@ use crate::base::{Input, Rejection};
 use crate::metrics::Metrics;
 use crate::server::context::Context;
 use crate::snapshot::Snapshots;
-use crate::snapshot::resource::Kind;
+use crate::snapshot::resource::ResourceKind;
 
 const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
@@ -150,11 +150,11 @@ impl Session {
             self.node = Some(node);
         }
         let kind = match message.type_url.as_str() {
-            CLUSTER => Kind::Cluster,
-            ENDPOINTS => Kind::Endpoints,
-            LISTENER => Kind::Listener,
-            ROUTES => Kind::Routes,
-            SECRET => Kind::Secret,
+            CLUSTER => ResourceKind::Cluster,
+            ENDPOINTS => ResourceKind::Endpoints,
+            LISTENER => ResourceKind::Listener,
+            ROUTES => ResourceKind::Routes,
+            SECRET => ResourceKind::Secret,
             other => {
                 tracing::warn!(r#type = other, "a type was asked for that is not served");
                 return Ok(());
@@ -194,11 +194,11 @@ impl Session {
 
     fn to_message(&self, response: ads::Response) -> DeltaDiscoveryResponse {
         let type_url = match response.kind {
-            Kind::Cluster => CLUSTER,
-            Kind::Endpoints => ENDPOINTS,
-            Kind::Listener => LISTENER,
-            Kind::Routes => ROUTES,
-            Kind::Secret => SECRET,
+            ResourceKind::Cluster => CLUSTER,
+            ResourceKind::Endpoints => ENDPOINTS,
+            ResourceKind::Listener => LISTENER,
+            ResourceKind::Routes => ROUTES,
+            ResourceKind::Secret => SECRET,
         };
         let bytes = response.resources.iter().map(|(_, resource)| resource.body.len()).sum();
         self.metrics.count_response(response.kind, bytes);

@@ -19,7 +19,7 @@ const VERSION_BYTES: usize = 8;
 
 /// The resource types that are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ResourceKind {
     /// Envoy's Cluster.
     Cluster,
     /// Envoy's ClusterLoadAssignment.
@@ -32,7 +32,7 @@ pub enum Kind {
     Secret,
 }
 
-impl Kind {
+impl ResourceKind {
     /// Whether a name may belong to the base configuration, and to no tenant cluster.
     pub fn is_owners(self, name: &str) -> bool {
         match self {

@@ -56,13 +56,13 @@ impl Envoy {
         let client_versions = clusters.map(|(name, cluster)| (name.clone(), cluster.version.clone()));
         self.outbox.push_back(Request {
             client_versions: client_versions.collect(),
-            ..ask(Kind::Cluster)
+            ..ask(ResourceKind::Cluster)
         });
         if !self.clusters.is_empty() {
             self.outbox.push_back(Request {
                 subscribe: self.clusters.keys().cloned().collect(),
                 client_versions: self.endpoints.clone(),
-                ..ask(Kind::Endpoints)
+                ..ask(ResourceKind::Endpoints)
             });
         }
     }
@@ -76,7 +76,7 @@ impl Envoy {
         for (name, resource) in &response.resources {
             let (name, version) = (name.to_string(), resource.version.to_string());
             match response.kind {
-                Kind::Cluster => {
+                ResourceKind::Cluster => {
                     let before = self.clusters.get(&name).map(|cluster| cluster.version.clone());
                     if before.as_ref() == Some(&version) {
                         continue;
@@ -92,8 +92,10 @@ impl Envoy {
                     };
                     self.clusters.insert(name, cluster);
                 }
-                Kind::Listener | Kind::Routes | Kind::Secret => panic!("nobody asked for these"),
-                Kind::Endpoints => {
+                ResourceKind::Listener | ResourceKind::Routes | ResourceKind::Secret => {
+                    panic!("nobody asked for these")
+                }
+                ResourceKind::Endpoints => {
                     if let Some(cluster) = self.clusters.get_mut(&name) {
                         cluster.warm = true;
                         self.endpoints.insert(name, version);
@@ -103,13 +105,13 @@ impl Envoy {
         }
         for name in &response.removed {
             match response.kind {
-                Kind::Cluster => {
+                ResourceKind::Cluster => {
                     self.clusters.remove(name);
                     self.endpoints.remove(name);
                     self.subscribe.remove(name);
                     self.unsubscribe.insert(name.clone());
                 }
-                Kind::Endpoints | Kind::Listener | Kind::Routes | Kind::Secret => {}
+                ResourceKind::Endpoints | ResourceKind::Listener | ResourceKind::Routes | ResourceKind::Secret => {}
             }
         }
         self.outbox.push_back(accept(response));
@@ -124,7 +126,7 @@ impl Envoy {
         self.outbox.push_back(Request {
             subscribe: std::mem::take(&mut self.subscribe).into_iter().collect(),
             unsubscribe: std::mem::take(&mut self.unsubscribe).into_iter().collect(),
-            ..ask(Kind::Endpoints)
+            ..ask(ResourceKind::Endpoints)
         });
     }
 }
