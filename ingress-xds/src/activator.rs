@@ -111,9 +111,9 @@ pub struct Activator {
     local: SocketAddr,
 }
 
-/// Limits for clients of sleeping clusters.
+/// ActivatorLimits for clients of sleeping clusters.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ActivatorLimits {
     /// Concurrent connections in total. Unauthenticated clients make room for others.
     pub connections: usize,
     /// Concurrent connections to one cluster.
@@ -125,13 +125,13 @@ pub struct Limits {
 
 /// Dependencies on the rest of the process.
 #[derive(Clone, Debug)]
-pub struct Context {
+pub struct ActivatorContext {
     /// The newest snapshot, which says which clusters sleep.
     pub snapshots: Snapshots,
     /// TLS configuration of the listener.
     pub tls: TlsConfigs,
-    /// Limits for clients.
-    pub limits: Limits,
+    /// ActivatorLimits for clients.
+    pub limits: ActivatorLimits,
     /// Sends wake requests to the operator.
     pub waker: Waker,
     /// Metrics of the process.
@@ -143,7 +143,7 @@ pub struct Context {
 /// One client connection.
 #[derive(Debug)]
 struct Caller {
-    context: Context,
+    context: ActivatorContext,
     name: String,
     certificates: Vec<CertificateDer<'static>>,
     slot: Slot,
@@ -169,7 +169,7 @@ enum WaitResult {
     Ended,
 }
 
-impl Default for Limits {
+impl Default for ActivatorLimits {
     fn default() -> Self {
         Self {
             connections: 2048,
@@ -204,7 +204,7 @@ impl Activator {
 
     /// Serves until the drain has started and Envoy has had time to use other replicas. Then waits
     /// a limited time for open connections.
-    pub async fn serve(self, context: Context) {
+    pub async fn serve(self, context: ActivatorContext) {
         let drain = context.drain.clone();
         let stop = async move {
             drain.started().await;
@@ -235,7 +235,7 @@ impl Activator {
 /// if no cluster has the name, or if no slot is free.
 fn start_connection(
     open: &mut JoinSet<()>,
-    context: &Context,
+    context: &ActivatorContext,
     limiter: &ConcurrencyLimiter,
     stream: TlsStream<TcpStream>,
 ) {
@@ -339,7 +339,7 @@ async fn discard_body(mut body: Incoming) {
     }
 }
 
-impl Context {
+impl ActivatorContext {
     fn wake(&self, entry: &Entry) -> Answer {
         let asleep = entry.route.asleep.as_ref().map(|asleep| &asleep.state);
         let Some(Asleep::OnConnect { since, uid, .. }) = asleep else {

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use clap::Parser;
 use yoke_runtime::budget::Rate;
 
-use crate::activator::wake;
-use crate::authz::{Limits, REFUSAL_DELAY};
+use crate::activator::wake::WakeLimits;
+use crate::authz::{GateLimits, REFUSAL_DELAY};
 use crate::traffic::SeriesRegistry;
-use crate::translate;
+use crate::translate::EnvoyLimits;
 use crate::validate::Rules;
 
 /// Serves Envoy the routes of all tenant clusters, and decides which connections may pass.
@@ -100,8 +100,8 @@ pub struct Arguments {
 
 impl Arguments {
     /// Limits of the gate.
-    pub fn gate_limits(&self) -> Limits {
-        Limits {
+    pub fn gate_limits(&self) -> GateLimits {
+        GateLimits {
             source: Rate {
                 per_second: self.source_rate,
                 burst: self.source_burst,
@@ -124,12 +124,12 @@ impl Arguments {
     }
 
     /// How often clusters are woken.
-    pub fn wake_limits(&self) -> wake::Limits {
+    pub fn wake_limits(&self) -> WakeLimits {
         let rate = Rate {
             per_second: self.wake_rate,
             burst: self.wake_burst,
         };
-        wake::Limits {
+        WakeLimits {
             tenant: rate,
             source: rate,
         }
@@ -151,8 +151,8 @@ impl Arguments {
     }
 
     /// Limits that Envoy keeps.
-    pub fn envoy_limits(&self) -> translate::Limits {
-        translate::Limits {
+    pub fn envoy_limits(&self) -> EnvoyLimits {
+        EnvoyLimits {
             connections: self.name_connections,
             requests: self.cluster_requests,
         }

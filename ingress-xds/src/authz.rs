@@ -30,9 +30,9 @@ use verdict::{ConnectionRefusal, RequestRefusal};
 /// an answer.
 pub const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
-/// Limits that this process enforces.
+/// GateLimits that this process enforces.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct GateLimits {
     /// New connections from one source address (IPv6: from one /64).
     pub source: Rate,
     /// Open connections from one such source.
@@ -68,7 +68,7 @@ pub struct Gate {
 
 impl Gate {
     /// A gate with full budgets and no open connections.
-    pub fn new(limits: Limits, now: Instant) -> Self {
+    pub fn new(limits: GateLimits, now: Instant) -> Self {
         Self {
             sources: Budgets::new(limits.source, now),
             open_connections: OpenConnections::new(limits.source_connections),

@@ -17,7 +17,7 @@ use yoke_runtime::{Drain, Endpoint, Metrics as Registry, Readiness, Supervisor};
 use crate::activator::tls::{Certificates, build_configs, update_certificates};
 use crate::activator::wake::Waker;
 use crate::activator::wake::write::write_wakes;
-use crate::activator::{self, Activator};
+use crate::activator::{Activator, ActivatorContext, ActivatorLimits};
 use crate::announce::announce;
 use crate::arguments::Arguments;
 use crate::base::Tracker;
@@ -173,9 +173,9 @@ async fn spawn_activator(
         keeping.await;
         Ok::<_, Infallible>(())
     });
-    let serving = activator.serve(activator::Context {
+    let serving = activator.serve(ActivatorContext {
         tls: build_configs(shown, snapshots.clone())?,
-        limits: activator::Limits::default(),
+        limits: ActivatorLimits::default(),
         snapshots,
         waker,
         metrics,

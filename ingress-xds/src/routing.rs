@@ -20,7 +20,7 @@ use crate::model::{Event, Report, Table};
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot, Snapshots};
 use crate::traffic::SeriesRegistry;
-use crate::translate::{Limits, translate, translate_certificate};
+use crate::translate::{EnvoyLimits, translate, translate_certificate};
 use crate::validate::Rules;
 
 /// Maximum number of observations that are applied before a snapshot is published.
@@ -39,7 +39,7 @@ pub enum RoutingError {
 pub struct Routing {
     table: Table,
     base: Tracker,
-    limits: Limits,
+    limits: EnvoyLimits,
     series: SeriesRegistry,
     snapshot: Snapshot,
     publish: watch::Sender<Option<Arc<Snapshot>>>,
@@ -53,7 +53,7 @@ impl Routing {
     pub fn new(
         rules: Rules,
         base: Tracker,
-        limits: Limits,
+        limits: EnvoyLimits,
         series: SeriesRegistry,
         metrics: Metrics,
         synced: Check,

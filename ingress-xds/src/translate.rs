@@ -61,9 +61,9 @@ const CONNECTION_WINDOW_BYTES: u32 = STREAMS * STREAM_WINDOW_BYTES;
 const IDLE_SECONDS: i64 = 60;
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
-/// Limits of each tenant cluster.
+/// EnvoyLimits of each tenant cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct EnvoyLimits {
     /// Connections that one Envoy may have open to one cluster by one name.
     pub connections: u32,
     /// Requests that one Envoy may have open to one cluster, watches and execs included, if their
@@ -71,7 +71,7 @@ pub struct Limits {
     pub requests: u32,
 }
 
-impl Default for Limits {
+impl Default for EnvoyLimits {
     fn default() -> Self {
         Self {
             connections: 4096,
@@ -81,7 +81,7 @@ impl Default for Limits {
 }
 
 /// The snapshot entry of an SNI name that leads to `target`.
-pub fn translate(sni: &str, target: &Target, limits: Limits) -> Entry {
+pub fn translate(sni: &str, target: &Target, limits: EnvoyLimits) -> Entry {
     let cluster = match target.route.public_name == sni {
         true => translate_public(target, limits),
         false => translate_cluster(sni, limits.connections, 0),
@@ -129,7 +129,7 @@ pub fn translate_certificate(certificate: &IngressCertificate) -> Resource {
 }
 
 /// The Cluster of a public name, which carries both connections and requests.
-fn translate_public(target: &Target, limits: Limits) -> Cluster {
+fn translate_public(target: &Target, limits: EnvoyLimits) -> Cluster {
     let options = Any {
         type_url: HttpProtocolOptions::type_url(),
         value: translate_http_options().encode_to_vec(),

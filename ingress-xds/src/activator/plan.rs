@@ -254,7 +254,7 @@ mod tests {
     use super::*;
     use crate::model::Target;
     use crate::test_util::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster, since, waking};
-    use crate::translate::{Limits, translate};
+    use crate::translate::{EnvoyLimits, translate};
     use crate::validate::{Rules, validate_config};
 
     const NOW: i64 = 1_800_000_000;
@@ -268,7 +268,7 @@ mod tests {
         };
         let mut snapshot = Snapshot::default();
         let name = fixture.public_name();
-        let entry = translate(&name, &target, Limits::default());
+        let entry = translate(&name, &target, EnvoyLimits::default());
         snapshot.set(&resource_name(&name), Some(entry));
         snapshot
     }

@@ -1,4 +1,4 @@
-//! Limits how often clusters are woken. Pure but for the queue to the writer; time comes in as an
+//! WakeLimits how often clusters are woken. Pure but for the queue to the writer; time comes in as an
 //! argument.
 //!
 //! ```text
@@ -35,7 +35,7 @@ const MAX_REMEMBERED: usize = 1024;
 
 /// Rate limits for wakes by this process.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct WakeLimits {
     /// Wakes of the clusters of one Tenant.
     pub tenant: Rate,
     /// Wakes by one source address, where it is known.
@@ -110,7 +110,7 @@ struct Memory {
 
 impl Waker {
     /// Creates a waker, and the receiver of its wake requests.
-    pub fn new(limits: Limits, metrics: Metrics, now: Instant) -> (Self, mpsc::Receiver<WakeRequest>) {
+    pub fn new(limits: WakeLimits, metrics: Metrics, now: Instant) -> (Self, mpsc::Receiver<WakeRequest>) {
         let (requests, queued) = mpsc::channel(QUEUE_CAPACITY);
         let memory = Memory {
             woken: HashMap::new(),
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use crate::snapshot::entries::entry;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: WakeLimits = WakeLimits {
         tenant: Rate {
             per_second: 1,
             burst: 2,
@@ -299,7 +299,7 @@ mod tests {
             per_second: 1,
             burst: 10_000,
         };
-        let limits = Limits {
+        let limits = WakeLimits {
             tenant: rate,
             source: rate,
         };

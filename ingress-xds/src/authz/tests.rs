@@ -7,7 +7,7 @@ use crate::model::route::Sleep;
 use crate::snapshot::entries::entry;
 use crate::test_util::fixtures::{since, waking};
 
-const LIMITS: Limits = Limits {
+const LIMITS: GateLimits = GateLimits {
     source: Rate {
         per_second: 10,
         burst: 20,
@@ -163,7 +163,7 @@ fn a_source_knocks_at_sleeping_clusters_so_often() {
 fn a_source_holds_so_many_connections() {
     let now = Instant::now();
     let snapshot = served();
-    let limits = Limits {
+    let limits = GateLimits {
         source_connections: 4,
         ..LIMITS
     };

@@ -8,7 +8,7 @@ use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs};
 
 use crate::activator::wake::Waker;
-use crate::authz::Limits;
+use crate::authz::GateLimits;
 use crate::base::Input;
 use crate::metrics::Metrics;
 use crate::snapshot::Snapshots;
@@ -25,8 +25,8 @@ pub struct Context {
     pub tls: TlsConfigs,
     /// DNS names; a client's certificate must have one of them.
     pub client_names: Vec<String>,
-    /// Limits of the gate.
-    pub limits: Limits,
+    /// GateLimits of the gate.
+    pub limits: GateLimits,
     /// Sends wake requests to the operator.
     pub waker: Waker,
     /// Metrics of the process.

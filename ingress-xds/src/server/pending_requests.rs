@@ -165,7 +165,7 @@ mod tests {
     use yoke_runtime::{DrainTrigger, Metrics as Registry};
 
     use super::*;
-    use crate::activator::wake::Limits;
+    use crate::activator::wake::WakeLimits;
     use crate::model::route::{Route, Sleep};
     use crate::snapshot::entries::entry;
     use crate::test_util::fixtures::since;
@@ -176,7 +176,7 @@ mod tests {
             per_second: 1,
             burst: 1,
         };
-        let limits = Limits {
+        let limits = WakeLimits {
             tenant: ONE,
             source: ONE,
         };

@@ -26,7 +26,7 @@ fn target(addresses: &[&str]) -> Target {
 }
 
 fn serve(addresses: &[&str]) -> Entry {
-    translate("a-bcdfghjk.yoke.test", &target(addresses), Limits::default())
+    translate("a-bcdfghjk.yoke.test", &target(addresses), EnvoyLimits::default())
 }
 
 fn decode(entry: &Entry) -> Cluster {
@@ -109,9 +109,9 @@ fn a_version_is_a_hash_of_the_content() {
         one.cluster.version, other.cluster.version,
         "an address is no part of the cluster"
     );
-    let limits = Limits {
+    let limits = EnvoyLimits {
         connections: 1,
-        ..Limits::default()
+        ..EnvoyLimits::default()
     };
     let limited = translate("a-bcdfghjk.yoke.test", &target(&["10.0.0.1"]), limits);
     assert_ne!(one.cluster.version, limited.cluster.version);
@@ -125,14 +125,14 @@ fn a_version_is_a_hash_of_the_content() {
 #[test]
 fn versions_outlive_a_release() {
     // Without a CA, which tests draw anew.
-    let entry = translate("a.example.org", &target(&["10.0.0.1"]), Limits::default());
+    let entry = translate("a.example.org", &target(&["10.0.0.1"]), EnvoyLimits::default());
     assert_eq!(&*entry.cluster.version, "bc1319f762cc6409");
     assert_eq!(&*entry.endpoints.version, "bfc2bc014dc389d8");
 }
 
 #[test]
 fn resources_are_small() {
-    let entry = translate("a.example.org", &target(&["10.0.0.1"]), Limits::default());
+    let entry = translate("a.example.org", &target(&["10.0.0.1"]), EnvoyLimits::default());
     let (cluster, endpoints) = (entry.cluster.body.len(), entry.endpoints.body.len());
     assert!(cluster < 256 && endpoints < 128, "{cluster} {endpoints}");
     let entry = serve(&["10.0.0.1"]);
@@ -220,7 +220,11 @@ fn only_what_is_marked_goes_on_without_more_tls() {
 /// Such as that of its konnectivity agents.
 #[test]
 fn no_request_goes_by_another_name() {
-    let cluster = decode(&translate("a.example.org", &target(&["10.0.0.1"]), Limits::default()));
+    let cluster = decode(&translate(
+        "a.example.org",
+        &target(&["10.0.0.1"]),
+        EnvoyLimits::default(),
+    ));
     assert_eq!(cluster.name, "name/a.example.org");
     assert!(cluster.transport_socket.is_none(), "what passes is TLS");
     let [connections, requests] = thresholds(&cluster);
@@ -264,7 +268,7 @@ fn a_new_key_changes_no_resource() {
     changed.route = Arc::new(route);
     let (before, after) = (
         serve(&["10.0.0.1"]),
-        translate("a-bcdfghjk.yoke.test", &changed, Limits::default()),
+        translate("a-bcdfghjk.yoke.test", &changed, EnvoyLimits::default()),
     );
     assert_eq!(before.cluster.version, after.cluster.version);
     assert_eq!(before.endpoints.version, after.endpoints.version);

@@ -31,7 +31,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use yoke_ingress_xds::snapshot::resource::Resource;
 use yoke_ingress_xds::snapshot::{Entry, Snapshot};
-use yoke_ingress_xds::translate::{Limits, translate};
+use yoke_ingress_xds::translate::{EnvoyLimits, translate};
 use yoke_ingress_xds::validate::{Rules, validate_config};
 
 use support::envoy::Envoy;
@@ -113,10 +113,10 @@ impl Stage {
     }
 }
 
-fn connections(connections: u32) -> Limits {
-    Limits {
+fn connections(connections: u32) -> EnvoyLimits {
+    EnvoyLimits {
         connections,
-        ..Limits::default()
+        ..EnvoyLimits::default()
     }
 }
 
@@ -296,7 +296,7 @@ async fn replaced_clusters_are_served_on() {
     let names = [stage.clusters[0].public_name(), stage.clusters[1].public_name()];
     let mut watch = LongStream::open(stage.envoy.ingress, &names[0], &stage.anonymous()).await;
     stage.xds.take().unwrap().stop().await;
-    stage.site.limits = Limits {
+    stage.site.limits = EnvoyLimits {
         connections: 99,
         requests: 99,
     };
@@ -343,7 +343,7 @@ async fn a_broken_cluster_harms_nobody_else() {
 async fn a_refused_resource_harms_nobody_else() {
     let mut stage = Stage::new(2).await;
     stage.xds.take().unwrap().stop().await;
-    let serve = |bad: bool, limits: Limits| {
+    let serve = |bad: bool, limits: EnvoyLimits| {
         let mut snapshot = Snapshot::default();
         for (index, fixture) in stage.clusters.iter().enumerate() {
             let rules = Rules::new(BASE_DOMAIN);

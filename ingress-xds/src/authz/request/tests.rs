@@ -7,7 +7,7 @@ use super::*;
 use crate::authz::token::TokenError;
 use crate::model::Target;
 use crate::test_util::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster};
-use crate::translate::{Limits, translate};
+use crate::translate::{EnvoyLimits, translate};
 use crate::validate::{Rules, validate_config};
 
 const NOW: i64 = 1_800_000_000;
@@ -27,7 +27,7 @@ fn serve(snapshot: &mut Snapshot, fixture: &ClusterFixture) {
         port: fixture.port,
     };
     for name in target.route.names() {
-        let entry = translate(name, &target, Limits::default());
+        let entry = translate(name, &target, EnvoyLimits::default());
         snapshot.set(&resource_name(name), Some(entry));
     }
 }

@@ -11,9 +11,9 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use yoke_api::names::{KONNECTIVITY_PORT, PKI_NAMESPACE};
 use yoke_ingress_xds::activator::tls::{Certificates, build_configs, update_certificates};
-use yoke_ingress_xds::activator::wake::{self, WakeRequest, Waker};
-use yoke_ingress_xds::activator::{self, Activator};
-use yoke_ingress_xds::authz;
+use yoke_ingress_xds::activator::wake::{WakeLimits, WakeRequest, Waker};
+use yoke_ingress_xds::activator::{Activator, ActivatorContext, ActivatorLimits};
+use yoke_ingress_xds::authz::GateLimits;
 use yoke_ingress_xds::base::{Input, Notice, Tracker};
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
 use yoke_ingress_xds::model::Event;
@@ -23,7 +23,7 @@ use yoke_ingress_xds::server::{Context, Server};
 use yoke_ingress_xds::snapshot::{Snapshot, Snapshots};
 use yoke_ingress_xds::tls::files_in;
 use yoke_ingress_xds::traffic::{SeriesRegistry, TrafficCollector};
-use yoke_ingress_xds::translate;
+use yoke_ingress_xds::translate::EnvoyLimits;
 use yoke_ingress_xds::validate::Rules;
 use yoke_runtime::budget::Rate;
 use yoke_runtime::tls::{Reload, TlsConfigs};
@@ -47,10 +47,10 @@ pub struct Site {
     pub address: SocketAddr,
     pub api_port: u16,
     pub konnectivity_port: u16,
-    pub limits: translate::Limits,
-    pub gate: authz::Limits,
+    pub limits: EnvoyLimits,
+    pub gate: GateLimits,
     /// How often clusters are woken.
-    pub wakes: wake::Limits,
+    pub wakes: WakeLimits,
     /// Clusters with series of their own.
     pub series: usize,
     /// What clients are shown whose TLS ends at the ingress.
@@ -60,7 +60,7 @@ pub struct Site {
     /// Where these are led.
     pub activator_at: SocketAddr,
     /// What these may have of it.
-    pub activator_limits: activator::Limits,
+    pub activator_limits: ActivatorLimits,
     directory: TempDir,
 }
 
@@ -95,8 +95,8 @@ impl Site {
             address: super::loopback(free_port()),
             api_port,
             konnectivity_port: KONNECTIVITY_PORT,
-            limits: translate::Limits::default(),
-            gate: authz::Limits {
+            limits: EnvoyLimits::default(),
+            gate: GateLimits {
                 source: rate,
                 source_connections: u32::MAX,
                 name: rate,
@@ -104,7 +104,7 @@ impl Site {
                 refusal_delay: Duration::ZERO,
                 sleeping: rate,
             },
-            wakes: wake::Limits {
+            wakes: WakeLimits {
                 tenant: rate,
                 source: rate,
             },
@@ -113,9 +113,9 @@ impl Site {
             activator: None,
             activator_at: super::loopback(0),
             // Nobody is cut off because the machine is busy.
-            activator_limits: activator::Limits {
+            activator_limits: ActivatorLimits {
                 first: PATIENCE,
-                ..activator::Limits::default()
+                ..ActivatorLimits::default()
             },
             directory,
         }
@@ -163,7 +163,7 @@ impl Site {
         let (secrets, seen) = mpsc::channel(16);
         let (certificates, shown) = watch::channel(Certificates::new());
         let keeping = update_certificates(seen, certificates, events.clone(), drain.clone());
-        let sleeping = activator.serve(activator::Context {
+        let sleeping = activator.serve(ActivatorContext {
             tls: build_configs(shown, snapshots.clone()).unwrap(),
             limits: self.activator_limits,
             snapshots: snapshots.clone(),
