@@ -24,7 +24,7 @@ use crate::base::Tracker;
 use crate::metrics::{Metrics, PROCESS};
 use crate::model::Event;
 use crate::routing::Routing;
-use crate::server::{Context, Server};
+use crate::server::{Server, ServerContext};
 use crate::snapshot::Snapshots;
 use crate::tls::{files_in, keep_certificates};
 use crate::traffic::TrafficCollector;
@@ -97,7 +97,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         drain: drain.clone(),
     };
     let waker = spawn_waker(&mut supervisor, &arguments, parts).await?;
-    let context = Context {
+    let context = ServerContext {
         snapshots,
         base,
         tls,

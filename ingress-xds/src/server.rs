@@ -25,7 +25,7 @@ use yoke_runtime::tls::accept;
 
 use crate::authz::Gate;
 
-pub use context::Context;
+pub use context::ServerContext;
 
 /// HTTP/2 keepalive: detects that the node of an Envoy is gone.
 const PING: Duration = Duration::from_secs(30);
@@ -79,7 +79,7 @@ impl Server {
 
     /// Serves until the drain starts, then closes the streams, so that each Envoy connects to
     /// another replica.
-    pub async fn serve(self, context: Context) -> Result<(), ServerError> {
+    pub async fn serve(self, context: ServerContext) -> Result<(), ServerError> {
         // The lock is taken for one decision, never across an await.
         let gate = Arc::new(Mutex::new(Gate::new(context.limits, Instant::now())));
         let discovery = AggregatedDiscoveryServiceServer::new(discovery::Discovery::new(&context))

@@ -29,7 +29,7 @@ use crate::authz::{Gate, Verdict};
 use crate::metrics::Metrics;
 use crate::model::route::Route;
 use crate::server::attributes::{CLUSTER, ID, NAME, TENANT, VERDICT, to_socket};
-use crate::server::context::Context;
+use crate::server::context::ServerContext;
 use crate::server::pending_requests::PendingRequests;
 use crate::server::tarpit::Tarpit;
 use crate::snapshot::Snapshots;
@@ -65,7 +65,7 @@ pub(super) struct Gatekeeper {
 }
 
 impl Gatekeeper {
-    pub(super) fn new(context: &Context, gate: Arc<Mutex<Gate>>) -> Self {
+    pub(super) fn new(context: &ServerContext, gate: Arc<Mutex<Gate>>) -> Self {
         Self {
             snapshots: context.snapshots.clone(),
             gate,

@@ -16,7 +16,7 @@ use crate::tls::is_expected_client;
 
 /// Dependencies on the rest of the process.
 #[derive(Clone, Debug)]
-pub struct Context {
+pub struct ServerContext {
     /// The newest snapshot.
     pub snapshots: Snapshots,
     /// Receives rejections of the base configuration by an Envoy.
@@ -35,7 +35,7 @@ pub struct Context {
     pub drain: Drain,
 }
 
-impl Admission for Context {
+impl Admission for ServerContext {
     fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()> {
         let leaf = certificates.first();
         if leaf.is_some_and(|leaf| is_expected_client(leaf, &self.client_names)) {

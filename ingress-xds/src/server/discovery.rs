@@ -18,7 +18,7 @@ use yoke_runtime::Drain;
 use crate::ads;
 use crate::base::{Input, Rejection};
 use crate::metrics::Metrics;
-use crate::server::context::Context;
+use crate::server::context::ServerContext;
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::ResourceKind;
 
@@ -52,7 +52,7 @@ struct Session {
 }
 
 impl Discovery {
-    pub(super) fn new(context: &Context) -> Self {
+    pub(super) fn new(context: &ServerContext) -> Self {
         Self {
             snapshots: context.snapshots.clone(),
             base: context.base.clone(),

@@ -18,7 +18,7 @@ use yoke_runtime::Drain;
 
 use crate::authz::Gate;
 use crate::metrics::Metrics;
-use crate::server::context::Context;
+use crate::server::context::ServerContext;
 use crate::snapshot::Snapshots;
 
 /// Names of the logs in Envoy's bootstrap.
@@ -41,7 +41,7 @@ enum Reader {
 }
 
 impl Logs {
-    pub(super) fn new(context: &Context, gate: Arc<Mutex<Gate>>) -> Self {
+    pub(super) fn new(context: &ServerContext, gate: Arc<Mutex<Gate>>) -> Self {
         Self {
             gate,
             snapshots: context.snapshots.clone(),

@@ -19,7 +19,7 @@ use yoke_ingress_xds::metrics::{Metrics, PROCESS};
 use yoke_ingress_xds::model::Event;
 use yoke_ingress_xds::model::observation::{ObjectKey, Watched};
 use yoke_ingress_xds::routing::Routing;
-use yoke_ingress_xds::server::{Context, Server};
+use yoke_ingress_xds::server::{Server, ServerContext};
 use yoke_ingress_xds::snapshot::{Snapshot, Snapshots};
 use yoke_ingress_xds::tls::files_in;
 use yoke_ingress_xds::traffic::{SeriesRegistry, TrafficCollector};
@@ -241,7 +241,7 @@ impl Site {
         let bind = async || Server::bind(self.address).await.ok();
         let (server, _) = eventually("the server listens", PATIENCE, bind).await;
         let address = server.local_address();
-        let serving = server.serve(Context {
+        let serving = server.serve(ServerContext {
             snapshots,
             base,
             tls,
