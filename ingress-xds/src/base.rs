@@ -20,7 +20,7 @@ mod restrictions;
 mod rollback;
 
 pub use read::{BaseError, read};
-pub use restrictions::GuardError;
+pub use restrictions::RestrictionError;
 pub use rollback::{Input, Notice, Rejection, Tracker};
 
 #[cfg(test)]

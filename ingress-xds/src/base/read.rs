@@ -11,7 +11,7 @@ use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageD
 use serde_json::Value;
 
 use super::resources::Base;
-use super::restrictions::{GuardError, guard};
+use super::restrictions::{RestrictionError, check_restrictions};
 use crate::snapshot::resource::{Resource, ResourceKind, to_version};
 
 const DESCRIPTORS: &[u8] = include_bytes!("../../envoy/descriptors.binpb");
@@ -100,14 +100,14 @@ pub enum BaseError {
     },
     /// A member uses something that is reserved.
     #[error("{key} {name}")]
-    Guard {
+    Restricted {
         /// Key of the ConfigMap.
         key: &'static str,
         /// Name of the member.
         name: String,
         /// The reserved thing that it uses.
         #[source]
-        source: GuardError,
+        source: RestrictionError,
     },
 }
 
@@ -153,7 +153,7 @@ pub(super) fn read_with(pool: &DescriptorPool, map: &ConfigMap, ports: &[u16]) -
                 return Err(BaseError::Nameless { key, index });
             }
             let body = body.encode_to_vec();
-            guard(kind, &name, &json, &body, ports).map_err(|source| BaseError::Guard {
+            check_restrictions(kind, &name, &json, &body, ports).map_err(|source| BaseError::Restricted {
                 key,
                 name: name.clone(),
                 source,

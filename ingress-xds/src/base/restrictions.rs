@@ -25,14 +25,14 @@ const ROUTES: [&str; 2] = ["health", "terminated"];
 /// Settings that let a request select its cluster in Envoy's TCP proxy. The first is a key that a
 /// filter can set; on the ingress's own listener it comes from the SNI name that the gate has
 /// allowed. The second is a filter that accepts any SNI name.
-const CHOICES: [&str; 2] = [
+const CLUSTER_SELECTORS: [&str; 2] = [
     "envoy.tcp_proxy.cluster",
     "envoy.extensions.filters.network.sni_cluster.v3.SniCluster",
 ];
 
 /// Why a resource is not allowed.
 #[derive(Debug, thiserror::Error)]
-pub enum GuardError {
+pub enum RestrictionError {
     /// The name is reserved.
     #[error("has a name of the ingress's own")]
     OwnName,
@@ -41,7 +41,7 @@ pub enum GuardError {
     OwnCluster(String),
     /// A client could select any cluster by its request.
     #[error("lets a client choose the cluster by {0}")]
-    Chosen(String),
+    ClientSelected(String),
     /// The cluster has no fixed addresses, or a type with unknown behavior. A client could select
     /// any address.
     #[error("is of another type than STATIC, STRICT_DNS, LOGICAL_DNS, EDS and DnsCluster")]
@@ -52,13 +52,13 @@ pub enum GuardError {
     ServiceName(String),
     /// A new Envoy would wait for this resource without a limit before it accepts connections.
     #[error("sets initial_fetch_timeout, for which a new Envoy waits before it serves anybody")]
-    Waits,
+    FetchTimeout,
     /// The message is nested too deep.
     #[error("decoding it")]
     Decode(#[from] prost::DecodeError),
     /// The resource names a control plane.
     #[error("names {0}, in the namespace of a tenant's control plane")]
-    Hosted(String),
+    ControlPlane(String),
     /// The resource listens on an address that cannot be compared with the ingress's own.
     #[error("listens on something else than an address with a port number")]
     Address,
@@ -71,13 +71,13 @@ pub enum GuardError {
 }
 
 /// Checks one resource, as JSON and as protobuf, against the restrictions.
-pub(super) fn guard(
+pub(super) fn check_restrictions(
     kind: ResourceKind,
     name: &str,
     json: &Value,
     body: &[u8],
     ports: &[u16],
-) -> Result<(), GuardError> {
+) -> Result<(), RestrictionError> {
     let own: &[&str] = match kind {
         ResourceKind::Cluster | ResourceKind::Endpoints => &CLUSTERS,
         ResourceKind::Listener => &LISTENERS,
@@ -85,23 +85,23 @@ pub(super) fn guard(
         ResourceKind::Secret => &[],
     };
     if own.contains(&name) || !kind.is_owners(name) {
-        return Err(GuardError::OwnName);
+        return Err(RestrictionError::OwnName);
     }
     match kind {
-        ResourceKind::Cluster => guard_cluster(Cluster::decode(body)?)?,
+        ResourceKind::Cluster => check_cluster(Cluster::decode(body)?)?,
         ResourceKind::Listener => {
             let listener = Listener::decode(body)?;
             let more = listener.additional_addresses.into_iter().map(|more| more.address);
             for address in std::iter::once(listener.address).chain(more) {
-                guard_listening(address, ports)?;
+                check_listener_address(address, ports)?;
             }
         }
         ResourceKind::Endpoints | ResourceKind::Routes | ResourceKind::Secret => {}
     }
-    Walk { ports }.look(json, "", false)
+    Visitor { ports }.visit(json, "", false)
 }
 
-fn guard_cluster(cluster: Cluster) -> Result<(), GuardError> {
+fn check_cluster(cluster: Cluster) -> Result<(), RestrictionError> {
     let is_fixed = match cluster.cluster_discovery_type {
         None => true,
         Some(ClusterDiscoveryType::Type(found)) => {
@@ -112,61 +112,61 @@ fn guard_cluster(cluster: Cluster) -> Result<(), GuardError> {
             .is_some_and(|config| to_type(&config.type_url) == DnsCluster::full_name()),
     };
     if !is_fixed {
-        return Err(GuardError::Type);
+        return Err(RestrictionError::Type);
     }
     let service = cluster.eds_cluster_config.unwrap_or_default().service_name;
     match service.is_empty() || service == cluster.name {
         true => Ok(()),
-        false => Err(GuardError::ServiceName(service)),
+        false => Err(RestrictionError::ServiceName(service)),
     }
 }
 
-fn guard_listening(address: Option<Address>, ports: &[u16]) -> Result<(), GuardError> {
+fn check_listener_address(address: Option<Address>, ports: &[u16]) -> Result<(), RestrictionError> {
     let Some(AddressKind::SocketAddress(SocketAddress {
         port_specifier: Some(PortSpecifier::PortValue(port)),
         ..
     })) = address.and_then(|address| address.address)
     else {
-        return Err(GuardError::Address);
+        return Err(RestrictionError::Address);
     };
     match ports.iter().any(|own| u32::from(*own) == port) {
-        true => Err(GuardError::Port(port)),
+        true => Err(RestrictionError::Port(port)),
         false => Ok(()),
     }
 }
 
 /// Visits every value in a resource, extensions included.
-struct Walk<'a> {
+struct Visitor<'a> {
     ports: &'a [u16],
 }
 
-impl Walk<'_> {
+impl Visitor<'_> {
     /// `weighted`: inside a list of weighted clusters.
-    fn look(&self, value: &Value, key: &str, weighted: bool) -> Result<(), GuardError> {
+    fn visit(&self, value: &Value, key: &str, weighted: bool) -> Result<(), RestrictionError> {
         match value {
             Value::Object(fields) => {
                 if key == "socketaddress" {
-                    self.look_at_address(value)?;
+                    self.check_address(value)?;
                 }
                 for (field, value) in fields {
                     let plain = to_plain(field);
                     match plain.as_str() {
-                        "clusterheader" => return Err(GuardError::Chosen(field.clone())),
-                        "initialfetchtimeout" => return Err(GuardError::Waits),
+                        "clusterheader" => return Err(RestrictionError::ClientSelected(field.clone())),
+                        "initialfetchtimeout" => return Err(RestrictionError::FetchTimeout),
                         _ => {}
                     }
                     let weighted = weighted || plain == "weightedclusters";
-                    self.look(value, &plain, weighted)?;
+                    self.visit(value, &plain, weighted)?;
                 }
                 Ok(())
             }
-            Value::Array(members) => members.iter().try_for_each(|member| self.look(member, key, weighted)),
-            Value::String(text) => look_at_text(text, key, weighted),
+            Value::Array(members) => members.iter().try_for_each(|member| self.visit(member, key, weighted)),
+            Value::String(text) => check_text(text, key, weighted),
             _ => Ok(()),
         }
     }
 
-    fn look_at_address(&self, value: &Value) -> Result<(), GuardError> {
+    fn check_address(&self, value: &Value) -> Result<(), RestrictionError> {
         let of = |name: &str| {
             let mut fields = value.as_object().into_iter().flatten();
             fields
@@ -184,31 +184,31 @@ impl Walk<'_> {
         });
         match port {
             Some(port) if is_self && self.ports.iter().any(|own| u64::from(*own) == port) => {
-                Err(GuardError::OwnPort(port))
+                Err(RestrictionError::OwnPort(port))
             }
             _ => Ok(()),
         }
     }
 }
 
-fn look_at_text(text: &str, key: &str, weighted: bool) -> Result<(), GuardError> {
+fn check_text(text: &str, key: &str, weighted: bool) -> Result<(), RestrictionError> {
     let leads = key.contains("cluster") || (weighted && key == "name");
     if is_tenants(text) || (leads && CLUSTERS.contains(&text)) {
-        return Err(GuardError::OwnCluster(text.to_owned()));
+        return Err(RestrictionError::OwnCluster(text.to_owned()));
     }
-    if CHOICES.contains(&to_type(text)) {
-        return Err(GuardError::Chosen(text.to_owned()));
+    if CLUSTER_SELECTORS.contains(&to_type(text)) {
+        return Err(RestrictionError::ClientSelected(text.to_owned()));
     }
     let host = text
         .rsplit_once(':')
         .map_or(text, |(host, _)| host)
         .to_ascii_lowercase();
-    let is_hosted = |label: &str| {
+    let is_control_plane = |label: &str| {
         let id = label.strip_prefix(HOSTED_NAMESPACE_PREFIX);
         id.is_some_and(|id| id.parse::<ClusterId>().is_ok())
     };
-    match host.split('.').any(is_hosted) {
-        true => Err(GuardError::Hosted(text.to_owned())),
+    match host.split('.').any(is_control_plane) {
+        true => Err(RestrictionError::ControlPlane(text.to_owned())),
         false => Ok(()),
     }
 }
