@@ -8,7 +8,7 @@ use rustls::pki_types::CertificateDer;
 use yoke_api::ingress::{Asleep, Callers};
 
 use super::identity::{Identity, Unauthenticated, identify};
-use crate::authz::request::{bearer_token, is_foreign};
+use crate::authz::request::{bearer_token, is_name_of_other_cluster};
 use crate::authz::status_response::{IGNORED, LATER, SOON, build_advice};
 use crate::model::route::{Route, Sleep};
 use crate::snapshot::resource::resource_name;
@@ -166,7 +166,7 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
     let Some((snapshot, entry)) = entry else {
         return Decision::Answer(Answer::Reconnect);
     };
-    if is_foreign(snapshot, &entry.route, call.authority) {
+    if is_name_of_other_cluster(snapshot, &entry.route, call.authority) {
         return Decision::Answer(Answer::Misdirected);
     }
     let Some(Sleep { state, client_ca }) = &entry.route.asleep else {

@@ -54,7 +54,7 @@ pub fn check(snapshot: &Snapshot, entry: &Entry, request: Request<'_>) -> Result
     if !entry.route.allows(request.source) {
         return Err(RequestRefusal::SourceNotAllowed);
     }
-    if is_foreign(snapshot, &entry.route, request.authority) {
+    if is_name_of_other_cluster(snapshot, &entry.route, request.authority) {
         return Err(RequestRefusal::Misdirected);
     }
     match entry.route.asleep.as_ref().map(|asleep| &asleep.state) {
@@ -75,7 +75,7 @@ pub(crate) fn bearer_token(header: &str) -> Option<&str> {
 
 /// Whether a host name belongs to another cluster. A client may have meant that one and reused a
 /// connection.
-pub(crate) fn is_foreign(snapshot: &Snapshot, route: &Route, authority: &str) -> bool {
+pub(crate) fn is_name_of_other_cluster(snapshot: &Snapshot, route: &Route, authority: &str) -> bool {
     let host = authority.split(':').next().unwrap_or_default();
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     match snapshot.get(&resource_name(&host)) {
