@@ -84,7 +84,8 @@ impl Server {
         let gate = Arc::new(Mutex::new(Gate::new(context.limits, Instant::now())));
         let discovery = AggregatedDiscoveryServiceServer::new(discovery::Discovery::new(&context))
             .max_decoding_message_size(MAX_REQUEST_BYTES);
-        let authorization = AuthorizationServer::new(authorization::Gatekeeper::new(&context, Arc::clone(&gate)));
+        let authorization =
+            AuthorizationServer::new(authorization::AuthorizationService::new(&context, Arc::clone(&gate)));
         let logs = AccessLogServiceServer::new(logs::Logs::new(&context, gate));
         let drain = context.drain.clone();
         let started = |drain: Drain| async move { drain.started().await };

@@ -56,7 +56,7 @@ type Refused<T> = (RequestRefusal, Option<T>);
 
 /// The gRPC service.
 #[derive(Debug)]
-pub(super) struct Gatekeeper {
+pub(super) struct AuthorizationService {
     snapshots: Snapshots,
     gate: Arc<Mutex<Gate>>,
     tarpit: Tarpit,
@@ -64,7 +64,7 @@ pub(super) struct Gatekeeper {
     pending: PendingRequests,
 }
 
-impl Gatekeeper {
+impl AuthorizationService {
     pub(super) fn new(context: &ServerContext, gate: Arc<Mutex<Gate>>) -> Self {
         Self {
             snapshots: context.snapshots.clone(),
@@ -82,7 +82,7 @@ impl Gatekeeper {
 }
 
 #[tonic::async_trait]
-impl Authorization for Gatekeeper {
+impl Authorization for AuthorizationService {
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
         let terminated = request
             .metadata()
@@ -107,12 +107,12 @@ impl Authorization for Gatekeeper {
     }
 }
 
-impl Gatekeeper {
+impl AuthorizationService {
     /// Checks a connection on which each request is decided separately.
     fn check_source(&self, attributes: &AttributeContext) -> CheckResponse {
         let verdict = self.decide(|gate| gate.check_source(Instant::now(), find_source(attributes)));
-        let (code, word) = self.count(&verdict);
-        let mut response = to_response(code, word, None);
+        let (code, label) = self.count(&verdict);
+        let mut response = to_response(code, label, None);
         if let Some(metadata) = &mut response.dynamic_metadata {
             metadata.fields.insert(CHAIN.to_owned(), to_value(TERMINATED));
         }
@@ -127,12 +127,12 @@ impl Gatekeeper {
     }
 
     fn count(&self, verdict: &Verdict) -> (Code, &'static str) {
-        let (code, word) = match verdict {
+        let (code, label) = match verdict {
             Verdict::Allow => (Code::Ok, ALLOWED),
             Verdict::Refuse(refusal) => (to_code(*refusal), refusal.as_str()),
         };
-        self.metrics.count_verdict(word);
-        (code, word)
+        self.metrics.count_verdict(label);
+        (code, label)
     }
 
     fn check_connection(&self, attributes: &AttributeContext) -> CheckResponse {
@@ -141,11 +141,11 @@ impl Gatekeeper {
         let source = find_source(attributes);
         let snapshot = self.snapshots.borrow().clone();
         let verdict = self.decide(|gate| gate.check(Instant::now(), snapshot.as_deref(), name, source));
-        let (code, word) = self.count(&verdict);
+        let (code, label) = self.count(&verdict);
         let entry = snapshot
             .as_ref()
             .and_then(|snapshot| snapshot.get(&resource_name(name)));
-        to_response(code, word, entry.map(|entry| entry.route.as_ref()))
+        to_response(code, label, entry.map(|entry| entry.route.as_ref()))
     }
 
     async fn check_request(&self, attributes: &AttributeContext, http: &HttpRequest) -> CheckResponse {
@@ -155,7 +155,7 @@ impl Gatekeeper {
             source: find_source(attributes).map(|source| source.ip()),
             agent: http.headers.get(USER_AGENT).map_or(&[], |agent| agent.as_bytes()),
         };
-        match self.judge_awake(facts).await {
+        match self.decide_when_awake(facts).await {
             Ok(entry) => {
                 self.metrics.count_request(ALLOWED);
                 CheckResponse {
@@ -164,8 +164,8 @@ impl Gatekeeper {
                 }
             }
             Err((refusal, entry)) => {
-                let word = refusal.as_str();
-                self.metrics.count_request(word);
+                let label = refusal.as_str();
+                self.metrics.count_request(label);
                 let route = entry.as_ref().map(|entry| entry.route.as_ref());
                 let code = match refusal {
                     RequestRefusal::Rate => Code::ResourceExhausted,
@@ -173,7 +173,7 @@ impl Gatekeeper {
                 };
                 CheckResponse {
                     http_response: Some(HttpResponse::DeniedResponse(translate_refusal(refusal, route))),
-                    ..to_response(code, word, route)
+                    ..to_response(code, label, route)
                 }
             }
         }
@@ -181,9 +181,9 @@ impl Gatekeeper {
 
     /// The cluster that a request goes to, or the refusal together with the cluster that issued its
     /// token. A sleeping cluster is woken.
-    async fn judge_awake(&self, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Arc<Entry>>> {
+    async fn decide_when_awake(&self, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Arc<Entry>>> {
         let snapshot = self.snapshots.borrow().clone();
-        let (subject, entry) = match self.judge(snapshot.as_deref(), request) {
+        let (subject, entry) = match self.decide_request(snapshot.as_deref(), request) {
             Err((RequestRefusal::Asleep, Some(Verified { cluster, subject }))) => (subject, cluster),
             result => return result.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster))),
         };
@@ -196,11 +196,15 @@ impl Gatekeeper {
             let now = snapshot.as_ref().and_then(|all| all.get(&name).cloned());
             (refusal, now.or(Some(entry)))
         })?;
-        let judged = self.judge(snapshot.as_deref(), request);
-        judged.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster)))
+        let decided = self.decide_request(snapshot.as_deref(), request);
+        decided.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster)))
     }
 
-    fn judge(&self, snapshot: Option<&Snapshot>, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Found>> {
+    fn decide_request(
+        &self,
+        snapshot: Option<&Snapshot>,
+        request: request::Request<'_>,
+    ) -> Result<Arc<Entry>, Refused<Found>> {
         let snapshot = snapshot.ok_or((RequestRefusal::NotSynced, None))?;
         // The signature is verified outside of the lock.
         let found = request::find(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
@@ -218,8 +222,8 @@ impl Gatekeeper {
     }
 }
 
-fn to_response(code: Code, word: &str, route: Option<&Route>) -> CheckResponse {
-    let mut fields = HashMap::from([(VERDICT.to_owned(), to_value(word))]);
+fn to_response(code: Code, label: &str, route: Option<&Route>) -> CheckResponse {
+    let mut fields = HashMap::from([(VERDICT.to_owned(), to_value(label))]);
     if let Some(route) = route {
         fields.insert(TENANT.to_owned(), to_value(&route.tenant));
         fields.insert(CLUSTER.to_owned(), to_value(&route.cluster));
@@ -229,7 +233,7 @@ fn to_response(code: Code, word: &str, route: Option<&Route>) -> CheckResponse {
     CheckResponse {
         status: Some(rpc::Status {
             code: code.into(),
-            message: word.to_owned(),
+            message: label.to_owned(),
             ..Default::default()
         }),
         dynamic_metadata: Some(Struct { fields }),
