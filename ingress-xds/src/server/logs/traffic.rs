@@ -20,8 +20,8 @@ use crate::snapshot::resource::resource_name;
 use crate::traffic::series::{Record, RecordKind};
 
 /// Names of Envoy's `ext_authz` filters, under which an entry stores the gate's metadata.
-const OF_CONNECTIONS: &str = "envoy.filters.network.ext_authz";
-const OF_REQUESTS: &str = "envoy.filters.http.ext_authz";
+const CONNECTION_FILTER: &str = "envoy.filters.network.ext_authz";
+const REQUEST_FILTER: &str = "envoy.filters.http.ext_authz";
 
 /// Reads the traffic log of one Envoy worker.
 pub(super) struct Reader {
@@ -30,7 +30,7 @@ pub(super) struct Reader {
 }
 
 /// The gate's metadata in an entry.
-struct Said<'a> {
+struct GateMetadata<'a> {
     name: &'a str,
     id: &'a str,
     verdict: &'a str,
@@ -53,7 +53,7 @@ impl Reader {
             let counted = count(
                 snapshot.as_deref(),
                 common,
-                OF_CONNECTIONS,
+                CONNECTION_FILTER,
                 RecordKind::Connection,
                 bytes.unwrap_or_default(),
             );
@@ -74,7 +74,7 @@ impl Reader {
             let counted = count(
                 snapshot.as_deref(),
                 common,
-                OF_REQUESTS,
+                REQUEST_FILTER,
                 RecordKind::Request { code },
                 bytes,
             );
@@ -98,14 +98,14 @@ fn count(
         RecordKind::Request { .. } => AccessLogType::DownstreamEnd,
     };
     let common = common.filter(|common| common.access_log_type() == end)?;
-    let said = Said::find(common, filter)?;
-    let entry = snapshot?.get(&resource_name(said.name))?;
-    if entry.route.id.as_str() != said.id {
+    let metadata = GateMetadata::find(common, filter)?;
+    let entry = snapshot?.get(&resource_name(metadata.name))?;
+    if entry.route.id.as_str() != metadata.id {
         return None;
     }
     let record = Record {
         kind,
-        verdict: said.verdict,
+        verdict: metadata.verdict,
         received,
         sent,
         duration: common.duration.as_ref().and_then(to_duration).unwrap_or_default(),
@@ -113,7 +113,7 @@ fn count(
     entry.traffic.count(&record).then_some(())
 }
 
-impl<'a> Said<'a> {
+impl<'a> GateMetadata<'a> {
     fn find(common: &'a AccessLogCommon, filter: &str) -> Option<Self> {
         let fields = common.metadata.as_ref()?.filter_metadata.get(filter)?;
         Some(Self {
@@ -160,7 +160,7 @@ mod tests {
         snapshot
     }
 
-    fn said(filter: &str, fields: &[(&str, &str)]) -> AccessLogCommon {
+    fn metadata(filter: &str, fields: &[(&str, &str)]) -> AccessLogCommon {
         let value = |text: &str| Value {
             kind: Some(ValueKind::StringValue(text.to_owned())),
         };
@@ -184,11 +184,11 @@ mod tests {
 
     fn good() -> AccessLogCommon {
         let fields = [(NAME, NAMES[0]), (ID, "bcdfghjk24"), (VERDICT, "allowed")];
-        said(OF_CONNECTIONS, &fields)
+        metadata(CONNECTION_FILTER, &fields)
     }
 
     fn is_counted(snapshot: Option<&Snapshot>, common: Option<&AccessLogCommon>) -> bool {
-        count(snapshot, common, OF_CONNECTIONS, RecordKind::Connection, (1, 2)).is_some()
+        count(snapshot, common, CONNECTION_FILTER, RecordKind::Connection, (1, 2)).is_some()
     }
 
     #[test]
@@ -221,12 +221,12 @@ mod tests {
             ),
             ("a long one", &[(NAME, &long), (ID, &long), (VERDICT, &long)]),
         ] {
-            let common = said(OF_CONNECTIONS, fields);
+            let common = metadata(CONNECTION_FILTER, fields);
             assert!(!is_counted(Some(&snapshot), Some(&common)), "{rule}");
         }
         let fields = [(NAME, NAMES[0]), (ID, "bcdfghjk24"), (VERDICT, "allowed")];
-        for filter in [OF_REQUESTS, "envoy.lb", ""] {
-            let common = said(filter, &fields);
+        for filter in [REQUEST_FILTER, "envoy.lb", ""] {
+            let common = metadata(filter, &fields);
             assert!(!is_counted(Some(&snapshot), Some(&common)), "{filter}");
         }
         let still = AccessLogCommon {
