@@ -1,11 +1,11 @@
 //! The access log service. One stream carries one log of one Envoy worker: either ended
-//! connections, with which the gate counts the connections of a source ([`ends`]), or the clients'
+//! connections, with which the gate counts the connections of a source ([`closed_connections`]), or the clients'
 //! traffic ([`traffic`]).
 //!
 //! Envoy does not wait for an answer, and drops entries that it cannot send in time. Entries in
 //! flight on a stream that breaks are lost as well, so such streams are counted.
 
-mod ends;
+mod closed_connections;
 mod traffic;
 
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use crate::server::context::ServerContext;
 use crate::snapshot::Snapshots;
 
 /// Names of the logs in Envoy's bootstrap.
-const ENDS: &str = "connections";
+const CONNECTIONS: &str = "connections";
 const TRAFFIC: &str = "traffic";
 
 /// The gRPC service.
@@ -36,7 +36,7 @@ pub(super) struct Logs {
 
 /// The reader of one stream.
 enum Reader {
-    Ends(ends::Reader),
+    Connections(closed_connections::Reader),
     Traffic(traffic::Reader),
 }
 
@@ -53,16 +53,16 @@ impl Logs {
     async fn read(&self, mut messages: Streaming<StreamAccessLogsMessage>) -> Result<(), Status> {
         // The first message says which log the stream carries. Until then a break may lose the end
         // of a connection, so the stream counts as that log.
-        let ends = ends::Reader::new(&self.gate, &self.metrics);
+        let closed_connections = closed_connections::Reader::new(&self.gate, &self.metrics);
         let Some(first) = messages.message().await? else {
             return Ok(());
         };
         // Only the first message contains the name.
         let name = first.identifier.as_ref().map(|identifier| identifier.log_name.as_str());
         let reader = match name {
-            Some(ENDS) => Reader::Ends(ends),
+            Some(CONNECTIONS) => Reader::Connections(closed_connections),
             Some(TRAFFIC) => {
-                ends.dismiss();
+                closed_connections.dismiss();
                 Reader::Traffic(traffic::Reader::new(&self.snapshots, &self.metrics))
             }
             _ => return Err(Status::invalid_argument("no such log")),
@@ -96,9 +96,9 @@ impl Reader {
             return;
         };
         match (self, entries) {
-            (Self::Ends(reader), LogEntries::TcpLogs(logs)) => reader.read(&logs.log_entry),
+            (Self::Connections(reader), LogEntries::TcpLogs(logs)) => reader.read(&logs.log_entry),
             // HTTP entries do not report the end of a connection.
-            (Self::Ends(_), LogEntries::HttpLogs(_)) => {}
+            (Self::Connections(_), LogEntries::HttpLogs(_)) => {}
             (Self::Traffic(reader), LogEntries::TcpLogs(logs)) => reader.read_connections(&logs.log_entry),
             (Self::Traffic(reader), LogEntries::HttpLogs(logs)) => reader.read_requests(&logs.log_entry),
         }

@@ -36,12 +36,12 @@ impl Reader {
     }
 
     pub(super) fn read(&self, entries: &[TcpAccessLogEntry]) {
-        self.tell(|open| entries.iter().filter_map(to_peer).for_each(|peer| open.end(peer)));
+        self.update(|open| entries.iter().filter_map(to_peer).for_each(|peer| open.end(peer)));
     }
 
-    fn tell(&self, tell: impl FnOnce(&mut OpenConnections)) {
+    fn update(&self, apply: impl FnOnce(&mut OpenConnections)) {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        tell(gate.open_connections());
+        apply(gate.open_connections());
         self.metrics.set_open_connections(gate.open_connections().total());
     }
 }
@@ -49,7 +49,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         if !self.dismissed {
-            self.tell(OpenConnections::forget);
+            self.update(OpenConnections::forget);
         }
     }
 }
