@@ -160,13 +160,13 @@ impl Metrics {
     }
 
     pub(crate) fn count_response(&self, kind: ResourceKind, bytes: usize) {
-        let label = TypeLabel { r#type: to_word(kind) };
+        let label = TypeLabel { r#type: to_label(kind) };
         self.responses.get_or_create(&label).inc();
         self.bytes.get_or_create(&label).inc_by(bytes as u64);
     }
 
     pub(crate) fn count_refusal(&self, kind: ResourceKind) {
-        self.refused.get_or_create(&TypeLabel { r#type: to_word(kind) }).inc();
+        self.refused.get_or_create(&TypeLabel { r#type: to_label(kind) }).inc();
     }
 
     pub(crate) fn set_open_connections(&self, connections: usize) {
@@ -234,7 +234,7 @@ fn to_gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn to_word(kind: ResourceKind) -> &'static str {
+fn to_label(kind: ResourceKind) -> &'static str {
     match kind {
         ResourceKind::Cluster => "cluster",
         ResourceKind::Endpoints => "endpoints",

@@ -355,7 +355,7 @@ impl Table {
     fn find_target(&self, name: &str, route: &Arc<Route>) -> Target {
         let addresses = self.addresses(route);
         let route = match addresses.is_empty() {
-            true => self.keep_waking(name, route),
+            true => self.preserve_waking(name, route),
             false => Arc::clone(route),
         };
         let found = route.asleep.as_ref().and_then(|_| self.activators.find(name, &route));
@@ -374,7 +374,7 @@ impl Table {
 
     /// A cluster that was waking continues to count as waking until its address is seen. The end of
     /// the wake and the address arrive on different watches.
-    fn keep_waking(&self, name: &str, route: &Arc<Route>) -> Arc<Route> {
+    fn preserve_waking(&self, name: &str, route: &Arc<Route>) -> Arc<Route> {
         let before = self.targets.get(name).map(|target| &target.route);
         let sleep = before
             .filter(|before| before.id == route.id)

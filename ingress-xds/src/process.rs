@@ -65,7 +65,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let rules = arguments.rules();
     let base = match &arguments.base_config_map {
         Some(_) => Tracker::new(&arguments.envoy_port),
-        None => Tracker::without(),
+        None => Tracker::disabled(),
     };
     let series = arguments.series();
     let other = Arc::clone(series.other());

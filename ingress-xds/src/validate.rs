@@ -243,12 +243,12 @@ pub fn validate_slice(rules: &Rules, object: &EndpointSlice) -> Result<Slice, Sl
     }
     Ok(Slice {
         service: service.clone(),
-        addresses: find_ready(rules, object),
+        addresses: ready_addresses(rules, object),
     })
 }
 
 /// Ready addresses in an EndpointSlice that may be dialed, whichever Service they belong to.
-pub fn find_ready(rules: &Rules, object: &EndpointSlice) -> BTreeSet<IpAddr> {
+pub fn ready_addresses(rules: &Rules, object: &EndpointSlice) -> BTreeSet<IpAddr> {
     let ready = object.endpoints.iter().filter(|endpoint| is_ready(endpoint));
     let addresses = ready.flat_map(|endpoint| &endpoint.addresses);
     let good: BTreeSet<IpAddr> = addresses

@@ -172,7 +172,7 @@ impl Interest {
         let names = bases
             .flat_map(|base| base.names(kind))
             .chain(self.client_versions.keys());
-        let names: Vec<_> = names.filter(|name| kind.is_owners(name)).cloned().collect();
+        let names: Vec<_> = names.filter(|name| kind.may_be_base(name)).cloned().collect();
         for name in names {
             if self.covers(&name) {
                 // A resource that was refused together with others may be valid without them.
@@ -286,7 +286,7 @@ impl Interest {
     fn fill(&mut self, response: &mut Response, turn: &mut ResponseState<'_>) -> Option<Arc<Route>> {
         while let Some((name, forced)) = self.pop_due(turn) {
             let Some(found) = self.kind.find(turn.snapshot, &name) else {
-                if turn.snapshot.base().is_none() && self.kind.is_owners(&name) {
+                if turn.snapshot.base().is_none() && self.kind.may_be_base(&name) {
                     turn.passed.push((name, false));
                     continue;
                 }

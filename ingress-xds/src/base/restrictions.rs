@@ -16,7 +16,7 @@ use serde_json::Value;
 use yoke_api::ClusterId;
 use yoke_api::names::HOSTED_NAMESPACE_PREFIX;
 
-use crate::snapshot::resource::{ResourceKind, is_tenants};
+use crate::snapshot::resource::{ResourceKind, is_tenant_cluster};
 
 /// Names in Envoy's bootstrap.
 const CLUSTERS: [&str; 5] = ["admin", "gate", "logs", "none", "xds"];
@@ -84,7 +84,7 @@ pub(super) fn check_restrictions(
         ResourceKind::Routes => &ROUTES,
         ResourceKind::Secret => &[],
     };
-    if own.contains(&name) || !kind.is_owners(name) {
+    if own.contains(&name) || !kind.may_be_base(name) {
         return Err(RestrictionError::OwnName);
     }
     match kind {
@@ -193,7 +193,7 @@ impl Visitor<'_> {
 
 fn check_text(text: &str, key: &str, weighted: bool) -> Result<(), RestrictionError> {
     let leads = key.contains("cluster") || (weighted && key == "name");
-    if is_tenants(text) || (leads && CLUSTERS.contains(&text)) {
+    if is_tenant_cluster(text) || (leads && CLUSTERS.contains(&text)) {
         return Err(RestrictionError::OwnCluster(text.to_owned()));
     }
     if CLUSTER_SELECTORS.contains(&to_type(text)) {

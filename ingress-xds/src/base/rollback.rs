@@ -72,7 +72,7 @@ impl Tracker {
     }
 
     /// A tracker for processes without a base ConfigMap.
-    pub fn without() -> Self {
+    pub fn disabled() -> Self {
         Self {
             listed: true,
             served: Some(Arc::default()),

@@ -14,7 +14,7 @@ use yoke_pki::plan::SLEEPER_LEAF;
 
 use super::observation::{ObjectKey, Watched};
 use super::route::Route;
-use crate::validate::{Rules, find_ready};
+use crate::validate::{Rules, ready_addresses};
 
 /// Maximum number of activator addresses that are sent to Envoy.
 const MAX_ACTIVATORS: usize = 16;
@@ -73,7 +73,7 @@ impl Activators {
     pub(super) fn apply_replicas(&mut self, seen: Watched<EndpointSlice>) -> AffectedNames {
         match seen {
             Watched::Applied(slice) => {
-                let ready = find_ready(&self.rules, &slice);
+                let ready = ready_addresses(&self.rules, &slice);
                 self.replicas.insert(ObjectKey::of(&slice.metadata), ready);
             }
             Watched::Deleted(key) => {

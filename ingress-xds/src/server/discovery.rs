@@ -186,7 +186,7 @@ impl Session {
                 "Envoy refused a resource and keeps the last good one"
             );
             if refusal.route.is_none() {
-                tell_base(&self.base, refusal).await;
+                report_to_base(&self.base, refusal).await;
             }
         }
         Ok(())
@@ -228,7 +228,7 @@ impl Drop for Session {
 }
 
 /// Forwards a rejection to the owner of the base configuration, which rolls it back as a whole.
-async fn tell_base(base: &mpsc::Sender<Input>, refusal: ads::RefusedResponse) {
+async fn report_to_base(base: &mpsc::Sender<Input>, refusal: ads::RefusedResponse) {
     for (name, version) in refusal.resources {
         let rejection = Rejection {
             kind: refusal.kind,

@@ -34,10 +34,10 @@ pub enum ResourceKind {
 
 impl ResourceKind {
     /// Whether a name may belong to the base configuration, and to no tenant cluster.
-    pub fn is_owners(self, name: &str) -> bool {
+    pub fn may_be_base(self, name: &str) -> bool {
         match self {
             Self::Listener | Self::Routes => true,
-            Self::Cluster | Self::Endpoints => !is_tenants(name),
+            Self::Cluster | Self::Endpoints => !is_tenant_cluster(name),
             Self::Secret => false,
         }
     }
@@ -82,7 +82,7 @@ pub fn is_of_name(name: &str, sni: &str) -> bool {
 }
 
 /// Whether a name of an Envoy cluster belongs to a tenant cluster.
-pub fn is_tenants(name: &str) -> bool {
+pub fn is_tenant_cluster(name: &str) -> bool {
     name.starts_with(NAMES)
 }
 
