@@ -81,10 +81,10 @@ impl Gate {
     /// Decides about a connection whose requests are decided one by one: only its source is
     /// checked.
     pub fn check_source(&mut self, now: Instant, source: Option<SocketAddr>) -> Verdict {
-        if let Err(refusal) = self.take_source(now, source) {
+        if let Err(refusal) = self.charge_source(now, source) {
             return Verdict::Refuse(refusal);
         }
-        self.begin(now, source)
+        self.admit(now, source)
     }
 
     /// Decides about one connection. All sources that Envoy does not know share one budget.
@@ -98,7 +98,7 @@ impl Gate {
         let Some(snapshot) = snapshot else {
             return Verdict::Refuse(ConnectionRefusal::NotSynced);
         };
-        if let Err(refusal) = self.take_source(now, source) {
+        if let Err(refusal) = self.charge_source(now, source) {
             return Verdict::Refuse(refusal);
         }
         if name.is_empty() {
@@ -120,10 +120,10 @@ impl Gate {
         if !self.names.take(Arc::from(name), now) {
             return Verdict::Refuse(ConnectionRefusal::NameRate);
         }
-        self.begin(now, source)
+        self.admit(now, source)
     }
 
-    fn take_source(&mut self, now: Instant, source: Option<SocketAddr>) -> Result<(), ConnectionRefusal> {
+    fn charge_source(&mut self, now: Instant, source: Option<SocketAddr>) -> Result<(), ConnectionRefusal> {
         if !self.sources.take(source_key(source.map(|source| source.ip())), now) {
             return Err(ConnectionRefusal::SourceRate);
         }
@@ -133,9 +133,9 @@ impl Gate {
         Ok(())
     }
 
-    fn begin(&mut self, now: Instant, source: Option<SocketAddr>) -> Verdict {
+    fn admit(&mut self, now: Instant, source: Option<SocketAddr>) -> Verdict {
         if let Some(source) = source {
-            self.open_connections.begin(source, now);
+            self.open_connections.add(source, now);
         }
         Verdict::Allow
     }
@@ -147,7 +147,7 @@ impl Gate {
 
     /// Charges one request to a cluster's budget. The request's token is verified already, so
     /// no other cluster can spend the budget.
-    pub fn take_request(&mut self, now: Instant, cluster: &ClusterId) -> Result<(), RequestRefusal> {
+    pub fn charge_request(&mut self, now: Instant, cluster: &ClusterId) -> Result<(), RequestRefusal> {
         let left = self.requests.take(cluster.clone(), now);
         left.then_some(()).ok_or(RequestRefusal::Rate)
     }

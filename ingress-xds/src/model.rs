@@ -358,7 +358,10 @@ impl Table {
             true => self.preserve_waking(name, route),
             false => Arc::clone(route),
         };
-        let found = route.asleep.as_ref().and_then(|_| self.activators.find(name, &route));
+        let found = route
+            .asleep
+            .as_ref()
+            .and_then(|_| self.activators.endpoints_of(name, &route));
         if let Some((addresses, port)) = found {
             return Target { route, addresses, port };
         }

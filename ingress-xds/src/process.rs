@@ -26,7 +26,7 @@ use crate::model::Event;
 use crate::routing::Routing;
 use crate::server::{Server, ServerContext};
 use crate::snapshot::Snapshots;
-use crate::tls::{files_in, keep_certificates};
+use crate::tls::{files_in, reload_certificates};
 use crate::traffic::TrafficCollector;
 use crate::watch::{
     watch_activator_certificates, watch_base, watch_certificate, watch_configs, watch_replicas, watch_slices,
@@ -59,7 +59,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let (reload, tls) = Reload::load(files).await?;
     supervisor.spawn(
         "certificates",
-        keep_certificates(reload, metrics.clone(), drain.clone()),
+        reload_certificates(reload, metrics.clone(), drain.clone()),
     );
 
     let rules = arguments.rules();

@@ -30,7 +30,7 @@ pub fn files_in(directory: &Path, client_ca: &Path) -> TlsFiles {
 }
 
 /// Rereads the files until the drain starts.
-pub async fn keep_certificates(mut reload: Reload, metrics: Metrics, drain: Drain) -> Result<(), TlsError> {
+pub async fn reload_certificates(mut reload: Reload, metrics: Metrics, drain: Drain) -> Result<(), TlsError> {
     while drain.until_started(tokio::time::sleep(POLL)).await.is_some() {
         match reload.look().await {
             Ok(false) => {}

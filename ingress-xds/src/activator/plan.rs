@@ -172,19 +172,19 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
     let Some(Sleep { state, client_ca }) = &entry.route.asleep else {
         return Decision::Answer(Answer::Reconnect);
     };
-    let who = || identify_caller(&entry.route, client_ca, call, now);
+    let caller = || identify_caller(&entry.route, client_ca, call, now);
     match state {
         Asleep::Waking { since, problem } => {
             // The operator's clock may differ from ours.
             let seconds =
                 || i32::try_from(now.duration_since(since.0).as_secs()).map_or(0, |seconds| seconds.clamp(0, 30));
-            match (problem, who()) {
+            match (problem, caller()) {
                 (Some(problem), Ok(_)) => Decision::Answer(Answer::Stuck(build_advice(problem))),
                 (None, Ok(identity)) if identity.is_user() => Decision::Wait,
                 _ => Decision::Answer(Answer::Waking(seconds())),
             }
         }
-        Asleep::Held { why } => Decision::Answer(match who() {
+        Asleep::Held { why } => Decision::Answer(match caller() {
             Ok(_) => Answer::Held(why.clone()),
             Err(reason) => Answer::Unauthenticated(reason),
         }),
@@ -192,7 +192,7 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
             callers,
             ignored_agents,
             ..
-        } => match (callers, who()) {
+        } => match (callers, caller()) {
             (_, Ok(identity)) if !identity.is_user() => Decision::Answer(Answer::NotForUser),
             (Callers::Authenticated, Err(reason)) => Decision::Answer(Answer::Unauthenticated(reason)),
             _ if ignored_agents.has(call.agent) => Decision::Answer(Answer::IgnoredUserAgent),

@@ -35,7 +35,11 @@ pub struct Request<'a> {
 }
 
 /// The cluster that issued the request's token.
-pub fn find(snapshot: &Snapshot, request: Request<'_>, now: Timestamp) -> Result<Verified<Arc<Entry>>, RequestRefusal> {
+pub fn find_cluster_by_token(
+    snapshot: &Snapshot,
+    request: Request<'_>,
+    now: Timestamp,
+) -> Result<Verified<Arc<Entry>>, RequestRefusal> {
     let token = request
         .authorization
         .and_then(bearer_token)

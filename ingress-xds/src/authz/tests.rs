@@ -182,7 +182,7 @@ fn a_source_holds_so_many_connections() {
     assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), full);
     assert_eq!(refusal(&gate.check_source(now, ip("192.0.2.2"))), None, "another's");
     assert_eq!(refusal(&gate.check_source(now, None)), None, "nobody's is not counted");
-    gate.open_connections().end(source.unwrap());
+    gate.open_connections().remove(source.unwrap());
     assert_eq!(refusal(&gate.check_source(now, source)), None);
 }
 
@@ -275,12 +275,12 @@ fn requests_are_a_clusters_own() {
     let now = Instant::now();
     let mut gate = Gate::new(LIMITS, now);
     let [a, b] = ["bcdfghjk24", "zzzzzzzz24"].map(|id| id.parse().unwrap());
-    let taken = (0..20).filter(|_| gate.take_request(now, &a).is_ok()).count();
+    let taken = (0..20).filter(|_| gate.charge_request(now, &a).is_ok()).count();
     assert_eq!(taken, 5);
-    assert_eq!(gate.take_request(now, &a), Err(RequestRefusal::Rate));
-    assert!(gate.take_request(now, &b).is_ok(), "another has its own");
+    assert_eq!(gate.charge_request(now, &a), Err(RequestRefusal::Rate));
+    assert!(gate.charge_request(now, &b).is_ok(), "another has its own");
     assert!(
-        gate.take_request(now + Duration::from_millis(100), &a).is_ok(),
+        gate.charge_request(now + Duration::from_millis(100), &a).is_ok(),
         "in time"
     );
 }

@@ -50,7 +50,7 @@ pub struct Tracker {
     listed: bool,
     object: ObjectReference,
     served: Option<Arc<Base>>,
-    before: Option<Arc<Base>>,
+    previous: Option<Arc<Base>>,
     /// The configuration that an Envoy refused last, and its reason. It is not tried again
     /// unchanged.
     rejected: Option<(Arc<Base>, String)>,
@@ -65,7 +65,7 @@ impl Tracker {
             listed: false,
             object: ObjectReference::default(),
             served: None,
-            before: None,
+            previous: None,
             rejected: None,
             problem: None,
         }
@@ -98,17 +98,17 @@ impl Tracker {
     /// Applies one input. Returns a notice for the host's owner, if there is news.
     pub fn apply(&mut self, input: Input) -> Option<Notice> {
         match input {
-            Input::Seen(Watched::Applied(map)) if map.metadata.deletion_timestamp.is_none() => self.take_map(&map),
-            Input::Seen(Watched::Applied(_) | Watched::Deleted(_)) => self.take(Base::default()),
+            Input::Seen(Watched::Applied(map)) if map.metadata.deletion_timestamp.is_none() => self.read_map(&map),
+            Input::Seen(Watched::Applied(_) | Watched::Deleted(_)) => self.serve(Base::default()),
             Input::Seen(Watched::Listed(keys)) => {
                 self.listed = true;
-                keys.is_empty().then(|| self.take(Base::default())).flatten()
+                keys.is_empty().then(|| self.serve(Base::default())).flatten()
             }
             Input::Refused(rejection) => self.reject(rejection),
         }
     }
 
-    fn take_map(&mut self, map: &ConfigMap) -> Option<Notice> {
+    fn read_map(&mut self, map: &ConfigMap) -> Option<Notice> {
         self.object = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("ConfigMap".to_owned()),
@@ -118,12 +118,12 @@ impl Tracker {
             ..Default::default()
         };
         match read(map, &self.ports) {
-            Ok(base) => self.take(base),
+            Ok(base) => self.serve(base),
             Err(error) => self.refuse(to_chain(&error)),
         }
     }
 
-    fn take(&mut self, base: Base) -> Option<Notice> {
+    fn serve(&mut self, base: Base) -> Option<Notice> {
         if let Some((_, reason)) = self.rejected.as_ref().filter(|(rejected, _)| **rejected == base) {
             return self.refuse(reason.clone());
         }
@@ -133,10 +133,10 @@ impl Tracker {
         }
         self.problem = None;
         if !is_served {
-            self.before = self.served.replace(Arc::new(base));
+            self.previous = self.served.replace(Arc::new(base));
         }
         let count = self.served.as_ref().map_or(0, |served| served.len());
-        self.tell(false, format!("{count} resources are served."))
+        self.build_notice(false, format!("{count} resources are served."))
     }
 
     fn reject(&mut self, rejection: Rejection) -> Option<Notice> {
@@ -152,7 +152,7 @@ impl Tracker {
         };
         // Otherwise the refused version is no longer served.
         let rejected = self.served.take_if(|served| has(served))?;
-        self.served = self.before.take().filter(|before| !has(before));
+        self.served = self.previous.take().filter(|before| !has(before));
         let reason = format!("Envoy does not take {name}: {reason}");
         self.rejected = Some((rejected, reason.clone()));
         self.refuse(reason)
@@ -168,10 +168,10 @@ impl Tracker {
         };
         let note = format!("{reason}. {stays}");
         self.problem = Some(reason);
-        self.tell(true, note)
+        self.build_notice(true, note)
     }
 
-    fn tell(&self, refused: bool, note: String) -> Option<Notice> {
+    fn build_notice(&self, refused: bool, note: String) -> Option<Notice> {
         self.object.name.as_ref()?;
         Some(Notice {
             object: self.object.clone(),

@@ -2,7 +2,7 @@
 //!
 //! The gate adds a connection when it allows it. Envoy's access log reports its end, and such a
 //! report may be lost. So a connection counts for [`COUNTED`] at most, and the log reader calls
-//! [`OpenConnections::forget`] when it may have missed some. A source may then exceed its limit for a while,
+//! [`OpenConnections::clear`] when it may have missed some. A source may then exceed its limit for a while,
 //! but no source is blocked by connections that it no longer has.
 
 use std::collections::HashMap;
@@ -68,7 +68,7 @@ impl OpenConnections {
     }
 
     /// Adds a connection.
-    pub fn begin(&mut self, peer: SocketAddr, now: Instant) {
+    pub fn add(&mut self, peer: SocketAddr, now: Instant) {
         if self.total >= CAPACITY {
             return;
         }
@@ -81,7 +81,7 @@ impl OpenConnections {
     }
 
     /// Removes a connection that ended, if it is tracked.
-    pub fn end(&mut self, peer: SocketAddr) {
+    pub fn remove(&mut self, peer: SocketAddr) {
         let Entry::Occupied(mut source) = self.sources.entry(source_key(Some(peer.ip()))) else {
             return;
         };
@@ -100,7 +100,7 @@ impl OpenConnections {
     }
 
     /// Removes all connections.
-    pub fn forget(&mut self) {
+    pub fn clear(&mut self) {
         self.sources.clear();
         self.total = 0;
     }
@@ -122,7 +122,7 @@ mod tests {
     fn take(open: &mut OpenConnections, text: &str, now: Instant) -> bool {
         let room = open.has_room(peer(text), now);
         if room {
-            open.begin(peer(text), now);
+            open.add(peer(text), now);
         }
         room
     }
@@ -152,17 +152,17 @@ mod tests {
         let now = Instant::now();
         let mut open = OpenConnections::new(1);
         assert!(take(&mut open, "192.0.2.1:1", now));
-        open.end(peer("192.0.2.1:2"));
-        open.end(peer("192.0.2.2:1"));
+        open.remove(peer("192.0.2.1:2"));
+        open.remove(peer("192.0.2.2:1"));
         assert!(!take(&mut open, "192.0.2.1:2", now), "another one ended");
-        open.end(peer("192.0.2.1:1"));
+        open.remove(peer("192.0.2.1:1"));
         assert!(take(&mut open, "192.0.2.1:2", now));
-        open.forget();
+        open.clear();
         assert_eq!(open.total(), 0);
         assert!(take(&mut open, "192.0.2.1:3", now));
-        open.end(peer("192.0.2.1:2"));
+        open.remove(peer("192.0.2.1:2"));
         assert_eq!(open.total(), 1, "one that was forgotten ends");
-        open.end(peer("192.0.2.1:3"));
+        open.remove(peer("192.0.2.1:3"));
         assert!(open.sources.is_empty(), "nothing stays of a source");
     }
 
@@ -173,7 +173,7 @@ mod tests {
         assert!(take(&mut open, "192.0.2.1:1", now));
         assert!(take(&mut open, "192.0.2.1:1", now), "the next one from there");
         assert!(!take(&mut open, "192.0.2.1:2", now));
-        open.end(peer("192.0.2.1:1"));
+        open.remove(peer("192.0.2.1:1"));
         assert_eq!(open.total(), 1, "it is the first that ended");
     }
 
@@ -200,7 +200,7 @@ mod tests {
         let now = Instant::now();
         let mut open = OpenConnections::new(1);
         for number in 0..u32::try_from(CAPACITY).unwrap() + 1000 {
-            open.begin(SocketAddr::from((number.to_be_bytes(), 1)), now);
+            open.add(SocketAddr::from((number.to_be_bytes(), 1)), now);
         }
         assert_eq!(open.total(), CAPACITY);
     }

@@ -126,7 +126,7 @@ impl Activators {
 
     /// The addresses and the port for a name of a sleeping cluster, if an activator has a
     /// certificate for the name. Konnectivity agents are excluded: they wake no cluster.
-    pub(super) fn find(&self, name: &str, route: &Route) -> Option<(BTreeSet<IpAddr>, u16)> {
+    pub(super) fn endpoints_of(&self, name: &str, route: &Route) -> Option<(BTreeSet<IpAddr>, u16)> {
         let port = self.rules.activator?.port();
         let can_answer = match route.public_name == name {
             true => self.names.contains_key(PKI_NAMESPACE),

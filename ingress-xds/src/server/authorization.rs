@@ -207,18 +207,19 @@ impl AuthorizationService {
     ) -> Result<Arc<Entry>, Refused<Found>> {
         let snapshot = snapshot.ok_or((RequestRefusal::NotSynced, None))?;
         // The signature is verified outside of the lock.
-        let found = request::find(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
+        let found =
+            request::find_cluster_by_token(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
         let entry = &found.cluster;
-        let checked = request::check(snapshot, entry, request).and_then(|()| self.take_request(entry));
+        let checked = request::check(snapshot, entry, request).and_then(|()| self.charge_request(entry));
         match checked {
             Ok(()) => Ok(found.cluster),
             Err(refusal) => Err((refusal, Some(found))),
         }
     }
 
-    fn take_request(&self, entry: &Entry) -> Result<(), RequestRefusal> {
+    fn charge_request(&self, entry: &Entry) -> Result<(), RequestRefusal> {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        gate.take_request(Instant::now(), &entry.route.id)
+        gate.charge_request(Instant::now(), &entry.route.id)
     }
 }
 

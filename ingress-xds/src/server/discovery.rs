@@ -133,13 +133,13 @@ impl Session {
                 }
                 request = self.requests.message() => match request? {
                     None => return Ok(None),
-                    Some(request) => self.take(request).await?,
+                    Some(request) => self.handle(request).await?,
                 },
             }
         }
     }
 
-    async fn take(&mut self, message: DeltaDiscoveryRequest) -> Result<(), Status> {
+    async fn handle(&mut self, message: DeltaDiscoveryRequest) -> Result<(), Status> {
         if self.node.is_none() {
             let node = message.node.as_ref().map(|node| node.id.clone()).unwrap_or_default();
             tracing::info!(

@@ -62,7 +62,7 @@ fn ask(snapshot: &Snapshot, authorization: Option<&str>, authority: &str) -> Res
         source: Some([127, 0, 0, 1].into()),
         agent: b"kubectl/v1.35.4",
     };
-    let entry = find(snapshot, request, now)?.cluster;
+    let entry = find_cluster_by_token(snapshot, request, now)?.cluster;
     check(snapshot, &entry, request)?;
     Ok(entry.route.cluster.clone())
 }

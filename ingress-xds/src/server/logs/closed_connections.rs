@@ -36,7 +36,7 @@ impl Reader {
     }
 
     pub(super) fn read(&self, entries: &[TcpAccessLogEntry]) {
-        self.update(|open| entries.iter().filter_map(to_peer).for_each(|peer| open.end(peer)));
+        self.update(|open| entries.iter().filter_map(to_peer).for_each(|peer| open.remove(peer)));
     }
 
     fn update(&self, apply: impl FnOnce(&mut OpenConnections)) {
@@ -49,7 +49,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         if !self.dismissed {
-            self.update(OpenConnections::forget);
+            self.update(OpenConnections::clear);
         }
     }
 }
