@@ -30,7 +30,7 @@ use verdict::{ConnectionRefusal, RequestRefusal};
 /// an answer.
 pub const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
-/// GateLimits that this process enforces.
+/// Limits that this process enforces.
 #[derive(Clone, Copy, Debug)]
 pub struct GateLimits {
     /// New connections from one source address (IPv6: from one /64).

@@ -61,7 +61,7 @@ const CONNECTION_WINDOW_BYTES: u32 = STREAMS * STREAM_WINDOW_BYTES;
 const IDLE_SECONDS: i64 = 60;
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
-/// EnvoyLimits of each tenant cluster.
+/// Limits of each tenant cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnvoyLimits {
     /// Connections that one Envoy may have open to one cluster by one name.

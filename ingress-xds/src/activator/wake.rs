@@ -1,4 +1,4 @@
-//! WakeLimits how often clusters are woken. Pure but for the queue to the writer; time comes in as an
+//! Limits how often clusters are woken. Pure but for the queue to the writer; time comes in as an
 //! argument.
 //!
 //! ```text

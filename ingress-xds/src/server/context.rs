@@ -25,7 +25,7 @@ pub struct ServerContext {
     pub tls: TlsConfigs,
     /// DNS names; a client's certificate must have one of them.
     pub client_names: Vec<String>,
-    /// GateLimits of the gate.
+    /// Limits of the gate.
     pub limits: GateLimits,
     /// Sends wake requests to the operator.
     pub waker: Waker,
