@@ -8,7 +8,7 @@
 //! ```
 //!
 //! An authenticated caller that may wake the cluster is answered when the cluster is awake, or
-//! after [`MAX_WAIT`]. It then retries at once: client-go would otherwise sleep for a whole second
+//! after 4.5 s. It then retries at once: client-go would otherwise sleep for a whole second
 //! between two tries, in which a cluster may have woken.
 //!
 //! Envoy routes a client that reconnects to wherever the cluster is then. Each connection is closed

@@ -15,7 +15,9 @@
 //! any.
 
 pub mod activators;
+mod claims;
 pub mod observation;
+pub mod report;
 pub mod route;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,29 +28,16 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::ingress::Asleep;
-use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
+use yoke_api::names::PKI_NAMESPACE;
 use yoke_pki::plan::INGRESS_LEAF;
 
 use crate::validate::{IngressCertificate, Rules, Slice, validate_config, validate_ingress, validate_slice};
 
-use activators::{ActivatorNames, Activators, AffectedNames};
-use observation::{ObjectKey, Watched, to_chain};
+use activators::{Activators, AffectedNames};
+use claims::Claims;
+use observation::{Event, ObjectKey, Watched, to_chain};
+use report::{Problem, Report};
 use route::Route;
-
-/// One observation of the host.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// A ConfigMap that is labeled as ingress configuration.
-    Config(Watched<ConfigMap>),
-    /// An EndpointSlice that is labeled as a control plane's.
-    Slice(Watched<EndpointSlice>),
-    /// The Secret with the ingress certificate.
-    Certificate(Watched<Secret>),
-    /// A certificate that the activator can serve now.
-    ActivatorCertificate(Watched<ActivatorNames>),
-    /// An EndpointSlice of this process's own Service.
-    Replicas(Watched<EndpointSlice>),
-}
 
 /// The destination of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,39 +50,6 @@ pub struct Target {
     pub port: u16,
 }
 
-/// A problem that the host's owner can fix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// The object.
-    pub object: ObjectKey,
-    /// The problem with it.
-    pub problem: Problem,
-}
-
-/// A problem with one object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
-    /// The ConfigMap is invalid, so its cluster is not routed. The text is the chain of causes.
-    Config(String),
-    /// The EndpointSlice is invalid, so its addresses are not used. The text is the chain of
-    /// causes.
-    Slice(String),
-    /// The ingress certificate is invalid, so Envoy continues with its previous one. The text is
-    /// the chain of causes.
-    Certificate(String),
-    /// The form of an extra name is invalid, so the name is ignored.
-    Name(String),
-    /// The name belongs to an older cluster.
-    NameTaken {
-        /// The name.
-        name: String,
-        /// Control-plane namespace of the cluster that owns the name.
-        by: String,
-    },
-}
-
-type Claim = (Timestamp, String);
-
 /// The routing table.
 #[derive(Debug)]
 pub struct Table {
@@ -102,10 +58,9 @@ pub struct Table {
     configs: BTreeMap<ObjectKey, Option<(Timestamp, Arc<Route>)>>,
     routes: BTreeMap<String, Arc<Route>>,
     slices: BTreeMap<ObjectKey, Option<Slice>>,
-    claims: BTreeMap<String, BTreeSet<Claim>>,
+    claims: Claims,
     targets: BTreeMap<String, Target>,
     changed: BTreeSet<String>,
-    contests: BTreeMap<String, Contest>,
     problems: BTreeMap<(ProblemSource, ObjectKey), Vec<Problem>>,
     reports: Vec<Report>,
     certificate: Option<IngressCertificate>,
@@ -122,13 +77,6 @@ enum ProblemSource {
     Certificate,
 }
 
-/// Control-plane namespaces that claim the same name.
-#[derive(Debug)]
-struct Contest {
-    winner: String,
-    losers: BTreeSet<String>,
-}
-
 impl Table {
     /// An empty table.
     pub fn new(rules: Rules) -> Self {
@@ -138,10 +86,9 @@ impl Table {
             configs: BTreeMap::new(),
             routes: BTreeMap::new(),
             slices: BTreeMap::new(),
-            claims: BTreeMap::new(),
+            claims: Claims::default(),
             targets: BTreeMap::new(),
             changed: BTreeSet::new(),
-            contests: BTreeMap::new(),
             problems: BTreeMap::new(),
             reports: Vec::new(),
             certificate: None,
@@ -228,7 +175,7 @@ impl Table {
 
     /// Number of objects with problems, plus names that more than one cluster claims.
     pub fn problem_count(&self) -> usize {
-        self.problems.len() + self.contests.len()
+        self.problems.len() + self.claims.contest_count()
     }
 
     fn apply_config(&mut self, object: &ConfigMap) {
@@ -263,16 +210,14 @@ impl Table {
             let claim = (created, key.namespace.clone());
             self.routes.remove(&key.namespace);
             for name in old.names() {
-                if let Some(claims) = self.claims.get_mut(name) {
-                    claims.remove(&claim);
-                }
+                self.claims.remove(name, &claim);
                 touched.insert(name.to_owned());
             }
         }
         if let Some((created, new)) = route {
             let claim = (created, key.namespace.clone());
             for name in new.names() {
-                self.claims.entry(name.to_owned()).or_default().insert(claim.clone());
+                self.claims.add(name, claim.clone());
                 touched.insert(name.to_owned());
             }
             self.routes.insert(key.namespace.clone(), new);
@@ -338,9 +283,8 @@ impl Table {
 
     /// Recomputes the target of one name.
     fn resolve(&mut self, name: &str) {
-        self.report_losers(name);
-        let winner = self.claims.get(name).and_then(BTreeSet::first);
-        let route = winner.and_then(|(_, namespace)| self.routes.get(namespace));
+        self.reports.extend(self.claims.update_contest(name));
+        let route = self.claims.owner(name).and_then(|namespace| self.routes.get(namespace));
         let target = route.map(|route| self.find_target(name, route));
         if self.targets.get(name) == target.as_ref() {
             return;
@@ -391,39 +335,6 @@ impl Table {
         }
     }
 
-    fn report_losers(&mut self, name: &str) {
-        let Some(claims) = self.claims.get(name) else {
-            return;
-        };
-        let mut namespaces = claims.iter().map(|(_, namespace)| namespace.clone());
-        let Some(winner) = namespaces.next() else {
-            self.claims.remove(name);
-            self.contests.remove(name);
-            return;
-        };
-        let contest = Contest {
-            winner,
-            losers: namespaces.collect(),
-        };
-        let before = self.contests.get(name);
-        for loser in &contest.losers {
-            if !before.is_some_and(|before| before.winner == contest.winner && before.losers.contains(loser)) {
-                self.reports.push(Report {
-                    object: config_key(loser),
-                    problem: Problem::NameTaken {
-                        name: name.to_owned(),
-                        by: contest.winner.clone(),
-                    },
-                });
-            }
-        }
-        if contest.losers.is_empty() {
-            self.contests.remove(name);
-        } else {
-            self.contests.insert(name.to_owned(), contest);
-        }
-    }
-
     fn addresses(&self, route: &Route) -> BTreeSet<IpAddr> {
         let first = ObjectKey {
             namespace: route.namespace.clone(),
@@ -455,13 +366,6 @@ fn certificate_key() -> ObjectKey {
     ObjectKey {
         namespace: PKI_NAMESPACE.to_owned(),
         name: INGRESS_LEAF.to_owned(),
-    }
-}
-
-fn config_key(namespace: &str) -> ObjectKey {
-    ObjectKey {
-        namespace: namespace.to_owned(),
-        name: INGRESS_CONFIG_MAP.to_owned(),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::announce::announce;
 use crate::arguments::Arguments;
 use crate::base::Tracker;
 use crate::metrics::{Metrics, PROCESS};
-use crate::model::Event;
+use crate::model::observation::Event;
 use crate::routing::Routing;
 use crate::server::{Server, ServerContext};
 use crate::snapshot::Snapshots;

@@ -16,7 +16,9 @@ use yoke_runtime::{Check, Drain};
 
 use crate::base::{Input, Notice, Tracker};
 use crate::metrics::Metrics;
-use crate::model::{Event, Report, Table};
+use crate::model::Table;
+use crate::model::observation::Event;
+use crate::model::report::Report;
 use crate::snapshot::resource::resource_name;
 use crate::snapshot::{Entry, Snapshot, Snapshots};
 use crate::traffic::SeriesRegistry;

@@ -24,8 +24,7 @@ use yoke_runtime::Drain;
 
 use crate::base::Input;
 use crate::metrics::Metrics;
-use crate::model::Event;
-use crate::model::observation::{ObjectKey, Watched};
+use crate::model::observation::{Event, ObjectKey, Watched};
 use crate::validate::SERVICE_NAME;
 
 /// A watch failed permanently.

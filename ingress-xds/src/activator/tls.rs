@@ -26,9 +26,8 @@ use yoke_pki::plan::SLEEPER_LEAF;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::TlsConfigs;
 
-use crate::model::Event;
-use crate::model::activators::{ActivatorNames, activator_secret_key};
-use crate::model::observation::{ObjectKey, Watched, to_chain};
+use crate::model::activators::activator_secret_key;
+use crate::model::observation::{ActivatorNames, Event, ObjectKey, Watched, to_chain};
 use crate::snapshot::Snapshots;
 use crate::snapshot::resource::resource_name;
 use crate::validate::{CertificateError, validate_activator};

@@ -12,22 +12,12 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_pki::plan::SLEEPER_LEAF;
 
-use super::observation::{ObjectKey, Watched};
+use super::observation::{ActivatorNames, ObjectKey, Watched};
 use super::route::Route;
 use crate::validate::{Rules, ready_addresses};
 
 /// Maximum number of activator addresses that are sent to Envoy.
 const MAX_ACTIVATORS: usize = 16;
-
-/// The names that an activator certificate covers.
-#[derive(Clone, Debug)]
-pub struct ActivatorNames {
-    /// The Secret of the certificate. In the CA namespace it covers the public names of all
-    /// clusters; in a control-plane namespace it covers the extra names of that cluster.
-    pub key: ObjectKey,
-    /// DNS names of the certificate.
-    pub names: BTreeSet<String>,
-}
 
 /// The known activators.
 #[derive(Debug)]

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::error::Error;
 
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// Namespace and name of an object on the host.
@@ -33,6 +35,31 @@ pub enum Watched<K> {
     Deleted(ObjectKey),
     /// A complete list was reported through `Applied`. No other objects exist.
     Listed(BTreeSet<ObjectKey>),
+}
+
+/// One observation of the host.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A ConfigMap that is labeled as ingress configuration.
+    Config(Watched<ConfigMap>),
+    /// An EndpointSlice that is labeled as a control plane's.
+    Slice(Watched<EndpointSlice>),
+    /// The Secret with the ingress certificate.
+    Certificate(Watched<Secret>),
+    /// A certificate that the activator can serve now.
+    ActivatorCertificate(Watched<ActivatorNames>),
+    /// An EndpointSlice of this process's own Service.
+    Replicas(Watched<EndpointSlice>),
+}
+
+/// The names that an activator certificate covers.
+#[derive(Clone, Debug)]
+pub struct ActivatorNames {
+    /// The Secret of the certificate. In the CA namespace it covers the public names of all
+    /// clusters; in a control-plane namespace it covers the extra names of that cluster.
+    pub key: ObjectKey,
+    /// DNS names of the certificate.
+    pub names: BTreeSet<String>,
 }
 
 /// The text of an error followed by its causes.

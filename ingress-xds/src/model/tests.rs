@@ -3,6 +3,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::activators::activator_secret_key;
+use super::observation::ActivatorNames;
 use super::*;
 use crate::test_util::fixtures::{
     BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, replica_slice, since, waking,

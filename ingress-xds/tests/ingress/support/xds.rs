@@ -16,7 +16,7 @@ use yoke_ingress_xds::activator::{Activator, ActivatorContext, ActivatorLimits};
 use yoke_ingress_xds::authz::GateLimits;
 use yoke_ingress_xds::base::{Input, Notice, Tracker};
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
-use yoke_ingress_xds::model::Event;
+use yoke_ingress_xds::model::observation::Event;
 use yoke_ingress_xds::model::observation::{ObjectKey, Watched};
 use yoke_ingress_xds::routing::Routing;
 use yoke_ingress_xds::server::{Server, ServerContext};
