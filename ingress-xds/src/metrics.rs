@@ -74,8 +74,14 @@ impl Metrics {
     /// Creates the metrics and registers them.
     pub fn new(registry: &Registry) -> Self {
         let metrics = Self::default();
+        metrics.register_served(registry);
+        metrics.register_clients(registry);
+        metrics
+    }
+
+    fn register_served(&self, registry: &Registry) {
         registry.register(|registry| {
-            let m = metrics.clone();
+            let m = self.clone();
             registry.register("clusters", "Clusters that are routed", m.clusters);
             registry.register("names", "SNI names that lead to a cluster", m.names);
             registry.register("problems", "Host objects and names that are not used", m.problems);
@@ -88,6 +94,12 @@ impl Metrics {
             registry.register("responses", "xDS responses sent", m.responses);
             registry.register("refused_responses", "xDS responses that Envoy refused", m.refused);
             registry.register("response_bytes", "Bytes of resources in xDS responses", m.bytes);
+        });
+    }
+
+    fn register_clients(&self, registry: &Registry) {
+        registry.register(|registry| {
+            let m = self.clone();
             registry.register(
                 "held_connections",
                 "Connections of clients that are known to be open",
@@ -136,7 +148,6 @@ impl Metrics {
             registry.register("base_changes", "Changes of the base configuration", m.base_changes);
             registry.register("watch_errors", "Failures of a watch on the host API", m.watch_errors);
         });
-        metrics
     }
 
     /// Registers the collector of the clusters' traffic.

@@ -20,7 +20,7 @@ use crate::activator::wake::write::write_wakes;
 use crate::activator::{Activator, ActivatorContext, ActivatorLimits};
 use crate::announce::announce;
 use crate::arguments::Arguments;
-use crate::base::Tracker;
+use crate::base::{Input, Tracker};
 use crate::metrics::{Metrics, PROCESS};
 use crate::model::observation::Event;
 use crate::routing::Routing;
@@ -77,25 +77,15 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     supervisor.spawn("routing", routing.run(observed, inputs, notices, drain.clone()));
 
     let client = connect(arguments.kubeconfig.as_deref()).await?;
-    let configs = watch_configs(client.clone(), events.clone(), metrics.clone(), drain.clone());
-    supervisor.spawn("config-watch", configs);
-    let certificate = watch_certificate(client.clone(), events.clone(), metrics.clone(), drain.clone());
-    supervisor.spawn("certificate-watch", certificate);
-    if let Some(name) = arguments.base_config_map.clone() {
-        let watched = watch_base(client.clone(), name, base.clone(), metrics.clone(), drain.clone());
-        supervisor.spawn("base-watch", watched);
-    }
     supervisor.spawn("events", announce(client.clone(), published, drain.clone()));
-    let slices = watch_slices(client.clone(), events.clone(), metrics.clone(), drain.clone());
-    supervisor.spawn("slice-watch", slices);
-
-    let parts = ActivatorParts {
+    let parts = SharedParts {
         client,
         events,
         snapshots: snapshots.clone(),
         metrics: metrics.clone(),
         drain: drain.clone(),
     };
+    spawn_watches(&mut supervisor, &arguments, &parts, base.clone());
     let waker = spawn_waker(&mut supervisor, &arguments, parts).await?;
     let context = ServerContext {
         snapshots,
@@ -111,7 +101,29 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(supervisor.run().await?)
 }
 
-struct ActivatorParts {
+/// Starts the watches of host objects whose events the routing table needs in any case.
+fn spawn_watches(supervisor: &mut Supervisor, arguments: &Arguments, parts: &SharedParts, base: mpsc::Sender<Input>) {
+    let SharedParts {
+        client,
+        events,
+        metrics,
+        drain,
+        ..
+    } = parts;
+    let configs = watch_configs(client.clone(), events.clone(), metrics.clone(), drain.clone());
+    supervisor.spawn("config-watch", configs);
+    let certificate = watch_certificate(client.clone(), events.clone(), metrics.clone(), drain.clone());
+    supervisor.spawn("certificate-watch", certificate);
+    if let Some(name) = arguments.base_config_map.clone() {
+        let watched = watch_base(client.clone(), name, base, metrics.clone(), drain.clone());
+        supervisor.spawn("base-watch", watched);
+    }
+    let slices = watch_slices(client.clone(), events.clone(), metrics.clone(), drain.clone());
+    supervisor.spawn("slice-watch", slices);
+}
+
+/// Dependencies that the watches and the activator share with the rest of the process.
+struct SharedParts {
     client: Client,
     events: mpsc::Sender<Event>,
     snapshots: Snapshots,
@@ -120,11 +132,7 @@ struct ActivatorParts {
 }
 
 /// Starts the writer of wake requests, and the activator if it is configured.
-async fn spawn_waker(
-    supervisor: &mut Supervisor,
-    arguments: &Arguments,
-    parts: ActivatorParts,
-) -> anyhow::Result<Waker> {
+async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, parts: SharedParts) -> anyhow::Result<Waker> {
     let metrics = parts.metrics.clone();
     let (waker, requests) = Waker::new(arguments.wake_limits(), metrics.clone(), Instant::now());
     let writing = write_wakes(parts.client.clone(), requests, metrics);
@@ -142,9 +150,9 @@ async fn spawn_activator(
     supervisor: &mut Supervisor,
     arguments: &Arguments,
     waker: Waker,
-    parts: ActivatorParts,
+    parts: SharedParts,
 ) -> anyhow::Result<()> {
-    let ActivatorParts {
+    let SharedParts {
         client,
         events,
         snapshots,

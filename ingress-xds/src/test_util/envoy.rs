@@ -1,7 +1,7 @@
 //! The real Envoy, with the bootstrap that the chart ships.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -67,40 +67,7 @@ impl Envoy {
         let tls = directory.path().join("tls");
         std::fs::create_dir(&tls).unwrap();
         write_secret(&tls, leaf, ca);
-        for (name, text) in FILES {
-            let mut text = text.to_owned();
-            for (old, new) in changes.iter().filter(|_| name == "bootstrap.yaml") {
-                assert!(text.contains(old), "{old} is in the bootstrap");
-                text = text.replace(old, new);
-            }
-            for (placeholder, value) in [
-                ("@XDS_HOST@", xds.ip().to_string()),
-                ("@XDS_PORT@", xds.port().to_string()),
-                ("@XDS_SAN@", SERVER_NAME.to_owned()),
-                ("@INGRESS_ADDRESS@", "127.0.0.1".to_owned()),
-                ("@INGRESS_PORT@", ingress.to_string()),
-                ("@HEALTH_ADDRESS@", "127.0.0.1".to_owned()),
-                ("@HEALTH_PORT@", health.to_string()),
-                ("@ADMIN_PORT@", admin.to_string()),
-                ("@CONFIG_DIR@", directory.path().display().to_string()),
-                ("@TLS_DIR@", tls.display().to_string()),
-                ("@CLUSTER_NAMES@", "kubernetes.default.svc.cluster.local".to_owned()),
-                ("@MAX_CONNECTIONS@", "50000".to_owned()),
-                ("@MAX_HEAP_BYTES@", "1000000000".to_owned()),
-                ("@MAX_STREAMS@", "100".to_owned()),
-                ("@PEERS@", EVERYBODY.to_owned()),
-                ("@PROXY_PROTOCOL@", String::new()),
-                ("@MAX_HEADER_KIB@", "32".to_owned()),
-            ] {
-                text = text.replace(placeholder, &value);
-            }
-            let left = text
-                .lines()
-                .filter(|line| !line.starts_with('#'))
-                .find(|line| line.contains("@X"));
-            assert_eq!(left, None, "every placeholder has a value");
-            std::fs::write(directory.path().join(name), text).unwrap();
-        }
+        write_config(&directory, &tls, xds, [ingress, health, admin], changes);
         let open = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
         let process = Command::new(find("envoy"))
             .arg("-c")
@@ -210,6 +177,50 @@ impl Drop for Envoy {
         if std::thread::panicking() {
             eprintln!("Envoy's log:\n{}", self.log());
         }
+    }
+}
+
+/// Writes the files of the chart with values for a test.
+fn write_config(
+    directory: &TempDir,
+    tls: &Path,
+    xds: SocketAddr,
+    [ingress, health, admin]: [u16; 3],
+    changes: &[(&str, &str)],
+) {
+    for (name, text) in FILES {
+        let mut text = text.to_owned();
+        for (old, new) in changes.iter().filter(|_| name == "bootstrap.yaml") {
+            assert!(text.contains(old), "{old} is in the bootstrap");
+            text = text.replace(old, new);
+        }
+        for (placeholder, value) in [
+            ("@XDS_HOST@", xds.ip().to_string()),
+            ("@XDS_PORT@", xds.port().to_string()),
+            ("@XDS_SAN@", SERVER_NAME.to_owned()),
+            ("@INGRESS_ADDRESS@", "127.0.0.1".to_owned()),
+            ("@INGRESS_PORT@", ingress.to_string()),
+            ("@HEALTH_ADDRESS@", "127.0.0.1".to_owned()),
+            ("@HEALTH_PORT@", health.to_string()),
+            ("@ADMIN_PORT@", admin.to_string()),
+            ("@CONFIG_DIR@", directory.path().display().to_string()),
+            ("@TLS_DIR@", tls.display().to_string()),
+            ("@CLUSTER_NAMES@", "kubernetes.default.svc.cluster.local".to_owned()),
+            ("@MAX_CONNECTIONS@", "50000".to_owned()),
+            ("@MAX_HEAP_BYTES@", "1000000000".to_owned()),
+            ("@MAX_STREAMS@", "100".to_owned()),
+            ("@PEERS@", EVERYBODY.to_owned()),
+            ("@PROXY_PROTOCOL@", String::new()),
+            ("@MAX_HEADER_KIB@", "32".to_owned()),
+        ] {
+            text = text.replace(placeholder, &value);
+        }
+        let left = text
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .find(|line| line.contains("@X"));
+        assert_eq!(left, None, "every placeholder has a value");
+        std::fs::write(directory.path().join(name), text).unwrap();
     }
 }
 
