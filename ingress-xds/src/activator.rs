@@ -158,7 +158,9 @@ impl Admission for HandshakeCounter {
         // TLS stores the certificates for the lifetime of the connection.
         match certificates.iter().map(|der| der.len()).sum::<usize>() {
             ..=CHAIN_BYTES => Ok(()),
-            bytes => Err(io::Error::other(format!("{bytes} bytes of certificates"))),
+            bytes => Err(io::Error::other(format!(
+                "the client sent {bytes} bytes of certificates, and {CHAIN_BYTES} are allowed"
+            ))),
         }
     }
 

@@ -84,7 +84,11 @@ impl Metrics {
             let m = self.clone();
             registry.register("clusters", "Clusters that are routed", m.clusters);
             registry.register("names", "SNI names that lead to a cluster", m.names);
-            registry.register("problems", "Host objects and names that are not used", m.problems);
+            registry.register(
+                "problems",
+                "Invalid host objects, and names that more than one cluster claims",
+                m.problems,
+            );
             registry.register(
                 "certificate_expiry_timestamp_seconds",
                 "End of the ingress certificate's validity, 0 if there is none",
@@ -102,7 +106,7 @@ impl Metrics {
             let m = self.clone();
             registry.register(
                 "held_connections",
-                "Connections of clients that are known to be open",
+                "Client connections that are known to be open",
                 m.open_connections,
             );
             registry.register(
@@ -112,34 +116,34 @@ impl Metrics {
             );
             registry.register(
                 "sleeper_answers",
-                "Answers for clusters that sleep",
+                "Answers to clients of sleeping clusters",
                 m.activator_answers,
             );
             registry.register(
                 "sleeper_handshakes",
-                "TLS handshakes of clients of clusters that sleep",
+                "TLS handshakes with clients of sleeping clusters",
                 m.activator_handshakes,
             );
-            registry.register("wakes", "Requests that wake a cluster, by what became of them", m.wakes);
-            registry.register(
-                "wake_writes",
-                "Clusters of which the operator was told that they are needed",
-                m.wake_writes,
-            );
+            registry.register("wakes", "Wake requests by outcome", m.wakes);
+            registry.register("wake_writes", "Wake requests written to Clusters", m.wake_writes);
             registry.register("gate_verdicts", "Decisions about new connections", m.verdicts);
-            registry.register("request_verdicts", "Decisions about requests inside TLS", m.requests);
+            registry.register(
+                "request_verdicts",
+                "Decisions about requests whose TLS ended at Envoy",
+                m.requests,
+            );
             registry.register(
                 "broken_logs",
-                "Streams of Envoy's logs that broke off; what was on its way is not counted",
+                "Broken streams of Envoy's access logs; entries in flight were lost",
                 m.broken_logs,
             );
             registry.register(
                 "log_entries",
-                "Connections and requests that ended; failed are those of no cluster that is served",
+                "Ended connections and requests; failed are those of unknown clusters",
                 m.log_entries,
             );
             registry.register("handshakes", "TLS handshakes of clients", m.handshakes);
-            registry.register("certificate_reloads", "Changed certificates taken into use", m.reloads);
+            registry.register("certificate_reloads", "Reloads of changed certificates", m.reloads);
             registry.register(
                 "base_refused",
                 "1 if the base configuration is refused and the last good one served",

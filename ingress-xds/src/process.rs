@@ -42,7 +42,7 @@ const NOTICES: usize = 16;
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     anyhow::ensure!(
         is_domain(&arguments.base_domain),
-        "the base domain {:?} is not a DNS name",
+        "--base-domain is {:?} and must be a DNS name",
         arguments.base_domain
     );
     let mut supervisor = Supervisor::new(GRACE);
@@ -166,7 +166,7 @@ async fn spawn_activator(
         // The node has no IPv6.
         Err(_) => Activator::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))
             .await
-            .context("listening for clients of clusters that sleep")?,
+            .context("listening for clients of sleeping clusters")?,
     };
     if let Some(service) = arguments.sleeper_service.clone() {
         let replicas = watch_replicas(client.clone(), service, events.clone(), metrics.clone(), drain.clone());
@@ -197,5 +197,5 @@ async fn spawn_activator(
 }
 
 async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    build_client(configure(kubeconfig).await?).context("making a client of the host API")
+    build_client(configure(kubeconfig).await?).context("creating a client for the host API")
 }

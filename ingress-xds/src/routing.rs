@@ -32,7 +32,7 @@ const BATCH: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
     /// All watches have ended.
-    #[error("observing the host ended")]
+    #[error("the watches of the host API have ended")]
     SourceGone,
 }
 
@@ -134,12 +134,12 @@ impl Routing {
         if renewed {
             tracing::info!(
                 served = self.table.certificate().is_some(),
-                "ingress certificate taken up"
+                "ingress certificate loaded"
             );
         }
         if first {
             if self.table.certificate().is_none() {
-                tracing::warn!("there is no ingress certificate: workloads in tenant clusters are not served");
+                tracing::warn!("no ingress certificate: pods cannot reach their API servers through the ingress");
             }
             tracing::info!(names = self.table.name_count(), "first snapshot published");
             self.synced.set_ready();
@@ -157,5 +157,5 @@ fn log_notice(notice: &Notice) {
 
 fn log_report(report: &Report) {
     let (namespace, name) = (&report.object.namespace, &report.object.name);
-    tracing::warn!(namespace, name, problem = ?report.problem, "object of the host is not used");
+    tracing::warn!(namespace, name, problem = ?report.problem, "host object is invalid and ignored");
 }

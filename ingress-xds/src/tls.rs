@@ -36,11 +36,14 @@ pub async fn reload_certificates(mut reload: Reload, metrics: Metrics, drain: Dr
             Ok(false) => {}
             Ok(true) => {
                 metrics.count_reload(true);
-                tracing::info!("certificates reread");
+                tracing::info!("certificates reloaded");
             }
             Err(error) => {
                 metrics.count_reload(false);
-                tracing::warn!(error = &error as &dyn Error, "changed certificates cannot be used");
+                tracing::warn!(
+                    error = &error as &dyn Error,
+                    "reloading certificates failed; the previous ones stay in use"
+                );
             }
         }
     }

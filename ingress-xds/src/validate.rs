@@ -78,7 +78,7 @@ impl Rules {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The object is not the ingress ConfigMap of a control-plane namespace.
-    #[error("the object is not {INGRESS_CONFIG_MAP} in a hosted namespace")]
+    #[error("the object is not {INGRESS_CONFIG_MAP} in a control-plane namespace")]
     WrongObject,
     /// The key is missing.
     #[error("the key {CONFIG_KEY} is missing")]
@@ -108,7 +108,7 @@ pub enum ConfigError {
         given: String,
     },
     /// A list has too many members.
-    #[error("{field} has {given} members, and {limit} are allowed")]
+    #[error("{field} has {given} members, and at most {limit} are allowed")]
     TooMany {
         /// The field.
         field: &'static str,
@@ -141,16 +141,16 @@ pub enum ConfigError {
 #[derive(Debug, thiserror::Error)]
 pub enum SliceError {
     /// The object is not in a control-plane namespace, or its labels belong to another cluster.
-    #[error("the labels are not those of the namespace's control plane")]
+    #[error("the labels do not match the control plane of the namespace")]
     WrongObject,
     /// No port is the API server's.
-    #[error("no TCP port is {expected}")]
+    #[error("no TCP port is {expected}, the port of API servers")]
     Port {
         /// The port of every API server.
         expected: u16,
     },
     /// The addresses are names, or of an unknown family.
-    #[error("addresses of type {0:?} are not IP addresses")]
+    #[error("the address type is {0:?} and must be IPv4 or IPv6")]
     Type(String),
 }
 

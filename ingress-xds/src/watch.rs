@@ -31,13 +31,13 @@ use crate::validate::SERVICE_NAME;
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
     /// The stream of events ended; it normally never does.
-    #[error("the watch of {kind} ended")]
+    #[error("the watch of {kind} ended unexpectedly")]
     Ended {
         /// The watched kind.
         kind: String,
     },
     /// The receiver of the events is gone.
-    #[error("nobody takes what the watch of {kind} saw")]
+    #[error("the receiver of the watch of {kind} is gone")]
     Unheard {
         /// The watched kind.
         kind: String,

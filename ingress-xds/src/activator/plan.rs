@@ -16,8 +16,7 @@ use crate::snapshot::{Entry, Snapshot};
 
 /// `Retry-After` in seconds for a caller that need not wait any more.
 const NOW: i32 = 0;
-const WAKING: &str =
-    "the cluster was asleep and is being woken; if this lasts, its condition Ready says what is missing";
+const WAKING: &str = "the cluster was asleep and is being woken; retry, and if this takes long, see the condition Ready of the Cluster object";
 
 /// The parts of a request that the decision depends on.
 #[derive(Clone, Copy, Debug)]
@@ -107,11 +106,16 @@ impl Answer {
     /// The answer as a Kubernetes `Status`.
     pub fn to_status(&self) -> Status {
         let (code, reason, message, retry) = match self {
-            Self::Reconnect => (503, "ServiceUnavailable", "connect again", Some(SOON)),
+            Self::Reconnect => (
+                503,
+                "ServiceUnavailable",
+                "the cluster is not reachable on this connection; open a new one",
+                Some(SOON),
+            ),
             Self::Awake => (
                 503,
                 "ServiceUnavailable",
-                "the cluster was asleep, and is awake now",
+                "the cluster was asleep and is awake now; retry",
                 Some(NOW),
             ),
             Self::Waking(seconds) => (503, "ServiceUnavailable", WAKING, Some(plan_retry(*seconds))),
@@ -120,13 +124,13 @@ impl Answer {
             Self::Busy => (
                 429,
                 "TooManyRequests",
-                "the cluster is asleep, and too many are woken or asked for at once",
+                "the cluster is asleep, and the limit of wakes or of waiting connections is reached; retry later",
                 Some(SOON),
             ),
             Self::NotForUser => (
                 503,
                 "ServiceUnavailable",
-                "the cluster is asleep, and does not wake for its nodes and controllers",
+                "the cluster is asleep, and does not wake for its nodes and controllers; it wakes when a user connects",
                 Some(LATER),
             ),
             Self::IgnoredUserAgent => (503, "ServiceUnavailable", IGNORED, Some(LATER)),
@@ -134,15 +138,15 @@ impl Answer {
             Self::Unauthenticated(Unauthenticated::Unverified) => (
                 503,
                 "ServiceUnavailable",
-                "such a token cannot be checked while the cluster sleeps; somebody with a client certificate or a service account's \
-                 token must wake it",
+                "this token cannot be verified while the cluster sleeps; wake the cluster with a client certificate or a \
+                 service account token first",
                 None,
             ),
             Self::Unauthenticated(_) => (401, "Unauthorized", "Unauthorized", None),
             Self::Misdirected => (
                 421,
                 "MisdirectedRequest",
-                "the host name belongs to another cluster; open a connection to it",
+                "the host name of the request belongs to another cluster; open a new connection to that name",
                 None,
             ),
         };

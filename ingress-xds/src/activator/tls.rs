@@ -50,7 +50,7 @@ pub enum CertificateLoadError {
     #[error("loading the key")]
     Key(#[source] rustls::Error),
     /// The process has installed no crypto provider.
-    #[error("finding the process's provider of cryptography")]
+    #[error("finding the crypto provider of the process")]
     Provider,
 }
 
@@ -78,7 +78,7 @@ pub async fn update_certificates(
             Watched::Listed(keys) => {
                 let is_there = |namespace: &str| keys.contains(&activator_secret_key(namespace));
                 if !is_there(PKI_NAMESPACE) {
-                    tracing::warn!("there is no certificate for sleeping clusters: nobody wakes them by connecting");
+                    tracing::warn!("no certificate for sleeping clusters: connections cannot wake them");
                 }
                 certificates.send_modify(|all| all.retain(|namespace, _| is_there(namespace)));
                 Watched::Listed(keys)
@@ -94,7 +94,7 @@ fn load_certificate(secret: &Secret, certificates: &watch::Sender<Certificates>)
     let namespace = key.namespace.clone();
     match read(secret) {
         Ok((certificate, names)) => {
-            tracing::info!(namespace, "certificate for sleeping clusters taken up");
+            tracing::info!(namespace, "certificate for sleeping clusters loaded");
             certificates.send_modify(|all| {
                 all.insert(namespace, Arc::new(certificate));
             });
@@ -102,7 +102,11 @@ fn load_certificate(secret: &Secret, certificates: &watch::Sender<Certificates>)
         }
         Err(error) => {
             let error = to_chain(&error);
-            tracing::warn!(namespace, error, "a certificate for sleeping clusters is not used");
+            tracing::warn!(
+                namespace,
+                error,
+                "certificate for sleeping clusters is invalid and ignored"
+            );
             None
         }
     }

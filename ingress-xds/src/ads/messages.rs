@@ -58,6 +58,6 @@ pub struct RefusedResponse {
 #[derive(Debug, thiserror::Error)]
 pub enum ProtocolError {
     /// The client subscribes to more names than any Envoy would.
-    #[error("a client may subscribe to {MAX_NAMES} names")]
+    #[error("the client subscribes to more than {MAX_NAMES} names")]
     TooManyNames,
 }

@@ -48,7 +48,7 @@ pub fn build_body(status: &Status) -> String {
 
 /// The message to a caller when a cluster does not finish waking: the problem, and what to do.
 pub fn build_advice(problem: &str) -> String {
-    format!("{problem} Ask the cluster's owner: the conditions of the Cluster say more.")
+    format!("{problem} Ask the cluster's owner; the conditions of the Cluster object say more.")
 }
 
 /// The message as a quoted HTTP string. Control characters are removed: a line break would end the

@@ -97,13 +97,13 @@ pub enum TokenError {
     #[error("the token's header has critical extensions")]
     Critical,
     /// No key of any cluster uses the algorithm of the header.
-    #[error("the token's algorithm is not one of service accounts")]
+    #[error("the token's algorithm is not supported for service accounts")]
     Algorithm,
     /// No cluster has the issuer of the token.
-    #[error("the token's issuer is no cluster")]
+    #[error("no cluster has the token's issuer")]
     Issuer,
     /// The cluster has no such key for this algorithm.
-    #[error("the token's key is not one of its cluster's")]
+    #[error("the cluster has no key with the token's key ID and algorithm")]
     Key,
     /// The signature does not verify with the cluster's keys.
     #[error("the token's signature is wrong")]

@@ -113,27 +113,39 @@ impl RequestRefusal {
             Self::SourceNotAllowed => (
                 403,
                 "Forbidden",
-                "the cluster is not to be reached from this address (spec.endpoint.allowedCIDRs)",
+                "the cluster does not allow this source address; its owner can add it to spec.endpoint.allowedCIDRs",
             ),
             Self::Misdirected => (
                 421,
                 "MisdirectedRequest",
-                "the host name belongs to another cluster; open a connection to it",
+                "the host name of the request belongs to another cluster; open a new connection to that name",
             ),
             Self::Rate => (
                 429,
                 "TooManyRequests",
-                "the cluster's requests through the ingress come too fast",
+                "too many requests to the cluster through the ingress; retry later",
             ),
-            Self::Asleep => (503, "ServiceUnavailable", "the cluster is asleep, or is being woken"),
-            Self::Held => (403, "Forbidden", "the cluster is asleep, and no request wakes it"),
+            Self::Asleep => (
+                503,
+                "ServiceUnavailable",
+                "the cluster is asleep or waking; retry later",
+            ),
+            Self::Held => (
+                403,
+                "Forbidden",
+                "the cluster is asleep, and requests do not wake it; its owner can wake it",
+            ),
             Self::Unneeded => (
                 503,
                 "ServiceUnavailable",
-                "the cluster is asleep, and does not wake for its nodes and controllers",
+                "the cluster is asleep, and does not wake for its nodes and controllers; it wakes when a user connects",
             ),
             Self::Ignored => (503, "ServiceUnavailable", IGNORED),
-            Self::Stuck => (503, "ServiceUnavailable", "the cluster does not wake"),
+            Self::Stuck => (
+                503,
+                "ServiceUnavailable",
+                "the cluster does not finish waking; the conditions of its Cluster object say why",
+            ),
             Self::NotSynced | Self::NoEndpoints => (503, "ServiceUnavailable", "the control plane is not reachable"),
         };
         let seconds = match self {

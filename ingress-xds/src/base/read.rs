@@ -50,10 +50,10 @@ const KEYS: [(&str, ResourceKind, &str, &str); 4] = [
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
     /// An unknown key: probably a typing error, and its content would be ignored silently.
-    #[error("the key {0} is none of clusters, endpoints, listeners and routes")]
+    #[error("the key {0} is unknown; allowed are clusters, endpoints, listeners and routes")]
     Key(String),
     /// The text is not YAML.
-    #[error("reading the key {key}: it is to hold a list of YAML or JSON")]
+    #[error("reading the key {key}: it must be a list in YAML or JSON")]
     Text {
         /// Key of the ConfigMap.
         key: &'static str,
@@ -91,7 +91,7 @@ pub enum BaseError {
         index: usize,
     },
     /// Two members have the same name.
-    #[error("{key} has {name} twice")]
+    #[error("{key} contains {name} twice")]
     Twice {
         /// Key of the ConfigMap.
         key: &'static str,

@@ -34,39 +34,39 @@ const CLUSTER_SELECTORS: [&str; 2] = [
 #[derive(Debug, thiserror::Error)]
 pub enum RestrictionError {
     /// The name is reserved.
-    #[error("has a name of the ingress's own")]
+    #[error("has a name that is reserved for the ingress")]
     OwnName,
     /// The resource uses a cluster of the ingress.
-    #[error("leads to {0}, a cluster of the ingress's own")]
+    #[error("leads to {0}, a cluster that is reserved for the ingress")]
     OwnCluster(String),
     /// A client could select any cluster by its request.
     #[error("lets a client choose the cluster by {0}")]
     ClientSelected(String),
     /// The cluster has no fixed addresses, or a type with unknown behavior. A client could select
     /// any address.
-    #[error("is of another type than STATIC, STRICT_DNS, LOGICAL_DNS, EDS and DnsCluster")]
+    #[error("has an unsupported type; allowed are STATIC, STRICT_DNS, LOGICAL_DNS, EDS and DnsCluster")]
     Type,
     /// The endpoints of the cluster have another name. Endpoints are sent by the name of their
     /// cluster.
-    #[error("has endpoints by another name, {0}")]
+    #[error("has endpoints of another name, {0}; remove service_name")]
     ServiceName(String),
     /// A new Envoy would wait for this resource without a limit before it accepts connections.
-    #[error("sets initial_fetch_timeout, for which a new Envoy waits before it serves anybody")]
+    #[error("sets initial_fetch_timeout, which can block the start of a new Envoy")]
     FetchTimeout,
     /// The message is nested too deep.
-    #[error("decoding it")]
+    #[error("decoding the message")]
     Decode(#[from] prost::DecodeError),
     /// The resource names a control plane.
     #[error("names {0}, in the namespace of a tenant's control plane")]
     ControlPlane(String),
     /// The resource listens on an address that cannot be compared with the ingress's own.
-    #[error("listens on something else than an address with a port number")]
+    #[error("listens on something other than an IP address with a port number")]
     Address,
     /// The resource listens on a port of the ingress.
-    #[error("listens on port {0}, which is the ingress's own")]
+    #[error("listens on port {0}, which is reserved for the ingress")]
     Port(u32),
     /// The resource leads to a listener of this Envoy, for example the admin interface.
-    #[error("leads to port {0} of this Envoy, which is the ingress's own")]
+    #[error("leads to port {0} of this Envoy, which is reserved for the ingress")]
     OwnPort(u64),
 }
 

@@ -153,7 +153,7 @@ impl Tracker {
         // Otherwise the refused version is no longer served.
         let rejected = self.served.take_if(|served| has(served))?;
         self.served = self.previous.take().filter(|before| !has(before));
-        let reason = format!("Envoy does not take {name}: {reason}");
+        let reason = format!("Envoy rejected {name}: {reason}");
         self.rejected = Some((rejected, reason.clone()));
         self.refuse(reason)
     }
@@ -163,8 +163,8 @@ impl Tracker {
             return None;
         }
         let stays = match &self.served {
-            Some(_) => "The last good one is served.",
-            None => "Each Envoy keeps what it has.",
+            Some(_) => "The last good configuration is still served.",
+            None => "Each Envoy continues with the resources that it has.",
         };
         let note = format!("{reason}. {stays}");
         self.problem = Some(reason);

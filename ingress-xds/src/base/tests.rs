@@ -129,19 +129,19 @@ fn what_is_not_the_owners_is_refused() {
             "each once",
             "routes",
             "[{name: a}, {name: a}]".into(),
-            "routes has a twice",
+            "routes contains a twice",
         ),
         (
             "no key of another name",
             "secrets",
             "[]".into(),
-            "the key secrets is none of",
+            "the key secrets is unknown",
         ),
         (
             "no cluster of ours",
             "clusters",
             "[{name: xds}]".into(),
-            "clusters xds: has a name of the ingress's own",
+            "clusters xds: has a name that is reserved for the ingress",
         ),
         (
             "no tenant's",
@@ -186,13 +186,13 @@ fn what_is_not_the_owners_is_refused() {
             "no pipe",
             "listeners",
             at("pipe: {path: /tmp/a}"),
-            "listens on something else",
+            "listens on something other",
         ),
         (
             "no listener without an address",
             "listeners",
             listener("internal_listener: {}"),
-            "listens on something else",
+            "listens on something other",
         ),
         (
             "no way to the admin interface",
@@ -267,19 +267,19 @@ fn what_is_not_the_owners_is_refused() {
             "no cluster that leads where a client says",
             "clusters",
             "[{name: a, type: ORIGINAL_DST, original_dst_lb_config: {use_http_header: true}}]".into(),
-            "is of another type than STATIC",
+            "has an unsupported type; allowed are STATIC",
         ),
         (
             "in its newer form either",
             "clusters",
             "[{name: a, cluster_type: {name: envoy.cluster.original_dst}}]".into(),
-            "is of another type than STATIC",
+            "has an unsupported type; allowed are STATIC",
         ),
         (
             "no endpoints by another name",
             "clusters",
             eds("service_name: b"),
-            "has endpoints by another name, b",
+            "has endpoints of another name, b",
         ),
         (
             "no wait for ever",
@@ -442,7 +442,10 @@ fn the_newest_good_one_is_served() {
     );
 
     let notice = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
-    assert_eq!(notice.note, "clusters[0] has no name. The last good one is served.");
+    assert_eq!(
+        notice.note,
+        "clusters[0] has no name. The last good configuration is still served."
+    );
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
     assert!(tracker.is_refused());
     assert_eq!(tracker.apply(seen(&[("clusters", "[{}]")])), None, "it is said once");
@@ -450,7 +453,10 @@ fn the_newest_good_one_is_served() {
     tracker.apply(seen(&[("clusters", "[{name: b}]")])).unwrap();
     let late = refuse(&tracker, "b");
     let notice = tracker.apply(refuse(&tracker, "b")).unwrap();
-    assert_eq!(notice.note, "Envoy does not take b: no. The last good one is served.");
+    assert_eq!(
+        notice.note,
+        "Envoy rejected b: no. The last good configuration is still served."
+    );
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
     assert_eq!(tracker.apply(late), None, "another Envoy says the same");
     assert_eq!(
@@ -471,7 +477,11 @@ fn the_newest_good_one_is_served() {
 fn nothing_is_said_where_no_good_one_is_known() {
     let mut tracker = Tracker::new(&PORTS);
     let notice = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
-    assert!(notice.note.ends_with("Each Envoy keeps what it has."));
+    assert!(
+        notice
+            .note
+            .ends_with("Each Envoy continues with the resources that it has.")
+    );
     assert_eq!(names(&tracker), None);
     tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
     tracker.apply(refuse(&tracker, "a")).unwrap();

@@ -43,7 +43,7 @@ impl Admission for ServerContext {
         }
         Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            "the client certificate carries none of the expected names",
+            "the client certificate has none of the expected DNS names",
         ))
     }
 

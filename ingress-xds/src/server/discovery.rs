@@ -71,7 +71,7 @@ impl AggregatedDiscoveryService for Discovery {
         &self,
         _request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
-        Err(Status::unimplemented("only the incremental protocol is served"))
+        Err(Status::unimplemented("only the delta protocol of xDS is served"))
     }
 
     async fn delta_aggregated_resources(
@@ -156,7 +156,7 @@ impl Session {
             ROUTES => ResourceKind::Routes,
             SECRET => ResourceKind::Secret,
             other => {
-                tracing::warn!(r#type = other, "a type was asked for that is not served");
+                tracing::warn!(r#type = other, "Envoy requested a resource type that is not served");
                 return Ok(());
             }
         };
@@ -183,7 +183,7 @@ impl Session {
                 kind = ?refusal.kind,
                 error = refusal.reason,
                 node = self.node,
-                "Envoy refused a resource and keeps the last good one"
+                "Envoy rejected a resource and continues with its last good version"
             );
             if refusal.route.is_none() {
                 report_to_base(&self.base, refusal).await;
@@ -242,5 +242,5 @@ async fn report_to_base(base: &mpsc::Sender<Input>, refusal: ads::RefusedRespons
 }
 
 fn ending() -> Status {
-    Status::unavailable("the process is ending")
+    Status::unavailable("the process is shutting down; connect to another replica")
 }

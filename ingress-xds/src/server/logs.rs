@@ -65,7 +65,11 @@ impl Logs {
                 closed_connections.dismiss();
                 Reader::Traffic(traffic::Reader::new(&self.snapshots, &self.metrics))
             }
-            _ => return Err(Status::invalid_argument("no such log")),
+            _ => {
+                return Err(Status::invalid_argument(
+                    "the log name is unknown; allowed are connections and traffic",
+                ));
+            }
         };
         reader.read(first);
         while let Some(message) = messages.message().await? {

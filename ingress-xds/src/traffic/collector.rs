@@ -64,21 +64,17 @@ impl Collector for TrafficCollector {
         let snapshot = self.snapshots.borrow().clone();
         let (all, sharing) = self.all(snapshot.as_deref());
         let sharing = ConstGauge::new(sharing);
-        let help = "Clusters that are counted together, as `other`";
+        let help = "Clusters without series of their own, counted as `other`";
         let metric = encoder.encode_descriptor("clusters_sharing_series", help, None, sharing.metric_type())?;
         sharing.encode(metric)?;
         let mut counters = Counters { encoder, all };
-        counters.add(
-            "cluster_connections",
-            "Connections by name that ended",
-            |series, add| {
-                for (verdict, count) in CONNECTION_VERDICTS.iter().zip(&series.connections) {
-                    add(&[("verdict", *verdict)], read(count))?;
-                }
-                Ok(())
-            },
-        )?;
-        counters.add("cluster_requests", "Requests by token that ended", |series, add| {
+        counters.add("cluster_connections", "Ended connections by name", |series, add| {
+            for (verdict, count) in CONNECTION_VERDICTS.iter().zip(&series.connections) {
+                add(&[("verdict", *verdict)], read(count))?;
+            }
+            Ok(())
+        })?;
+        counters.add("cluster_requests", "Ended requests by token", |series, add| {
             for (verdict, counts) in REQUEST_VERDICTS.iter().zip(&series.requests) {
                 for (code, count) in CODES.iter().zip(counts) {
                     add(&[("verdict", *verdict), ("code", *code)], read(count))?;
@@ -86,11 +82,11 @@ impl Collector for TrafficCollector {
             }
             Ok(())
         })?;
-        let received = "Bytes from clients, of what ended";
+        let received = "Bytes received from clients in ended connections and requests";
         counters.add_sums("cluster_received_bytes", received, |sums| read(&sums.received))?;
-        let sent = "Bytes to clients, of what ended";
+        let sent = "Bytes sent to clients in ended connections and requests";
         counters.add_sums("cluster_sent_bytes", sent, |sums| read(&sums.sent))?;
-        let open = "Time that was open what ended";
+        let open = "Total duration of ended connections and requests in seconds";
         counters.add_sums("cluster_open_seconds", open, |sums| {
             // The conversion loses less than a microsecond in sums of many years.
             read(&sums.microseconds) as f64 / 1e6

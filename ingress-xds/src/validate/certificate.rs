@@ -33,10 +33,10 @@ pub struct IngressCertificate {
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// The object is not one of the expected Secrets.
-    #[error("the Secret has another name or namespace than those that are looked for")]
+    #[error("the name and namespace of the Secret are not those of an ingress certificate")]
     WrongObject,
     /// A key is missing or not text. cert-manager may not have issued the certificate yet.
-    #[error("the key {0} is missing")]
+    #[error("the key {0} is missing or empty")]
     Missing(&'static str),
     /// The certificate or the private key cannot be parsed.
     #[error("reading the key {key}")]
@@ -48,10 +48,10 @@ pub enum CertificateError {
         source: InspectError,
     },
     /// The first certificate is a CA certificate.
-    #[error("the certificate is a certificate authority's")]
+    #[error("the first certificate is a CA certificate and must be a server certificate")]
     Authority,
     /// The private key does not belong to the certificate.
-    #[error("the key is not the certificate's")]
+    #[error("the private key does not match the certificate")]
     Pair,
 }
 

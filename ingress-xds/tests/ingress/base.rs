@@ -226,7 +226,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
             "a tenant's cluster",
             "clusters",
             cluster(&tenant, upstream),
-            "has a name of the ingress's own",
+            "has a name that is reserved for the ingress",
         ),
         (
             "our listener",
@@ -257,13 +257,13 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
             "a cluster that Envoy does not take",
             "clusters",
             cluster("more", upstream).replace("1s", "0s"),
-            "Envoy does not take more",
+            "Envoy rejected more",
         ),
         (
             "a listener that Envoy does not take",
             "listeners",
             listener("more", port, &answers),
-            "Envoy does not take more",
+            "Envoy rejected more",
         ),
         (
             "a route without a cluster",
@@ -292,7 +292,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
         };
         assert!(notice.note.contains(reason), "{rule}: {}", notice.note);
         assert!(
-            notice.note.ends_with("The last good one is served."),
+            notice.note.ends_with("The last good configuration is still served."),
             "{rule}: {}",
             notice.note
         );
@@ -329,7 +329,10 @@ async fn the_last_good_one_outlives_the_server() {
     xds.list_with(&clusters, Some(&bad)).await;
     let notice = xds.notice().await;
     assert!(
-        notice.refused && notice.note.ends_with("Each Envoy keeps what it has."),
+        notice.refused
+            && notice
+                .note
+                .ends_with("Each Envoy continues with the resources that it has."),
         "{notice:?}"
     );
     // A change that arrives shows that Envoy has heard the new server.

@@ -341,7 +341,7 @@ async fn who_may_wake_it_hears_when_it_is_awake() {
         let asking = async {
             // On a machine that is busy the wake takes longer than somebody is held.
             let mut answer = night.ask(&admin, http, None).await;
-            let awake = "the cluster was asleep, and is awake now";
+            let awake = "the cluster was asleep and is awake now; retry";
             while answer.body["message"] != awake {
                 assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("0")), "{http:?}");
                 answer = night.ask(&admin, http, None).await;
@@ -509,7 +509,7 @@ async fn nobody_is_held_when_a_cluster_does_not_wake() {
     let (answer, ()) = tokio::join!(held, telling);
     // Who knows the problem repeats nothing.
     assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, None));
-    let advice = "There is no room. Ask the cluster's owner: the conditions of the Cluster say more.";
+    let advice = "There is no room. Ask the cluster's owner; the conditions of the Cluster object say more.";
     assert_eq!(answer.body["message"], advice);
     for http in BOTH {
         let answer = night.ask(&night.admin(), http, None).await;

@@ -57,12 +57,17 @@ pub async fn write_wakes(client: Client, requests: mpsc::Receiver<WakeRequest>, 
             let problem = match written {
                 Ok(Err(error)) if !is_done(&error) => Some(to_chain(&error)),
                 Ok(_) => None,
-                Err(_) => Some(format!("no answer within {LIMIT:?}")),
+                Err(_) => Some(format!("no answer from the API server within {LIMIT:?}")),
             };
             metrics.count_wake_write(problem.is_none());
             match problem {
-                None => tracing::info!(namespace, cluster, "a request wakes a Cluster"),
-                Some(error) => tracing::warn!(namespace, cluster, error, "a Cluster cannot be woken"),
+                None => tracing::info!(namespace, cluster, "wake request written to the Cluster"),
+                Some(error) => tracing::warn!(
+                    namespace,
+                    cluster,
+                    error,
+                    "writing the wake request of a Cluster failed"
+                ),
             }
         }
     });
