@@ -1,4 +1,4 @@
-//! Rules by hand first, then a model of Envoy against the state machine, at random.
+//! Hand-written rules first, then a random test with a model of Envoy.
 
 mod random;
 
@@ -72,7 +72,7 @@ fn stream(rows: &[(&str, &str, &str)], requests: impl IntoIterator<Item = Reques
     stream
 }
 
-/// Everything that is due, as `C+name=version` and `E-name`, a text for each response.
+/// All due responses, as `C+name=version` and `E-name`, one text for each response.
 fn drain(stream: &mut Stream) -> Vec<String> {
     drain_responses(stream).iter().map(to_text).collect()
 }
@@ -125,7 +125,7 @@ fn with_certificate(rows: &[(&str, &str, &str)], version: &str) -> Arc<Snapshot>
     Arc::new(snapshot)
 }
 
-/// A listener waits for the certificate, and so goes before what may be thousands of clusters.
+/// A listener waits for the certificate, so it comes before what may be thousands of clusters.
 #[test]
 fn the_certificate_goes_first_and_is_renewed() {
     let rows = [("a", "1", "1")];
@@ -234,11 +234,13 @@ fn who_comes_back_gets_the_difference() {
     assert_eq!(drain(&mut stream), ["C+b=2", "C-c", "C+d=1"]);
     let names = subscribe(ResourceKind::Endpoints, &["name/a", "name/b", "name/c"]);
     stream.on_request(holding(names, &client_versions)).unwrap();
-    // b's Cluster was sent on this stream: Envoy waits for its endpoints, which did not change.
+    // The Cluster of b was sent on this stream, so Envoy waits for its endpoints, which did not
+    // change.
     assert_eq!(drain(&mut stream), ["E+b=1", "E-c"]);
 }
 
-/// Who comes back and is up to date hears of Clusters last, and then the endpoints would go first.
+/// A client that reconnects and is up to date subscribes to Clusters last, and its endpoints would
+/// come first.
 #[test]
 fn changed_endpoints_are_sent_at_once() {
     let requests = [
@@ -359,7 +361,7 @@ fn a_flood_of_names_ends_the_stream() {
     assert!(matches!(stream.on_request(request), Err(ProtocolError::TooManyNames)));
 }
 
-/// A snapshot of one cluster, and of what the host's owner adds.
+/// A snapshot of one cluster with base resources.
 fn with_base(resources: Option<&[(ResourceKind, &str, &str)]>) -> Arc<Snapshot> {
     let mut snapshot = Snapshot::clone(&snapshot(&[("a", "1", "1")]));
     snapshot.set_base(resources.map(|resources| {

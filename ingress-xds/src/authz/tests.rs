@@ -234,7 +234,7 @@ fn a_spray_grows_nothing() {
     }
     assert!(gate.sources.kept() <= CAPACITY);
     assert_eq!(gate.names.kept(), 0, "unknown names are not kept");
-    // One turn drops what nobody used since, and it needs two.
+    // A cleanup removes budgets that were unused since the previous one, so two are needed.
     for seconds in [10, 20] {
         gate.check(
             start + Duration::from_secs(seconds),

@@ -1,4 +1,5 @@
-//! What is refused and why, and which one is served then. That Envoy takes the rest is shown in `tests/ingress/base.rs`.
+//! Tests which configurations are refused and why, and which one is served then. `tests/ingress/base.rs`
+//! shows that Envoy accepts the others.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -327,7 +328,7 @@ fn what_is_not_the_owners_is_refused() {
     }
 }
 
-/// Everything that is in a value, as what leads there.
+/// All values inside a value, as paths.
 fn paths(value: &Value) -> Vec<String> {
     let mut paths = vec![String::new()];
     let members: Vec<(String, &Value)> = match value {
@@ -342,7 +343,7 @@ fn paths(value: &Value) -> Vec<String> {
     paths
 }
 
-/// A panic would end the process, and each one after it.
+/// A panic would end the process, and each restarted one as well.
 #[test]
 fn nothing_that_is_written_ends_the_process() {
     let good = serde_json::json!([{
@@ -487,7 +488,7 @@ fn nothing_is_said_where_no_good_one_is_known() {
     tracker.apply(refuse(&tracker, "a")).unwrap();
     assert_eq!(names(&tracker), None);
 
-    // What is refused may have been in the one before, too.
+    // The refused resource may be part of the previous configuration too.
     tracker.apply(seen(&[("clusters", "[{name: b}]")])).unwrap();
     tracker.apply(seen(&[("clusters", "[{name: b}, {name: c}]")])).unwrap();
     tracker.apply(refuse(&tracker, "b")).unwrap();

@@ -12,9 +12,9 @@ use crate::snapshot::resource::resource_name;
 use crate::traffic::series::{Record, RecordKind};
 
 const DASHBOARD: &str = "ingress.json";
-/// Of Envoy's own; a test on the real one shows that it has it.
+/// A metric of Envoy; a test with the real Envoy shows that it exists.
 const ENVOYS: &str = "envoy_access_logs_grpc_access_log_logs_dropped";
-/// What is not a metric in the dashboard's expressions.
+/// Words in the dashboard's expressions that are not metrics.
 const WORDS: [&str; 18] = [
     "answer",
     "by",
@@ -36,7 +36,7 @@ const WORDS: [&str; 18] = [
     "datasource",
 ];
 
-/// The names of all samples, once everything has been counted.
+/// The names of all samples after everything was counted once.
 fn exported() -> BTreeSet<String> {
     let registry = Registry::new(PROCESS);
     let metrics = Metrics::new(&registry);
@@ -86,7 +86,7 @@ fn the_panels_lie_beside_each_other() {
     Dashboard::read(DASHBOARD).check_panels();
 }
 
-/// What a scrape says is documented.
+/// Every exported metric is documented.
 #[test]
 fn what_is_counted_of_clusters_is_described() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitoring.md");

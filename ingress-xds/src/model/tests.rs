@@ -53,7 +53,7 @@ fn to_route(target: Target) -> (String, Vec<String>) {
     (target.route.namespace.clone(), addresses)
 }
 
-/// The table as changes make it up.
+/// Builds the table from its changes.
 fn follow(routes: &mut Routes, table: &mut Table) {
     for (name, target) in table.take_changes() {
         match target {
@@ -88,7 +88,7 @@ fn with_activator() -> Rules {
     }
 }
 
-/// A certificate can be shown for these names.
+/// The activator has a certificate for these names.
 fn shown(namespace: &str, names: &[&str]) -> Event {
     Event::ActivatorCertificate(Watched::Applied(Box::new(ActivatorNames {
         key: activator_secret_key(namespace),
@@ -482,7 +482,7 @@ fn synced_when_both_kinds_were_listed() {
     assert!(table.is_synced());
 }
 
-/// What cannot be used is as if it were not there; Envoy then keeps what it has.
+/// An unusable certificate counts as missing; Envoy continues with its previous one.
 #[test]
 fn the_certificate_is_what_the_secret_holds_now() {
     let (chain, key) = ingress_pems();
@@ -509,7 +509,7 @@ fn the_certificate_is_what_the_secret_holds_now() {
     assert!(table.take_changes().is_empty(), "no name is concerned");
 }
 
-/// Whatever happened before, the table is what the objects that are left would make in any order.
+/// The table is independent of its history: it equals the one that the remaining objects give in any order.
 #[test]
 fn history_does_not_matter() {
     let ids = ["bbbbbbbb22", "cccccccc22", "dddddddd22", "ffffffff22"];

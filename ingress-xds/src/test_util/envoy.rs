@@ -1,4 +1,4 @@
-//! The real Envoy, with the bootstrap that the chart ships.
+//! The real Envoy, with the bootstrap of the chart.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::pki::{Leaf, write_secret};
 use super::{PATIENCE, SERVER_NAME, eventually, loopback};
 
 const DIRECTORY: &str = "YOKE_BIN";
-/// What the chart ships.
+/// Configuration files of the chart.
 const FILES: [(&str, &str); 3] = [
     ("bootstrap.yaml", include_str!("../../envoy/bootstrap.yaml")),
     ("sds-tls.yaml", include_str!("../../envoy/sds-tls.yaml")),
@@ -31,7 +31,7 @@ pub struct Envoy {
     process: Child,
 }
 
-/// Where a program is: in the folder that the environment names, or in `PATH` if it names none.
+/// Path of a program: in the directory of the environment variable, or in `PATH` if it is not set.
 pub fn find(program: &str) -> PathBuf {
     let given = std::env::var_os(DIRECTORY).map(|directory| vec![PathBuf::from(directory)]);
     let searched = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect());
@@ -44,17 +44,17 @@ pub fn find(program: &str) -> PathBuf {
 }
 
 impl Envoy {
-    /// Starts it; it becomes ready when it has its first configuration.
+    /// Starts an Envoy, which becomes ready with its first configuration.
     pub async fn start(xds: SocketAddr, leaf: &Leaf, ca: &str) -> Self {
         Self::start_with(xds, leaf, ca, &[]).await
     }
 
-    /// Starts it with other texts in place of some of the bootstrap's, so that a test need not wait or send as long.
+    /// Starts an Envoy with replaced texts in its bootstrap, so that tests need less time or data.
     pub async fn start_with(xds: SocketAddr, leaf: &Leaf, ca: &str, changes: &[(&str, &str)]) -> Self {
         Self::start_workers(1, xds, leaf, ca, changes).await
     }
 
-    /// Starts it with so many workers.
+    /// Starts an Envoy with this number of workers.
     pub async fn start_workers(
         workers: usize,
         xds: SocketAddr,
@@ -96,7 +96,7 @@ impl Envoy {
         matches!(get(self.health, "/ready").await, Ok(text) if text.starts_with("HTTP/1.1 200"))
     }
 
-    /// Whether it says so in time.
+    /// Whether Envoy reports ready within a time limit.
     pub async fn is_ready_within(&self, limit: Duration) -> bool {
         tokio::time::timeout(limit, self.is_ready()).await.unwrap_or(false)
     }
@@ -117,26 +117,26 @@ impl Envoy {
         elapsed
     }
 
-    /// One number of Envoy's statistics.
+    /// Value of one statistic.
     pub async fn stat(&self, name: &str) -> u64 {
         let value = self.try_stat(name).await;
         value.unwrap_or_else(|| panic!("no {name}"))
     }
 
-    /// The same, if Envoy answers and has it.
+    /// Value of one statistic, if Envoy answers and has it.
     pub async fn try_stat(&self, name: &str) -> Option<u64> {
         let text = get(self.admin, &format!("/stats?filter=^{name}$")).await.ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
         line.map(|value| value.parse().unwrap())
     }
 
-    /// Has it note by which names statistics are looked up.
+    /// Makes Envoy record which names of statistics are looked up.
     pub async fn note_lookups(&self) {
         let answer = request("POST", self.admin, "/stats/recentlookups/enable").await;
         assert!(answer.is_ok_and(|text| text.starts_with("HTTP/1.1 200")));
     }
 
-    /// The last of these.
+    /// The recorded lookups.
     pub async fn lookups(&self) -> String {
         get(self.admin, "/stats/recentlookups").await.unwrap()
     }
@@ -146,7 +146,7 @@ impl Envoy {
         get(self.health, path).await.unwrap()
     }
 
-    /// Where its certificates are.
+    /// The directory with Envoy's certificates.
     pub fn tls_directory(&self) -> PathBuf {
         self.directory.path().join("tls")
     }
@@ -155,14 +155,14 @@ impl Envoy {
         std::fs::read_to_string(self.directory.path().join("envoy.log")).unwrap()
     }
 
-    /// The lines that are whole: Envoy may be in the middle of the last one.
+    /// The complete lines of the access log: Envoy may be writing the last one.
     pub fn access_log(&self) -> Vec<serde_json::Value> {
         let text = std::fs::read_to_string(self.directory.path().join("access.log")).unwrap();
         let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Kills it.
+    /// Kills the process.
     pub async fn kill(&mut self) {
         self.process.kill().await.unwrap();
     }
@@ -224,7 +224,7 @@ fn write_config(
     }
 }
 
-/// A page of a server that closes the connection behind it.
+/// A page of a server that closes the connection afterwards.
 pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     request("GET", address, path).await
 }

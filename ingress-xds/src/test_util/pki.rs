@@ -1,4 +1,4 @@
-//! Certificates made for one test.
+//! Certificates that tests create.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -43,12 +43,12 @@ impl Ca {
         }
     }
 
-    /// An intermediate. Its leaves bring it along.
+    /// An intermediate CA. Its certificates include its own in their chain.
     pub fn under(&self, name: &str) -> Self {
         self.sign(params(name))
     }
 
-    /// An intermediate that may sign for these names and this address and nothing else, as the chart makes it.
+    /// An intermediate CA that may sign only for these names and this address, as in the chart.
     pub fn permitting(&self, name: &str, names: &[&str], address: IpAddr) -> Self {
         let mut params = params(name);
         let names = names.iter().map(|name| GeneralSubtree::DnsName((*name).to_owned()));
@@ -60,7 +60,7 @@ impl Ca {
         self.sign(params)
     }
 
-    /// An intermediate with the limits that a Certificate of cert-manager asks for.
+    /// An intermediate CA with the name constraints of a cert-manager Certificate.
     pub fn limited(&self, name: &str, limits: &cert_manager::NameConstraints) -> Self {
         let to_subtrees = |item: &Option<cert_manager::NameConstraintItem>| {
             let (names, ranges) = item.iter().fold((vec![], vec![]), |_, item| {
@@ -82,7 +82,7 @@ impl Ca {
         self.sign(params)
     }
 
-    /// Signs a request for whatever it asks, as a signer would that looks at nothing. The key is the asker's.
+    /// Signs any request, as a signer without validation would. The key is the requester's.
     pub fn sign_request(&self, request: &str, key: String) -> Leaf {
         let request = CertificateSigningRequestParams::from_pem(request).unwrap();
         Leaf {
@@ -91,7 +91,7 @@ impl Ca {
         }
     }
 
-    /// A client that trusts this CA, and believes that it speaks with `name` whatever name it dials.
+    /// A client that trusts this CA, and verifies `name` whatever name it dials.
     pub fn client_of(&self, name: &str) -> ClientConfig {
         let inner = WebPkiServerVerifier::builder(Arc::new(self.roots())).build().unwrap();
         let name = ServerName::try_from(name.to_owned()).unwrap();
@@ -110,7 +110,7 @@ impl Ca {
         }
     }
 
-    /// A certificate for one use, from the beginning of a year for twenty years.
+    /// A certificate for one usage, valid for twenty years from the start of a year.
     pub fn valid(&self, common_name: &str, year: i32, usage: ExtendedKeyUsagePurpose) -> Leaf {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.distinguished_name.push(DnType::CommonName, common_name);
@@ -124,7 +124,7 @@ impl Ca {
         }
     }
 
-    /// A certificate for a server or a client of these DNS names and addresses.
+    /// A certificate for a server or a client with these DNS names and addresses.
     pub fn leaf(&self, common_name: &str, names: &[&str]) -> Leaf {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names).unwrap();
@@ -152,7 +152,8 @@ impl Ca {
         }
     }
 
-    /// A server that asks clients for a certificate of this CA, and serves those without one, too: an API server.
+    /// A server that requests a client certificate of this CA, and also serves clients without one,
+    /// like an API server.
     pub fn server(&self, leaf: &Leaf) -> ServerConfig {
         let verifier = WebPkiClientVerifier::builder(Arc::new(self.roots()));
         let verifier = verifier.allow_unauthenticated().build().unwrap();
@@ -162,7 +163,7 @@ impl Ca {
     }
 }
 
-/// Verifies for another name than is dialled: who was led to the wrong place.
+/// Verifies another name than the dialed one: a client that was routed to the wrong server.
 #[derive(Debug)]
 struct Believer {
     inner: Arc<WebPkiServerVerifier>,
@@ -233,7 +234,8 @@ fn params(name: &str) -> CertificateParams {
     params
 }
 
-/// Writes `tls.crt`, `tls.key` and `ca.crt` as a kubelet does: the files are links into a directory that is swapped whole.
+/// Writes `tls.crt`, `tls.key` and `ca.crt` as a kubelet does: links into a directory that is
+/// replaced atomically.
 pub fn write_secret(directory: &Path, leaf: &Leaf, ca: &str) {
     let version = format!("..{}", rand::random::<u64>());
     let target = directory.join(&version);

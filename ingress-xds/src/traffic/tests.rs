@@ -39,7 +39,7 @@ fn request(verdict: &str, code: u32) -> Record<'_> {
     }
 }
 
-/// The cluster `name`, with two names, whose clients are counted by `series`.
+/// Adds the cluster `name` with two names, and with these series.
 fn serve(snapshot: &mut Snapshot, name: &str, id: &ClusterId, series: &Arc<Series>) {
     for sni in [name, &format!("{name}.example.org")] {
         let mut entry = entry(name, &[name], "1", "1");

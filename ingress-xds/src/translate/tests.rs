@@ -33,7 +33,7 @@ fn decode(entry: &Entry) -> Cluster {
     Cluster::decode(entry.cluster.body.as_ref()).unwrap()
 }
 
-/// Those of connections and those of requests.
+/// The thresholds of connections and of requests.
 fn thresholds(cluster: &Cluster) -> [Thresholds; 2] {
     let breakers = cluster.circuit_breakers.clone().unwrap();
     let [connections, requests] = breakers.thresholds.try_into().unwrap();
@@ -121,10 +121,11 @@ fn a_version_is_a_hash_of_the_content() {
     );
 }
 
-/// When this fails, every Envoy is sent every cluster again on upgrade: right if it is meant.
+/// If this fails, an upgrade sends every cluster to every Envoy again. Change the value only if
+/// that is intended.
 #[test]
 fn versions_outlive_a_release() {
-    // Without a CA, which tests draw anew.
+    // Without a CA, which tests generate at random.
     let entry = translate("a.example.org", &target(&["10.0.0.1"]), EnvoyLimits::default());
     assert_eq!(&*entry.cluster.version, "bc1319f762cc6409");
     assert_eq!(&*entry.endpoints.version, "bfc2bc014dc389d8");
@@ -170,7 +171,7 @@ fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
     assert_eq!(requests.max_connections.unwrap().value, u32::MAX);
 }
 
-/// The mark is what the passthrough chain of Envoy's bootstrap sets.
+/// The mark is the value that the passthrough chain of Envoy's bootstrap sets.
 #[test]
 fn only_what_is_marked_goes_on_without_more_tls() {
     let cluster = decode(&serve(&["10.0.0.1"]));
@@ -217,7 +218,7 @@ fn only_what_is_marked_goes_on_without_more_tls() {
     }
 }
 
-/// Such as that of its konnectivity agents.
+/// For example the name of its konnectivity agents.
 #[test]
 fn no_request_goes_by_another_name() {
     let cluster = decode(&translate(
@@ -259,7 +260,7 @@ fn connections_for_requests_hold_what_their_streams_may() {
     assert_eq!(connection, streams * stream);
 }
 
-/// A key for tokens is nothing that Envoy is told.
+/// Envoy is not sent the token keys.
 #[test]
 fn a_new_key_changes_no_resource() {
     let mut changed = target(&["10.0.0.1"]);

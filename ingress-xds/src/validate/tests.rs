@@ -16,7 +16,7 @@ fn with(change: impl Fn(&mut IngressConfig)) -> ConfigMap {
     let mut fixture = good();
     let metadata = fixture.config_map().metadata;
     change(&mut fixture.config);
-    // The place stays that of the good one, whatever the text says.
+    // Name and namespace stay valid, whatever the text is.
     ConfigMap {
         metadata,
         ..fixture.config_map()
@@ -211,7 +211,8 @@ fn ready_addresses_are_used() {
     assert_eq!(slice.addresses.into_iter().collect::<Vec<_>>(), expected);
 }
 
-/// The host writes neither address nor port while no pod is there: the cluster has none, rather than its former ones.
+/// Kubernetes writes neither addresses nor ports while no pod exists. The cluster then has no
+/// address, not its previous ones.
 #[test]
 fn a_slice_without_addresses_needs_no_port() {
     let mut object = good().at(&[], 6443).slice();

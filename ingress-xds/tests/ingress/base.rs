@@ -1,4 +1,4 @@
-//! What the host's owner adds to Envoy's configuration by a ConfigMap.
+//! The base configuration: a ConfigMap with the host owner's own Envoy resources.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub(crate) fn map(data: &[(&str, String)]) -> ConfigMap {
     }
 }
 
-/// A listener that answers by this `route_specifier` of its HTTP connection manager.
+/// A listener with this `route_specifier` in its HTTP connection manager.
 fn listener(name: &str, port: u16, routes: &str) -> String {
     format!(
         r#"
@@ -56,7 +56,7 @@ fn listener(name: &str, port: u16, routes: &str) -> String {
 
 const BY_RDS: &str = "rds: {route_config_name: web, config_source: {resource_api_version: V3, ads: {}}}";
 
-/// Answers with a text, without a cluster.
+/// A route that answers with a text, without a cluster.
 fn direct(text: &str) -> String {
     format!(
         "route_config: {{virtual_hosts: [{{name: all, domains: ['*'], routes: [{{match: {{prefix: /}}, direct_response: \
@@ -73,7 +73,8 @@ fn cluster(name: &str, upstream: SocketAddr) -> String {
     )
 }
 
-/// A listener, its routes, and two clusters, one of which has its endpoints apart; JSON is YAML.
+/// A listener, its routes, and two clusters, one with separate endpoints. The text is JSON, which
+/// is valid YAML.
 pub(crate) fn web(port: u16, upstream: SocketAddr, to: &str) -> Vec<(&'static str, String)> {
     let apart = r#"{"@type": "type.googleapis.com/envoy.config.cluster.v3.Cluster", "name": "two", "type": "EDS",
         "connectTimeout": "1s", "edsClusterConfig": {"edsConfig": {"resourceApiVersion": "V3", "ads": {}}}}"#;
@@ -99,7 +100,7 @@ pub(crate) fn web(port: u16, upstream: SocketAddr, to: &str) -> Vec<(&'static st
     ]
 }
 
-/// Answers every request with its own port.
+/// A server that answers every request with its own port.
 async fn upstream() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -149,7 +150,7 @@ async fn owners_own_is_served_changed_and_taken_away() {
     assert!(!stage.xds().notice().await.refused);
     wait_for("it is served", port, &first.port().to_string()).await;
 
-    // Other routes, by endpoints that are apart, and at last another upstream.
+    // Other routes through the separate endpoints, and finally another upstream.
     stage.xds().apply_base(&map(&web(port, first, "two"))).await;
     wait_for("endpoints are served", port, &first.port().to_string()).await;
     stage.xds().apply_base(&map(&web(port, second, "two"))).await;
@@ -252,7 +253,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
             route("cluster_header: x-to"),
             "lets a client choose",
         ),
-        // What only Envoy knows.
+        // Errors that only Envoy detects.
         (
             "a cluster that Envoy does not take",
             "clusters",
@@ -276,7 +277,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
             "nowhere",
         ),
     ] {
-        // With a change of what is good: it must not be served either.
+        // The rejected configuration also changes a valid part, which must not be served either.
         let mut data: BTreeMap<_, _> = good.iter().cloned().collect();
         data.insert("listeners", listener("web", port, &answers));
         let before = data.remove(key).unwrap_or_default();
@@ -335,7 +336,7 @@ async fn the_last_good_one_outlives_the_server() {
                 .ends_with("Each Envoy continues with the resources that it has."),
         "{notice:?}"
     );
-    // A change that arrives shows that Envoy has heard the new server.
+    // A change that arrives shows that Envoy is connected to the new server.
     xds.delete(&stage.clusters[0]).await;
     stage.xds = Some(xds);
     stage.wait_closed(&stage.clusters[0].public_name()).await;
@@ -358,7 +359,7 @@ async fn a_new_envoy_waits_for_nothing_for_ever() {
 
     let site = &stage.site;
     let envoy = Envoy::start(site.address, &site.client_leaf(), &site.ca.pem).await;
-    // It gives the routes that are missing 15 s.
+    // Envoy waits 15 s for the missing routes.
     let ready = async || envoy.is_ready().await.then_some(());
     eventually("Envoy is ready", PATIENCE * 2, ready).await;
     let name = stage.clusters[0].public_name();

@@ -1,4 +1,4 @@
-//! Tenants through a real Envoy, led by the real server.
+//! Tenants behind a real Envoy, which the real server configures.
 
 #![allow(
     clippy::unwrap_used,
@@ -52,7 +52,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// With the first `count` clusters on the host.
+    /// A stage with the first `count` clusters on the host.
     async fn new(count: usize) -> Self {
         let stage = Self::unlisted(Ca::new("root")).await;
         let clusters: Vec<_> = stage.clusters.iter().take(count).collect();
@@ -174,7 +174,7 @@ async fn what_nobody_has_is_closed() {
     let mut plain = TcpStream::connect(stage.envoy.ingress).await.unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let mut heard = Vec::new();
-    // Closed, with or without a reset.
+    // The connection is closed, with or without a reset.
     let _ = tokio::time::timeout(PATIENCE, plain.read_to_end(&mut heard))
         .await
         .unwrap();
@@ -209,7 +209,7 @@ async fn changes_of_one_cluster_cut_nobody_else() {
         stage.wait_closed(extra).await;
         watch.echo(&format!("round {round}")).await;
     }
-    // A second is promised on a machine that has room; ingress-bench measures it.
+    // A second is promised on a machine with free capacity; ingress-bench measures it.
     println!("slowest: served {slowest_served:?}, closed {slowest_closed:?}");
     assert_eq!(
         stage
@@ -248,7 +248,7 @@ async fn a_restart_of_the_server_cuts_nothing() {
         println!("served again after {elapsed:?}");
     }
     watch.echo("after it").await;
-    // The new server knows by their versions that Envoy has everything.
+    // The versions show the new server that Envoy has everything.
     for kind in ["cluster", "endpoints"] {
         let bytes = format!("yoke_ingress_xds_response_bytes_total{{type=\"{kind}\"}}");
         assert_eq!(stage.xds().metric(&bytes), 0, "{kind}");
@@ -256,7 +256,7 @@ async fn a_restart_of_the_server_cuts_nothing() {
     assert!(stage.xds().is_ready());
 }
 
-/// A control plane that gets another address after the server was replaced is followed there.
+/// Envoy uses the new address of a control plane that changes after the server was replaced.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_server_moves_endpoints() {
     let mut stage = Stage::new(1).await;
@@ -289,7 +289,8 @@ async fn what_was_deleted_while_the_server_was_away_is_closed() {
     assert!(stage.ask(&stage.clusters[1].public_name()).await.is_err());
 }
 
-/// A new release may translate every cluster differently: Envoy replaces each, and waits for endpoints that it has.
+/// A new release may translate every cluster differently. Envoy replaces each, and waits for
+/// endpoints that it has.
 #[tokio::test(flavor = "multi_thread")]
 async fn replaced_clusters_are_served_on() {
     let mut stage = Stage::new(2).await;
@@ -338,7 +339,8 @@ async fn a_broken_cluster_harms_nobody_else() {
     stage.wait_served(&a.public_name()).await;
 }
 
-/// Should something pass our checks and not Envoy's, Envoy keeps what it has, and only that cluster is stuck.
+/// If something passes our validation and not Envoy's, Envoy continues with its last good version,
+/// and only that cluster is affected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_resource_harms_nobody_else() {
     let mut stage = Stage::new(2).await;

@@ -1,4 +1,4 @@
-//! A real Envoy, our real server, and tenants that stand for API servers, on loopback.
+//! A real Envoy, the real server, and servers in place of API servers, on loopback.
 
 #![allow(
     dead_code,

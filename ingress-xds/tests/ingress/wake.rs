@@ -1,4 +1,5 @@
-//! Clusters that sleep: who comes is answered in place of the API server, and wakes what is his.
+//! Sleeping clusters: the activator answers their clients in place of the API server, and wakes a
+//! cluster for its own clients.
 
 mod activators;
 mod agents;
@@ -32,14 +33,15 @@ use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::Stage;
 
-/// What kubectl is told to do. With `get namespaces` it asks first what the API serves, and shows nothing of a `Status` there.
+/// Arguments of kubectl. `get namespaces` first requests the API's resources, and shows no `Status`
+/// of that request.
 const ASKED: [&[&str]; 2] = [&["get", "--raw", "/api/v1/namespaces"], &["get", "namespaces"]];
 
 fn on_connect(callers: Callers) -> Asleep {
     ignoring(callers, &[])
 }
 
-/// The same, and some clients wake nothing.
+/// The sleep state of a cluster that ignores some user agents.
 fn ignoring(callers: Callers, agents: &[&str]) -> Asleep {
     Asleep::OnConnect {
         callers,
@@ -49,16 +51,16 @@ fn ignoring(callers: Callers, agents: &[&str]) -> Asleep {
     }
 }
 
-/// It was told to be woken just now.
+/// The sleep state of a cluster that began to wake just now.
 fn woken(problem: Option<&str>) -> Asleep {
     waking(Time(Timestamp::now()), problem)
 }
 
-/// Both clusters of a stage, of which the first is asleep.
+/// Both clusters of a stage; the first is asleep.
 struct Night {
     stage: Stage,
     a: ClusterFixture,
-    /// Requests that the API servers had before they slept.
+    /// Number of requests to the API servers before the sleep.
     before: [usize; 2],
 }
 
@@ -67,7 +69,7 @@ impl Night {
         Self::at(told, |_| {}).await
     }
 
-    /// At another site.
+    /// A night with a changed site.
     async fn at(told: Asleep, change: impl FnOnce(&mut Site)) -> Self {
         let stage = Stage::with(&[], change).await;
         let a = stage.clusters[0].clone();
@@ -95,23 +97,23 @@ impl Night {
         night
     }
 
-    /// Requests that the API servers had since they slept.
+    /// Number of requests to the API servers since the sleep began.
     fn requests(&self) -> [usize; 2] {
         let now = self.stage.requests();
         [now[0] - self.before[0], now[1] - self.before[1]]
     }
 
-    /// The operator says what the cluster is at.
+    /// The operator publishes another sleep state of the cluster.
     async fn tell(&self, told: Option<Asleep>) {
         let cluster = match told {
-            // Its pod has an address before its API answers.
+            // The pod has an address before its API answers.
             Some(told) => self.a.clone().asleep(told),
             None => self.a.clone(),
         };
         self.stage.xds().apply(&cluster).await;
     }
 
-    /// Until strangers are turned away again.
+    /// Waits until unauthenticated clients are refused again.
     async fn sleep(&self) {
         self.tell(Some(on_connect(Callers::Authenticated))).await;
         let nobody = self.stage.root.client(None);
@@ -123,7 +125,7 @@ impl Night {
         while self.stage.xds().has_woken().await {}
     }
 
-    /// As an operator wakes it that is told.
+    /// Wakes the cluster as an operator does after a wake request.
     async fn wake_up(&self) {
         self.stage.xds().wake().await;
         self.tell(Some(woken(None))).await;
@@ -164,14 +166,14 @@ impl Night {
     }
 }
 
-/// As a provider of OIDC gives it out.
+/// A token as an OIDC provider issues it.
 fn foreign_token(header: serde_json::Value) -> String {
     let claims = json!({"iss": "https://login.example.org", "aud": "kubernetes", "exp": i64::MAX, "sub": "alice"});
     let encode = |part: &serde_json::Value| data_encoding::BASE64URL_NOPAD.encode(part.to_string().as_bytes());
     format!("Bearer {}.{}.c2lnbmF0dXJl", encode(&header), encode(&claims))
 }
 
-/// The answer, or that of a later try: Envoy may hear last that the cluster is awake.
+/// The answer, possibly of a later try: Envoy may be the last to learn that the cluster is awake.
 async fn ask_again(pod: &mut Client, request: impl Fn() -> Request<Body>) -> Answer {
     let answered = eventually("it is answered", PATIENCE, async || {
         let answer = pod.ask(request()).await.unwrap();
@@ -232,7 +234,8 @@ async fn strangers_wake_nothing() {
             assert_eq!(told(&answer), (StatusCode::UNAUTHORIZED, None), "{rule}, {http:?}");
             assert_eq!(answer.body["kind"], "Status", "{rule}, {http:?}");
         }
-        // Who can only be known by the cluster: to come again by itself does not help; then who is known, and no reason to wake.
+        // First callers whose credentials only the cluster can verify, for whom a retry does not
+        // help; then authenticated callers that do not wake it.
         for (rule, config, bearer) in [
             ("token of another issuer", nobody.clone(), Some(night.token(1, |_| {}))),
             (
@@ -307,7 +310,7 @@ async fn many_callers_wake_once_and_are_led_to_the_api() {
         };
         async move { (Client::connect(ingress, name, config, http).await.unwrap(), bearer) }
     });
-    // After some seconds it would be woken again, and handshakes may take as long.
+    // After some seconds the wake request would be repeated, and handshakes may take as long.
     let callers = futures::future::join_all(callers).await.into_iter();
     let calls = callers.map(async |(mut client, bearer)| told(&client.ask(get(bearer)).await.unwrap()).0);
     let answers = futures::future::join_all(calls).await;
@@ -339,7 +342,7 @@ async fn who_may_wake_it_hears_when_it_is_awake() {
         let night = Night::new(on_connect(Callers::Authenticated)).await;
         let admin = night.admin();
         let asking = async {
-            // On a machine that is busy the wake takes longer than somebody is held.
+            // On a busy machine the wake takes longer than the maximum wait.
             let mut answer = night.ask(&admin, http, None).await;
             let awake = "the cluster was asleep and is awake now; retry";
             while answer.body["message"] != awake {
@@ -406,7 +409,7 @@ async fn a_connection_ends_with_its_answers() {
         })
         .await;
     }
-    // By another cluster's name on a connection of this one.
+    // The name of another cluster on a connection of this one.
     let other = format!("https://{}/api", night.stage.clusters[1].public_name());
     let ingress = night.stage.envoy.ingress;
     let mut client = Client::connect(ingress, &name, &night.admin(), Http::Two)
@@ -445,7 +448,7 @@ async fn the_owners_word_is_told_to_those_who_belong_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn anybody_wakes_what_its_owner_lets_anybody_wake() {
     let night = Night::new(on_connect(Callers::Any)).await;
-    // Its stranger was the first to ask.
+    // The first request came from an unauthenticated client.
     let woken = night
         .stage
         .xds()
@@ -507,7 +510,7 @@ async fn nobody_is_held_when_a_cluster_does_not_wake() {
         night.tell(Some(woken(Some("There is no room.")))).await;
     };
     let (answer, ()) = tokio::join!(held, telling);
-    // Who knows the problem repeats nothing.
+    // A caller that is shown the problem does not retry.
     assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, None));
     let advice = "There is no room. Ask the cluster's owner; the conditions of the Cluster object say more.";
     assert_eq!(answer.body["message"], advice);
@@ -527,7 +530,7 @@ async fn nobody_is_held_when_a_cluster_does_not_wake() {
         let before = night.stage.xds().metric(stuck);
         let stderr = kubectl(&night, asked).await.1;
         assert!(stderr.contains(advice), "{asked:?}: {stderr}");
-        // It says the same up to ten times more where it is told to come again.
+        // kubectl repeats the request up to ten times when the answer has `Retry-After`.
         let count = night.stage.xds().metric(stuck) - before;
         assert!((1..10).contains(&count), "{asked:?}: {count}");
     }
@@ -617,7 +620,7 @@ async fn kubectl_sees_only_slower_answers() {
     assert_eq!(line.as_deref(), Some("0"));
 }
 
-/// What kubectl says on a request with the kubeconfig of an administrator.
+/// The output of kubectl for a request with the kubeconfig of an administrator.
 async fn kubectl(night: &Night, arguments: &[&str]) -> (String, String) {
     let directory = tempfile::tempdir().unwrap();
     let output = start_kubectl(night, directory.path(), arguments).output();

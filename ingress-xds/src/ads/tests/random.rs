@@ -1,4 +1,5 @@
-//! A model of Envoy at the other end of a slow line: it must end up with what is served, whatever happens on the way.
+//! A model of Envoy at the end of a slow connection: whatever happens, it must end up with the
+//! served resources.
 
 use std::collections::VecDeque;
 
@@ -8,14 +9,15 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::*;
 
 const SNIS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
-/// A version that Envoy refuses.
+/// A version that Envoy rejects.
 const BAD: &str = "bad";
-/// Seeds that found something once.
+/// Seeds that once found a fault:
 /// - the removal of a name whose last content was refused was not sent
-/// - the removal of a name was forgotten when another one of its cluster was sent
+/// - the removal of a name was forgotten when another name of its cluster was sent
 /// - a connection was lost between a Cluster and its endpoints, which were not sent again
-/// - names that were refused along with a bad one of their cluster were not sent when that one changed
-/// - nor was one that had changed meanwhile, and back
+/// - names that were refused together with an invalid one of their cluster were not sent when that
+///   one changed
+/// - a name that had changed meanwhile, and back, was not sent
 const KNOWN: [u64; 5] = [
     8_820_202_442_062_988_157,
     3_322_310_168_946_964_410,
@@ -28,7 +30,7 @@ const KNOWN: [u64; 5] = [
 struct Envoy {
     clusters: BTreeMap<String, EnvoyCluster>,
     endpoints: BTreeMap<String, String>,
-    /// What it will say of endpoints next: subscriptions that are not sent yet.
+    /// Subscriptions to endpoints that are not sent yet.
     subscribe: BTreeSet<String>,
     unsubscribe: BTreeSet<String>,
     outbox: VecDeque<Request>,
@@ -37,9 +39,9 @@ struct Envoy {
 #[derive(Debug)]
 struct EnvoyCluster {
     version: String,
-    /// Whether endpoints came since the cluster was made or replaced.
+    /// Whether endpoints arrived since the cluster was created or replaced.
     warm: bool,
-    /// Whether the connection was lost before they came.
+    /// Whether the connection was lost before they arrived.
     interrupted: bool,
 }
 
@@ -118,7 +120,7 @@ impl Envoy {
         self.speak();
     }
 
-    /// Envoy gathers what it wants of endpoints into one request.
+    /// Envoy collects its subscriptions to endpoints in one request.
     fn speak(&mut self) {
         if self.subscribe.is_empty() && self.unsubscribe.is_empty() {
             return;
@@ -131,14 +133,14 @@ impl Envoy {
     }
 }
 
-/// What happens in a run.
+/// Events that happen in a run.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     /// Connections are lost.
     reconnects: bool,
     /// Some contents are refused.
     refusals: bool,
-    /// A content that was may be again.
+    /// An earlier content may return.
     returns: bool,
 }
 
@@ -160,7 +162,7 @@ impl Weather {
 fn change(random: &mut StdRng, served: &mut Snapshot, weather: Weather, step: usize) {
     let sni = SNIS[random.random_range(0..SNIS.len())];
     let name = format!("name/{sni}");
-    // Owners have one, two or five names each.
+    // Owners have one, two or five names.
     let (owner, names): (&str, &[&str]) = match sni {
         "a" => ("a", &["a"]),
         "b" | "c" => ("b", &["b", "c"]),
@@ -198,7 +200,7 @@ fn run(seed: u64) {
                 stream.on_snapshot(Arc::new(served.clone()));
             }
             2 if !quiet && weather.reconnects && random.random_bool(0.1) => {
-                // The connection is lost with all that is on it; another replica answers.
+                // The connection is lost with all its messages; another replica answers.
                 wire.clear();
                 stream = Stream::new(Arc::new(served.clone()));
                 envoy.connect();
@@ -241,7 +243,7 @@ fn judge(seed: u64, weather: Weather, served: &Snapshot, envoy: &Envoy) {
     for name in served.names() {
         let entry = served.get(name).unwrap();
         let siblings = entry.route.names().map(|sni| format!("name/{sni}"));
-        // One refused resource takes those of the same cluster with it, and of no other.
+        // One refused resource affects those of the same cluster, and of no other.
         let bad = siblings
             .filter_map(|sibling| served.get(&sibling))
             .any(|sibling| &*sibling.cluster.version == BAD);
@@ -252,7 +254,7 @@ fn judge(seed: u64, weather: Weather, served: &Snapshot, envoy: &Envoy) {
         let cluster = envoy.clusters.get(&**name);
         let cluster = cluster.unwrap_or_else(|| panic!("seed {seed}: {name} is missing"));
         assert_eq!(cluster.version, *entry.cluster.version, "seed {seed}: {name}");
-        // Envoy's own patience is the last resort where the module says so.
+        // Envoy's own timeout is the last resort in the cases that the module documents.
         let patience = cluster.interrupted && weather.refusals && weather.returns;
         assert!(cluster.warm || patience, "seed {seed}: {name} waits for endpoints");
         assert_eq!(

@@ -32,7 +32,7 @@ fn serve(snapshot: &mut Snapshot, fixture: &ClusterFixture) {
     }
 }
 
-/// A, with a name of its own, and B, which has no address. Both ask for one more name, and B has it.
+/// A with an extra name, and B without an address. Both claim one more name, and B owns it.
 fn served() -> Snapshot {
     let [a, b] = signers();
     let mut snapshot = Snapshot::default();
@@ -165,7 +165,7 @@ fn the_host_name_of_another_cluster_is_refused() {
     }
 }
 
-/// Without a token nobody learns which names there are.
+/// A request without a token cannot find out which names exist.
 #[test]
 fn the_host_name_is_looked_at_last() {
     let snapshot = served();

@@ -14,7 +14,7 @@ const COMMON: &str = "https://kubernetes.default.svc";
 
 struct Keys {
     a: Signer,
-    /// On the other kind of key.
+    /// A signer with the other type of key.
     b: Signer,
     stranger: Signer,
 }
@@ -36,7 +36,7 @@ fn trust(issuer: &str, keys: &[&Signer]) -> TokenTrust {
     }
 }
 
-/// Whose the token is, among A and B.
+/// The cluster that the token belongs to, A or B.
 fn owner(token: &str) -> Result<String, TokenError> {
     let clusters = [trust(A, &[&keys().a]), trust(B, &[&keys().b])];
     owner_among(token, &clusters)
@@ -64,7 +64,7 @@ fn without(key: &str) -> Value {
     claims
 }
 
-/// Signed by A, with a header that says something else.
+/// A token signed by A with another header.
 fn headed(header: &Value) -> String {
     keys().a.sign(&header.to_string(), &of_a().to_string())
 }
@@ -341,7 +341,8 @@ fn attacks_are_refused() {
     }
 }
 
-/// While a key is rotated both sign; the old one is refused as soon as the cluster does not have it any more.
+/// During a key rotation both keys sign. The old one is refused as soon as it is removed from the
+/// cluster's keys.
 #[test]
 fn keys_are_rotated() {
     let Keys { a, stranger, .. } = keys();
@@ -354,7 +355,7 @@ fn keys_are_rotated() {
     assert_eq!(owner_among(&new, &after), Ok(A.to_owned()));
 }
 
-/// Whatever a caller finds for an issuer, its own issuer decides.
+/// The cluster's own issuer decides, whatever cluster `find` returns for an issuer.
 #[test]
 fn what_is_found_must_have_the_issuer() {
     let Keys { a, .. } = keys();
@@ -387,7 +388,7 @@ fn keys_of_other_kinds_are_refused() {
     assert!(matches!(TokenKey::from_pem("PEM"), Err(KeyError::Pem(_))));
 }
 
-/// The form of an RSA public key of 1024 bits; the library does not make one.
+/// The encoding of an RSA public key of 1024 bits, which the library does not generate.
 fn small_rsa_pem() -> String {
     let mut modulus = vec![0x02, 0x81, 0x81, 0x00];
     modulus.extend([0xc5; 128]);

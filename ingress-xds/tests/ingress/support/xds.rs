@@ -1,4 +1,5 @@
-//! Our server as the process puts it together, with objects from a channel in place of the host API.
+//! The real server, assembled as in the process, with objects from a channel in place of the host
+//! API.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -34,14 +35,14 @@ use super::fixtures::{BASE_DOMAIN, ClusterFixture, activator_secret, certificate
 use super::pki::{Ca, Leaf, write_secret};
 use super::{CLIENT_NAME, PATIENCE, SERVER_NAME, eventually};
 
-/// Ports of Envoy by the chart.
+/// Ports of Envoy in the chart.
 const ENVOY_PORTS: [u16; 3] = [8443, 8081, 9901];
 const MANY: Rate = Rate {
     per_second: 100_000,
     burst: 100_000,
 };
 
-/// What outlives a restart of the server.
+/// State that survives a restart of the server.
 pub struct Site {
     pub ca: Ca,
     pub address: SocketAddr,
@@ -49,27 +50,27 @@ pub struct Site {
     pub konnectivity_port: u16,
     pub limits: EnvoyLimits,
     pub gate: GateLimits,
-    /// How often clusters are woken.
+    /// Rate limits for wakes.
     pub wakes: WakeLimits,
-    /// Clusters with series of their own.
+    /// Number of clusters with traffic series of their own.
     pub series: usize,
-    /// What clients are shown whose TLS ends at the ingress.
+    /// The certificate for clients whose TLS ends at Envoy.
     pub certificate: Option<Leaf>,
-    /// What those are shown who come to a cluster that sleeps.
+    /// The certificate for clients of sleeping clusters.
     pub activator: Option<Leaf>,
-    /// Where these are led.
+    /// The address of the activator.
     pub activator_at: SocketAddr,
-    /// What these may have of it.
+    /// Limits of the activator.
     pub activator_limits: ActivatorLimits,
     directory: TempDir,
 }
 
-/// One life of the server.
+/// One run of the server.
 pub struct Xds {
-    // Dropped first: the tasks drain, and do not miss their source.
+    // Dropped first, so that the tasks drain before their channels close.
     trigger: DrainTrigger,
     pub address: SocketAddr,
-    /// Where clients of sleeping clusters are led.
+    /// The address of the activator.
     pub activator: SocketAddr,
     events: mpsc::Sender<Event>,
     base: mpsc::Sender<Input>,
@@ -112,7 +113,7 @@ impl Site {
             certificate: None,
             activator: None,
             activator_at: super::loopback(0),
-            // Nobody is cut off because the machine is busy.
+            // Long timeouts, so that a busy machine cuts off no client.
             activator_limits: ActivatorLimits {
                 first: PATIENCE,
                 ..ActivatorLimits::default()
@@ -125,14 +126,14 @@ impl Site {
         self.ca.leaf("envoy", &[CLIENT_NAME])
     }
 
-    /// Takes another CA for both sides.
+    /// Creates a new CA for both sides.
     pub fn rotate(&mut self) {
         self.ca = Ca::new("yoke-system, second");
         let leaf = self.ca.leaf("xds", &[SERVER_NAME]);
         write_secret(self.directory.path(), &leaf, &self.ca.pem);
     }
 
-    /// Starts the server. It has not read the host yet: see [`Xds::list`].
+    /// Starts the server. Its host objects are not listed yet: see [`Xds::list`].
     pub async fn start(&self) -> Xds {
         let activator = Activator::bind(self.activator_at).await.unwrap();
         let rules = Rules {
@@ -171,7 +172,7 @@ impl Site {
             metrics: metrics.clone(),
             drain: drain.clone(),
         });
-        // Where nobody is led there, none waits for its end.
+        // Without activators in the routes there is nothing to wait for.
         let sleeping = tokio::spawn(async move {
             if has_activator {
                 tokio::join!(keeping, sleeping);
@@ -203,7 +204,7 @@ impl Site {
         }
     }
 
-    /// Starts the server for a snapshot that is made by hand; the answer's sender keeps it.
+    /// Starts the server with a snapshot that the test builds; the returned sender keeps it alive.
     pub async fn start_with(
         &self,
         snapshot: Snapshot,
@@ -222,7 +223,7 @@ impl Site {
         (registry, sender, trigger)
     }
 
-    /// What a server of Envoy's shows, and whom it admits.
+    /// TLS configuration of the gRPC endpoint.
     pub async fn tls(&self) -> TlsConfigs {
         let files = files_in(self.directory.path(), &self.directory.path().join("ca.crt"));
         Reload::load(files).await.unwrap().1
@@ -237,7 +238,8 @@ impl Site {
         drain: Drain,
     ) -> (SocketAddr, JoinHandle<()>) {
         let tls = self.tls().await;
-        // A program that another test starts has a copy of the last server's socket until it is executed.
+        // A program that another test starts has a copy of the previous server's socket until it is
+        // executed.
         let bind = async || Server::bind(self.address).await.ok();
         let (server, _) = eventually("the server listens", PATIENCE, bind).await;
         let address = server.local_address();
@@ -256,12 +258,12 @@ impl Site {
 }
 
 impl Xds {
-    /// The host as it is: these clusters and nothing beside.
+    /// Reports a complete list of the host: these clusters and nothing else.
     pub async fn list(&self, clusters: &[&ClusterFixture]) {
         self.list_with(clusters, None).await;
     }
 
-    /// The same, with a base configuration.
+    /// Reports a complete list of the host, with a base configuration.
     pub async fn list_with(&self, clusters: &[&ClusterFixture], base: Option<&ConfigMap>) {
         if let Some(map) = base {
             self.apply_base(map).await;
@@ -295,21 +297,21 @@ impl Xds {
         self.base.send(Input::Seen(seen)).await.unwrap();
     }
 
-    /// What the host's owner is told next.
+    /// The next event for the host's owner.
     pub async fn notice(&self) -> Notice {
         let mut notices = self.notices.lock().await;
         let told = tokio::time::timeout(PATIENCE, notices.recv()).await;
         told.expect("the owner is told").unwrap()
     }
 
-    /// Whom the operator is told to wake, next.
+    /// The next wake request to the operator.
     pub async fn wake(&self) -> WakeRequest {
         let mut wakes = self.wakes.lock().await;
         let told = tokio::time::timeout(PATIENCE, wakes.recv()).await;
         told.expect("the operator is told").unwrap()
     }
 
-    /// Whether it was told of any.
+    /// Whether there was any wake request.
     pub async fn has_woken(&self) -> bool {
         self.wakes.lock().await.try_recv().is_ok()
     }
@@ -326,12 +328,12 @@ impl Xds {
         self.send(Event::Replicas(Watched::Applied(Box::new(slice)))).await;
     }
 
-    /// Its activator answers no more.
+    /// Stops the activator.
     pub fn lose_activator(&self) {
         self.sleeping.abort();
     }
 
-    /// A cluster gets a certificate for its further names, for when it sleeps.
+    /// A cluster gets a certificate for its extra names, for its sleep.
     pub async fn show_asleep(&self, cluster: &ClusterFixture, leaf: &Leaf) {
         let secret = activator_secret(&cluster.namespace(), &leaf.certificate, &leaf.key);
         self.secrets.send(Watched::Applied(Box::new(secret))).await.unwrap();
@@ -343,7 +345,7 @@ impl Xds {
             .await;
     }
 
-    /// A ConfigMap as it is.
+    /// Applies a ConfigMap as it is.
     pub async fn apply_map(&self, map: ConfigMap) {
         self.send(Event::Config(Watched::Applied(Box::new(map)))).await;
     }
@@ -363,12 +365,12 @@ impl Xds {
         self.readiness.failing().is_empty()
     }
 
-    /// One number of its metrics; 0 if it was never counted.
+    /// Value of one metric; 0 if it has no sample.
     pub fn metric(&self, name: &str) -> u64 {
         metric(&self.registry, name)
     }
 
-    /// The samples of each cluster's traffic.
+    /// Samples of each cluster's traffic.
     pub fn traffic(&self) -> Vec<String> {
         let text = self.registry.to_text().unwrap();
         let samples = text
@@ -377,12 +379,12 @@ impl Xds {
         samples.map(str::to_owned).collect()
     }
 
-    /// Has it begin to end, as a signal would.
+    /// Starts a shutdown, as a signal would.
     pub fn drain(&self) {
         self.trigger.start();
     }
 
-    /// Ends it.
+    /// Stops the server.
     pub async fn stop(self) {
         self.drain();
         for task in self.tasks.into_iter().chain([self.sleeping]) {

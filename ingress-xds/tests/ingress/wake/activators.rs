@@ -1,4 +1,4 @@
-//! Which activator a name leads to, and what it shows.
+//! The activator that a name leads to, and the certificate that it presents.
 
 use std::net::SocketAddr;
 
@@ -18,12 +18,12 @@ async fn a_further_name_wakes_its_cluster() {
     let [of_a, of_b] = &night.stage.authorities;
     let (to_a, to_b) = (of_a.leaf("sleeper", &[FURTHER]), of_b.leaf("sleeper", &[FURTHER]));
     let (admin, nobody) = (night.admin(), night.stage.root.client(None));
-    // Whom nobody but A's own certificate convinces.
+    // A client that trusts only A's own certificate.
     let only_a = of_a.client(None);
     let awake = night.a.clone().with_extra_names(&[FURTHER]);
     night.a = awake.clone().at(&[], awake.port);
     night.tell(Some(on_connect(Callers::Authenticated))).await;
-    // B is as old, and its name comes later.
+    // B is as old as A, and its namespace sorts later.
     let b = night.stage.clusters[1].clone().with_extra_names(&[FURTHER]);
     night.stage.xds().apply(&b.asleep(on_connect(Callers::Any))).await;
     night.stage.xds().show_asleep(&night.stage.clusters[1], &to_b).await;
@@ -58,7 +58,7 @@ async fn a_further_name_wakes_its_cluster() {
         (answer.status == StatusCode::OK && answer.body["cluster"] == "a").then_some(())
     })
     .await;
-    // The public name has the certificate of all.
+    // The public name has the certificate for all clusters.
     night.tell(Some(on_connect(Callers::Authenticated))).await;
     eventually("it sleeps again", PATIENCE, async || {
         let name = night.a.public_name();

@@ -1,4 +1,4 @@
-//! Strangers keep out nobody whom the cluster knows.
+//! Unauthenticated clients do not lock out authenticated ones.
 
 use std::time::Duration;
 
@@ -13,11 +13,12 @@ use crate::support::tenant::open_over;
 use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 
-/// Places of the cluster, and strangers who want one. Who is known keeps his own before as many others have come.
+/// Slots of the cluster, and unauthenticated clients that want one. An authenticated client pins
+/// its slot before as many others have come.
 const PLACES: usize = 32;
 const STRANGERS: usize = 100;
 
-/// A night in which few are let in at once.
+/// A night with few slots.
 async fn narrow(callers: Callers) -> Night {
     Night::at(on_connect(callers), few_places).await
 }
@@ -55,7 +56,8 @@ async fn silent_strangers_make_room() {
 async fn strangers_who_wake_it_leave_room() {
     let night = Night::at(on_connect(Callers::Any), |site| {
         few_places(site);
-        // Who came too late to ask is cut off and asks again, before he gives up.
+        // A client that is too late for its first request is cut off and retries before it gives
+        // up.
         site.activator_limits.first = PATIENCE / 4;
     })
     .await;
@@ -64,10 +66,10 @@ async fn strangers_who_wake_it_leave_room() {
     let name = night.a.public_name();
     let nobody = night.stage.root.client(None);
     let soon = (StatusCode::SERVICE_UNAVAILABLE, Some("1"));
-    // Nobody wakes it, so all of them could wait, each with a place of his own.
+    // The cluster does not wake for them, so all could wait, each in a slot.
     let strangers = (0..STRANGERS).map(|_| async {
         loop {
-            // Those that are in the way of others are cut off.
+            // Clients that block others are cut off.
             if let Ok(answer) = night.try_ask(&name, &nobody, Http::One, None).await {
                 return told(&answer) == soon;
             }
@@ -113,7 +115,7 @@ async fn who_finds_no_place_wakes_it_all_the_same() {
     let mut nodes = vec![];
     eventually("there is no place", PATIENCE, async || {
         let stream = TcpStream::connect(activator).await.unwrap();
-        // One too many may be cut off in the middle.
+        // One client too many may be cut off in the middle.
         nodes.push(open_over(stream, &name, &node).await.ok());
         (night.stage.xds().metric(busy) > 0).then_some(())
     })
@@ -139,7 +141,7 @@ async fn who_says_nothing_is_cut_off() {
         config.alpn_protocols = vec![protocol.into()];
         let stream = TcpStream::connect(activator).await.unwrap();
         let mut silent = open_over(stream, &name, &config).await.unwrap();
-        // A reset is an end, too.
+        // A reset closes the connection too.
         let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut vec![])).await;
         assert!(ended.is_ok(), "{protocol}");
     }
