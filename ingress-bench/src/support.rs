@@ -1,4 +1,5 @@
-//! Helpers of `yoke-ingress-xds`'s tests: host objects, certificates, the real Envoy. A failure ends the run.
+//! Helpers of `yoke-ingress-xds`'s tests: host objects, certificates, the real Envoy. A failure
+//! ends the run.
 
 use std::time::Duration;
 

@@ -54,7 +54,8 @@ pub struct Stream {
     secrets: Interest,
     /// Names whose Cluster was sent before the client opened the endpoints type on this stream.
     owed: BTreeSet<Arc<str>>,
-    /// Endpoints that wait for their Cluster, and whether to answer even if the client is up to date.
+    /// Endpoints that wait for their Cluster, and whether to answer even if the client is up to
+    /// date.
     deferred: BTreeMap<Arc<str>, bool>,
     next_nonce: u64,
     last: ResourceKind,

@@ -43,7 +43,8 @@ pub struct GateLimits {
     pub requests: Rate,
     /// Average delay of the answer to clients that exceed a rate or have too many connections.
     pub refusal_delay: Duration,
-    /// New connections from one such source to clusters that sleep: each costs this process a handshake.
+    /// New connections from one such source to clusters that sleep: each costs this process a
+    /// handshake.
     pub sleeping: Rate,
 }
 

@@ -173,7 +173,7 @@ async fn spawn_activator(
         supervisor.spawn("replica-watch", replicas);
     }
     let (secrets, seen) = mpsc::channel(EVENTS);
-    let (certificates, shown) = watch::channel(Certificates::new());
+    let (certificates, loaded) = watch::channel(Certificates::new());
     let watched = watch_activator_certificates(client, secrets, metrics.clone(), drain.clone());
     supervisor.spawn("sleeper-watch", watched);
     let keeping = update_certificates(seen, certificates, events, drain.clone());
@@ -182,7 +182,7 @@ async fn spawn_activator(
         Ok::<_, Infallible>(())
     });
     let serving = activator.serve(ActivatorContext {
-        tls: build_configs(shown, snapshots.clone())?,
+        tls: build_configs(loaded, snapshots.clone())?,
         limits: ActivatorLimits::default(),
         snapshots,
         waker,

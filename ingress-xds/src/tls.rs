@@ -50,7 +50,8 @@ pub async fn reload_certificates(mut reload: Reload, metrics: Metrics, drain: Dr
     Ok(())
 }
 
-/// Whether a client's certificate, already verified against the CA, carries one of the expected names.
+/// Whether a client's certificate, already verified against the CA, carries one of the expected
+/// names.
 pub fn is_expected_client(certificate: &CertificateDer<'_>, names: &[String]) -> bool {
     let parsed = ParsedCertificate::from_der(certificate.to_vec());
     parsed.is_ok_and(|parsed| parsed.dns_names.iter().any(|name| names.contains(name)))

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A cluster's [`series::Series`] are part of its snapshot entry, so they appear and disappear with
-//! it, and counting and collecting need no lock. [`SeriesRegistry`], owned by the builder of snapshots, preserves
-//! them across changes of a cluster, and limits their number.
+//! it, and counting and collecting need no lock. [`SeriesRegistry`], owned by the builder of
+//! snapshots, preserves them across changes of a cluster, and limits their number.
 
 mod collector;
 mod registry;

@@ -1,7 +1,7 @@
 //! Validates host objects before the ingress uses them. Pure; called by [`crate::model`].
 //!
-//! A user who can label a ConfigMap could otherwise impersonate any cluster, so no value is trusted as
-//! it is:
+//! A user who can label a ConfigMap could otherwise impersonate any cluster, so no value is trusted
+//! as it is:
 //! - The namespace determines the ID.
 //! - The ID and the cluster's name determine the public name, the issuer and the upstream's name.
 //! - Free values (extra names, certificates, keys) are checked by form, because one field that

@@ -212,7 +212,8 @@ impl Caller {
         plan_answer(snapshot.as_deref(), call, Timestamp::now())
     }
 
-    /// Waits for the cluster for at most [`MAX_WAIT`], or until another answer closes the connection.
+    /// Waits for the cluster for at most [`MAX_WAIT`], or until another answer closes the
+    /// connection.
     async fn wait_until_awake(&self) -> WaitResult {
         let name = resource_name(&self.name);
         let mut snapshots = self.context.snapshots.clone();

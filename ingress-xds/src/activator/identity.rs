@@ -75,12 +75,12 @@ pub fn identify(
     bearer: Option<&str>,
     now: Timestamp,
 ) -> Result<Identity, Unauthenticated> {
-    let shown = (!certificates.is_empty()).then(|| verify_certificates(client_ca, certificates, now));
-    if let Some(Some(identity)) = shown {
+    let presented = (!certificates.is_empty()).then(|| verify_certificates(client_ca, certificates, now));
+    if let Some(Some(identity)) = presented {
         return Ok(identity);
     }
     let Some(bearer) = bearer else {
-        return Err(match shown {
+        return Err(match presented {
             None => Unauthenticated::NoCredentials,
             Some(_) => Unauthenticated::Certificate,
         });
@@ -113,10 +113,10 @@ fn is_bootstrap_token(token: &str) -> bool {
 fn verify_certificates(client_ca: &str, certificates: &[CertificateDer<'_>], now: Timestamp) -> Option<Identity> {
     // The issuers that the client sends are ignored: an attacker could send CA certificates of one
     // name, which form thousands of paths.
-    let leaf = ParsedCertificate::from_der(certificates.first()?.to_vec()).ok()?;
+    let certificate = ParsedCertificate::from_der(certificates.first()?.to_vec()).ok()?;
     let anchors = ParsedCertificate::from_pem(client_ca).ok()?;
-    verify_chain(std::slice::from_ref(&leaf), &anchors, Purpose::Client, now).ok()?;
-    let subject = leaf.subject;
+    verify_chain(std::slice::from_ref(&certificate), &anchors, Purpose::Client, now).ok()?;
+    let subject = certificate.subject;
     Some(Identity::Certificate {
         user: subject.common_name.filter(|user| !user.is_empty())?,
         groups: subject.organizations,

@@ -38,7 +38,8 @@ pub struct Call<'a> {
 /// The action for one request.
 #[derive(Clone, Debug)]
 pub enum Decision {
-    /// Wake the cluster. Answer when it is awake, or with [`Answer::StillWaking`] after a limited wait.
+    /// Wake the cluster. Answer when it is awake, or with [`Answer::StillWaking`] after a limited
+    /// wait.
     Wake(Arc<Entry>),
     /// Wake the cluster for an unauthenticated caller, and answer at once with [`Answer::Waking`]
     /// of zero seconds. Waiting occupies a slot, and those are for authenticated callers.

@@ -64,7 +64,7 @@ pub async fn update_certificates(
     drain: Drain,
 ) {
     while let Some(Some(seen)) = drain.until_started(secrets.recv()).await {
-        let told = match seen {
+        let event = match seen {
             Watched::Applied(secret) => match load_certificate(&secret, &certificates) {
                 Some(names) => Watched::Applied(Box::new(names)),
                 None => continue,
@@ -85,7 +85,7 @@ pub async fn update_certificates(
             }
         };
         // Without a receiver the process is ending.
-        let _ = events.send(Event::ActivatorCertificate(told)).await;
+        let _ = events.send(Event::ActivatorCertificate(event)).await;
     }
 }
 

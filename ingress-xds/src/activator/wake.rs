@@ -5,9 +5,9 @@
 //!  activator, ext_authz ─▶ Waker ─▶ budgets of source, cluster and Tenant ─▶ queue ─▶ write ─▶ Cluster.status.activity
 //! ```
 //!
-//! Many callers wake a cluster once: after one wake request further ones are ignored for [`REPEAT_AFTER`].
-//! By then either the operator has reacted, or the request was lost and is repeated within the
-//! budgets.
+//! Many callers wake a cluster once: after one wake request further ones are ignored for
+//! [`REPEAT_AFTER`]. By then either the operator has reacted, or the request was lost and is
+//! repeated within the budgets.
 
 pub mod write;
 

@@ -201,10 +201,10 @@ impl Interest {
         for name in names {
             if name == WILDCARD {
                 self.wildcard = false;
-                let kept = &self.names;
-                self.client_versions.retain(|name, _| kept.contains(name));
-                self.refused.retain(|name, _| kept.contains(name));
-                self.due.retain(|name, _| kept.contains(name));
+                let subscribed = &self.names;
+                self.client_versions.retain(|name, _| subscribed.contains(name));
+                self.refused.retain(|name, _| subscribed.contains(name));
+                self.due.retain(|name, _| subscribed.contains(name));
             } else if self.names.remove(name.as_str()) {
                 if self.wildcard {
                     // The wildcard still covers the name, and the protocol requires an answer that

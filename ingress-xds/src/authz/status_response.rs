@@ -31,11 +31,11 @@ pub(crate) const IGNORED: &str =
 pub fn build_headers(status: &Status) -> impl Iterator<Item = (HeaderName, String)> {
     let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
     let message = status.message.as_deref();
-    let shown = message.filter(|_| status.code != Some(UNAUTHORIZED));
+    let visible = message.filter(|_| status.code != Some(UNAUTHORIZED));
     [
         Some((CONTENT_TYPE, JSON.to_owned())),
         retry.map(|seconds| (RETRY_AFTER, seconds.to_string())),
-        shown.map(|message| (WARNING, build_warning(message))),
+        visible.map(|message| (WARNING, build_warning(message))),
     ]
     .into_iter()
     .flatten()
@@ -55,15 +55,15 @@ pub fn build_advice(problem: &str) -> String {
 /// header.
 fn build_warning(message: &str) -> String {
     let mut warning = format!("{WARN_CODE} \"");
-    for shown in message
+    for character in message
         .chars()
-        .filter(|shown| !shown.is_control())
+        .filter(|character| !character.is_control())
         .take(LONGEST_WARNING)
     {
-        if matches!(shown, '"' | '\\') {
+        if matches!(character, '"' | '\\') {
             warning.push('\\');
         }
-        warning.push(shown);
+        warning.push(character);
     }
     warning.push('"');
     warning

@@ -1,4 +1,5 @@
-//! Verdicts about connections and requests: the reasons of a refusal, and the answer to a refused request. Pure.
+//! Verdicts about connections and requests: the reasons of a refusal, and the answer to a refused
+//! request. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusDetails};
 

@@ -1,5 +1,5 @@
-//! Tests which configurations are refused and why, and which one is served then. `tests/ingress/base.rs`
-//! shows that Envoy accepts the others.
+//! Tests which configurations are refused and why, and which one is served then.
+//! `tests/ingress/base.rs` shows that Envoy accepts the others.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -2,8 +2,8 @@
 //!
 //! The gate adds a connection when it allows it. Envoy's access log reports its end, and such a
 //! report may be lost. So a connection counts for [`COUNTED`] at most, and the log reader calls
-//! [`OpenConnections::clear`] when it may have missed some. A source may then exceed its limit for a while,
-//! but no source is blocked by connections that it no longer has.
+//! [`OpenConnections::clear`] when it may have missed some. A source may then exceed its limit for
+//! a while, but no source is blocked by connections that it no longer has.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -88,9 +88,9 @@ impl Activators {
     /// Applies an added, changed or removed certificate.
     pub(super) fn apply(&mut self, seen: Watched<ActivatorNames>) -> AffectedNames {
         let changed = match seen {
-            Watched::Applied(shown) => {
-                let namespace = shown.key.namespace;
-                let before = self.names.insert(namespace.clone(), shown.names);
+            Watched::Applied(certificate) => {
+                let namespace = certificate.key.namespace;
+                let before = self.names.insert(namespace.clone(), certificate.names);
                 let is_same = before.as_ref() == self.names.get(&namespace);
                 if is_same { vec![] } else { vec![namespace] }
             }

@@ -1,4 +1,5 @@
-//! Claims of clusters on SNI names: the older cluster owns a name that several claim. Pure; a part of [`super::Table`].
+//! Claims of clusters on SNI names: the older cluster owns a name that several claim. Pure; a part
+//! of [`super::Table`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +48,8 @@ impl Claims {
         self.contests.len()
     }
 
-    /// Compares the claims on a name with the previous ones. Returns a report for each cluster that has newly lost it.
+    /// Compares the claims on a name with the previous ones. Returns a report for each cluster that
+    /// has newly lost it.
     pub(super) fn update_contest(&mut self, name: &str) -> Vec<Report> {
         let Some(claims) = self.names.get(name) else {
             return Vec::new();

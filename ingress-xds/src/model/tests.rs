@@ -509,7 +509,8 @@ fn the_certificate_is_what_the_secret_holds_now() {
     assert!(table.take_changes().is_empty(), "no name is concerned");
 }
 
-/// The table is independent of its history: it equals the one that the remaining objects give in any order.
+/// The table is independent of its history: it equals the one that the remaining objects give in
+/// any order.
 #[test]
 fn history_does_not_matter() {
     let ids = ["bbbbbbbb22", "cccccccc22", "dddddddd22", "ffffffff22"];

@@ -1,4 +1,5 @@
-//! Envoy's attributes of connections and requests: addresses, and the keys of the metadata that the gate adds.
+//! Envoy's attributes of connections and requests: addresses, and the keys of the metadata that the
+//! gate adds.
 
 use std::net::SocketAddr;
 
@@ -11,8 +12,8 @@ use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
 pub(super) const VERDICT: &str = "verdict";
 pub(super) const TENANT: &str = "tenant";
 pub(super) const CLUSTER: &str = "cluster";
-/// Metadata keys of the cluster's public name and ID, with which the reader of access logs finds the
-/// cluster.
+/// Metadata keys of the cluster's public name and ID, with which the reader of access logs finds
+/// the cluster.
 pub(super) const NAME: &str = "name";
 pub(super) const ID: &str = "id";
 

@@ -37,8 +37,8 @@ pub struct ServerContext {
 
 impl Admission for ServerContext {
     fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()> {
-        let leaf = certificates.first();
-        if leaf.is_some_and(|leaf| is_expected_client(leaf, &self.client_names)) {
+        let certificate = certificates.first();
+        if certificate.is_some_and(|certificate| is_expected_client(certificate, &self.client_names)) {
             return Ok(());
         }
         Err(io::Error::new(

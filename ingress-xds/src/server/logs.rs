@@ -1,6 +1,6 @@
 //! The access log service. One stream carries one log of one Envoy worker: either ended
-//! connections, with which the gate counts the connections of a source ([`closed_connections`]), or the clients'
-//! traffic ([`traffic`]).
+//! connections, with which the gate counts the connections of a source ([`closed_connections`]), or
+//! the clients' traffic ([`traffic`]).
 //!
 //! Envoy does not wait for an answer, and drops entries that it cannot send in time. Entries in
 //! flight on a stream that breaks are lost as well, so such streams are counted.

@@ -97,18 +97,18 @@ fn validate_pair(object: &Secret) -> Result<IngressCertificate, CertificateError
     let failed = |key| move |source| CertificateError::Read { key, source };
     let key = text(KEY)?;
     let chain = ParsedCertificate::from_pem(text(CERTIFICATE)?).map_err(failed(CERTIFICATE))?;
-    let leaf = chain.first().ok_or(CertificateError::Missing(CERTIFICATE))?;
-    if leaf.is_ca {
+    let certificate = chain.first().ok_or(CertificateError::Missing(CERTIFICATE))?;
+    if certificate.is_ca {
         return Err(CertificateError::Authority);
     }
-    if !leaf.matches_key(key).map_err(failed(KEY))? {
+    if !certificate.matches_key(key).map_err(failed(KEY))? {
         return Err(CertificateError::Pair);
     }
     Ok(IngressCertificate {
         chain: chain.iter().map(ParsedCertificate::to_pem).collect(),
         key: key.to_owned(),
-        names: leaf.dns_names.iter().cloned().collect(),
-        not_after: leaf.not_after,
+        names: certificate.dns_names.iter().cloned().collect(),
+        not_after: certificate.not_after,
     })
 }
 
