@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_says_what_there_is() {
+    fn a_list_reports_all_keys() {
         let mut listed = BTreeSet::new();
         assert!(to_watched::<ConfigMap>(watcher::Event::Init, &mut listed).is_none());
         let applied = to_watched(watcher::Event::InitApply(object("a")), &mut listed);

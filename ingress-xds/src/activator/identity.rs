@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_and_controllers_are_no_users() {
+    fn nodes_and_controllers_are_not_users() {
         for (user, groups, expected) in [
             ("yoke:admin", &["yoke:cluster-admins"][..], true),
             ("alice", &[], true),

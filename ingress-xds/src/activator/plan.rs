@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connects_by_which_client_decides() {
+    fn authentication_and_user_agent_decide() {
         let signer = Signer::p256();
         let mut fixture = cluster("a", "bcdfghjk24");
         fixture.config.service_account_keys = vec![signer.pem.clone()];
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_tries_last_for_half_a_minute() {
+    fn ten_tries_span_half_a_minute() {
         let mut seconds = 0;
         let mut tries = Vec::new();
         for _ in 0..10 {

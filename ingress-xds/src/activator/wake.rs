@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tenant_or_source_wakes_so_many() {
+    fn wakes_of_a_tenant_and_of_a_source_are_limited() {
         let start = Instant::now();
         let (waker, _told) = Waker::new(LIMITS, Metrics::default(), start);
         let since = Time(at(100));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_told_of_waits_on_without_a_budget() {
+    fn repeated_wakes_need_no_budget() {
         let start = Instant::now();
         let mut limits = LIMITS;
         limits.tenant.per_second = 0;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_nobody_takes_are_lost() {
+    fn requests_over_the_queue_capacity_are_dropped() {
         let start = Instant::now();
         let rate = Rate {
             per_second: 1,

@@ -99,7 +99,7 @@ fn to_text(response: &Response) -> String {
 }
 
 #[test]
-fn nothing_is_said_to_who_asks_nothing() {
+fn a_stream_without_requests_gets_no_response() {
     assert!(drain(&mut stream(&[("a", "1", "1")], [])).is_empty());
 }
 
@@ -178,7 +178,7 @@ fn names_of_one_cluster_share_a_response() {
 }
 
 #[test]
-fn an_empty_host_is_said_once() {
+fn an_empty_host_is_answered_once() {
     let mut stream = stream(&[], [ask(ResourceKind::Cluster)]);
     assert_eq!(drain(&mut stream), ["C"]);
     stream.on_request(ask(ResourceKind::Cluster)).unwrap();
@@ -227,7 +227,7 @@ fn wildcard_and_names_go_together() {
 }
 
 #[test]
-fn who_comes_back_gets_the_difference() {
+fn a_reconnecting_client_gets_the_difference() {
     let rows = [("a", "1", "1"), ("b", "2", "1"), ("d", "1", "1")];
     let client_versions = [("name/a", "1"), ("name/b", "1"), ("name/c", "1")];
     let mut stream = stream(&rows, [holding(ask(ResourceKind::Cluster), &client_versions)]);
@@ -322,7 +322,7 @@ fn the_removal_of_a_refused_resource_is_sent() {
 }
 
 #[test]
-fn a_refusal_of_what_was_overtaken_changes_nothing() {
+fn a_refusal_of_an_outdated_version_changes_nothing() {
     let mut stream = stream(&[("a", "bad", "1")], [ask(ResourceKind::Cluster)]);
     let first = stream.next_response().unwrap();
     stream.on_snapshot(snapshot(&[("a", "2", "1")]));
@@ -332,7 +332,7 @@ fn a_refusal_of_what_was_overtaken_changes_nothing() {
 }
 
 #[test]
-fn a_slow_client_is_waited_for() {
+fn a_slow_client_bounds_the_responses_in_flight() {
     let names: Vec<String> = (0..1000).map(|number| format!("n{number:04}")).collect();
     let rows: Vec<_> = names.iter().map(|name| (name.as_str(), "1", "1")).collect();
     let mut stream = stream(&rows, [ask(ResourceKind::Cluster)]);
@@ -379,7 +379,7 @@ fn with_base(resources: Option<&[(ResourceKind, &str, &str)]>) -> Arc<Snapshot> 
 }
 
 #[test]
-fn what_the_owner_adds_follows_the_clusters() {
+fn base_resources_follow_the_clusters() {
     let base = [
         (ResourceKind::Listener, "web", "1"),
         (ResourceKind::Routes, "web", "1"),
@@ -407,7 +407,7 @@ fn what_the_owner_adds_follows_the_clusters() {
 }
 
 #[test]
-fn what_the_owner_adds_is_left_alone_while_nobody_knows_it() {
+fn base_resources_stay_while_the_base_is_unknown() {
     let mut stream = Stream::new(with_base(None));
     let requests = [
         holding(
@@ -425,7 +425,7 @@ fn what_the_owner_adds_is_left_alone_while_nobody_knows_it() {
 }
 
 #[test]
-fn a_refusal_names_what_the_owner_added() {
+fn a_refusal_names_the_base_resource() {
     let bad = [(ResourceKind::Listener, "web", "bad")];
     let mut stream = Stream::new(with_base(Some(&bad)));
     stream.on_request(ask(ResourceKind::Listener)).unwrap();
@@ -444,7 +444,7 @@ fn a_refusal_names_what_the_owner_added() {
 }
 
 #[test]
-fn what_was_refused_is_tried_with_what_is_added_next() {
+fn a_refused_base_resource_is_retried_with_the_next_change() {
     let bad = [(ResourceKind::Listener, "web", "bad")];
     let mut stream = Stream::new(with_base(Some(&bad)));
     stream.on_request(ask(ResourceKind::Listener)).unwrap();
@@ -461,7 +461,7 @@ fn what_was_refused_is_tried_with_what_is_added_next() {
 }
 
 #[test]
-fn a_listener_that_is_gone_leaves_its_port_first() {
+fn removed_listeners_are_sent_first() {
     let mut stream = Stream::new(with_base(Some(&[(ResourceKind::Listener, "web", "1")])));
     stream.on_request(ask(ResourceKind::Listener)).unwrap();
     assert_eq!(drain(&mut stream), ["L+web=1"]);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_shown_by_a_header_too() {
+    fn a_message_is_repeated_in_a_warning_header() {
         let row = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         for (rule, code, message, retry, expected) in [
             (

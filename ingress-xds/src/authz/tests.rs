@@ -121,7 +121,7 @@ fn a_source_has_a_budget_that_fills_again() {
 }
 
 #[test]
-fn both_ways_spend_a_sources_budget() {
+fn names_and_tokens_share_a_sources_budget() {
     let now = Instant::now();
     let snapshot = served();
     let mut gate = Gate::new(LIMITS, now);
@@ -138,7 +138,7 @@ fn both_ways_spend_a_sources_budget() {
 }
 
 #[test]
-fn a_source_knocks_at_sleeping_clusters_so_often() {
+fn connections_to_sleeping_clusters_are_limited_per_source() {
     let now = Instant::now();
     let mut snapshot = served();
     let mut asleep = entry("c", &["c.yoke.test"], "1", "1");
@@ -160,7 +160,7 @@ fn a_source_knocks_at_sleeping_clusters_so_often() {
 }
 
 #[test]
-fn a_source_holds_so_many_connections() {
+fn a_source_has_a_connection_limit() {
     let now = Instant::now();
     let snapshot = served();
     let limits = GateLimits {
@@ -224,7 +224,7 @@ fn a_name_has_a_budget() {
 }
 
 #[test]
-fn a_spray_grows_nothing() {
+fn random_sources_do_not_grow_the_state() {
     let start = Instant::now();
     let snapshot = served();
     let mut gate = Gate::new(LIMITS, start);
@@ -271,7 +271,7 @@ fn only_allowed_sources_pass() {
 }
 
 #[test]
-fn requests_are_a_clusters_own() {
+fn each_cluster_has_its_own_request_budget() {
     let now = Instant::now();
     let mut gate = Gate::new(LIMITS, now);
     let [a, b] = ["bcdfghjk24", "zzzzzzzz24"].map(|id| id.parse().unwrap());

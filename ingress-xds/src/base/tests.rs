@@ -72,7 +72,7 @@ fn versions_follow_contents() {
 }
 
 #[test]
-fn what_is_not_the_owners_is_refused() {
+fn reserved_resources_are_refused() {
     let listener = |more: &str| format!("[{{name: a, {more}}}]");
     let at = |address: &str| listener(&format!("address: {{{address}}}"));
     let to = |host: &str, port: &str| {
@@ -345,7 +345,7 @@ fn paths(value: &Value) -> Vec<String> {
 
 /// A panic would end the process, and each restarted one as well.
 #[test]
-fn nothing_that_is_written_ends_the_process() {
+fn no_config_map_ends_the_process() {
     let good = serde_json::json!([{
         "name": "a",
         "address": {"socketAddress": {"address": "::", "portValue": 80}},
@@ -475,7 +475,7 @@ fn the_newest_good_one_is_served() {
 }
 
 #[test]
-fn nothing_is_said_where_no_good_one_is_known() {
+fn without_a_good_configuration_none_is_served() {
     let mut tracker = Tracker::new(&PORTS);
     let notice = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
     assert!(

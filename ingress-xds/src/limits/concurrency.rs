@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_so_many_for_each_and_in_all() {
+    fn slots_are_limited_per_cluster_per_tenant_and_in_total() {
         let rows = [
             ("bcdfghjk24", "t"),
             ("bcdfghjk25", "t"),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_known_makes_room() {
+    fn unauthenticated_holders_are_evicted() {
         let (a, b) = (route("bcdfghjk24", "t"), route("bcdfghjk25", "u"));
         let limiter = ConcurrencyLimiter::new(8, 2);
         let (known, mut ended) = limiter.acquire_evictable(&a).unwrap();

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_has_room_for_so_many() {
+    fn open_connections_of_a_source_are_limited() {
         let now = Instant::now();
         let mut open = OpenConnections::new(2);
         for (rule, text, expected) in [
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_leaves_room() {
+    fn ended_connections_leave_room() {
         let now = Instant::now();
         let mut open = OpenConnections::new(1);
         assert!(take(&mut open, "192.0.2.1:1", now));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn word_of_an_end_may_come_late() {
+    fn the_report_of_an_end_may_be_late() {
         let now = Instant::now();
         let mut open = OpenConnections::new(2);
         assert!(take(&mut open, "192.0.2.1:1", now));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn word_of_an_end_may_be_lost() {
+    fn the_report_of_an_end_may_be_lost() {
         let start = Instant::now();
         let mut open = OpenConnections::new(2);
         assert!(take(&mut open, "192.0.2.1:1", start));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_has_a_size() {
+    fn the_number_of_tracked_connections_is_limited() {
         let now = Instant::now();
         let mut open = OpenConnections::new(1);
         for number in 0..u32::try_from(CAPACITY).unwrap() + 1000 {

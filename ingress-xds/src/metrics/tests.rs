@@ -88,7 +88,7 @@ fn the_panels_lie_beside_each_other() {
 
 /// Every exported metric is documented.
 #[test]
-fn what_is_counted_of_clusters_is_described() {
+fn traffic_metrics_have_descriptions() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitoring.md");
     let text = std::fs::read_to_string(file).unwrap();
     for name in exported().iter().filter(|name| name.contains("_cluster")) {

@@ -198,7 +198,7 @@ fn sleeping_clusters_lead_to_the_activators_of_all_replicas() {
 }
 
 #[test]
-fn further_names_lead_to_the_activator_if_it_has_a_certificate_of_their_cluster() {
+fn extra_names_lead_to_the_activator_with_a_certificate() {
     let names = ["api.example.org", "www.example.org"];
     let state = || waking(since(), None);
     let a = a().with_extra_names(&names).with_konnectivity().asleep(state());
@@ -280,7 +280,7 @@ fn a_cluster_wakes_when_its_address_is_seen() {
 }
 
 #[test]
-fn who_can_be_led_to_is_known_before_the_table_is() {
+fn activators_are_listed_before_the_table_is_synced() {
     for (rule, rules, expected) in [
         ("none", Rules::new(BASE_DOMAIN), true),
         ("one", with_activator(), false),
@@ -385,7 +385,7 @@ fn objects_make_routes() {
 }
 
 #[test]
-fn agents_are_led_to_the_second_port() {
+fn konnectivity_agents_reach_the_second_port() {
     let ports = |events: Vec<Event>| {
         let mut table = table();
         events.into_iter().for_each(|event| {
@@ -460,7 +460,7 @@ fn every_problem_is_reported_once() {
 }
 
 #[test]
-fn what_did_not_change_is_not_reported_as_changed() {
+fn unchanged_targets_are_not_reported() {
     let (a, b) = (a(), b());
     let (_, _, mut table) = apply([config(&a), slice(&a), config(&b), slice(&b)]);
     table.apply(config(&a));
@@ -512,7 +512,7 @@ fn the_certificate_is_what_the_secret_holds_now() {
 /// The table is independent of its history: it equals the one that the remaining objects give in
 /// any order.
 #[test]
-fn history_does_not_matter() {
+fn the_table_is_independent_of_history() {
     let ids = ["bbbbbbbb22", "cccccccc22", "dddddddd22", "ffffffff22"];
     for seed in 0..300 {
         let mut random = StdRng::seed_from_u64(seed);

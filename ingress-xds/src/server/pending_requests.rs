@@ -171,7 +171,7 @@ mod tests {
     use crate::test_util::fixtures::since;
 
     #[tokio::test]
-    async fn a_cluster_wakes_though_others_have_all_places() {
+    async fn a_cluster_wakes_while_others_occupy_all_slots() {
         const ONE: Rate = Rate {
             per_second: 1,
             burst: 1,

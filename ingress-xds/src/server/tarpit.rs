@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_finds_no_place_does_not_wait() {
+    async fn a_request_without_slot_does_not_wait() {
         const REFUSAL_DELAY: Duration = Duration::from_secs(1);
         let tarpit = Arc::new(Tarpit::new(REFUSAL_DELAY));
         let waiting: Vec<_> = (0..PLACES)

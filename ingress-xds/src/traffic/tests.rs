@@ -127,7 +127,7 @@ fn series_are_those_of_the_clusters_that_are_served() {
 }
 
 #[test]
-fn what_the_gate_never_says_is_not_counted() {
+fn unknown_verdicts_are_not_counted() {
     let series = Series::default();
     for record in [
         connection("unknown_name"),
@@ -161,7 +161,7 @@ fn codes_have_classes() {
 }
 
 #[test]
-fn only_so_many_clusters_have_series_of_their_own() {
+fn the_number_of_clusters_with_own_series_is_limited() {
     let mut series_registry = SeriesRegistry::new(2);
     let ids = [id("bcdfghjk24"), id("zzzzzzzz24"), id("dddddddd24")];
     let [a, b, c] = ids.each_ref().map(|id| series_registry.series_of(id));

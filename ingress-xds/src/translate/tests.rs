@@ -124,7 +124,7 @@ fn a_version_is_a_hash_of_the_content() {
 /// If this fails, an upgrade sends every cluster to every Envoy again. Change the value only if
 /// that is intended.
 #[test]
-fn versions_outlive_a_release() {
+fn versions_are_stable_across_releases() {
     // Without a CA, which tests generate at random.
     let entry = translate("a.example.org", &target(&["10.0.0.1"]), EnvoyLimits::default());
     assert_eq!(&*entry.cluster.version, "bc1319f762cc6409");
@@ -142,7 +142,7 @@ fn resources_are_small() {
 }
 
 #[test]
-fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
+fn requests_use_upstream_tls_verified_by_the_clusters_ca() {
     let entry = serve(&["10.0.0.1"]);
     let cluster = decode(&entry);
     assert_eq!(cluster.name, "name/a-bcdfghjk.yoke.test");
@@ -173,7 +173,7 @@ fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
 
 /// The mark is the value that the passthrough chain of Envoy's bootstrap sets.
 #[test]
-fn only_what_is_marked_goes_on_without_more_tls() {
+fn only_marked_connections_skip_upstream_tls() {
     let cluster = decode(&serve(&["10.0.0.1"]));
     let [other] = &cluster.transport_socket_matches[..] else {
         panic!("there is one other socket");
@@ -220,7 +220,7 @@ fn only_what_is_marked_goes_on_without_more_tls() {
 
 /// For example the name of its konnectivity agents.
 #[test]
-fn no_request_goes_by_another_name() {
+fn no_request_uses_another_name() {
     let cluster = decode(&translate(
         "a.example.org",
         &target(&["10.0.0.1"]),
@@ -236,7 +236,7 @@ fn no_request_goes_by_another_name() {
 }
 
 #[test]
-fn connections_for_requests_hold_what_their_streams_may() {
+fn connection_windows_fit_all_stream_windows() {
     let entry = serve(&["10.0.0.1"]);
     let cluster = decode(&entry);
     let options = &cluster.typed_extension_protocol_options[HTTP_OPTIONS];

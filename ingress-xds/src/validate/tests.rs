@@ -30,7 +30,7 @@ fn text(text: &str) -> ConfigMap {
 }
 
 #[test]
-fn what_the_operator_writes_is_believed() {
+fn config_maps_of_the_operator_are_valid() {
     let names = ["api.example.org", "zz.example.org"];
     let config = validate_config(&rules(), &good().with_extra_names(&names).config_map()).unwrap();
     assert_eq!(config.route.namespace, "yoke-bcdfghjk24");
@@ -41,7 +41,7 @@ fn what_the_operator_writes_is_believed() {
 }
 
 #[test]
-fn nobody_speaks_for_another_cluster() {
+fn no_config_map_can_impersonate_another_cluster() {
     for (rule, field, object) in [
         ("other identity", "id", with(|c| c.id = "zzzzzzzz24".parse().unwrap())),
         ("other cluster's name", "publicName", with(|c| c.cluster = "b".into())),
@@ -68,7 +68,7 @@ fn nobody_speaks_for_another_cluster() {
 }
 
 #[test]
-fn wrong_forms_are_refused() {
+fn invalid_forms_are_refused() {
     let long = "n".repeat(300);
     for (rule, object, expected) in [
         ("wildcard as cluster", with(|c| c.cluster = "*".into()), "cluster"),

@@ -46,7 +46,7 @@ async fn assert_unharmed(rule: &str, stage: &Stage) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attacks_reach_nobody_else() {
+async fn attacks_reach_no_other_cluster() {
     let stage = Stage::with(&[], |_| {}).await;
     let bearer = stage.bearer(1);
     let mut client = stage.client(Http::Two).await;

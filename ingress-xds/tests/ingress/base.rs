@@ -139,7 +139,7 @@ async fn watch(stage: &Stage) -> LongStream {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn owners_own_is_served_changed_and_taken_away() {
+async fn a_base_is_served_changed_and_removed() {
     let stage = Stage::new(2).await;
     let mut watch = watch(&stage).await;
     let (port, first, second) = (free_port(), upstream().await, upstream().await);
@@ -192,7 +192,7 @@ async fn owners_own_is_served_changed_and_taken_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
+async fn an_invalid_base_is_refused_and_the_last_good_one_stays() {
     let stage = Stage::new(2).await;
     let mut watch = watch(&stage).await;
     let (port, other, upstream) = (free_port(), free_port(), upstream().await);
@@ -316,7 +316,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_last_good_one_outlives_the_server() {
+async fn the_last_good_base_survives_a_server_restart() {
     let mut stage = Stage::new(2).await;
     let mut watch = watch(&stage).await;
     let (port, upstream) = (free_port(), upstream().await);
@@ -349,7 +349,7 @@ async fn the_last_good_one_outlives_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_envoy_waits_for_nothing_for_ever() {
+async fn a_new_envoy_never_waits_forever() {
     let stage = Stage::new(2).await;
     let (port, upstream) = (free_port(), upstream().await);
     let mut data = web(port, upstream, "two");

@@ -205,7 +205,7 @@ const OWN: [(&str, &[&str]); 5] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_client_is_led_and_goes_on_where_it_was() {
+async fn istio_client_gets_resources_and_resumes() {
     let (site, [a, b]) = stage().await;
     let public = a.public_name();
     let base = map(&web(9080, loopback(9081), "one"));
@@ -273,7 +273,7 @@ async fn a_foreign_client_is_led_and_goes_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_foreign_client_refuses_waits_for_a_change() {
+async fn a_rejected_resource_of_istios_client_waits_for_a_change() {
     let (site, [a, b]) = stage().await;
     let xds = site.start().await;
     xds.list(&[&a, &b]).await;

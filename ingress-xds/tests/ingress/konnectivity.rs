@@ -69,7 +69,7 @@ async fn agents_reach_the_server_of_their_own_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_around_an_agents_own_are_closed() {
+async fn names_similar_to_the_agents_name_are_refused() {
     let on = Servers::new().await;
     let name = &on.names[0];
     let before = on.connections();
@@ -90,7 +90,7 @@ async fn names_around_an_agents_own_are_closed() {
 /// A cluster that disables konnectivity loses the agents' name and the tunnels that use it, and
 /// nothing else.
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_of_a_cluster_that_wants_none_are_closed() {
+async fn agents_of_a_cluster_without_konnectivity_are_refused() {
     let on = Servers::new().await;
     let (stage, anonymous) = (&on.stage, on.stage.anonymous());
     let [a, b] = &stage.clusters;

@@ -100,7 +100,7 @@ async fn open_requests_of_one_cluster_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_of_one_cluster_are_paced() {
+async fn the_request_rate_of_a_cluster_is_limited() {
     let rate = Rate {
         per_second: 0,
         burst: 10,
@@ -134,7 +134,7 @@ async fn requests_of_one_cluster_are_paced() {
 
 /// A client that retries at every refusal is slowed down, and no other client is.
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_wait_for_who_asks_too_fast() {
+async fn refusals_of_fast_clients_are_delayed() {
     let rate = Rate {
         per_second: 0,
         burst: 1,
@@ -202,7 +202,7 @@ async fn slow_clients_are_cut_off() {
 
 /// Idle streams end, here sooner than the hours in production; active streams continue.
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_are_not_idle_for_ever() {
+async fn idle_streams_end() {
     let stage = Stage::with(&[("idle_timeout: 18000s", "idle_timeout: 3s")], |_| {}).await;
     let bearer = stage.bearer(0);
     let (mut pod, mut admin) = (stage.client(Http::Two).await, outside(&stage, 0).await.unwrap());
@@ -225,7 +225,7 @@ async fn streams_are_not_idle_for_ever() {
 
 /// A client that starts a handshake and does not finish it.
 #[tokio::test(flavor = "multi_thread")]
-async fn half_a_handshake_is_cut_off() {
+async fn an_incomplete_handshake_is_cut_off() {
     let changes = [(
         "transport_socket_connect_timeout: 10s",
         "transport_socket_connect_timeout: 3s",
@@ -270,7 +270,7 @@ async fn windows_have_a_size() {
 
 /// The requests of all Pods of a cluster share a connection to its control plane.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_read_holds_up_nobody() {
+async fn a_client_that_does_not_read_blocks_no_other() {
     let stage = Stage::with(&[], |_| {}).await;
     let bearer = stage.bearer(0);
     assert_eq!(stage.status(&bearer).await, 200);
@@ -284,7 +284,7 @@ async fn who_does_not_read_holds_up_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_have_a_size() {
+async fn header_size_is_limited() {
     let stage = Stage::with(&[("@MAX_HEADER_KIB@", "8")], |_| {}).await;
     let bearer = stage.bearer(0);
     for http in BOTH {
@@ -335,7 +335,7 @@ async fn connections_in_all_are_counted() {
 /// Close to its memory limit Envoy refuses new connections, so that it is not killed with all the
 /// open ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn memory_has_an_end() {
+async fn memory_is_limited() {
     let stage = Stage::unready(&[("@MAX_HEAP_BYTES@", "1000000")], |_| {}).await;
     for action in [
         "stop_accepting_connections",

@@ -151,7 +151,7 @@ async fn each_name_leads_to_its_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_has_is_closed() {
+async fn unknown_names_are_refused() {
     let stage = Stage::new(2).await;
     let a = stage.clusters[0].public_name();
     let deep = format!("x.{a}");
@@ -187,7 +187,7 @@ async fn what_nobody_has_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changes_of_one_cluster_cut_nobody_else() {
+async fn changes_of_one_cluster_cut_no_connection_of_others() {
     let stage = Stage::new(1).await;
     let [a, b] = &stage.clusters;
     let (name, extra) = (b.public_name(), "b.example.org");
@@ -220,7 +220,7 @@ async fn changes_of_one_cluster_cut_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_of_the_server_cuts_nothing() {
+async fn a_server_restart_cuts_no_connection() {
     let mut stage = Stage::new(2).await;
     let names = [stage.clusters[0].public_name(), stage.clusters[1].public_name()];
     let mut watch = LongStream::open(stage.envoy.ingress, &names[0], &stage.anonymous()).await;
@@ -277,7 +277,7 @@ async fn a_restarted_server_moves_endpoints() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_deleted_while_the_server_was_away_is_closed() {
+async fn clusters_deleted_during_a_restart_are_refused() {
     let mut stage = Stage::new(2).await;
     stage.xds.take().unwrap().stop().await;
     let xds = stage.site.start().await;
@@ -292,7 +292,7 @@ async fn what_was_deleted_while_the_server_was_away_is_closed() {
 /// A new release may translate every cluster differently. Envoy replaces each, and waits for
 /// endpoints that it has.
 #[tokio::test(flavor = "multi_thread")]
-async fn replaced_clusters_are_served_on() {
+async fn replaced_clusters_stay_served() {
     let mut stage = Stage::new(2).await;
     let names = [stage.clusters[0].public_name(), stage.clusters[1].public_name()];
     let mut watch = LongStream::open(stage.envoy.ingress, &names[0], &stage.anonymous()).await;
@@ -318,7 +318,7 @@ async fn replaced_clusters_are_served_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_cluster_harms_nobody_else() {
+async fn a_broken_cluster_affects_no_other() {
     let stage = Stage::new(2).await;
     let [a, b] = &stage.clusters;
     let mut watch = LongStream::open(stage.envoy.ingress, &b.public_name(), &stage.anonymous()).await;
@@ -342,7 +342,7 @@ async fn a_broken_cluster_harms_nobody_else() {
 /// If something passes our validation and not Envoy's, Envoy continues with its last good version,
 /// and only that cluster is affected.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_resource_harms_nobody_else() {
+async fn a_refused_resource_affects_no_other_cluster() {
     let mut stage = Stage::new(2).await;
     stage.xds.take().unwrap().stop().await;
     let serve = |bad: bool, limits: EnvoyLimits| {
@@ -390,7 +390,7 @@ async fn a_refused_resource_harms_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_spray_of_names_leaves_no_trace() {
+async fn random_names_leave_no_state() {
     let stage = Stage::new(1).await;
     let a = stage.clusters[0].public_name();
     let config = stage.anonymous();
@@ -494,7 +494,7 @@ async fn only_envoy_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rotated_certificates_are_taken_up() {
+async fn rotated_certificates_are_reloaded() {
     let mut stage = Stage::new(1).await;
     let a = stage.clusters[0].public_name();
     let mut watch = LongStream::open(stage.envoy.ingress, &a, &stage.anonymous()).await;

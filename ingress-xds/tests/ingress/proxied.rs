@@ -71,7 +71,7 @@ async fn pod(stage: &Stage, peer: [u8; 4], header: &[u8], http: Http) -> std::io
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_balancer_tells_who_the_client_is() {
+async fn proxy_protocol_gives_the_clients_address() {
     let stage = stage().await;
     let bearer = stage.bearer(0);
     for (rule, allowed, other) in [
@@ -100,7 +100,7 @@ async fn a_balancer_tells_who_the_client_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_else_tells_anything() {
+async fn only_balancers_may_set_the_address() {
     let stage = stage().await;
     let before = stage.requests();
     let twice = [one(ELSEWHERE), one(OFFICE)].concat();

@@ -86,7 +86,7 @@ fn sources(stage: &Stage) -> [Source<'_>; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_is_reached_from_where_it_allows() {
+async fn a_cluster_is_reachable_from_its_allowed_sources() {
     let stage = Stage::with(&[], |_| {}).await;
     let [office, elsewhere] = sources(&stage);
     let open = stage.clusters[0].clone();
@@ -150,7 +150,7 @@ async fn a_cluster_is_reached_from_where_it_allows() {
 
 /// An unknown source address is refused, not allowed.
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_that_are_none_let_nobody_in() {
+async fn invalid_ranges_admit_nobody() {
     let stage = Stage::with(&[], |_| {}).await;
     let [office, _] = sources(&stage);
     let fixture = stage.clusters[0].clone().reached_from(&[RANGE]);
@@ -171,7 +171,7 @@ async fn ranges_that_are_none_let_nobody_in() {
 
 /// One source cannot take what all share, for either kind of connection.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_of_one_source_are_paced() {
+async fn the_connection_rate_of_a_source_is_limited() {
     let rate = Rate {
         per_second: 1,
         burst: 10,
@@ -241,7 +241,7 @@ async fn connections_of_one_source_are_counted() {
 
 /// An Envoy that is gone cannot report the end of its connections.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_envoy_held_ends_with_it() {
+async fn connections_of_a_lost_envoy_are_forgotten() {
     let stage = Stage::with(&[], |_| {}).await;
     let [office, _] = sources(&stage);
     drop(office.by_name(0).await.unwrap());

@@ -319,7 +319,7 @@ pub(crate) async fn assert_alive(rule: &str, stream: &mut axum::body::BodyDataSt
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rotated_certificate_cuts_nothing() {
+async fn a_rotated_certificate_cuts_no_connection() {
     let stage = Stage::new().await;
     let mut streams = Vec::new();
     for http in BOTH {
@@ -365,7 +365,7 @@ async fn a_rotated_certificate_cuts_nothing() {
 
 /// Changes of one cluster, and added or removed clusters, do not interrupt open watches of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn changes_of_one_cluster_cut_nobody_elses_requests() {
+async fn changes_of_one_cluster_cut_no_request_of_others() {
     let stage = Stage::new().await;
     let [a, b] = [stage.bearer(0), stage.bearer(1)];
     let mut client = stage.client(Http::Two).await;
@@ -413,7 +413,7 @@ async fn a_removed_key_is_refused_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_without_an_address_is_said_to_come_back() {
+async fn a_cluster_without_address_is_answered_with_retry_after() {
     let stage = Stage::new().await;
     let fixture = stage.clusters[0].clone();
     let bearer = stage.bearer(0);
@@ -443,7 +443,7 @@ async fn a_cluster_without_an_address_is_said_to_come_back() {
 
 /// The address of a control plane may pass to another cluster's before the ingress learns of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn another_clusters_control_plane_is_not_believed() {
+async fn the_control_plane_of_another_cluster_is_not_trusted() {
     let stage = Stage::new().await;
     let bearer = stage.bearer(1);
     // A verified connection stays in Envoy's pool and must not be used for the other cluster.

@@ -57,7 +57,7 @@ async fn wait_for(stage: &Stage, metric: &str, expected: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_clients_did_is_counted_for_their_cluster() {
+async fn traffic_is_counted_for_its_cluster() {
     let mut stage = Stage::with(&[], |_| {}).await;
     wait_read(&stage).await;
     // Entries arrive in order, so earlier ones are counted first.
@@ -194,7 +194,7 @@ async fn serve_stuck(listener: TcpListener, site: &Site) -> Arc<AtomicUsize> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_nobody_reads_holds_up_no_question() {
+async fn an_unread_log_delays_no_authorization() {
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let stuck = LOGS.replace("@XDS_PORT@", &port);

@@ -70,7 +70,7 @@ fn contains(bytes: &[u8], text: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_go_on_in_tls_and_connections_as_they_are() {
+async fn requests_use_upstream_tls_and_connections_pass_through() {
     let stage = Stage::with(&[], |_| {}).await;
     let fixture = stage.clusters[1].clone();
     let (name, config) = (fixture.public_name(), stage.root.client(None));
@@ -109,7 +109,7 @@ async fn requests_go_on_in_tls_and_connections_as_they_are() {
 /// Only a cluster's public name has TLS for requests. If the gate ever selects another name,
 /// nothing is sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_request_goes_by_a_further_name() {
+async fn no_request_uses_an_extra_name() {
     let led = [
         ("cluster_header: x-yoke-cluster", "cluster: name/b.example.org"),
         (
@@ -137,7 +137,7 @@ async fn no_request_goes_by_a_further_name() {
 
 /// An Envoy and a gate of two releases may use different names for a tenant's cluster.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gate_of_another_release_is_waited_for() {
+async fn a_gate_of_another_release_gets_retry_after() {
     let other = [("string_match: {prefix: name/}", "string_match: {prefix: other/}")];
     let stage = Stage::with(&other, |_| {}).await;
     for http in BOTH {

@@ -191,7 +191,7 @@ fn told(answer: &Answer) -> (StatusCode, Option<&str>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_wake_nothing() {
+async fn unauthenticated_clients_wake_nothing() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let [a, b] = &night.stage.authorities;
     let nobody = night.stage.root.client(None);
@@ -296,7 +296,7 @@ async fn strangers_wake_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_callers_wake_once_and_are_led_to_the_api() {
+async fn many_callers_wake_once_and_reach_the_api() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let (admin, token) = (night.admin(), night.token(0, |_| {}));
     let nobody = night.stage.root.client(None);
@@ -337,7 +337,7 @@ async fn many_callers_wake_once_and_are_led_to_the_api() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_wake_it_hears_when_it_is_awake() {
+async fn a_caller_that_may_wake_is_answered_when_awake() {
     for http in BOTH {
         let night = Night::new(on_connect(Callers::Authenticated)).await;
         let admin = night.admin();
@@ -367,7 +367,7 @@ async fn who_may_wake_it_hears_when_it_is_awake() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_held_comes_again_at_once_however_long_it_takes() {
+async fn a_caller_that_waited_retries_at_once() {
     let since = Timestamp::now() - SignedDuration::from_secs(10);
     let night = Night::new(waking(Time(since), None)).await;
     let (admin, nobody) = (night.admin(), night.stage.root.client(None));
@@ -379,7 +379,7 @@ async fn who_is_held_comes_again_at_once_however_long_it_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_who_changes_his_mind_is_not_waited_for() {
+async fn a_wake_ends_with_another_sleep_state() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let why = "the cluster is asleep until its owner wakes it";
     let holding = async {
@@ -423,7 +423,7 @@ async fn a_connection_ends_with_its_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_owners_word_is_told_to_those_who_belong_there() {
+async fn authenticated_callers_see_the_owners_message() {
     let why = "the cluster is asleep until its owner wakes it";
     let night = Night::new(Asleep::Held { why: why.into() }).await;
     for http in BOTH {
@@ -446,7 +446,7 @@ async fn the_owners_word_is_told_to_those_who_belong_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn anybody_wakes_what_its_owner_lets_anybody_wake() {
+async fn callers_any_lets_unauthenticated_clients_wake() {
     let night = Night::new(on_connect(Callers::Any)).await;
     // The first request came from an unauthenticated client.
     let woken = night
@@ -495,7 +495,7 @@ async fn requests_of_pods_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_held_when_a_cluster_does_not_wake() {
+async fn no_caller_waits_for_a_cluster_that_does_not_wake() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let bearer = night.stage.bearer(0);
     let held = async {
@@ -537,7 +537,7 @@ async fn nobody_is_held_when_a_cluster_does_not_wake() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_answer_arrives_beside_a_large_body() {
+async fn the_answer_arrives_despite_a_large_body() {
     const BODY: usize = 512 * 1024;
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let mut config = night.admin();
@@ -556,7 +556,7 @@ async fn the_answer_arrives_beside_a_large_body() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_client_shows_has_a_size() {
+async fn client_certificates_are_limited_in_size() {
     let night = Night::new(Asleep::Held { why: "No.".into() }).await;
     let name = night.a.public_name();
     let leaf = night.stage.authorities[0].leaf("yoke:admin", &[]);
@@ -601,7 +601,7 @@ async fn keys_of_tokens_may_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubectl_sees_only_slower_answers() {
+async fn kubectl_only_sees_slower_answers() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let asking = ["get", "--raw", "/api/v1/namespaces"];
     let ((stdout, stderr), ()) = tokio::join!(kubectl(&night, &asking), night.wake_up());

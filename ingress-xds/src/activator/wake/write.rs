@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn some_refusals_say_that_it_is_done() {
+    fn some_errors_mean_that_nothing_is_left_to_do() {
         for (rule, code, expected) in [
             ("gone", 404, true),
             ("another of its name", 409, true),

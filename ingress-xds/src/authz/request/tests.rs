@@ -167,13 +167,13 @@ fn the_host_name_of_another_cluster_is_refused() {
 
 /// A request without a token cannot find out which names exist.
 #[test]
-fn the_host_name_is_looked_at_last() {
+fn the_host_name_is_checked_last() {
     let snapshot = served();
     assert_eq!(ask(&snapshot, None, B), Err(RequestRefusal::NoToken));
 }
 
 #[test]
-fn refusals_are_said_as_kubernetes_says_them() {
+fn refusals_have_the_form_of_kubernetes() {
     let unauthorized = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": "Unauthorized", "reason": "Unauthorized", "code": 401,

@@ -70,7 +70,7 @@ fn headed(header: &Value) -> String {
 }
 
 #[test]
-fn a_token_is_of_the_cluster_that_signed_it() {
+fn a_token_belongs_to_the_cluster_that_signed_it() {
     let (a, b) = (&keys().a, &keys().b);
     for (rule, token, expected) in [
         ("RSA", a.token(&of_a()), A),
@@ -357,7 +357,7 @@ fn keys_are_rotated() {
 
 /// The cluster's own issuer decides, whatever cluster `find` returns for an issuer.
 #[test]
-fn what_is_found_must_have_the_issuer() {
+fn the_found_cluster_must_have_the_issuer() {
     let Keys { a, .. } = keys();
     let other = trust(B, &[a]);
     let now = Timestamp::from_second(NOW).unwrap();
@@ -406,7 +406,7 @@ fn small_rsa_pem() -> String {
 }
 
 #[test]
-fn every_reason_has_its_own_word() {
+fn every_reason_has_its_own_label() {
     let words: BTreeSet<_> = TokenError::ALL.iter().map(|error| error.as_str()).collect();
     assert_eq!(words.len(), TokenError::ALL.len());
 }

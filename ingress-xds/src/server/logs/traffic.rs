@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_gate_said_of_a_served_cluster_is_counted() {
+    fn only_gate_metadata_of_a_served_cluster_is_counted() {
         let snapshot = served();
         assert!(is_counted(Some(&snapshot), Some(&good())));
         assert!(!is_counted(None, Some(&good())), "before the host was read");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_their_range_are_none() {
+    fn numbers_out_of_range_are_ignored() {
         for (seconds, nanos, expected) in [
             (1, 500_000_000, Some(Duration::from_millis(1500))),
             (-1, 0, None),

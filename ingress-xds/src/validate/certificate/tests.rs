@@ -14,7 +14,7 @@ fn with(key: &str, text: Option<&str>) -> Secret {
 }
 
 #[test]
-fn a_pair_is_believed() {
+fn a_matching_pair_is_valid() {
     let (chain, key) = ingress_pems();
     let found = validate_ingress(&certificate_secret(&format!("{chain}{}", pems().0), &key)).unwrap();
     assert_eq!(found.chain.matches("BEGIN CERTIFICATE").count(), 2, "the chain is kept");
@@ -23,7 +23,7 @@ fn a_pair_is_believed() {
 }
 
 #[test]
-fn others_are_refused() {
+fn other_secrets_are_refused() {
     let mut elsewhere = with("x", None);
     elsewhere.metadata.namespace = Some("default".into());
     assert!(matches!(
@@ -54,7 +54,7 @@ fn others_are_refused() {
 }
 
 #[test]
-fn a_cluster_that_sleeps_has_its_own() {
+fn sleeping_clusters_have_their_own_certificate() {
     let (chain, key) = ingress_pems();
     for (rule, namespace, name, expected) in [
         ("of all", PKI_NAMESPACE, SLEEPER_LEAF, true),

@@ -20,7 +20,7 @@ fn request(authority: &str, path: &str, headers: &[(&str, &str)]) -> Request<Bod
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_tokens_go_nowhere() {
+async fn invalid_tokens_are_refused() {
     let stage = Stage::new().await;
     let now = Timestamp::now().as_second();
     let [a, b] = &stage.signers;
@@ -248,7 +248,7 @@ async fn nothing_but_the_token_decides() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_certificate_is_not_asked_for_and_not_passed_on() {
+async fn client_certificates_are_neither_requested_nor_forwarded() {
     let stage = Stage::new().await;
     let admin = stage.root.under("a-ca").leaf("system:admin", &[]);
     let config = stage.root.client(Some(&admin));
@@ -406,7 +406,7 @@ async fn requests_are_not_smuggled() {
 
 /// Requests that are started and cancelled cost the server more than the client.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_gives_up_again_and_again_is_cut_off() {
+async fn repeated_cancellations_close_the_connection() {
     let stage = Stage::new().await;
     let bearer = stage.bearer(0);
     let mut other = stage.client(Http::Two).await;

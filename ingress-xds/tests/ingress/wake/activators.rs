@@ -13,7 +13,7 @@ use crate::support::{PATIENCE, eventually};
 use crate::terminated::FURTHER;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_further_name_wakes_its_cluster() {
+async fn an_extra_name_wakes_its_cluster() {
     let mut night = Night::new(on_connect(Callers::Authenticated)).await;
     let [of_a, of_b] = &night.stage.authorities;
     let (to_a, to_b) = (of_a.leaf("sleeper", &[FURTHER]), of_b.leaf("sleeper", &[FURTHER]));
@@ -108,7 +108,7 @@ async fn the_activator_of_another_replica_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_ends_answers_until_it_is_known() {
+async fn a_terminating_replica_answers_until_envoy_knows() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let xds = night.stage.xds();
     xds.drain();

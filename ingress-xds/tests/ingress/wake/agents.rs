@@ -34,7 +34,7 @@ async fn ask_as_pod(night: &Night, http: Http, agent: &[u8]) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_are_ignored_wake_nothing() {
+async fn ignored_user_agents_wake_nothing() {
     let night = Night::new(ignoring(Callers::Authenticated, &IGNORED)).await;
     let (admin, nobody) = (night.admin(), night.stage.root.client(None));
     let token = night.token(0, |_| {});
@@ -70,7 +70,7 @@ async fn clients_that_are_ignored_wake_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_no_client_that_is_ignored_wakes() {
+async fn other_user_agents_wake() {
     // The user agent of a pod arrives through Envoy.
     for agent in [
         &b"Headlamp/0.30"[..],
@@ -94,7 +94,7 @@ async fn who_is_no_client_that_is_ignored_wakes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_who_may_wake_do_not_by_clients_that_are_ignored() {
+async fn ignored_user_agents_wake_nothing_with_callers_any() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     night.tell(Some(ignoring(Callers::Any, &IGNORED))).await;
     let nobody = night.stage.root.client(None);

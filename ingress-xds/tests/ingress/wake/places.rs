@@ -29,7 +29,7 @@ fn few_places(site: &mut Site) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_strangers_make_room() {
+async fn silent_clients_make_room() {
     let night = narrow(Callers::Authenticated).await;
     let mut config = night.stage.root.client(None);
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -53,7 +53,7 @@ async fn silent_strangers_make_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_who_wake_it_leave_room() {
+async fn unauthenticated_clients_that_wake_it_leave_room() {
     let night = Night::at(on_connect(Callers::Any), |site| {
         few_places(site);
         // A client that is too late for its first request is cut off and retries before it gives
@@ -92,7 +92,7 @@ async fn strangers_who_wake_it_leave_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_a_certificate_keeps_the_place_from_the_start() {
+async fn a_client_certificate_pins_the_slot_from_the_start() {
     let night = narrow(Callers::Authenticated).await;
     let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     let (admin, nobody) = (night.admin(), night.stage.root.client(None));
@@ -107,7 +107,7 @@ async fn who_has_a_certificate_keeps_the_place_from_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_finds_no_place_wakes_it_all_the_same() {
+async fn a_caller_without_slot_still_wakes_the_cluster() {
     let night = narrow(Callers::Authenticated).await;
     let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     let node = night.with(&night.stage.authorities[0].leaf("system:node:worker", &[]));
@@ -129,7 +129,7 @@ async fn who_finds_no_place_wakes_it_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_says_nothing_is_cut_off() {
+async fn silent_clients_are_cut_off() {
     let second = Duration::from_secs(1);
     let night = Night::at(on_connect(Callers::Authenticated), |site| {
         site.activator_limits.first = second
@@ -148,7 +148,7 @@ async fn who_says_nothing_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_a_request_back_gives_up_the_place() {
+async fn a_cancelled_request_frees_the_slot() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     let mut client = Client::connect(activator, &name, &night.admin(), Http::Two)
