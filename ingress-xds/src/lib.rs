@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  host API ─▶ watch ─▶ routing: model (validate) ─▶ translate ─▶ snapshot ─┬▶ ads ─────────▶ server ─▶ Envoy: CDS, EDS, SDS
-//!                                                                           └▶ gate (token) ▶ server ◀▶ Envoy: ext_authz
+//!                                                                           └▶ authz (token) ▶ server ◀▶ Envoy: ext_authz
 //!                                                           traffic ▶ /metrics   ▲ server ◀─ Envoy: connections that ended
 //!                                                              ▲──────────────────────────── Envoy: traffic of clients
 //! ```
@@ -17,9 +17,9 @@
 //! The base configuration, a ConfigMap of the host's owner with more Envoy resources, enters the
 //! same snapshot through [`base`].
 //!
-//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`],
-//! [`token`], [`answer`], [`traffic`]. The rest are adapters. The answers are a function of host
-//! objects alone. So replicas give the same answers, and none stores state.
+//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`authz`],
+//! [`traffic`]. The rest are adapters. The answers are a function of host objects alone. So
+//! replicas give the same answers, and none stores state.
 
 pub mod activator;
 pub mod ads;
