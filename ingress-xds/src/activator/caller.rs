@@ -21,8 +21,8 @@ use crate::snapshot::resource::resource_name;
 
 /// How long a connection stays open after its first answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum size in bytes of the token's header, the authority and the user agent that are stored
-/// during a wait. More is never compared with anything.
+/// Maximum sizes in bytes of the header `authorization`, the authority and the user agent that are
+/// stored during a wait. More is never compared with anything.
 const TOKEN_BYTES: usize = token::MAX_BYTES + 64;
 const NAME_BYTES: usize = 512;
 /// How long an authenticated caller waits for the wake. Most wakes finish within this time, also
