@@ -43,7 +43,7 @@ const ALWAYS: &[Expected] = &[
 /// log, but not more often than [`SELDOM`].
 const LATE: &[&str] = &[
     "The log does not answer",
-    "a Cluster cannot be woken",
+    "writing the wake request of a Cluster failed",
     "its webhooks are not known",
     "nodes cannot be counted",
     "streams cannot be made",

@@ -65,7 +65,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     host.show(&certificate_secret(&own.certificate, &own.key)).await?;
     let server = Server::start(dir.path(), &kubeconfig).await?;
     let mut envoy = phases::start_envoy(&server).await;
-    envoy.wait_ready().await;
+    envoy.wait_ready_within(crate::support::PATIENCE).await;
     let door = Door::new(envoy.ingress, trust(&fleet.root.pem));
     let mut stage = Stage {
         fleet,

@@ -10,8 +10,7 @@ use yoke_test_support::{Process, free_port};
 use crate::support::envoy::get;
 use crate::support::fixtures::BASE_DOMAIN;
 use crate::support::pki::{Ca, Leaf, write_secret};
-use crate::support::xds::{CLIENT_NAME, SERVER_NAME};
-use crate::support::{PATIENCE, eventually, loopback};
+use crate::support::{CLIENT_NAME, PATIENCE, SERVER_NAME, eventually, loopback};
 
 /// The process, and what it is started with.
 pub(crate) struct Server {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds and runs a foreign xDS client: `client.sh [arguments of the program: see main.go]`. Wants go; without arguments it
-# only builds, in CONTRACT_CACHE (by default ~/.cache/yoke/contract).
+# Builds and runs the xDS client: `client.sh [arguments of the program: see main.go]`. Needs go. Without arguments it only
+# builds, into CONTRACT_CACHE (by default ~/.cache/yoke/contract).
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,9 +1,9 @@
-// Contract is an xDS client that is not Envoy: Istio's, for the incremental protocol. It subscribes to a server over mutual
-// TLS, and says on standard output what goes over the wire and what its handlers are given, a line of JSON for each.
+// Contract is an xDS client other than Envoy: Istio's, for the delta protocol. It subscribes to a server over mutual TLS. For
+// each message, and for each call of a handler, it writes a line of JSON to standard output.
 //
 //	contract -address HOST:PORT -name NAME -certificates DIR -secret NAME -routes NAME [-refuse NAME]
 //
-// The folder has root-cert.pem, cert-chain.pem and key.pem. What has the name of -refuse is refused in any version.
+// The directory has root-cert.pem, cert-chain.pem and key.pem. Every version of the resource named by -refuse is rejected.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	tls "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 
-	// What is in others.
+	// Message types that occur inside others.
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
@@ -35,26 +35,26 @@ import (
 	"istio.io/istio/pkg/log"
 )
 
-// How soon it connects again; the wait grows from the first to the second.
+// Minimum and maximum delay before a reconnect.
 const soon, late = 50 * time.Millisecond, 500 * time.Millisecond
 
-// line is something that happened.
+// line is one event.
 type line struct {
-	// What: request, response, add, delete, synced or problem.
+	// One of request, response, add, delete, synced or problem.
 	Event string `json:"event"`
-	// Of which type, without its package.
+	// Resource type, without its package.
 	Type string `json:"type,omitempty"`
 	Name string `json:"name,omitempty"`
 	// Names that a request subscribes to.
 	Subscribe []string `json:"subscribe,omitempty"`
-	// Versions that a request says are held.
+	// Versions that a request reports as present.
 	Held map[string]string `json:"held,omitempty"`
-	// Versions of what a response brings.
+	// Versions of the resources in a response.
 	Resources map[string]string `json:"resources,omitempty"`
-	// Names that a response takes away.
+	// Names that a response removes.
 	Removed []string `json:"removed,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// What was added.
+	// The added resource.
 	Body json.RawMessage `json:"body,omitempty"`
 }
 
@@ -70,12 +70,12 @@ func (l line) say() {
 	fmt.Println(string(text))
 }
 
-// shortName is a type's name without where it is declared.
+// shortName is the name of a type without its package.
 func shortName(typeURL string) string {
 	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
 }
 
-// told has what is added and deleted of a type said, and refuses what has a name.
+// told reports added and deleted resources of a type, and rejects the one named refuse.
 func told[T proto.Message](refuse string) adsc.Option {
 	return adsc.Register(func(context adsc.HandlerContext, name, _ string, entity T, event adsc.Event) {
 		said := line{Event: event.String(), Type: shortName(string(entity.ProtoReflect().Descriptor().FullName())), Name: name}

@@ -15,13 +15,13 @@ import (
 
 const endpoints = "ClusterLoadAssignment"
 
-// versions are those that the client has accepted, by type and name. They outlive a stream.
+// versions are those that the client has accepted, by type and name. They survive a stream.
 //
-// Istio's client does not say what it holds when it connects again, as Envoy does: it is put into its first request of each
-// type here. And it asks for all endpoints by naming none, as Istio's server understands it; the protocol's word is a star.
+// Unlike Envoy, Istio's client does not report its versions when it reconnects, so they are added here to its first request of
+// each type. It subscribes to all endpoints without a name, as Istio's server expects; the protocol requires a star.
 type versions map[string]map[string]string
 
-// stream tells what goes over a stream. Istio's client reads and writes it in one goroutine.
+// stream reports the messages of a stream. Istio's client reads and writes it in one goroutine.
 type stream struct {
 	grpc.ClientStream
 	held    versions
@@ -49,7 +49,7 @@ func (s *stream) SendMsg(message any) error {
 			request.ResourceNamesSubscribe = []string{"*"}
 		}
 	}
-	// A request for endpoints has the nonce of the clusters that it follows.
+	// A request for endpoints has the nonce of the preceding response with clusters.
 	if answered := s.flights[request.ResponseNonce]; answered.GetTypeUrl() == request.TypeUrl && request.ErrorDetail == nil {
 		s.held.take(kind, answered)
 	}
@@ -92,7 +92,7 @@ func (v versions) take(kind string, response *discovery.DeltaDiscoveryResponse) 
 	}
 }
 
-// check holds a resource, and every message in it, against the rules in Envoy's own .proto files.
+// check validates a resource, and every message in it, by the rules in Envoy's own .proto files.
 func check(resource *anypb.Any) error {
 	return protorange.Range(resource.ProtoReflect(), func(path protopath.Values) error {
 		last := path.Index(-1)

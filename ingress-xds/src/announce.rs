@@ -1,4 +1,5 @@
-//! What became of the base configuration → events on its ConfigMap. An adapter.
+//! Writes Kubernetes events on the ConfigMap of the base configuration when it is served or
+//! refused. An adapter.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -10,10 +11,11 @@ use yoke_runtime::Drain;
 
 use crate::base::Notice;
 
-/// Length that the host API takes, in bytes.
+/// Maximum length of an event's note in bytes; a limit of the Kubernetes API.
 const MAX_NOTE: usize = 1000;
 
-/// Writes events until the drain starts. A failure is logged: no event is worth failing for.
+/// Writes events until the drain starts. Failures are only logged: a lost event must not end the
+/// process.
 pub async fn announce(client: Client, mut notices: mpsc::Receiver<Notice>, drain: Drain) -> Result<(), Infallible> {
     let reporter = Reporter {
         controller: "yoke.drzzl.io/ingress-xds".into(),

@@ -6,36 +6,37 @@ use std::path::PathBuf;
 use clap::Parser;
 use yoke_runtime::budget::Rate;
 
-use crate::gate::{HOLD, Limits};
-use crate::traffic::Ledger;
+use crate::activator::wake::WakeLimits;
+use crate::authz::{GateLimits, REFUSAL_DELAY};
+use crate::traffic::SeriesRegistry;
+use crate::translate::EnvoyLimits;
 use crate::validate::Rules;
-use crate::{translate, wake};
 
-/// Serves Envoy the routes of all tenant clusters, and decides which connections may pass.
+/// Serves Envoy the routes of all tenant clusters, and decides which connections and requests are allowed.
 ///
-/// Reads from the host API the ConfigMaps and EndpointSlices that the operator's clusters have; keeps no state of its own.
+/// Reads the ConfigMaps and EndpointSlices of the clusters from the host API. Stores no state.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "yoke-ingress-xds", version, args_override_self = true)]
 pub struct Arguments {
-    /// Address for Envoy: ADS and ext_authz over mutual TLS
+    /// Address for Envoy: ADS, ext_authz and access logs over mutual TLS
     #[arg(long, default_value = "0.0.0.0:18000", value_name = "ADDRESS")]
     pub listen_xds: SocketAddr,
-    /// Directory with this process's tls.crt and tls.key; read again when they change
+    /// Directory with this process's tls.crt and tls.key; reloaded when they change
     #[arg(long, value_name = "DIRECTORY")]
     pub tls_dir: PathBuf,
-    /// CA certificates (PEM) by which clients are verified; read again when they change
+    /// CA certificates (PEM) that verify clients; reloaded when they change
     #[arg(long, value_name = "FILE")]
     pub client_ca: PathBuf,
-    /// DNS name that a client's certificate must carry; may be repeated, one of them is enough
+    /// DNS name in the certificate of a client; may be repeated, and one match is enough
     #[arg(long, default_value = "envoy.yoke-system.svc", value_name = "NAME")]
     pub client_name: Vec<String>,
-    /// Domain of which every cluster's public name is one label
+    /// Base domain; the public name of each cluster is one label below it
     #[arg(long, value_name = "DOMAIN")]
     pub base_domain: String,
-    /// ConfigMap in this process's namespace with listeners, clusters, endpoints and routes of the host's owner, if there is one
+    /// ConfigMap in this process's namespace with the host owner's listeners, clusters, endpoints and routes [default: none]
     #[arg(long, value_name = "NAME")]
     pub base_config_map: Option<String>,
-    /// Port on which Envoy listens by its bootstrap, and so nothing of the owner's may; may be repeated
+    /// Port of Envoy's bootstrap, which the base ConfigMap may not use; may be repeated
     #[arg(long, default_values_t = [8443, 8081, 9901], value_name = "PORT")]
     pub envoy_port: Vec<u16>,
     /// Address of the HTTP endpoint with /metrics, /livez and /readyz
@@ -44,63 +45,63 @@ pub struct Arguments {
     /// Kubeconfig of the host cluster [default: the pod's service account]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// New connections a second from one source address
+    /// New connections per second from one source address
     #[arg(long, default_value_t = 200, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_rate: u32,
-    /// New connections at once from one source address
+    /// Burst of new connections from one source address
     #[arg(long, default_value_t = 1000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_burst: u32,
-    /// Connections that one source address has open
+    /// Open connections from one source address
     #[arg(long, default_value_t = 8192, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_connections: u32,
-    /// New connections a second to one name
+    /// New connections per second to one name
     #[arg(long, default_value_t = 500, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub name_rate: u32,
-    /// New connections at once to one name
+    /// Burst of new connections to one name
     #[arg(long, default_value_t = 5000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub name_burst: u32,
-    /// Connections that one Envoy keeps open to one name
+    /// Open connections from one Envoy to one name
     #[arg(long, default_value_t = 4096, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub name_connections: u32,
-    /// Requests of pods a second to one cluster
+    /// Requests of pods per second to one cluster
     #[arg(long, default_value_t = 1000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub cluster_request_rate: u32,
-    /// Requests of pods at once to one cluster
+    /// Burst of requests of pods to one cluster
     #[arg(long, default_value_t = 5000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub cluster_request_burst: u32,
-    /// Requests of pods that one Envoy has open to one cluster, watches among them
+    /// Open requests of pods from one Envoy to one cluster, watches included
     #[arg(long, default_value_t = 4096, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub cluster_requests: u32,
-    /// Address at which Envoy reaches what answers for clusters that sleep, such as the pod's own [default: nothing does]
+    /// Address at which Envoy reaches this process's activator, for example the pod's own [default: no activator]
     #[arg(long, value_name = "ADDRESS")]
     pub sleeper: Option<IpAddr>,
-    /// Port of it, on every address
+    /// Port of the activator, on every local address
     #[arg(long, default_value_t = 18443, value_name = "PORT")]
     pub sleeper_port: u16,
-    /// Service in this process's namespace whose endpoints are its replicas: Envoy is told the sleepers of all [default: its own alone]
+    /// Service in this process's namespace whose endpoints are the replicas of this process; Envoy is sent the activators of all [default: only its own]
     #[arg(long, value_name = "NAME", requires = "sleeper")]
     pub sleeper_service: Option<String>,
-    /// New connections a second from one source address to clusters that sleep
+    /// New connections per second from one source address to sleeping clusters
     #[arg(long, default_value_t = 50, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub sleeper_source_rate: u32,
-    /// The same at once
+    /// Burst of new connections from one source address to sleeping clusters
     #[arg(long, default_value_t = 500, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub sleeper_source_burst: u32,
-    /// Clusters of one Tenant, and clusters by the Pods of one source address, that are woken a second
+    /// Wakes per second of the clusters of one Tenant, and by the Pods of one source address
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub wake_rate: u32,
-    /// The same at once
+    /// Burst of wakes of the clusters of one Tenant, and by the Pods of one source address
     #[arg(long, default_value_t = 20, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub wake_burst: u32,
-    /// Clusters whose traffic has series of its own in the metrics; that of others is counted together
+    /// Clusters with traffic metrics of their own; the traffic of further clusters is counted together
     #[arg(long, default_value_t = 10_000, value_name = "NUMBER")]
     pub cluster_series: u32,
 }
 
 impl Arguments {
     /// Limits of the gate.
-    pub fn gate_limits(&self) -> Limits {
-        Limits {
+    pub fn gate_limits(&self) -> GateLimits {
+        GateLimits {
             source: Rate {
                 per_second: self.source_rate,
                 burst: self.source_burst,
@@ -114,7 +115,7 @@ impl Arguments {
                 per_second: self.cluster_request_rate,
                 burst: self.cluster_request_burst,
             },
-            hold: HOLD,
+            refusal_delay: REFUSAL_DELAY,
             sleeping: Rate {
                 per_second: self.sleeper_source_rate,
                 burst: self.sleeper_source_burst,
@@ -122,36 +123,36 @@ impl Arguments {
         }
     }
 
-    /// How often clusters are woken.
-    pub fn wake_limits(&self) -> wake::Limits {
+    /// Rate limits for wakes.
+    pub fn wake_limits(&self) -> WakeLimits {
         let rate = Rate {
             per_second: self.wake_rate,
             burst: self.wake_burst,
         };
-        wake::Limits {
+        WakeLimits {
             tenant: rate,
             source: rate,
         }
     }
 
-    /// What clusters are counted by.
-    pub fn ledger(&self) -> Ledger {
-        Ledger::new(usize::try_from(self.cluster_series).unwrap_or(usize::MAX))
+    /// The registry of traffic series.
+    pub fn series(&self) -> SeriesRegistry {
+        SeriesRegistry::new(usize::try_from(self.cluster_series).unwrap_or(usize::MAX))
     }
 
-    /// What holds for the whole host.
+    /// Rules that apply to the complete host.
     pub fn rules(&self) -> Rules {
         let to_socket = |address| SocketAddr::new(address, self.sleeper_port);
         Rules {
-            sleeper: self.sleeper.map(to_socket),
+            activator: self.sleeper.map(to_socket),
             replicas: self.sleeper_service.is_some(),
             ..Rules::new(&self.base_domain)
         }
     }
 
-    /// Limits that Envoy keeps.
-    pub fn envoy_limits(&self) -> translate::Limits {
-        translate::Limits {
+    /// Limits that Envoy enforces.
+    pub fn envoy_limits(&self) -> EnvoyLimits {
+        EnvoyLimits {
             connections: self.name_connections,
             requests: self.cluster_requests,
         }

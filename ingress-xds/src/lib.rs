@@ -1,40 +1,43 @@
-//! Tells Envoy where each tenant cluster is, and decides which connections and requests may pass: all clusters share one
-//! address. TLS of a connection with a cluster's name ends in the tenant's own API server. TLS of pods, which have no name for
-//! their own cluster, ends at Envoy, and each request goes where its token says.
+//! The control plane of the ingress: serves Envoy the address of each tenant cluster, and decides
+//! which connections and requests are allowed. All clusters share one address.
+//!
+//! - A connection by a cluster's name is passed through: its TLS ends in the tenant's own API
+//!   server.
+//! - TLS of pods, which have no name for their own cluster, ends at Envoy. Each request goes to the
+//!   cluster that issued its token.
+//! - A sleeping cluster is answered by the activator, which wakes it.
 //!
 //! ```text
 //!  host API ─▶ watch ─▶ routing: model (validate) ─▶ translate ─▶ snapshot ─┬▶ ads ─────────▶ server ─▶ Envoy: CDS, EDS, SDS
-//!                                                                           └▶ gate (token) ▶ server ◀▶ Envoy: ext_authz
+//!                                                                           └▶ authz (token) ▶ server ◀▶ Envoy: ext_authz
 //!                                                           traffic ▶ /metrics   ▲ server ◀─ Envoy: connections that ended
-//!                                                              ▲──────────────────────────── Envoy: what clients did
+//!                                                              ▲──────────────────────────── Envoy: traffic of clients
 //! ```
 //!
-//! What the host's owner adds to Envoy's configuration (a ConfigMap) comes by [`base`] into the same snapshot.
+//! The base configuration, a ConfigMap of the host's owner with more Envoy resources, enters the
+//! same snapshot through [`base`].
 //!
-//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`], [`answer`], [`traffic`]. The rest are adapters. The answer is a
-//! function of host objects alone, so any number of replicas gives the same one, and none keeps state.
+//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`authz`],
+//! [`traffic`]. The rest are adapters. The answers are a function of host objects alone. So
+//! replicas give the same answers, and none stores state.
 
+pub mod activator;
 pub mod ads;
 pub mod announce;
-pub mod answer;
 pub mod arguments;
+pub mod authz;
 pub mod base;
-pub mod gate;
+pub mod limits;
 pub mod metrics;
 pub mod model;
 pub mod process;
 pub mod routing;
-pub mod seats;
 pub mod server;
-pub mod sleeper;
 pub mod snapshot;
+#[cfg(any(test, feature = "test-util"))]
+pub mod test_util;
 pub mod tls;
-pub mod token;
 pub mod traffic;
 pub mod translate;
 pub mod validate;
-pub mod wake;
 pub mod watch;
-
-#[cfg(test)]
-mod fixtures;

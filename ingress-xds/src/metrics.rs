@@ -1,5 +1,6 @@
-//! What is counted. Labels are closed sets, but for those of clusters' traffic, which is shown as it is in the snapshot (ADR
-//! 0012); which cluster a problem belongs to stands in the log.
+//! The metrics of the process. Label values are closed sets, except for the traffic of clusters,
+//! which is collected from the snapshot (ADR 0012). The log says which cluster a problem belongs
+//! to.
 
 use std::sync::atomic::AtomicU64;
 
@@ -9,11 +10,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use yoke_runtime::Metrics as Registry;
 
-use crate::ads::Kind;
 use crate::model::Table;
-use crate::traffic::Shown;
+use crate::snapshot::resource::ResourceKind;
+use crate::traffic::TrafficCollector;
 
-/// Name of the process in the names of its metrics.
+/// Prefix of all metric names of this process.
 pub const PROCESS: &str = "ingress_xds";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -41,7 +42,7 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// The process's own metrics. Clones count together.
+/// Metrics of the process. Clones share their values.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     clusters: Gauge,
@@ -52,10 +53,10 @@ pub struct Metrics {
     responses: Family<TypeLabel, Counter>,
     refused: Family<TypeLabel, Counter>,
     bytes: Family<TypeLabel, Counter>,
-    held: Gauge,
-    held_requests: Gauge,
-    sleeper: Family<AnswerLabel, Counter>,
-    knocks: Family<ResultLabel, Counter>,
+    open_connections: Gauge,
+    pending_requests: Gauge,
+    activator_answers: Family<AnswerLabel, Counter>,
+    activator_handshakes: Family<ResultLabel, Counter>,
     wakes: Family<OutcomeLabel, Counter>,
     wake_writes: Family<ResultLabel, Counter>,
     verdicts: Family<VerdictLabel, Counter>,
@@ -70,14 +71,24 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics that are shown by `registry`.
+    /// Creates the metrics and registers them.
     pub fn new(registry: &Registry) -> Self {
         let metrics = Self::default();
+        metrics.register_served(registry);
+        metrics.register_clients(registry);
+        metrics
+    }
+
+    fn register_served(&self, registry: &Registry) {
         registry.register(|registry| {
-            let m = metrics.clone();
+            let m = self.clone();
             registry.register("clusters", "Clusters that are routed", m.clusters);
             registry.register("names", "SNI names that lead to a cluster", m.names);
-            registry.register("problems", "Host objects and names that are not used", m.problems);
+            registry.register(
+                "problems",
+                "Invalid host objects, and names that more than one cluster claims",
+                m.problems,
+            );
             registry.register(
                 "certificate_expiry_timestamp_seconds",
                 "End of the ingress certificate's validity, 0 if there is none",
@@ -87,42 +98,52 @@ impl Metrics {
             registry.register("responses", "xDS responses sent", m.responses);
             registry.register("refused_responses", "xDS responses that Envoy refused", m.refused);
             registry.register("response_bytes", "Bytes of resources in xDS responses", m.bytes);
+        });
+    }
+
+    fn register_clients(&self, registry: &Registry) {
+        registry.register(|registry| {
+            let m = self.clone();
             registry.register(
                 "held_connections",
-                "Connections of clients that are known to be open",
-                m.held,
+                "Client connections that are known to be open",
+                m.open_connections,
             );
             registry.register(
                 "held_requests",
                 "Requests of pods that wait for a cluster to wake",
-                m.held_requests,
+                m.pending_requests,
             );
-            registry.register("sleeper_answers", "Answers for clusters that sleep", m.sleeper);
+            registry.register(
+                "sleeper_answers",
+                "Answers to clients of sleeping clusters",
+                m.activator_answers,
+            );
             registry.register(
                 "sleeper_handshakes",
-                "TLS handshakes of clients of clusters that sleep",
-                m.knocks,
+                "TLS handshakes with clients of sleeping clusters",
+                m.activator_handshakes,
             );
-            registry.register("wakes", "Requests that wake a cluster, by what became of them", m.wakes);
-            registry.register(
-                "wake_writes",
-                "Clusters of which the operator was told that they are needed",
-                m.wake_writes,
-            );
+            registry.register("wakes", "Wake requests by outcome", m.wakes);
+            registry.register("wake_writes", "Wake requests written to Clusters", m.wake_writes);
             registry.register("gate_verdicts", "Decisions about new connections", m.verdicts);
-            registry.register("request_verdicts", "Decisions about requests inside TLS", m.requests);
+            registry.register(
+                "request_verdicts",
+                "Decisions about requests whose TLS ended at Envoy",
+                m.requests,
+            );
             registry.register(
                 "broken_logs",
-                "Streams of Envoy's logs that broke off; what was on its way is not counted",
+                "Broken streams of Envoy's access logs; entries in flight were lost",
                 m.broken_logs,
             );
             registry.register(
                 "log_entries",
-                "Connections and requests that ended; failed are those of no cluster that is served",
+                "Ended connections and requests; failed are those of unknown clusters",
                 m.log_entries,
             );
             registry.register("handshakes", "TLS handshakes of clients", m.handshakes);
-            registry.register("certificate_reloads", "Changed certificates taken into use", m.reloads);
+            registry.register("certificate_reloads", "Reloads of changed certificates", m.reloads);
             registry.register(
                 "base_refused",
                 "1 if the base configuration is refused and the last good one served",
@@ -131,12 +152,11 @@ impl Metrics {
             registry.register("base_changes", "Changes of the base configuration", m.base_changes);
             registry.register("watch_errors", "Failures of a watch on the host API", m.watch_errors);
         });
-        metrics
     }
 
-    /// Shows what is counted of each cluster, beside its own.
-    pub fn show_traffic(registry: &Registry, shown: Shown) {
-        registry.register(|registry| registry.register_collector(Box::new(shown)));
+    /// Registers the collector of the clusters' traffic.
+    pub fn register_traffic(registry: &Registry, collector: TrafficCollector) {
+        registry.register(|registry| registry.register_collector(Box::new(collector)));
     }
 
     pub(crate) fn set_objects(&self, table: &Table) {
@@ -154,30 +174,30 @@ impl Metrics {
         self.streams.inc_by(change);
     }
 
-    pub(crate) fn count_response(&self, kind: Kind, bytes: usize) {
-        let label = TypeLabel { r#type: to_word(kind) };
+    pub(crate) fn count_response(&self, kind: ResourceKind, bytes: usize) {
+        let label = TypeLabel { r#type: to_label(kind) };
         self.responses.get_or_create(&label).inc();
         self.bytes.get_or_create(&label).inc_by(bytes as u64);
     }
 
-    pub(crate) fn count_refusal(&self, kind: Kind) {
-        self.refused.get_or_create(&TypeLabel { r#type: to_word(kind) }).inc();
+    pub(crate) fn count_refusal(&self, kind: ResourceKind) {
+        self.refused.get_or_create(&TypeLabel { r#type: to_label(kind) }).inc();
     }
 
-    pub(crate) fn set_held(&self, connections: usize) {
-        self.held.set(to_gauge(connections));
+    pub(crate) fn set_open_connections(&self, connections: usize) {
+        self.open_connections.set(to_gauge(connections));
     }
 
-    pub(crate) fn set_held_requests(&self, requests: usize) {
-        self.held_requests.set(to_gauge(requests));
+    pub(crate) fn set_pending_requests(&self, requests: usize) {
+        self.pending_requests.set(to_gauge(requests));
     }
 
-    pub(crate) fn count_sleeper(&self, answer: &'static str) {
-        self.sleeper.get_or_create(&AnswerLabel { answer }).inc();
+    pub(crate) fn count_activator_answer(&self, answer: &'static str) {
+        self.activator_answers.get_or_create(&AnswerLabel { answer }).inc();
     }
 
-    pub(crate) fn count_knock(&self, good: bool) {
-        self.knocks.get_or_create(&to_result(good)).inc();
+    pub(crate) fn count_activator_handshake(&self, good: bool) {
+        self.activator_handshakes.get_or_create(&to_result(good)).inc();
     }
 
     pub(crate) fn count_wake(&self, outcome: &'static str) {
@@ -229,13 +249,13 @@ fn to_gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn to_word(kind: Kind) -> &'static str {
+fn to_label(kind: ResourceKind) -> &'static str {
     match kind {
-        Kind::Cluster => "cluster",
-        Kind::Endpoints => "endpoints",
-        Kind::Listener => "listener",
-        Kind::Routes => "routes",
-        Kind::Secret => "secret",
+        ResourceKind::Cluster => "cluster",
+        ResourceKind::Endpoints => "endpoints",
+        ResourceKind::Listener => "listener",
+        ResourceKind::Routes => "routes",
+        ResourceKind::Secret => "secret",
     }
 }
 

@@ -1,245 +1,94 @@
-//! Host objects → the routing table: which SNI name leads to which addresses. Pure; owned by [`crate::routing`].
+//! Host objects → the routing table: which SNI name leads to which addresses. Pure; owned by
+//! [`crate::routing`].
 //!
 //! ```text
 //!  Event ─▶ validate ─▶ routes, slices (by namespace) ─▶ claims (by name) ─▶ targets ─▶ take_changes()
 //! ```
 //!
-//! The table is kept by single changes, because with 10,000 clusters a change must not cost 10,000 validations. It is
-//! nevertheless a function of the objects alone, not of the order in which they came: replicas answer alike. Only a cluster
-//! that woke counts as waking until its address is seen.
+//! The table is updated incrementally, because with 10,000 clusters one change must not cost 10,000
+//! validations. It is nevertheless a function of the objects alone, not of the order in which they
+//! arrived, so replicas give the same answers. There is one exception: a cluster that woke counts
+//! as waking until its address is seen.
 //!
-//! A name that two clusters claim belongs to the older one (creation time of the ConfigMap, then namespace). A cluster
-//! whose ConfigMap is not believed loses its routes and nobody else's.
+//! A name that two clusters claim belongs to the older one (creation time of the ConfigMap, then
+//! namespace). A cluster with an invalid ConfigMap loses its own routes, and no other cluster loses
+//! any.
 
-mod sleepers;
+pub mod activators;
+mod claims;
+pub mod observation;
+pub mod report;
+pub mod route;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::ingress::Asleep;
-use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
-use yoke_api::{Cidr, ClusterId};
+use yoke_api::names::PKI_NAMESPACE;
 use yoke_pki::plan::INGRESS_LEAF;
 
-use crate::token::TokenTrust;
 use crate::validate::{IngressCertificate, Rules, Slice, validate_config, validate_ingress, validate_slice};
 
-pub(crate) use sleepers::sleeper_key;
-use sleepers::{Concerned, Sleepers};
+use activators::{Activators, AffectedNames};
+use claims::Claims;
+use observation::{Event, ObjectKey, Watched, to_chain};
+use report::{Problem, Report};
+use route::Route;
 
-pub use sleepers::SleeperNames;
-
-/// A cluster that is routed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// Its hosted namespace, which is unique to it.
-    pub namespace: String,
-    /// Its identity.
-    pub id: ClusterId,
-    /// Its Tenant.
-    pub tenant: String,
-    /// Name of the Cluster object.
-    pub cluster: String,
-    /// The name under the base domain.
-    pub public_name: String,
-    /// Its further names, sorted. Another cluster may have been first with one.
-    pub extra_names: Vec<String>,
-    /// The name by which its konnectivity agents come, if it has any.
-    pub konnectivity_name: Option<String>,
-    /// From where it may be reached; from everywhere if `None`.
-    pub sources: Option<Vec<Cidr>>,
-    /// The Service whose addresses are its control plane.
-    pub service: String,
-    /// By what its control plane is recognised.
-    pub upstream: UpstreamTrust,
-    /// By what the tokens of its service accounts are recognised.
-    pub tokens: TokenTrust,
-    /// What is to be said while its API is not to answer, if that is so.
-    pub asleep: Option<Sleep>,
-}
-
-/// A cluster that sleeps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sleep {
-    /// What the operator says of it.
-    pub told: Asleep,
-    /// By what its clients' certificates are recognised, PEM.
-    pub client_ca: String,
-}
-
-/// By what a control plane is recognised when the ingress opens TLS to it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UpstreamTrust {
-    /// The exact DNS name in its certificate.
-    pub server_name: String,
-    /// CA certificates, PEM.
-    pub ca: String,
-}
-
-impl Route {
-    /// Every name that it claims.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.public_name)
-            .chain(&self.extra_names)
-            .chain(&self.konnectivity_name)
-            .map(String::as_str)
-    }
-
-    /// Whether a name is the one by which its konnectivity agents come.
-    pub fn is_konnectivity(&self, name: &str) -> bool {
-        self.konnectivity_name.as_deref() == Some(name)
-    }
-
-    /// Whether it may be reached from this address. One that is not known is nobody's.
-    pub fn allows(&self, source: Option<IpAddr>) -> bool {
-        let Some(ranges) = &self.sources else {
-            return true;
-        };
-        source.is_some_and(|address| ranges.iter().any(|range| range.contains(address)))
-    }
-}
-
-/// Place of an object on the host.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectKey {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-impl ObjectKey {
-    /// The place that an object's metadata gives.
-    pub fn of(metadata: &ObjectMeta) -> Self {
-        Self {
-            namespace: metadata.namespace.clone().unwrap_or_default(),
-            name: metadata.name.clone().unwrap_or_default(),
-        }
-    }
-}
-
-/// What a watch of one kind saw.
-#[derive(Clone, Debug)]
-pub enum Watched<K> {
-    /// The object was added or changed.
-    Applied(Box<K>),
-    /// The object is gone.
-    Deleted(ObjectKey),
-    /// A whole list has been reported by `Applied`, and there is nothing beside these.
-    Listed(BTreeSet<ObjectKey>),
-}
-
-/// One observation of the host.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// Of a ConfigMap that is labelled as ingress configuration.
-    Config(Watched<ConfigMap>),
-    /// Of an EndpointSlice that is labelled as a control plane's.
-    Slice(Watched<EndpointSlice>),
-    /// Of the Secret with the ingress's certificate.
-    Certificate(Watched<Secret>),
-    /// Of a certificate that the sleeper can show now.
-    Sleeper(Watched<SleeperNames>),
-    /// Of an EndpointSlice of this process's own Service.
-    Replicas(Watched<EndpointSlice>),
-}
-
-/// Where a name leads.
+/// The destination of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The cluster.
     pub route: Arc<Route>,
-    /// Ready addresses of its control plane; of one that sleeps, of the sleepers.
+    /// Ready addresses of the control plane, or of the activators while the cluster sleeps.
     pub addresses: BTreeSet<IpAddr>,
     /// The port at each address.
     pub port: u16,
 }
 
-/// Something that the host's owner should know of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// The object.
-    pub object: ObjectKey,
-    /// What is wrong with it.
-    pub problem: Problem,
-}
-
-/// What is wrong with an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
-    /// The ConfigMap is not believed: its cluster is not routed. The text is the chain of causes.
-    Config(String),
-    /// The EndpointSlice is not believed: its addresses are not used. The text is the chain of causes.
-    Slice(String),
-    /// The ingress's certificate is not believed: Envoy keeps the one that it has. The text is the chain of causes.
-    Certificate(String),
-    /// An extra name has a form that is refused, and is left out.
-    Name(String),
-    /// A name belongs to an older cluster.
-    NameTaken {
-        /// The name.
-        name: String,
-        /// Hosted namespace of the cluster that has it.
-        by: String,
-    },
-}
-
-type Claim = (Timestamp, String);
-
 /// The routing table.
 #[derive(Debug)]
 pub struct Table {
     rules: Rules,
-    /// Every ConfigMap, with the route that it gives if it is believed.
+    /// Every ConfigMap, with its route if it is valid.
     configs: BTreeMap<ObjectKey, Option<(Timestamp, Arc<Route>)>>,
     routes: BTreeMap<String, Arc<Route>>,
     slices: BTreeMap<ObjectKey, Option<Slice>>,
-    claims: BTreeMap<String, BTreeSet<Claim>>,
+    claims: Claims,
     targets: BTreeMap<String, Target>,
     changed: BTreeSet<String>,
-    contests: BTreeMap<String, Contest>,
-    problems: BTreeMap<(Kind, ObjectKey), Vec<Problem>>,
+    problems: BTreeMap<(ProblemSource, ObjectKey), Vec<Problem>>,
     reports: Vec<Report>,
     certificate: Option<IngressCertificate>,
     configs_listed: bool,
     slices_listed: bool,
     certificate_listed: bool,
-    sleepers: Sleepers,
+    activators: Activators,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum ProblemSource {
     Config,
     Slice,
     Certificate,
-}
-
-/// Hosted namespaces that claim the same name.
-#[derive(Debug)]
-struct Contest {
-    winner: String,
-    losers: BTreeSet<String>,
 }
 
 impl Table {
     /// An empty table.
     pub fn new(rules: Rules) -> Self {
         Self {
-            sleepers: Sleepers::new(rules.clone()),
+            activators: Activators::new(rules.clone()),
             rules,
             configs: BTreeMap::new(),
             routes: BTreeMap::new(),
             slices: BTreeMap::new(),
-            claims: BTreeMap::new(),
+            claims: Claims::default(),
             targets: BTreeMap::new(),
             changed: BTreeSet::new(),
-            contests: BTreeMap::new(),
             problems: BTreeMap::new(),
             reports: Vec::new(),
             certificate: None,
@@ -249,10 +98,11 @@ impl Table {
         }
     }
 
-    /// Takes one observation in; the answer is what is wrong and was not wrong before.
+    /// Applies one observation. Returns problems that did not exist before.
     pub fn apply(&mut self, event: Event) -> Vec<Report> {
         match event {
-            // An object that is being deleted is gone: finalizers of others must not keep it routed.
+            // An object that is being deleted counts as deleted: a finalizer of another controller
+            // must not keep it routed.
             Event::Config(Watched::Applied(object)) if object.metadata.deletion_timestamp.is_some() => {
                 self.remove_config(&ObjectKey::of(&object.metadata));
             }
@@ -279,29 +129,30 @@ impl Table {
                 }
                 self.certificate_listed = true;
             }
-            Event::Sleeper(seen) => {
-                let concerned = self.sleepers.apply(seen);
-                self.resolve_asleep(concerned);
+            Event::ActivatorCertificate(seen) => {
+                let affected = self.activators.apply(seen);
+                self.resolve_sleeping(affected);
             }
             Event::Replicas(seen) => {
-                let concerned = self.sleepers.apply_replicas(seen);
-                self.resolve_asleep(concerned);
+                let affected = self.activators.apply_replicas(seen);
+                self.resolve_sleeping(affected);
             }
         }
         std::mem::take(&mut self.reports)
     }
 
-    /// Whether everything that the host has was seen once. Before that, absence means nothing.
+    /// Whether every kind of object was listed once. Before that, absence means nothing.
     pub fn is_synced(&self) -> bool {
-        self.configs_listed && self.slices_listed && self.certificate_listed && self.sleepers.is_listed()
+        self.configs_listed && self.slices_listed && self.certificate_listed && self.activators.is_listed()
     }
 
-    /// The ingress's certificate, if there is one that can be used.
+    /// The ingress certificate, if there is a valid one.
     pub fn certificate(&self) -> Option<&IngressCertificate> {
         self.certificate.as_ref()
     }
 
-    /// Names whose target changed since the last call, with the target or `None` where there is none any more.
+    /// Names whose target changed since the last call, with the new target or `None` for removed
+    /// names.
     pub fn take_changes(&mut self) -> BTreeMap<String, Option<Target>> {
         let changed = std::mem::take(&mut self.changed);
         let targets = &self.targets;
@@ -312,7 +163,7 @@ impl Table {
         changed.into_iter().map(pair).collect()
     }
 
-    /// Number of clusters that are routed.
+    /// Number of routed clusters.
     pub fn route_count(&self) -> usize {
         self.routes.len()
     }
@@ -322,14 +173,14 @@ impl Table {
         self.targets.len()
     }
 
-    /// Number of objects with which something is wrong, and of names that more than one cluster claims.
+    /// Number of objects with problems, plus names that more than one cluster claims.
     pub fn problem_count(&self) -> usize {
-        self.problems.len() + self.contests.len()
+        self.problems.len() + self.claims.contest_count()
     }
 
     fn apply_config(&mut self, object: &ConfigMap) {
         let key = ObjectKey::of(&object.metadata);
-        // Without a creation time it is younger than all others.
+        // An object without a creation time counts as the youngest.
         let created = object.metadata.creation_timestamp.as_ref();
         let created = created.map_or(Timestamp::MAX, |time| time.0);
         let (route, problems) = match validate_config(&self.rules, object) {
@@ -340,13 +191,13 @@ impl Table {
             Err(error) => (None, vec![Problem::Config(to_chain(&error))]),
         };
         self.set_route(&key, route.map(|route| (created, route)));
-        self.record(Kind::Config, key, problems);
+        self.record(ProblemSource::Config, key, problems);
     }
 
     fn remove_config(&mut self, key: &ObjectKey) {
         self.set_route(key, None);
         self.configs.remove(key);
-        self.record(Kind::Config, key.clone(), Vec::new());
+        self.record(ProblemSource::Config, key.clone(), Vec::new());
     }
 
     fn set_route(&mut self, key: &ObjectKey, route: Option<(Timestamp, Arc<Route>)>) {
@@ -359,16 +210,14 @@ impl Table {
             let claim = (created, key.namespace.clone());
             self.routes.remove(&key.namespace);
             for name in old.names() {
-                if let Some(claims) = self.claims.get_mut(name) {
-                    claims.remove(&claim);
-                }
+                self.claims.remove(name, &claim);
                 touched.insert(name.to_owned());
             }
         }
         if let Some((created, new)) = route {
             let claim = (created, key.namespace.clone());
             for name in new.names() {
-                self.claims.entry(name.to_owned()).or_default().insert(claim.clone());
+                self.claims.add(name, claim.clone());
                 touched.insert(name.to_owned());
             }
             self.routes.insert(key.namespace.clone(), new);
@@ -386,13 +235,13 @@ impl Table {
         };
         self.slices.insert(key.clone(), slice);
         self.resolve_namespace(&key.namespace);
-        self.record(Kind::Slice, key, problems);
+        self.record(ProblemSource::Slice, key, problems);
     }
 
     fn remove_slice(&mut self, key: &ObjectKey) {
         self.slices.remove(key);
         self.resolve_namespace(&key.namespace);
-        self.record(Kind::Slice, key.clone(), Vec::new());
+        self.record(ProblemSource::Slice, key.clone(), Vec::new());
     }
 
     fn apply_certificate(&mut self, object: &Secret) {
@@ -402,18 +251,18 @@ impl Table {
             Err(error) => (None, vec![Problem::Certificate(to_chain(&error))]),
         };
         self.certificate = certificate;
-        self.record(Kind::Certificate, key, problems);
+        self.record(ProblemSource::Certificate, key, problems);
     }
 
     fn remove_certificate(&mut self, key: &ObjectKey) {
         self.certificate = None;
-        self.record(Kind::Certificate, key.clone(), Vec::new());
+        self.record(ProblemSource::Certificate, key.clone(), Vec::new());
     }
 
-    fn resolve_asleep(&mut self, concerned: Concerned) {
-        let namespaces = match concerned {
-            Concerned::Some(namespaces) => namespaces,
-            Concerned::All => {
+    fn resolve_sleeping(&mut self, affected: AffectedNames) {
+        let namespaces = match affected {
+            AffectedNames::Namespaces(namespaces) => namespaces,
+            AffectedNames::All => {
                 let asleep = self.routes.values().filter(|route| route.asleep.is_some());
                 asleep.map(|route| route.namespace.clone()).collect()
             }
@@ -432,11 +281,10 @@ impl Table {
         }
     }
 
-    /// Finds the target of one name anew.
+    /// Recomputes the target of one name.
     fn resolve(&mut self, name: &str) {
-        self.report_losers(name);
-        let winner = self.claims.get(name).and_then(BTreeSet::first);
-        let route = winner.and_then(|(_, namespace)| self.routes.get(namespace));
+        self.reports.extend(self.claims.update_contest(name));
+        let route = self.claims.owner(name).and_then(|namespace| self.routes.get(namespace));
         let target = route.map(|route| self.find_target(name, route));
         if self.targets.get(name) == target.as_ref() {
             return;
@@ -451,11 +299,14 @@ impl Table {
     fn find_target(&self, name: &str, route: &Arc<Route>) -> Target {
         let addresses = self.addresses(route);
         let route = match addresses.is_empty() {
-            true => self.keep_waking(name, route),
+            true => self.preserve_waking(name, route),
             false => Arc::clone(route),
         };
-        let sleepers = route.asleep.as_ref().and_then(|_| self.sleepers.find(name, &route));
-        if let Some((addresses, port)) = sleepers {
+        let found = route
+            .asleep
+            .as_ref()
+            .and_then(|_| self.activators.endpoints_of(name, &route));
+        if let Some((addresses, port)) = found {
             return Target { route, addresses, port };
         }
         Target {
@@ -468,52 +319,19 @@ impl Table {
         }
     }
 
-    /// A cluster that was being woken still is until its address was seen: word of that comes by another watch than that it is
-    /// awake.
-    fn keep_waking(&self, name: &str, route: &Arc<Route>) -> Arc<Route> {
+    /// A cluster that was waking continues to count as waking until its address is seen. The end of
+    /// the wake and the address arrive on different watches.
+    fn preserve_waking(&self, name: &str, route: &Arc<Route>) -> Arc<Route> {
         let before = self.targets.get(name).map(|target| &target.route);
         let sleep = before
             .filter(|before| before.id == route.id)
             .and_then(|before| before.asleep.as_ref());
         match sleep {
-            Some(sleep) if route.asleep.is_none() && matches!(sleep.told, Asleep::Waking { .. }) => Arc::new(Route {
+            Some(sleep) if route.asleep.is_none() && matches!(sleep.state, Asleep::Waking { .. }) => Arc::new(Route {
                 asleep: Some(sleep.clone()),
                 ..route.as_ref().clone()
             }),
             _ => Arc::clone(route),
-        }
-    }
-
-    fn report_losers(&mut self, name: &str) {
-        let Some(claims) = self.claims.get(name) else {
-            return;
-        };
-        let mut namespaces = claims.iter().map(|(_, namespace)| namespace.clone());
-        let Some(winner) = namespaces.next() else {
-            self.claims.remove(name);
-            self.contests.remove(name);
-            return;
-        };
-        let contest = Contest {
-            winner,
-            losers: namespaces.collect(),
-        };
-        let before = self.contests.get(name);
-        for loser in &contest.losers {
-            if !before.is_some_and(|before| before.winner == contest.winner && before.losers.contains(loser)) {
-                self.reports.push(Report {
-                    object: config_key(loser),
-                    problem: Problem::NameTaken {
-                        name: name.to_owned(),
-                        by: contest.winner.clone(),
-                    },
-                });
-            }
-        }
-        if contest.losers.is_empty() {
-            self.contests.remove(name);
-        } else {
-            self.contests.insert(name.to_owned(), contest);
         }
     }
 
@@ -531,7 +349,7 @@ impl Table {
             .collect()
     }
 
-    fn record(&mut self, kind: Kind, key: ObjectKey, problems: Vec<Problem>) {
+    fn record(&mut self, kind: ProblemSource, key: ObjectKey, problems: Vec<Problem>) {
         let before = self.problems.remove(&(kind, key.clone())).unwrap_or_default();
         let new = problems.iter().filter(|problem| !before.contains(problem));
         self.reports.extend(new.map(|problem| Report {
@@ -549,25 +367,6 @@ fn certificate_key() -> ObjectKey {
         namespace: PKI_NAMESPACE.to_owned(),
         name: INGRESS_LEAF.to_owned(),
     }
-}
-
-fn config_key(namespace: &str) -> ObjectKey {
-    ObjectKey {
-        namespace: namespace.to_owned(),
-        name: INGRESS_CONFIG_MAP.to_owned(),
-    }
-}
-
-/// An error with its causes.
-pub(crate) fn to_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Puts the process together and runs it.
+//! Assembles the process from its parts and runs it.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,32 +14,35 @@ use yoke_runtime::host_api::{build_client, configure};
 use yoke_runtime::tls::Reload;
 use yoke_runtime::{Drain, Endpoint, Metrics as Registry, Readiness, Supervisor};
 
+use crate::activator::tls::{Certificates, build_configs, update_certificates};
+use crate::activator::wake::Waker;
+use crate::activator::wake::write::write_wakes;
+use crate::activator::{Activator, ActivatorContext, ActivatorLimits};
 use crate::announce::announce;
 use crate::arguments::Arguments;
-use crate::base::Tracker;
+use crate::base::{Input, Tracker};
 use crate::metrics::{Metrics, PROCESS};
-use crate::model::Event;
-use crate::routing::{Routing, Snapshots};
-use crate::server::{Context, Server};
-use crate::sleeper::tls::{Certificates, build_configs, keep_shown};
-use crate::sleeper::{self, Sleeper};
-use crate::tls::{files_in, keep_certificates};
-use crate::traffic::Shown;
-use crate::wake::Waker;
-use crate::wake::write::write_wakes;
-use crate::watch::{watch_base, watch_certificate, watch_configs, watch_replicas, watch_sleeper, watch_slices};
+use crate::model::observation::Event;
+use crate::routing::Routing;
+use crate::server::{Server, ServerContext};
+use crate::snapshot::Snapshots;
+use crate::tls::{files_in, reload_certificates};
+use crate::traffic::TrafficCollector;
+use crate::watch::{
+    watch_activator_certificates, watch_base, watch_certificate, watch_configs, watch_replicas, watch_slices,
+};
 
 const GRACE: Duration = Duration::from_secs(10);
-/// Observations on their way to the table; the watches wait when it is full.
+/// Capacity of the channels for observations; the watches wait when one is full.
 const EVENTS: usize = 1024;
-/// Events to write; more are only logged.
+/// Capacity of the channel for Kubernetes events; further ones are only logged.
 const NOTICES: usize = 16;
 
-/// Runs the process until it is told to end.
+/// Runs the process until it receives a termination signal or a part fails.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     anyhow::ensure!(
         is_domain(&arguments.base_domain),
-        "the base domain {:?} is not a DNS name",
+        "--base-domain is {:?} and must be a DNS name",
         arguments.base_domain
     );
     let mut supervisor = Supervisor::new(GRACE);
@@ -56,45 +59,35 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let (reload, tls) = Reload::load(files).await?;
     supervisor.spawn(
         "certificates",
-        keep_certificates(reload, metrics.clone(), drain.clone()),
+        reload_certificates(reload, metrics.clone(), drain.clone()),
     );
 
     let rules = arguments.rules();
     let base = match &arguments.base_config_map {
         Some(_) => Tracker::new(&arguments.envoy_port),
-        None => Tracker::without(),
+        None => Tracker::disabled(),
     };
-    let ledger = arguments.ledger();
-    let other = Arc::clone(ledger.other());
-    let (routing, snapshots) = Routing::new(rules, base, arguments.envoy_limits(), ledger, metrics.clone(), synced);
-    Metrics::show_traffic(&registry, Shown::new(snapshots.clone(), other));
+    let series = arguments.series();
+    let other = Arc::clone(series.other());
+    let (routing, snapshots) = Routing::new(rules, base, arguments.envoy_limits(), series, metrics.clone(), synced);
+    Metrics::register_traffic(&registry, TrafficCollector::new(snapshots.clone(), other));
     let (events, observed) = mpsc::channel(EVENTS);
     let (base, inputs) = mpsc::channel(EVENTS);
-    let (notices, told) = mpsc::channel(NOTICES);
+    let (notices, published) = mpsc::channel(NOTICES);
     supervisor.spawn("routing", routing.run(observed, inputs, notices, drain.clone()));
 
     let client = connect(arguments.kubeconfig.as_deref()).await?;
-    let configs = watch_configs(client.clone(), events.clone(), metrics.clone(), drain.clone());
-    supervisor.spawn("config-watch", configs);
-    let certificate = watch_certificate(client.clone(), events.clone(), metrics.clone(), drain.clone());
-    supervisor.spawn("certificate-watch", certificate);
-    if let Some(name) = arguments.base_config_map.clone() {
-        let watched = watch_base(client.clone(), name, base.clone(), metrics.clone(), drain.clone());
-        supervisor.spawn("base-watch", watched);
-    }
-    supervisor.spawn("events", announce(client.clone(), told, drain.clone()));
-    let slices = watch_slices(client.clone(), events.clone(), metrics.clone(), drain.clone());
-    supervisor.spawn("slice-watch", slices);
-
-    let waking = Waking {
+    supervisor.spawn("events", announce(client.clone(), published, drain.clone()));
+    let parts = SharedParts {
         client,
         events,
         snapshots: snapshots.clone(),
         metrics: metrics.clone(),
         drain: drain.clone(),
     };
-    let waker = spawn_waker(&mut supervisor, &arguments, waking).await?;
-    let context = Context {
+    spawn_watches(&mut supervisor, &arguments, &parts, base.clone());
+    let waker = spawn_waker(&mut supervisor, &arguments, parts).await?;
+    let context = ServerContext {
         snapshots,
         base,
         tls,
@@ -108,7 +101,29 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(supervisor.run().await?)
 }
 
-struct Waking {
+/// Starts the watches of host objects whose events the routing table needs in any case.
+fn spawn_watches(supervisor: &mut Supervisor, arguments: &Arguments, parts: &SharedParts, base: mpsc::Sender<Input>) {
+    let SharedParts {
+        client,
+        events,
+        metrics,
+        drain,
+        ..
+    } = parts;
+    let configs = watch_configs(client.clone(), events.clone(), metrics.clone(), drain.clone());
+    supervisor.spawn("config-watch", configs);
+    let certificate = watch_certificate(client.clone(), events.clone(), metrics.clone(), drain.clone());
+    supervisor.spawn("certificate-watch", certificate);
+    if let Some(name) = arguments.base_config_map.clone() {
+        let watched = watch_base(client.clone(), name, base, metrics.clone(), drain.clone());
+        supervisor.spawn("base-watch", watched);
+    }
+    let slices = watch_slices(client.clone(), events.clone(), metrics.clone(), drain.clone());
+    supervisor.spawn("slice-watch", slices);
+}
+
+/// Dependencies that the watches and the activator share with the rest of the process.
+struct SharedParts {
     client: Client,
     events: mpsc::Sender<Event>,
     snapshots: Snapshots,
@@ -116,59 +131,59 @@ struct Waking {
     drain: Drain,
 }
 
-/// What tells the operator of clusters that are needed, and answers for them until they are awake.
-async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, waking: Waking) -> anyhow::Result<Waker> {
-    let metrics = waking.metrics.clone();
-    let (waker, words) = Waker::new(arguments.wake_limits(), metrics.clone(), Instant::now());
-    let writing = write_wakes(waking.client.clone(), words, metrics);
+/// Starts the writer of wake requests, and the activator if it is configured.
+async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, parts: SharedParts) -> anyhow::Result<Waker> {
+    let metrics = parts.metrics.clone();
+    let (waker, requests) = Waker::new(arguments.wake_limits(), metrics.clone(), Instant::now());
+    let writing = write_wakes(parts.client.clone(), requests, metrics);
     supervisor.spawn("wakes", async move {
         writing.await;
         Ok::<_, Infallible>(())
     });
     if arguments.sleeper.is_some() {
-        spawn_sleeper(supervisor, arguments, waker.clone(), waking).await?;
+        spawn_activator(supervisor, arguments, waker.clone(), parts).await?;
     }
     Ok(waker)
 }
 
-async fn spawn_sleeper(
+async fn spawn_activator(
     supervisor: &mut Supervisor,
     arguments: &Arguments,
     waker: Waker,
-    waking: Waking,
+    parts: SharedParts,
 ) -> anyhow::Result<()> {
-    let Waking {
+    let SharedParts {
         client,
         events,
         snapshots,
         metrics,
         drain,
-    } = waking;
+    } = parts;
     let port = arguments.sleeper_port;
     let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
-    let sleeper = match Sleeper::bind(address).await {
-        Ok(sleeper) => sleeper,
-        // A machine without IPv6.
-        Err(_) => Sleeper::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))
+    let activator = match Activator::bind(address).await {
+        Ok(activator) => activator,
+        // The node has no IPv6.
+        Err(_) => Activator::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))
             .await
-            .context("listening for clients of clusters that sleep")?,
+            .context("listening for clients of sleeping clusters")?,
     };
     if let Some(service) = arguments.sleeper_service.clone() {
         let replicas = watch_replicas(client.clone(), service, events.clone(), metrics.clone(), drain.clone());
         supervisor.spawn("replica-watch", replicas);
     }
     let (secrets, seen) = mpsc::channel(EVENTS);
-    let (certificates, shown) = watch::channel(Certificates::new());
-    let watched = watch_sleeper(client, secrets, metrics.clone(), drain.clone());
+    let (certificates, loaded) = watch::channel(Certificates::new());
+    let watched = watch_activator_certificates(client, secrets, metrics.clone(), drain.clone());
     supervisor.spawn("sleeper-watch", watched);
-    let keeping = keep_shown(seen, certificates, events, drain.clone());
+    let keeping = update_certificates(seen, certificates, events, drain.clone());
     supervisor.spawn("sleeper-certificates", async move {
         keeping.await;
         Ok::<_, Infallible>(())
     });
-    let serving = sleeper.serve(sleeper::Context {
-        tls: build_configs(shown, snapshots.clone())?,
-        limits: sleeper::Limits::default(),
+    let serving = activator.serve(ActivatorContext {
+        tls: build_configs(loaded, snapshots.clone())?,
+        limits: ActivatorLimits::default(),
         snapshots,
         waker,
         metrics,
@@ -182,5 +197,5 @@ async fn spawn_sleeper(
 }
 
 async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    build_client(configure(kubeconfig).await?).context("making a client of the host API")
+    build_client(configure(kubeconfig).await?).context("creating a client for the host API")
 }

@@ -1,12 +1,13 @@
-//! The owner of the routing table: observations of the host in, snapshots out.
+//! The task that owns the routing table: applies observations of the host and publishes snapshots.
 //!
 //! ```text
 //!  watch (or a test) ─▶ Event ─▶ Table ─▶ translate ─▶ Snapshot ─▶ streams, gate
 //!                       Input ─▶ Tracker (base) ─────────┘
 //! ```
 //!
-//! Nothing is published before everything that the host has was seen once: an Envoy that reconnects would otherwise be told
-//! to drop what was not seen yet. Until then streams wait and the gate refuses.
+//! Nothing is published before every kind of object was listed once: an Envoy that reconnects would
+//! otherwise be sent removals of names that were not read yet. Until then streams wait and the gate
+//! refuses.
 
 use std::sync::Arc;
 
@@ -15,23 +16,23 @@ use yoke_runtime::{Check, Drain};
 
 use crate::base::{Input, Notice, Tracker};
 use crate::metrics::Metrics;
-use crate::model::{Event, Report, Table};
-use crate::snapshot::{Entry, Snapshot, resource_name};
-use crate::traffic::Ledger;
-use crate::translate::{Limits, translate, translate_certificate};
+use crate::model::Table;
+use crate::model::observation::Event;
+use crate::model::report::Report;
+use crate::snapshot::resource::resource_name;
+use crate::snapshot::{Entry, Snapshot, Snapshots};
+use crate::traffic::SeriesRegistry;
+use crate::translate::{EnvoyLimits, translate, translate_certificate};
 use crate::validate::Rules;
 
-/// Observations that are taken in before a snapshot is published.
+/// Maximum number of observations that are applied before a snapshot is published.
 const BATCH: usize = 1024;
 
-/// What readers hold: the newest snapshot, `None` until the host was read.
-pub type Snapshots = watch::Receiver<Option<Arc<Snapshot>>>;
-
-/// The table could not be kept.
+/// The routing task failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
-    /// Nobody observes the host any more.
-    #[error("observing the host ended")]
+    /// All watches have ended.
+    #[error("the watches of the host API have ended")]
     SourceGone,
 }
 
@@ -40,8 +41,8 @@ pub enum RoutingError {
 pub struct Routing {
     table: Table,
     base: Tracker,
-    limits: Limits,
-    ledger: Ledger,
+    limits: EnvoyLimits,
+    series: SeriesRegistry,
     snapshot: Snapshot,
     publish: watch::Sender<Option<Arc<Snapshot>>>,
     metrics: Metrics,
@@ -49,13 +50,13 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// The task, and what its readers hold. `base` is what the host's owner adds, `ledger` what clusters are counted by. `synced`
-    /// becomes ready with the first snapshot.
+    /// Creates the task, and the receiver of its snapshots. `base` tracks the base configuration,
+    /// `series` assigns traffic series. `synced` becomes ready with the first snapshot.
     pub fn new(
         rules: Rules,
         base: Tracker,
-        limits: Limits,
-        ledger: Ledger,
+        limits: EnvoyLimits,
+        series: SeriesRegistry,
         metrics: Metrics,
         synced: Check,
     ) -> (Self, Snapshots) {
@@ -64,7 +65,7 @@ impl Routing {
             table: Table::new(rules),
             base,
             limits,
-            ledger,
+            series,
             snapshot: Snapshot::default(),
             publish,
             metrics,
@@ -73,7 +74,8 @@ impl Routing {
         (routing, snapshots)
     }
 
-    /// Runs until the drain starts. A full channel makes the observer wait; nothing is lost but notices, which are logged too.
+    /// Runs until the drain starts. When a channel is full the watches wait. Only notices can be
+    /// lost, and those are logged too.
     pub async fn run(
         mut self,
         mut events: mpsc::Receiver<Event>,
@@ -122,7 +124,7 @@ impl Routing {
         }
         for (sni, target) in &changes {
             let entry = target.as_ref().map(|target| Entry {
-                traffic: self.ledger.series_of(&target.route.id),
+                traffic: self.series.series_of(&target.route.id),
                 ..translate(sni, target, self.limits)
             });
             self.snapshot.set(&resource_name(sni), entry);
@@ -132,12 +134,12 @@ impl Routing {
         if renewed {
             tracing::info!(
                 served = self.table.certificate().is_some(),
-                "ingress certificate taken up"
+                "ingress certificate loaded"
             );
         }
         if first {
             if self.table.certificate().is_none() {
-                tracing::warn!("there is no ingress certificate: workloads in tenant clusters are not served");
+                tracing::warn!("no ingress certificate: pods cannot reach their API servers through the ingress");
             }
             tracing::info!(names = self.table.name_count(), "first snapshot published");
             self.synced.set_ready();
@@ -155,5 +157,5 @@ fn log_notice(notice: &Notice) {
 
 fn log_report(report: &Report) {
     let (namespace, name) = (&report.object.namespace, &report.object.name);
-    tracing::warn!(namespace, name, problem = ?report.problem, "object of the host is not used");
+    tracing::warn!(namespace, name, problem = ?report.problem, "host object is invalid and ignored");
 }

@@ -1,10 +1,13 @@
-//! The gRPC endpoint for Envoy: ADS, `ext_authz` and access logs on one address, over mutual TLS. An adapter: it accepts, converts
-//! and calls [`crate::ads`], [`crate::gate`] and [`crate::traffic`].
+//! The gRPC endpoint for Envoy: ADS, `ext_authz` and access logs on one address, over mutual TLS.
+//! An adapter: it accepts connections, converts messages and calls [`crate::ads`], [`crate::authz`]
+//! and [`crate::traffic`].
 
+mod attributes;
 mod authorization;
+mod context;
 mod discovery;
-mod hold;
 mod logs;
+mod pending_requests;
 mod tarpit;
 
 use std::io;
@@ -12,46 +15,39 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use envoy_types::pb::envoy::config::core::v3::Address;
-use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
-use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
 use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogServiceServer;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::AuthorizationServer;
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
-use rustls::pki_types::CertificateDer;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use yoke_runtime::Drain;
-use yoke_runtime::tls::{Admission, TlsConfigs, accept};
+use yoke_runtime::tls::accept;
 
-use crate::base::Input;
-use crate::gate::{Gate, Limits};
-use crate::metrics::Metrics;
-use crate::routing::Snapshots;
-use crate::tls::is_expected_client;
-use crate::wake::Waker;
+use crate::authz::Gate;
 
-/// Finds out that an Envoy's machine is gone.
+pub use context::ServerContext;
+
+/// HTTP/2 keepalive: detects that the node of an Envoy is gone.
 const PING: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// What of one stream may lie here unread, and what of all that share a connection: some logs that nobody reads take no room
-/// from the gate's questions.
+/// HTTP/2 flow control windows in bytes: unread data of one stream, and of all streams of a
+/// connection. Unread access logs must not block the gate's requests.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
-/// Envoy's first request after a reconnect names all that it holds: about 60 bytes a name and type. 4 MiB, the usual limit,
-/// would shut it out for good at some 30,000 names.
+/// Maximum size of a message. Envoy's first request after a reconnect lists all resources that it
+/// has: about 60 bytes for each name and type. The usual limit of 4 MiB would reject it permanently
+/// at some 30,000 names.
 const MAX_REQUEST_BYTES: usize = 256 * 1024 * 1024;
 
-/// The endpoint could not be opened or kept.
+/// The endpoint cannot be opened, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address cannot be listened on.
+    /// The address is not available.
     #[error("listening on {address} for Envoy")]
     Bind {
-        /// The address as given.
+        /// The requested address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -60,36 +56,15 @@ pub enum ServerError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// The listening endpoint; it answers once [`Server::serve`] runs.
+/// The bound listener. It answers once [`Server::serve`] runs.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
     local: SocketAddr,
 }
 
-/// What the endpoint needs of the rest of the process.
-#[derive(Clone, Debug)]
-pub struct Context {
-    /// What is served.
-    pub snapshots: Snapshots,
-    /// Hears what an Envoy refuses of the host owner's own.
-    pub base: mpsc::Sender<Input>,
-    /// Certificates.
-    pub tls: TlsConfigs,
-    /// DNS names, one of which a client's certificate must carry.
-    pub client_names: Vec<String>,
-    /// Limits of the gate.
-    pub limits: Limits,
-    /// Tells the operator of clusters that are needed.
-    pub waker: Waker,
-    /// Where it counts.
-    pub metrics: Metrics,
-    /// Ends it.
-    pub drain: Drain,
-}
-
 impl Server {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address`; port 0 selects a free port.
     pub async fn bind(address: SocketAddr) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -97,18 +72,20 @@ impl Server {
         Ok(Self { listener, local })
     }
 
-    /// The address that is listened on.
+    /// The address of the listener.
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// Serves until the drain starts, then ends the streams, so that each Envoy connects to another replica.
-    pub async fn serve(self, context: Context) -> Result<(), ServerError> {
-        // Held for one decision, never while waiting.
+    /// Serves until the drain starts, then closes the streams, so that each Envoy connects to
+    /// another replica.
+    pub async fn serve(self, context: ServerContext) -> Result<(), ServerError> {
+        // The lock is taken for one decision, never across an await.
         let gate = Arc::new(Mutex::new(Gate::new(context.limits, Instant::now())));
         let discovery = AggregatedDiscoveryServiceServer::new(discovery::Discovery::new(&context))
             .max_decoding_message_size(MAX_REQUEST_BYTES);
-        let authorization = AuthorizationServer::new(authorization::Gatekeeper::new(&context, Arc::clone(&gate)));
+        let authorization =
+            AuthorizationServer::new(authorization::AuthorizationService::new(&context, Arc::clone(&gate)));
         let logs = AccessLogServiceServer::new(logs::Logs::new(&context, gate));
         let drain = context.drain.clone();
         let started = |drain: Drain| async move { drain.started().await };
@@ -124,33 +101,5 @@ impl Server {
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), started(drain));
         let (served, ()) = tokio::join!(serving, accepting);
         served.map_err(ServerError::Serve)
-    }
-}
-
-fn to_socket(address: &Address) -> Option<SocketAddr> {
-    let AddressKind::SocketAddress(socket) = address.address.as_ref()? else {
-        return None;
-    };
-    let port = match socket.port_specifier {
-        Some(PortSpecifier::PortValue(port)) => u16::try_from(port).ok()?,
-        _ => 0,
-    };
-    Some(SocketAddr::new(socket.address.parse().ok()?, port))
-}
-
-impl Admission for Context {
-    fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()> {
-        let leaf = certificates.first();
-        if leaf.is_some_and(|leaf| is_expected_client(leaf, &self.client_names)) {
-            return Ok(());
-        }
-        Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "the client certificate carries none of the expected names",
-        ))
-    }
-
-    fn count(&self, admitted: bool) {
-        self.metrics.count_handshake(admitted);
     }
 }

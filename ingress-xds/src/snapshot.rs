@@ -1,83 +1,28 @@
-//! What is served at one moment: for each SNI name the Envoy resources and whether the control plane can be reached now.
+//! Everything that is served at one moment: for each SNI name the Envoy resources and whether the
+//! control plane is reachable.
 //!
-//! In come changed names from [`crate::routing`]; readers are the streams ([`crate::ads`]) and the gate
-//! ([`crate::gate`]). A snapshot is immutable and shares all that did not change with the one before it, so that
-//! publishing one change among 10,000 names copies one shard, and finding what changed compares pointers.
+//! [`crate::routing`] applies changed names. The readers are the streams ([`crate::ads`]) and the
+//! gate ([`crate::authz`]). A snapshot is immutable and shares everything unchanged with its
+//! predecessor. So publishing one change among 10,000 names copies one shard, and finding the
+//! changes compares pointers.
+
+pub mod resource;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
-use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use crate::base::Base;
-use crate::model::Route;
-use crate::traffic::Series;
+use tokio::sync::watch;
 
-/// Begins the name of every Envoy cluster that an SNI name or a token can choose. Envoy makes the same name from the SNI that
-/// it was sent, so no SNI can name another cluster.
-const NAMES: &str = "name/";
-
-/// Name of Envoy's Secret with the ingress's certificate.
-pub const CERTIFICATE_NAME: &str = "ingress";
+use crate::base::resources::Base;
+use crate::model::route::Route;
+use crate::traffic::series::Series;
+use resource::{CERTIFICATE_NAME, Resource, is_of_name, resource_name};
 
 const SHARDS: usize = 256;
 
-/// The types of resources that are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
-    /// Envoy's Cluster.
-    Cluster,
-    /// Envoy's ClusterLoadAssignment.
-    Endpoints,
-    /// Envoy's Listener: of the host's owner.
-    Listener,
-    /// Envoy's RouteConfiguration: of the host's owner.
-    Routes,
-    /// Envoy's Secret: the ingress's certificate.
-    Secret,
-}
-
-impl Kind {
-    /// Whether a name is one that the host's owner can give, and no cluster's.
-    pub fn is_owners(self, name: &str) -> bool {
-        match self {
-            Self::Listener | Self::Routes => true,
-            Self::Cluster | Self::Endpoints => !is_tenants(name),
-            Self::Secret => false,
-        }
-    }
-}
-
-/// One resource as it is sent: its bytes and a version that is derived from nothing but what they say.
-#[derive(Clone)]
-pub struct Resource {
-    /// The version: equal contents have equal versions, in every replica and after every restart. That of endpoints changes
-    /// with the Cluster's, too.
-    pub version: Arc<str>,
-    /// The encoded protobuf message.
-    pub body: Arc<[u8]>,
-}
-
-// A map in the bytes may have another order.
-impl PartialEq for Resource {
-    fn eq(&self, other: &Self) -> bool {
-        self.version == other.version
-    }
-}
-
-impl Eq for Resource {}
-
-// The bytes may be a secret.
-impl fmt::Debug for Resource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resource")
-            .field("version", &self.version)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What is served for one name.
+/// Everything that is served for one name.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// The cluster behind the name.
@@ -88,13 +33,16 @@ pub struct Entry {
     pub cluster: Resource,
     /// Envoy's ClusterLoadAssignment.
     pub endpoints: Resource,
-    /// What the cluster's clients are counted by; all its names have the same.
+    /// Traffic counters of the cluster, shared by all its names.
     pub traffic: Arc<Series>,
 }
 
+/// The newest snapshot; `None` until the host's objects were listed.
+pub type Snapshots = watch::Receiver<Option<Arc<Snapshot>>>;
+
 type Shard = BTreeMap<Arc<str>, Arc<Entry>>;
 
-/// All names and what is served for each. Keys are resource names, see [`resource_name`].
+/// All names and their entries. Keys are resource names, see [`resource_name`].
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     shards: Vec<Arc<Shard>>,
@@ -113,12 +61,12 @@ impl Default for Snapshot {
 }
 
 impl Snapshot {
-    /// What is served under a resource name.
+    /// The entry of a resource name.
     pub fn get(&self, name: &str) -> Option<&Arc<Entry>> {
         self.shards[shard_of(name)].get(name)
     }
 
-    /// Serves `entry` under `name`, or nothing.
+    /// Replaces the entry of `name`, or removes it.
     pub fn set(&mut self, name: &str, entry: Option<Entry>) {
         let shard = &mut self.shards[shard_of(name)];
         if entry.is_none() && !shard.contains_key(name) {
@@ -140,12 +88,12 @@ impl Snapshot {
         }
     }
 
-    /// The ingress's certificate, with the name of Envoy's Secret.
+    /// The ingress certificate, with the name of its Envoy Secret.
     pub fn certificate(&self) -> Option<&(Arc<str>, Resource)> {
         self.certificate.as_ref()
     }
 
-    /// Serves this certificate, or none; whether that is another one than before.
+    /// Replaces the ingress certificate. Returns whether it changed.
     pub fn set_certificate(&mut self, certificate: Option<Resource>) -> bool {
         let version = |resource: &Resource| Arc::clone(&resource.version);
         let before = self.certificate.as_ref().map(|(_, resource)| version(resource));
@@ -154,27 +102,28 @@ impl Snapshot {
         changed
     }
 
-    /// What the host's owner adds. While it is not known (`None`), what clients hold of it is theirs to keep.
+    /// The base configuration. While it is unknown (`None`), clients keep the base resources that
+    /// they have.
     pub fn base(&self) -> Option<&Arc<Base>> {
         self.base.as_ref()
     }
 
-    /// Serves this beside the clusters; whether that is something else than before.
+    /// Sets the base configuration; returns whether it changed.
     pub fn set_base(&mut self, base: Option<Arc<Base>>) -> bool {
         let changed = self.base != base;
         self.base = base;
         changed
     }
 
-    /// Every name of a cluster's resources.
+    /// All resource names of tenant clusters.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.shards.iter().flat_map(|shard| shard.keys())
     }
 
-    /// What is served for each cluster's public name.
+    /// The entry of each cluster's public name.
     pub fn clusters(&self) -> impl Iterator<Item = &Arc<Entry>> {
         let entries = self.shards.iter().flat_map(|shard| shard.iter());
-        let is_public = |name: &str, entry: &Entry| name.strip_prefix(NAMES) == Some(entry.route.public_name.as_str());
+        let is_public = |name: &str, entry: &Entry| is_of_name(name, &entry.route.public_name);
         entries.filter_map(move |(name, entry)| is_public(name, entry).then_some(entry))
     }
 
@@ -188,7 +137,7 @@ impl Snapshot {
         self.shards.iter().all(|shard| shard.is_empty())
     }
 
-    /// Names for which `newer` may serve something else than this snapshot: added, removed or replaced.
+    /// Names that were added, removed or replaced in `newer`.
     pub fn changed_names<'a>(&'a self, newer: &'a Self) -> impl Iterator<Item = &'a Arc<str>> {
         let shards = self.shards.iter().zip(&newer.shards);
         shards
@@ -204,17 +153,7 @@ impl Snapshot {
     }
 }
 
-/// The name of the Envoy resources for an SNI name.
-pub fn resource_name(sni: &str) -> String {
-    format!("{NAMES}{sni}")
-}
-
-/// Whether the name of an Envoy cluster is a tenant cluster's.
-pub fn is_tenants(name: &str) -> bool {
-    name.starts_with(NAMES)
-}
-
-/// The names of all Envoy resources of a cluster.
+/// Names of all Envoy resources of a tenant cluster.
 pub fn resource_names(route: &Route) -> impl Iterator<Item = String> {
     route.names().map(resource_name)
 }
@@ -225,15 +164,15 @@ fn shard_of(name: &str) -> usize {
     usize::try_from(hasher.finish() % SHARDS as u64).unwrap_or_default()
 }
 
-/// Entries for tests that care for versions and not for contents.
+/// Entries for tests that need versions and no real contents.
 #[cfg(test)]
 pub(crate) mod entries {
     use super::*;
-    use crate::fixtures::cluster;
-    use crate::model::UpstreamTrust;
-    use crate::token::TokenTrust;
+    use crate::authz::token::TokenTrust;
+    use crate::model::route::UpstreamTrust;
+    use crate::test_util::fixtures::cluster;
 
-    /// What is served for names of the cluster `owner` in these versions.
+    /// An entry for names of the cluster `owner` with these versions.
     pub(crate) fn entry(owner: &str, names: &[&str], cluster_version: &str, endpoints_version: &str) -> Entry {
         let resource = |version: &str| Resource {
             version: version.into(),

@@ -1,7 +1,8 @@
-//! Keeps the certificates of this process's listener new, and checks who connects.
+//! Reloads the certificates of this process's gRPC listener, and checks its clients.
 //!
-//! Who connects must have a certificate of the client CA *and* carry an expected DNS name: the CA may have other clients.
-//! A change that cannot be used leaves the old certificates in use and is told by log and metric.
+//! A client needs a certificate of the client CA *and* an expected DNS name: the CA may have other
+//! clients. Changed files that cannot be used leave the previous certificates in use; a log line
+//! and a metric report it.
 
 use std::error::Error;
 use std::path::Path;
@@ -18,7 +19,8 @@ const POLL: Duration = Duration::from_secs(5);
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// `tls.crt` and `tls.key` in a directory, and a file of CA certificates by which clients are verified.
+/// `tls.crt` and `tls.key` in a directory, and the file with the CA certificates that verify
+/// clients.
 pub fn files_in(directory: &Path, client_ca: &Path) -> TlsFiles {
     TlsFiles {
         certificate: directory.join(CERTIFICATE),
@@ -28,24 +30,28 @@ pub fn files_in(directory: &Path, client_ca: &Path) -> TlsFiles {
 }
 
 /// Rereads the files until the drain starts.
-pub async fn keep_certificates(mut reload: Reload, metrics: Metrics, drain: Drain) -> Result<(), TlsError> {
+pub async fn reload_certificates(mut reload: Reload, metrics: Metrics, drain: Drain) -> Result<(), TlsError> {
     while drain.until_started(tokio::time::sleep(POLL)).await.is_some() {
         match reload.look().await {
             Ok(false) => {}
             Ok(true) => {
                 metrics.count_reload(true);
-                tracing::info!("certificates reread");
+                tracing::info!("certificates reloaded");
             }
             Err(error) => {
                 metrics.count_reload(false);
-                tracing::warn!(error = &error as &dyn Error, "changed certificates cannot be used");
+                tracing::warn!(
+                    error = &error as &dyn Error,
+                    "reloading certificates failed; the previous ones stay in use"
+                );
             }
         }
     }
     Ok(())
 }
 
-/// Whether a client's certificate, already verified against the CA, carries one of the expected names.
+/// Whether a client's certificate, already verified against the CA, carries one of the expected
+/// names.
 pub fn is_expected_client(certificate: &CertificateDer<'_>, names: &[String]) -> bool {
     let parsed = ParsedCertificate::from_der(certificate.to_vec());
     parsed.is_ok_and(|parsed| parsed.dns_names.iter().any(|name| names.contains(name)))

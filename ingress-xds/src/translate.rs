@@ -1,19 +1,22 @@
-//! A routing table's target → Envoy's Cluster and ClusterLoadAssignment, as bytes with a content hash. Pure; called by
-//! [`crate::routing`]. The only module beside [`crate::server`] that knows Envoy's types.
+//! Translates a target of the routing table to Envoy's Cluster and ClusterLoadAssignment, as bytes
+//! with a content hash. Pure; called by [`crate::routing`]. Only this module and [`crate::server`]
+//! use Envoy's types.
 //!
-//! A target has one pair for each of its names. Connections whose TLS ends in the control plane pass as they are. Requests
-//! that were taken out of TLS here go by the public name alone, in TLS that is verified by the cluster's own CA and exact
-//! name ([`transport`]); they have a priority of their own, and so limits of their own. The certificate by which they were
-//! taken out of TLS is Envoy's Secret.
+//! A target has one Cluster and one ClusterLoadAssignment for each of its names.
+//! - Connections whose TLS ends in the control plane are passed through.
+//! - Requests whose TLS ended at Envoy use the public name alone. Envoy opens TLS to the control
+//!   plane, verified by the cluster's own CA and exact name ([`transport`]). They have their own
+//!   priority, and so their own limits.
+//! - The certificate that Envoy presents to the clients of these requests is an Envoy Secret.
 //!
-//! Everything here is inside what Envoy's own validation accepts, whatever the target is: one field out of its range makes
-//! Envoy drop the response. No map in the messages has two entries, so that equal targets are equal bytes.
+//! Every message passes Envoy's own validation, whatever the target is: one field out of its range
+//! makes Envoy drop the response. No map in the messages has two entries, so that equal targets
+//! give equal bytes.
 
 mod transport;
 
 use std::sync::Arc;
 
-use data_encoding::HEXLOWER;
 use envoy_types::pb::envoy::config::cluster::v3::circuit_breakers::Thresholds;
 use envoy_types::pb::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig};
 use envoy_types::pb::envoy::config::cluster::v3::{CircuitBreakers, Cluster, UpstreamConnectionOptions};
@@ -35,39 +38,40 @@ use envoy_types::pb::envoy::extensions::upstreams::http::v3::http_protocol_optio
 };
 use envoy_types::pb::google::protobuf::{Any, Duration, UInt32Value};
 use prost::{Message, Name as _};
-use sha2::{Digest as _, Sha256};
 
 use crate::model::Target;
-use crate::snapshot::{CERTIFICATE_NAME, Entry, Resource, resource_name};
+use crate::snapshot::Entry;
+use crate::snapshot::resource::{CERTIFICATE_NAME, Resource, resource_name, to_version};
 use crate::validate::IngressCertificate;
 
 const CONNECT_TIMEOUT_SECONDS: i64 = 5;
-/// A dead peer is noticed after 60 + 3 · 10 s.
+/// TCP keepalive (time, interval, probes): a dead peer is detected after 60 + 3 · 10 s.
 const KEEPALIVE: (u32, u32, u32) = (60, 10, 3);
 const BUFFER_BYTES: u32 = 32 * 1024;
-/// What one HTTP/2 stream may have on its way to us, and so have Envoy hold for a client that does not read. The least that
-/// Envoy takes; a control plane is near enough for it.
+/// Flow control window of one HTTP/2 stream in bytes, and so what Envoy buffers for a client that
+/// does not read. This is Envoy's minimum; control planes are near enough for it.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
-/// Streams on one connection, as many as kube-apiserver allows. Together they never fill its window: clients that do not
-/// read would hold up all others of the cluster.
+/// Concurrent streams of one connection: as many as kube-apiserver allows. Together they never fill
+/// the connection's window: clients that do not read would otherwise block all others of the
+/// cluster.
 const STREAMS: u32 = 100;
 const CONNECTION_WINDOW_BYTES: u32 = STREAMS * STREAM_WINDOW_BYTES;
-/// A connection without a request is closed before kube-apiserver closes it, after 90 s: a request that meets that end fails.
+/// Idle timeout of a connection, below the 90 s after which kube-apiserver closes it: a request
+/// that meets that close fails.
 const IDLE_SECONDS: i64 = 60;
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-/// Length of a version: 64 bits of the hash. Two contents of one name that share them are not met by chance.
-const VERSION_BYTES: usize = 8;
 
-/// Limits that hold for each tenant cluster.
+/// Limits of each tenant cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Connections that one Envoy keeps open to one cluster under one name.
+pub struct EnvoyLimits {
+    /// Connections that one Envoy may have open to one cluster by one name.
     pub connections: u32,
-    /// Requests to one cluster that one Envoy has open, watches and execs among them, where TLS ended there.
+    /// Requests that one Envoy may have open to one cluster, watches and execs included, if their
+    /// TLS ends at Envoy.
     pub requests: u32,
 }
 
-impl Default for Limits {
+impl Default for EnvoyLimits {
     fn default() -> Self {
         Self {
             connections: 4096,
@@ -76,8 +80,8 @@ impl Default for Limits {
     }
 }
 
-/// What is served for an SNI name that leads to `target`.
-pub fn translate(sni: &str, target: &Target, limits: Limits) -> Entry {
+/// The snapshot entry of an SNI name that leads to `target`.
+pub fn translate(sni: &str, target: &Target, limits: EnvoyLimits) -> Entry {
     let cluster = match target.route.public_name == sni {
         true => translate_public(target, limits),
         false => translate_cluster(sni, limits.connections, 0),
@@ -87,7 +91,8 @@ pub fn translate(sni: &str, target: &Target, limits: Limits) -> Entry {
     Entry {
         route: Arc::clone(&target.route),
         reachable: !target.addresses.is_empty(),
-        // Endpoints are owed again when the Cluster changes, so its content is in their version: see `ads`.
+        // Envoy needs the endpoints again when the Cluster changes, so their version includes the
+        // Cluster's content: see `ads`.
         endpoints: Resource {
             version: to_version(&[&cluster, &endpoints]),
             body: endpoints.into(),
@@ -100,7 +105,7 @@ pub fn translate(sni: &str, target: &Target, limits: Limits) -> Entry {
     }
 }
 
-/// What is served to show to clients whose TLS ends here.
+/// The Envoy Secret with the certificate for clients whose TLS ends at Envoy.
 pub fn translate_certificate(certificate: &IngressCertificate) -> Resource {
     let text = |text: &str| {
         Some(DataSource {
@@ -123,8 +128,8 @@ pub fn translate_certificate(certificate: &IngressCertificate) -> Resource {
     }
 }
 
-/// By the public name come connections and requests.
-fn translate_public(target: &Target, limits: Limits) -> Cluster {
+/// The Cluster of a public name, which carries both connections and requests.
+fn translate_public(target: &Target, limits: EnvoyLimits) -> Cluster {
     let options = Any {
         type_url: HttpProtocolOptions::type_url(),
         value: translate_http_options().encode_to_vec(),
@@ -141,7 +146,7 @@ fn translate_cluster(sni: &str, connections: u32, requests: u32) -> Cluster {
     Cluster {
         name: resource_name(sni),
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into())),
-        // Without a service name the endpoints have the cluster's.
+        // Without a service name the endpoints have the name of the Cluster.
         eds_cluster_config: Some(EdsClusterConfig {
             eds_config: Some(ConfigSource {
                 resource_api_version: ApiVersion::V3.into(),
@@ -171,7 +176,7 @@ fn translate_cluster(sni: &str, connections: u32, requests: u32) -> Cluster {
     }
 }
 
-/// Connections have the default priority, by which no request passes.
+/// Connections use the default priority, which no request uses.
 fn limit_connections(connections: u32) -> Thresholds {
     let limit = |value| Some(UInt32Value { value });
     Thresholds {
@@ -182,22 +187,24 @@ fn limit_connections(connections: u32) -> Thresholds {
     }
 }
 
-/// Requests have a high priority, by Envoy's route.
+/// Requests use the high priority, which Envoy's route sets.
 fn limit_requests(requests: u32) -> Thresholds {
     let limit = |value| Some(UInt32Value { value });
     Thresholds {
         priority: RoutingPriority::High.into(),
         max_requests: limit(requests),
         max_pending_requests: limit(requests),
-        // A retry that finds no room would count as one request too many, though it is the cluster that does not answer.
+        // A retry over the limit would be reported as one request too many, although the cause is a
+        // cluster that does not answer.
         max_retries: limit(requests),
-        // Without a limit of their own: a request that waits for a connection would wait for ever.
+        // Connections have no limit of their own: a request that waits for a connection would wait
+        // forever.
         max_connections: limit(u32::MAX),
         ..Default::default()
     }
 }
 
-/// HTTP/1.1 stays HTTP/1.1, because upgrades do not pass to HTTP/2, and HTTP/2 stays HTTP/2.
+/// HTTP/1.1 stays HTTP/1.1, because upgrades do not work over HTTP/2; HTTP/2 stays HTTP/2.
 fn translate_http_options() -> HttpProtocolOptions {
     let count = |value| Some(UInt32Value { value });
     HttpProtocolOptions {
@@ -246,20 +253,14 @@ fn translate_endpoints(name: String, target: &Target) -> ClusterLoadAssignment {
     };
     ClusterLoadAssignment {
         cluster_name: name,
-        // A locality without an address would still be a locality; none means "no control plane".
+        // A locality without addresses would still count as a locality. An empty list means "no
+        // control plane".
         endpoints: Some(locality)
             .filter(|locality| !locality.lb_endpoints.is_empty())
             .into_iter()
             .collect(),
         ..Default::default()
     }
-}
-
-/// The version of what has these contents.
-pub(crate) fn to_version(contents: &[&[u8]]) -> Arc<str> {
-    let mut hash = Sha256::new();
-    contents.iter().for_each(|content| hash.update(content));
-    HEXLOWER.encode(&hash.finalize()[..VERSION_BYTES]).into()
 }
 
 #[cfg(test)]

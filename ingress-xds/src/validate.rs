@@ -1,9 +1,11 @@
-//! Host objects → what the ingress believes of them, or why it does not. Pure; called by [`crate::model`].
+//! Validates host objects before the ingress uses them. Pure; called by [`crate::model`].
 //!
-//! Whoever can label a ConfigMap could otherwise speak for any cluster, so nothing in it is taken at its word: the
-//! namespace fixes the identity, the identity and the cluster's name fix the public name, the issuer and the upstream's
-//! name. What is free (extra names, certificates, keys) is checked by form, because one field that Envoy cannot accept
-//! makes it drop a whole response.
+//! A user who can label a ConfigMap could otherwise impersonate any cluster, so no value is trusted
+//! as it is:
+//! - The namespace determines the ID.
+//! - The ID and the cluster's name determine the public name, the issuer and the upstream's name.
+//! - Free values (extra names, certificates, keys) are checked by form, because one field that
+//!   Envoy cannot accept makes it drop a complete response.
 
 mod certificate;
 
@@ -19,161 +21,164 @@ use yoke_api::names::{
 };
 use yoke_pki::bundle::{Bundle, BundleError, Trust};
 
-use crate::model::{Route, Sleep, UpstreamTrust};
-use crate::token::{KeyError, TokenKey, TokenTrust};
+use crate::authz::token::{KeyError, TokenKey, TokenTrust};
+use crate::model::route::{Route, Sleep, UpstreamTrust};
 
-pub use certificate::{CertificateError, IngressCertificate, validate_ingress, validate_sleeper};
+pub use certificate::{CertificateError, IngressCertificate, validate_activator, validate_ingress};
 
-/// The well-known label by which an EndpointSlice names its Service.
+/// The well-known label with which an EndpointSlice names its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 const MAX_EXTRA_NAMES: usize = 32;
 const MAX_KEYS: usize = 16;
-/// Clients that are ignored: more than `spec.sleep.ignoreUserAgents` may have.
+/// Maximum number of ignored user agents: more than `spec.sleep.ignoreUserAgents` allows.
 const MAX_AGENTS: usize = 64;
 const MAX_ADDRESSES: usize = 16;
-/// An audience that an API server may accept beside its own: the same in every cluster, and not meant for the API.
+/// An audience that an API server may accept beside its own. It is the same in every cluster and
+/// not meant for the API, so it is ignored here.
 const KONNECTIVITY_AUDIENCE: &str = "system:konnectivity-server";
 const MAX_CONFIG_BYTES: usize = 256 * 1024;
-/// Last labels of names that only exist inside a cluster; nobody outside may be sent to them.
+/// Top-level domains that exist only inside a cluster or network. No external client may be routed
+/// by them.
 const INTERNAL_DOMAINS: [&str; 4] = ["svc", "local", "localhost", "internal"];
 
-/// What holds for the whole host.
+/// Settings that apply to the complete host.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Domain of which every public name is one label.
+    /// Base domain; every public name is one label below it.
     pub base_domain: String,
-    /// Port on which every control plane listens.
+    /// Port of every API server.
     pub port: u16,
-    /// Port on which every control plane waits for konnectivity agents, if it does.
+    /// Port of every konnectivity-server.
     pub konnectivity_port: u16,
-    /// Whether a loopback address may be an endpoint. Only where control planes are processes beside Envoy.
+    /// Whether endpoints may have loopback addresses. Only for hosts where control planes run as
+    /// processes beside Envoy.
     pub loopback: bool,
-    /// Where Envoy reaches this process's sleeper, if it has one.
-    pub sleeper: Option<SocketAddr>,
-    /// Whether EndpointSlices say where the sleepers of other replicas are, at the same port.
+    /// The address at which Envoy reaches this process's activator, if it has one.
+    pub activator: Option<SocketAddr>,
+    /// Whether EndpointSlices give the addresses of other replicas' activators, at the same port.
     pub replicas: bool,
 }
 
 impl Rules {
-    /// The rules on a host cluster.
+    /// Default rules for a host cluster.
     pub fn new(base_domain: &str) -> Self {
         Self {
             base_domain: base_domain.to_owned(),
             port: API_PORT,
             konnectivity_port: KONNECTIVITY_PORT,
             loopback: false,
-            sleeper: None,
+            activator: None,
             replicas: false,
         }
     }
 }
 
-/// Why a ConfigMap is not believed. The cluster is then not routed.
+/// Why a ConfigMap is invalid. Its cluster is then not routed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is not the one ConfigMap of a hosted namespace.
-    #[error("the object is not {INGRESS_CONFIG_MAP} in a hosted namespace")]
-    Place,
+    /// The object is not the ingress ConfigMap of a control-plane namespace.
+    #[error("the object is not {INGRESS_CONFIG_MAP} in a control-plane namespace")]
+    WrongObject,
     /// The key is missing.
     #[error("the key {CONFIG_KEY} is missing")]
     Missing,
-    /// The text is longer than any honest one.
+    /// The text exceeds the size limit.
     #[error("the key {CONFIG_KEY} is longer than {MAX_CONFIG_BYTES} bytes")]
     Size,
-    /// The text cannot be read.
+    /// The text is not a valid configuration.
     #[error("reading the key {CONFIG_KEY}")]
     Read(#[source] serde_json::Error),
-    /// A value is not the one that follows from the namespace and the cluster's name.
+    /// A value differs from the one that the namespace and the cluster's name determine.
     #[error("{field} is {given:?} and must be {expected:?}")]
-    Foreign {
+    Mismatch {
         /// The field.
         field: &'static str,
-        /// What was given.
+        /// The value in the ConfigMap.
         given: String,
-        /// What follows from the place of the object.
+        /// The required value.
         expected: String,
     },
-    /// A value has a wrong form.
+    /// A value is not a valid name.
     #[error("{field} is not a valid name: {given:?}")]
-    Form {
+    InvalidName {
         /// The field.
         field: &'static str,
-        /// What was given.
+        /// The value in the ConfigMap.
         given: String,
     },
-    /// Too many of something.
-    #[error("{field} has {given} members, and {limit} are allowed")]
+    /// A list has too many members.
+    #[error("{field} has {given} members, and at most {limit} are allowed")]
     TooMany {
         /// The field.
         field: &'static str,
-        /// How many there are.
+        /// Number of members.
         given: usize,
-        /// How many there may be.
+        /// Maximum number of members.
         limit: usize,
     },
-    /// A bundle of certificates cannot be trusted.
+    /// A CA bundle is invalid.
     #[error("reading {field}")]
     Certificates {
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The problem with the bundle.
         #[source]
         source: BundleError,
     },
     /// A public key cannot verify tokens.
     #[error("reading service account key {index}")]
     Key {
-        /// Its place in the list.
+        /// Index in the list of keys.
         index: usize,
-        /// What is wrong with it.
+        /// The problem with the key.
         #[source]
         source: KeyError,
     },
 }
 
-/// Why an EndpointSlice is not believed. Its addresses are then not used.
+/// Why an EndpointSlice is invalid. Its addresses are then not used.
 #[derive(Debug, thiserror::Error)]
 pub enum SliceError {
-    /// It lies outside hosted namespaces, or its labels are of another cluster.
-    #[error("the labels are not those of the namespace's control plane")]
-    Place,
-    /// No port of it is the API server's.
-    #[error("no TCP port is {expected}")]
+    /// The object is not in a control-plane namespace, or its labels belong to another cluster.
+    #[error("the labels do not match the control plane of the namespace")]
+    WrongObject,
+    /// No port is the API server's.
+    #[error("no TCP port is {expected}, the port of API servers")]
     Port {
-        /// The port that a control plane has.
+        /// The port of every API server.
         expected: u16,
     },
-    /// Addresses that are names, or of an unknown family.
-    #[error("addresses of type {0:?} are not IP addresses")]
+    /// The addresses are names, or of an unknown family.
+    #[error("the address type is {0:?} and must be IPv4 or IPv6")]
     Type(String),
 }
 
-/// A ConfigMap that is believed.
+/// A valid ConfigMap.
 #[derive(Debug)]
 pub struct Config {
     /// The cluster and its names.
     pub route: Route,
-    /// Extra names that were left out because of their form.
+    /// Extra names that are ignored because of their form.
     pub refused_names: Vec<String>,
 }
 
-/// An EndpointSlice that is believed.
+/// A valid EndpointSlice.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The Service it belongs to.
+    /// Name of the Service that it belongs to.
     pub service: String,
     /// Ready addresses.
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// Believes a ConfigMap or says why not.
+/// Validates the ingress ConfigMap of a cluster.
 pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, ConfigError> {
     let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
     let in_place =
         object.metadata.name.as_deref() == Some(INGRESS_CONFIG_MAP) && namespace.starts_with(HOSTED_NAMESPACE_PREFIX);
     if !in_place {
-        return Err(ConfigError::Place);
+        return Err(ConfigError::WrongObject);
     }
     let data = object.data.as_ref().and_then(|data| data.get(CONFIG_KEY));
     let text = data.ok_or(ConfigError::Missing)?;
@@ -210,40 +215,40 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
             service: config.upstream.service,
             upstream,
             tokens,
-            asleep: config.asleep.map(|told| Sleep { told, client_ca }),
+            asleep: config.asleep.map(|state| Sleep { state, client_ca }),
         },
         refused_names,
     })
 }
 
-/// Believes an EndpointSlice or says why not.
+/// Validates an EndpointSlice of a control plane.
 pub fn validate_slice(rules: &Rules, object: &EndpointSlice) -> Result<Slice, SliceError> {
     let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
-    let labels = object.metadata.labels.as_ref().ok_or(SliceError::Place)?;
+    let labels = object.metadata.labels.as_ref().ok_or(SliceError::WrongObject)?;
     let service = labels.get(SERVICE_NAME).filter(|name| is_label(name));
-    let service = service.ok_or(SliceError::Place)?;
+    let service = service.ok_or(SliceError::WrongObject)?;
     let id = labels.get(labels::ID).map(String::as_str).unwrap_or_default();
     let own = labels.get(labels::COMPONENT).map(String::as_str) == Some(labels::component::CONTROL_PLANE)
         && namespace.strip_prefix(HOSTED_NAMESPACE_PREFIX) == Some(id);
     if !own {
-        return Err(SliceError::Place);
+        return Err(SliceError::WrongObject);
     }
     if !matches!(object.address_type.as_str(), "IPv4" | "IPv6") {
         return Err(SliceError::Type(object.address_type.clone()));
     }
     let ports = object.ports.as_deref().unwrap_or_default();
-    // The host leaves the ports out while there is no address.
+    // Kubernetes omits the ports while there are no addresses.
     if !object.endpoints.is_empty() && !ports.iter().any(|port| is_api_port(rules, port)) {
         return Err(SliceError::Port { expected: rules.port });
     }
     Ok(Slice {
         service: service.clone(),
-        addresses: find_ready(rules, object),
+        addresses: ready_addresses(rules, object),
     })
 }
 
-/// Ready addresses in an EndpointSlice that can be dialled, whoever's they are.
-pub fn find_ready(rules: &Rules, object: &EndpointSlice) -> BTreeSet<IpAddr> {
+/// Ready addresses in an EndpointSlice that may be dialed, whichever Service they belong to.
+pub fn ready_addresses(rules: &Rules, object: &EndpointSlice) -> BTreeSet<IpAddr> {
     let ready = object.endpoints.iter().filter(|endpoint| is_ready(endpoint));
     let addresses = ready.flat_map(|endpoint| &endpoint.addresses);
     let good: BTreeSet<IpAddr> = addresses
@@ -261,7 +266,7 @@ fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> 
     ] {
         if !is_label(given) {
             let given = given.clone();
-            return Err(ConfigError::Form { field, given });
+            return Err(ConfigError::InvalidName { field, given });
         }
     }
     let hosted = config.id.hosted_namespace();
@@ -277,7 +282,7 @@ fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> 
         ),
     ] {
         if given != expected {
-            return Err(ConfigError::Foreign {
+            return Err(ConfigError::Mismatch {
                 field,
                 given: given.to_owned(),
                 expected: expected.to_owned(),
@@ -285,7 +290,7 @@ fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> 
         }
     }
     if !is_domain(public.as_str()) {
-        return Err(ConfigError::Form {
+        return Err(ConfigError::InvalidName {
             field: "publicName",
             given: public.as_str().to_owned(),
         });
@@ -293,7 +298,7 @@ fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> 
     Ok(())
 }
 
-/// The bundle in its one form. Envoy would refuse to take one that is not sound.
+/// Normalizes a CA bundle. Envoy would reject an invalid one.
 fn check_bundle(field: &'static str, text: &str) -> Result<String, ConfigError> {
     let bundle = Bundle::new(Trust::Client, [text]).map_err(|source| ConfigError::Certificates { field, source })?;
     Ok(bundle.to_pem())
@@ -321,8 +326,8 @@ fn check_count(field: &'static str, given: usize, limit: usize) -> Result<(), Co
     Ok(())
 }
 
-/// An extra name is a DNS name that belongs to nobody else by rule: the base domain is the host's, the others are what a
-/// pod calls its own cluster.
+/// Whether an extra name is allowed. It must be a DNS name outside the base domain, which is the
+/// host's, and outside the names with which a pod addresses its own cluster.
 fn is_extra_name(rules: &Rules, name: &str) -> bool {
     is_domain(name)
         && !is_within(name, &rules.base_domain)
@@ -334,7 +339,7 @@ fn is_api_port(rules: &Rules, port: &EndpointPort) -> bool {
     port.port == Some(i32::from(rules.port)) && port.protocol.as_deref().unwrap_or("TCP") == "TCP"
 }
 
-// A missing condition means ready: the API's own rule.
+// A missing condition means ready; this is the rule of the EndpointSlice API.
 fn is_ready(endpoint: &Endpoint) -> bool {
     let conditions = endpoint.conditions.as_ref();
     conditions.and_then(|conditions| conditions.ready).unwrap_or(true)

@@ -1,7 +1,9 @@
-//! Watches on the host API → [`Event`]s. An adapter: labels in, observations out, no decision.
+//! Watches on the host API → [`Event`]s. An adapter: it selects objects by label and makes no
+//! decision.
 //!
-//! After a lost watch the whole list is read again, and `Listed` says what there is, so that a deletion that was missed is
-//! seen. While the host API is away, what was seen last stays served.
+//! After a lost watch the complete list is read again, and `Listed` contains all keys, so that a
+//! missed deletion is detected. While the host API is unavailable, the last known state stays
+//! served.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -22,27 +24,27 @@ use yoke_runtime::Drain;
 
 use crate::base::Input;
 use crate::metrics::Metrics;
-use crate::model::{Event, ObjectKey, Watched};
+use crate::model::observation::{Event, ObjectKey, Watched};
 use crate::validate::SERVICE_NAME;
 
-/// A watch could not be kept.
+/// A watch failed permanently.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
-    /// The stream of events ended, which it never does by itself.
-    #[error("the watch of {kind} ended")]
+    /// The stream of events ended; it normally never does.
+    #[error("the watch of {kind} ended unexpectedly")]
     Ended {
-        /// What was watched.
+        /// The watched kind.
         kind: String,
     },
-    /// Nobody takes the events.
-    #[error("nobody takes what the watch of {kind} saw")]
+    /// The receiver of the events is gone.
+    #[error("the receiver of the watch of {kind} is gone")]
     Unheard {
-        /// What was watched.
+        /// The watched kind.
         kind: String,
     },
 }
 
-/// Watches the ingress configuration of all clusters.
+/// Watches the ingress ConfigMaps of all clusters.
 pub async fn watch_configs(
     client: Client,
     events: mpsc::Sender<Event>,
@@ -54,7 +56,7 @@ pub async fn watch_configs(
     watch::<ConfigMap, _>(Api::all(client), config, events, Event::Config, metrics, drain).await
 }
 
-/// Watches the addresses of all control planes.
+/// Watches the EndpointSlices of all control planes.
 pub async fn watch_slices(
     client: Client,
     events: mpsc::Sender<Event>,
@@ -66,7 +68,7 @@ pub async fn watch_slices(
     watch::<EndpointSlice, _>(Api::all(client), config, events, Event::Slice, metrics, drain).await
 }
 
-/// Watches the ingress's certificate.
+/// Watches the Secret with the ingress certificate.
 pub async fn watch_certificate(
     client: Client,
     events: mpsc::Sender<Event>,
@@ -77,9 +79,9 @@ pub async fn watch_certificate(
     watch(api, named(INGRESS_LEAF), events, Event::Certificate, metrics, drain).await
 }
 
-/// Watches the certificates that are shown for clusters that sleep: one for all, and one in each hosted namespace whose cluster
-/// has further names.
-pub async fn watch_sleeper(
+/// Watches the activator certificates: one for all clusters, and one in each control-plane
+/// namespace whose cluster has extra names.
+pub async fn watch_activator_certificates(
     client: Client,
     secrets: mpsc::Sender<Watched<Secret>>,
     metrics: Metrics,
@@ -89,7 +91,7 @@ pub async fn watch_sleeper(
     watch(api, named(SLEEPER_LEAF), secrets, |seen| seen, metrics, drain).await
 }
 
-/// Watches the ConfigMap with what the host's owner adds, in the namespace of this process.
+/// Watches the ConfigMap of the base configuration, in the namespace of this process.
 pub async fn watch_base(
     client: Client,
     name: String,
@@ -101,12 +103,12 @@ pub async fn watch_base(
     watch(api, named(&name), inputs, Input::Seen, metrics, drain).await
 }
 
-/// Objects of one name, by which RBAC grants them, too.
+/// Selects one object by name; RBAC grants access by name as well.
 fn named(name: &str) -> Config {
     Config::default().fields(&format!("metadata.name={name}"))
 }
 
-/// Watches the addresses of this process's replicas: those of its own Service.
+/// Watches the EndpointSlices of this process's own Service, for the addresses of its replicas.
 pub async fn watch_replicas(
     client: Client,
     service: String,
@@ -143,7 +145,7 @@ where
             Ok(event) => to_watched(event, &mut listed),
         };
         let Some(seen) = seen else { continue };
-        // At the end nobody takes them.
+        // When the process ends the receiver is gone.
         let Some(sent) = drain.until_started(events.send(to_event(seen))).await else {
             return Ok(());
         };
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_says_what_there_is() {
+    fn a_list_reports_all_keys() {
         let mut listed = BTreeSet::new();
         assert!(to_watched::<ConfigMap>(watcher::Event::Init, &mut listed).is_none());
         let applied = to_watched(watcher::Event::InitApply(object("a")), &mut listed);

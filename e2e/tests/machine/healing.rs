@@ -56,7 +56,7 @@ const LOSSES: [Expected; 22] = {
         expected("status cannot be written", HOST),
         expected("event cannot be written", HOST),
         expected("the Lease by which one operator acts is tried again", HOST),
-        expected("a Cluster cannot be woken", HOST),
+        expected("writing the wake request of a Cluster failed", HOST),
         expected("nodes cannot be counted", TENANTS),
         expected("whether its Nodes are connected is not known", TENANTS),
         expected("its webhooks are not known", TENANTS),

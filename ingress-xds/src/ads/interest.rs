@@ -1,32 +1,33 @@
-//! What a client wants of one type, what it holds, and what it is sent next. Pure; a part of [`super::Stream`].
+//! The subscriptions of one client for one resource type, the versions that it has, and the next
+//! response. Pure; a part of [`super::Stream`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Kind, ProtocolError, Refusal, Request, Response};
-use crate::model::Route;
-use crate::snapshot::{Entry, Resource, Snapshot, resource_names};
+use super::messages::{MAX_NAMES, ProtocolError, RefusedResponse, Request, Response};
+use crate::model::route::Route;
+use crate::snapshot::resource::{Resource, ResourceKind};
+use crate::snapshot::{Entry, Snapshot, resource_names};
 
-/// A resource name by which a client subscribes to all there are.
+/// The resource name that subscribes to all resources.
 const WILDCARD: &str = "*";
-/// Stands for a version that is not known; no content has it.
+/// Placeholder for an unknown version; no content has it.
 const UNKNOWN: &str = "";
-/// Responses that may wait for their answer, for each type; bounds what is queued for a slow client.
+/// Maximum number of unanswered responses for each type; bounds the queue of a slow client.
 pub(super) const WINDOW: usize = 128;
-/// Removed names in one response. Names cannot be refused, so those of many tenants may share one.
+/// Maximum number of removed names in one response. Clients cannot refuse names, so a response may
+/// mix those of many tenants.
 const REMOVED_BATCH: usize = 512;
-/// Names to which one client may subscribe. Envoy subscribes to what it was sent; more is no Envoy of ours.
-pub(super) const MAX_NAMES: usize = 500_000;
 
-/// What is served of one type under one name.
+/// The resource of one type and name.
 #[derive(Debug)]
 struct Found<'a> {
     resource: &'a Resource,
-    /// The cluster that it is of; `None` for what is of none.
+    /// The cluster that it belongs to; `None` for other resources.
     route: Option<&'a Arc<Route>>,
 }
 
-impl Kind {
+impl ResourceKind {
     fn find<'a>(self, snapshot: &'a Snapshot, name: &str) -> Option<Found<'a>> {
         let of_cluster = |entry: &'a Arc<Entry>, resource| Found {
             resource,
@@ -62,18 +63,18 @@ impl Kind {
     }
 }
 
-/// One type, as one client wants it.
+/// Subscriptions and versions of one client for one type.
 #[derive(Debug)]
 pub(super) struct Interest {
-    kind: Kind,
+    kind: ResourceKind,
     pub(super) opened: bool,
     wildcard: bool,
     names: BTreeSet<Arc<str>>,
-    /// The version of each name that the client holds, or that is on its way to it.
-    held: BTreeMap<Arc<str>, Arc<str>>,
+    /// The version of each name that the client has, or that is in flight to it.
+    client_versions: BTreeMap<Arc<str>, Arc<str>>,
     /// The version of each name that the client refused last.
     refused: BTreeMap<Arc<str>, Arc<str>>,
-    /// Names to look at, and whether to answer even if the client is up to date.
+    /// Names to evaluate, and whether to answer even if the client is up to date.
     pub(super) due: BTreeMap<Arc<str>, bool>,
     answer_due: bool,
     pub(super) flights: BTreeMap<u64, Flight>,
@@ -86,26 +87,27 @@ pub(super) struct Flight {
     versions: Vec<(Arc<str>, Arc<str>)>,
 }
 
-/// The making of one response.
+/// State while one response is built.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
+pub(super) struct ResponseState<'a> {
     snapshot: &'a Snapshot,
-    /// Names that must be served by the other type first.
+    /// Names that the other type must send first.
     first: Option<&'a BTreeMap<Arc<str>, bool>>,
-    /// Names that were due and have to wait for it, and whether to answer even if the client is up to date.
-    pub(super) held_back: Vec<(Arc<str>, bool)>,
-    /// Names that were looked at, and whether they are in the response.
+    /// Due names that must wait for the other type, and whether to answer even if the client is up
+    /// to date.
+    pub(super) postponed: Vec<(Arc<str>, bool)>,
+    /// Names that were evaluated, and whether they are in the response.
     pub(super) passed: Vec<(Arc<str>, bool)>,
 }
 
 impl Interest {
-    pub(super) fn new(kind: Kind) -> Self {
+    pub(super) fn new(kind: ResourceKind) -> Self {
         Self {
             kind,
             opened: false,
             wildcard: false,
             names: BTreeSet::new(),
-            held: BTreeMap::new(),
+            client_versions: BTreeMap::new(),
             refused: BTreeMap::new(),
             due: BTreeMap::new(),
             answer_due: false,
@@ -117,8 +119,8 @@ impl Interest {
         self.wildcard || self.names.contains(name)
     }
 
-    /// Closes the flight that a request answers. An answer to a nonce that is not known is none.
-    pub(super) fn settle(&mut self, request: &Request, snapshot: &Snapshot) -> Option<Refusal> {
+    /// Closes the flight that a request answers. A request with an unknown nonce answers nothing.
+    pub(super) fn settle(&mut self, request: &Request, snapshot: &Snapshot) -> Option<RefusedResponse> {
         let flight = self.flights.remove(&request.nonce.parse().ok()?)?;
         let reason = request.error.clone()?;
         let kind = self.kind;
@@ -126,23 +128,24 @@ impl Interest {
             let found = kind.find(snapshot, name);
             found.is_some_and(|found| found.resource.version == *version)
         };
-        // If one of them has changed since, the others may be good without it.
+        // If one of the resources has changed since, the others may be valid without it.
         let retry = !flight.versions.iter().all(is_current);
         for sent in &flight.versions {
             let is_current = is_current(sent);
             let (name, version) = sent.clone();
-            let is_newest = self.held.get(&name) == Some(&version);
+            let is_newest = self.client_versions.get(&name) == Some(&version);
             if is_newest {
-                // It may hold an earlier one, so it must still be told of a removal.
-                self.held.insert(Arc::clone(&name), Arc::from(UNKNOWN));
+                // The client may have an earlier version, so it still needs to be notified of a
+                // removal.
+                self.client_versions.insert(Arc::clone(&name), Arc::from(UNKNOWN));
             }
-            // Another version may be on its way, and this one be what is served again.
+            // Another version may be in flight, and this one may be the served version again.
             if retry && (is_newest || is_current) {
                 self.due.insert(Arc::clone(&name), true);
             }
             self.refused.insert(name, version);
         }
-        Some(Refusal {
+        Some(RefusedResponse {
             kind: self.kind,
             route: flight.route,
             resources: flight.versions,
@@ -161,15 +164,18 @@ impl Interest {
         }
     }
 
-    /// Looks again at what the host's owner added before, adds now, or had added when nobody knew it.
-    pub(super) fn look_at_base(&mut self, snapshots: [&Snapshot; 2]) {
+    /// Evaluates the base resources of both snapshots again, and those that the client got before
+    /// the base configuration was known.
+    pub(super) fn reevaluate_base(&mut self, snapshots: [&Snapshot; 2]) {
         let kind = self.kind;
         let bases = snapshots.into_iter().filter_map(Snapshot::base);
-        let names = bases.flat_map(|base| base.names(kind)).chain(self.held.keys());
-        let names: Vec<_> = names.filter(|name| kind.is_owners(name)).cloned().collect();
+        let names = bases
+            .flat_map(|base| base.names(kind))
+            .chain(self.client_versions.keys());
+        let names: Vec<_> = names.filter(|name| kind.may_be_base(name)).cloned().collect();
         for name in names {
             if self.covers(&name) {
-                // What was refused along with others may be good without them.
+                // A resource that was refused together with others may be valid without them.
                 let retry = self.refused.contains_key(&name);
                 *self.due.entry(name).or_insert(false) |= retry;
             }
@@ -178,12 +184,13 @@ impl Interest {
 
     pub(super) fn open(&mut self, request: &Request) {
         self.opened = true;
-        // Only these have the older form of the wildcard: a first request without a name.
-        if matches!(self.kind, Kind::Cluster | Kind::Listener) && request.subscribe.is_empty() {
+        // Only these types support the older form of the wildcard: a first request without names.
+        if matches!(self.kind, ResourceKind::Cluster | ResourceKind::Listener) && request.subscribe.is_empty() {
             self.wildcard = true;
         }
-        for (name, version) in &request.held {
-            self.held.insert(Arc::from(name.as_str()), Arc::from(version.as_str()));
+        for (name, version) in &request.client_versions {
+            self.client_versions
+                .insert(Arc::from(name.as_str()), Arc::from(version.as_str()));
         }
         if self.wildcard {
             self.answer_due = true;
@@ -194,16 +201,17 @@ impl Interest {
         for name in names {
             if name == WILDCARD {
                 self.wildcard = false;
-                let kept = &self.names;
-                self.held.retain(|name, _| kept.contains(name));
-                self.refused.retain(|name, _| kept.contains(name));
-                self.due.retain(|name, _| kept.contains(name));
+                let subscribed = &self.names;
+                self.client_versions.retain(|name, _| subscribed.contains(name));
+                self.refused.retain(|name, _| subscribed.contains(name));
+                self.due.retain(|name, _| subscribed.contains(name));
             } else if self.names.remove(name.as_str()) {
                 if self.wildcard {
-                    // It is still subscribed to, by the wildcard, and the client asks to be told so.
+                    // The wildcard still covers the name, and the protocol requires an answer that
+                    // says so.
                     self.due.insert(Arc::from(name.as_str()), true);
                 } else {
-                    self.held.remove(name.as_str());
+                    self.client_versions.remove(name.as_str());
                     self.refused.remove(name.as_str());
                     self.due.remove(name.as_str());
                 }
@@ -226,8 +234,9 @@ impl Interest {
                 continue;
             }
             let name: Arc<str> = Arc::from(name.as_str());
-            // In its first request the client says what it holds; later, subscribing means that it holds nothing.
-            let forced = !(first && self.held.contains_key(&name));
+            // In its first request the client lists the versions that it has. A later subscription
+            // means that it has none.
+            let forced = !(first && self.client_versions.contains_key(&name));
             self.due.insert(Arc::clone(&name), forced);
             self.names.insert(name);
         }
@@ -236,20 +245,20 @@ impl Interest {
         }
         if widened {
             let served = self.kind.names(snapshot);
-            for name in served.iter().chain(self.held.keys()) {
+            for name in served.iter().chain(self.client_versions.keys()) {
                 self.due.entry(Arc::clone(name)).or_insert(false);
             }
         }
         if first && !self.wildcard {
-            // What the client holds and did not subscribe to is not ours to speak of.
+            // Versions without a subscription are not ours to answer.
             let names = &self.names;
-            self.held.retain(|name, _| names.contains(name));
+            self.client_versions.retain(|name, _| names.contains(name));
         }
         Ok(())
     }
 
     /// The next response, if there is one to send.
-    pub(super) fn next(&mut self, nonce: u64, turn: &mut Turn<'_>) -> Option<Response> {
+    pub(super) fn next(&mut self, nonce: u64, turn: &mut ResponseState<'_>) -> Option<Response> {
         if self.flights.len() >= WINDOW {
             return None;
         }
@@ -272,19 +281,21 @@ impl Interest {
         Some(response)
     }
 
-    /// Puts either removed names into the response, or the resources of the cluster that is answered.
-    fn fill(&mut self, response: &mut Response, turn: &mut Turn<'_>) -> Option<Arc<Route>> {
+    /// Adds either removed names or the resources of one cluster to the response. Returns that
+    /// cluster.
+    fn fill(&mut self, response: &mut Response, turn: &mut ResponseState<'_>) -> Option<Arc<Route>> {
         while let Some((name, forced)) = self.pop_due(turn) {
             let Some(found) = self.kind.find(turn.snapshot, &name) else {
-                if turn.snapshot.base().is_none() && self.kind.is_owners(&name) {
+                if turn.snapshot.base().is_none() && self.kind.may_be_base(&name) {
                     turn.passed.push((name, false));
                     continue;
                 }
                 self.refused.remove(&name);
-                // Envoy ignores that routes are gone, but takes it for an answer: a listener that names them would wait for
-                // ever, and a new Envoy for the listener. Without an answer both wait for 15 s.
-                let is_told = self.kind != Kind::Routes;
-                if (self.held.remove(&name).is_some() || forced) && is_told {
+                // Envoy ignores the removal of routes but takes it for an answer. A listener that
+                // uses the routes would then wait forever, and a new Envoy for the listener.
+                // Without an answer both wait for 15 s.
+                let is_told = self.kind != ResourceKind::Routes;
+                if (self.client_versions.remove(&name).is_some() || forced) && is_told {
                     response.removed.push(name.to_string());
                 }
                 turn.passed.push((name, false));
@@ -294,7 +305,7 @@ impl Interest {
                 continue;
             };
             if !response.removed.is_empty() {
-                // What was gathered goes first.
+                // The collected removals are sent first.
                 self.due.insert(name, forced);
                 return None;
             }
@@ -309,19 +320,19 @@ impl Interest {
         None
     }
 
-    fn pop_due(&mut self, turn: &mut Turn<'_>) -> Option<(Arc<str>, bool)> {
-        while let Some((name, forced)) = self.pop_gone(turn).or_else(|| self.due.pop_first()) {
+    fn pop_due(&mut self, turn: &mut ResponseState<'_>) -> Option<(Arc<str>, bool)> {
+        while let Some((name, forced)) = self.pop_removed(turn).or_else(|| self.due.pop_first()) {
             if !turn.must_wait(&name) {
                 return Some((name, forced));
             }
-            turn.held_back.push((name, forced));
+            turn.postponed.push((name, forced));
         }
         None
     }
 
-    /// A listener that is gone goes before all others: one of them may have its port.
-    fn pop_gone(&mut self, turn: &Turn<'_>) -> Option<(Arc<str>, bool)> {
-        if self.kind != Kind::Listener {
+    /// Removed listeners come before all others: a new listener may use the same port.
+    fn pop_removed(&mut self, turn: &ResponseState<'_>) -> Option<(Arc<str>, bool)> {
+        if self.kind != ResourceKind::Listener {
             return None;
         }
         let is_gone = |name: &&Arc<str>| self.kind.find(turn.snapshot, name).is_none();
@@ -332,23 +343,24 @@ impl Interest {
     fn offer(
         &mut self,
         response: &mut Response,
-        turn: &mut Turn<'_>,
+        turn: &mut ResponseState<'_>,
         name: Arc<str>,
         resource: &Resource,
         forced: bool,
     ) {
-        let known = [self.held.get(&name), self.refused.get(&name)].contains(&Some(&resource.version));
+        let known = [self.client_versions.get(&name), self.refused.get(&name)].contains(&Some(&resource.version));
         let sent = forced || !known;
         if sent {
             self.refused.remove(&name);
-            self.held.insert(Arc::clone(&name), Arc::clone(&resource.version));
+            self.client_versions
+                .insert(Arc::clone(&name), Arc::clone(&resource.version));
             response.resources.push((Arc::clone(&name), resource.clone()));
         }
         turn.passed.push((name, sent));
     }
 
-    /// The other names of the same cluster go into the same response.
-    fn offer_siblings(&mut self, response: &mut Response, turn: &mut Turn<'_>, route: &Route) {
+    /// Adds the other names of the same cluster to the response.
+    fn offer_siblings(&mut self, response: &mut Response, turn: &mut ResponseState<'_>, route: &Route) {
         for sibling in resource_names(route) {
             let other = self.kind.find(turn.snapshot, &sibling);
             let own = other.filter(|other| other.route.is_some_and(|other| other.namespace == route.namespace));
@@ -365,12 +377,12 @@ impl Interest {
     }
 }
 
-impl<'a> Turn<'a> {
+impl<'a> ResponseState<'a> {
     pub(super) fn new(snapshot: &'a Snapshot, first: Option<&'a BTreeMap<Arc<str>, bool>>) -> Self {
         Self {
             snapshot,
             first,
-            held_back: Vec::new(),
+            postponed: Vec::new(),
             passed: Vec::new(),
         }
     }

@@ -1,11 +1,13 @@
-//! Rules by hand first, then a model of Envoy against the state machine, at random.
+//! Hand-written rules first, then a random test with a model of Envoy.
 
 mod random;
 
 use super::interest::WINDOW;
+use super::messages::MAX_NAMES;
 use super::*;
-use crate::base::Base;
+use crate::base::resources::Base;
 use crate::snapshot::entries::entry;
+use crate::snapshot::resource::Resource;
 
 fn snapshot(rows: &[(&str, &str, &str)]) -> Arc<Snapshot> {
     let mut snapshot = Snapshot::default();
@@ -15,25 +17,25 @@ fn snapshot(rows: &[(&str, &str, &str)]) -> Arc<Snapshot> {
     Arc::new(snapshot)
 }
 
-fn ask(kind: Kind) -> Request {
+fn ask(kind: ResourceKind) -> Request {
     Request {
         kind,
         nonce: String::new(),
         error: None,
         subscribe: vec![],
         unsubscribe: vec![],
-        held: BTreeMap::new(),
+        client_versions: BTreeMap::new(),
     }
 }
 
-fn subscribe(kind: Kind, names: &[&str]) -> Request {
+fn subscribe(kind: ResourceKind, names: &[&str]) -> Request {
     Request {
         subscribe: names.iter().map(ToString::to_string).collect(),
         ..ask(kind)
     }
 }
 
-fn unsubscribe(kind: Kind, names: &[&str]) -> Request {
+fn unsubscribe(kind: ResourceKind, names: &[&str]) -> Request {
     Request {
         unsubscribe: names.iter().map(ToString::to_string).collect(),
         ..ask(kind)
@@ -54,10 +56,10 @@ fn refuse(response: &Response) -> Request {
     }
 }
 
-fn holding(request: Request, held: &[(&str, &str)]) -> Request {
+fn holding(request: Request, client_versions: &[(&str, &str)]) -> Request {
     let pair = |(name, version): &(&str, &str)| ((*name).to_owned(), (*version).to_owned());
     Request {
-        held: held.iter().map(pair).collect(),
+        client_versions: client_versions.iter().map(pair).collect(),
         ..request
     }
 }
@@ -70,7 +72,7 @@ fn stream(rows: &[(&str, &str, &str)], requests: impl IntoIterator<Item = Reques
     stream
 }
 
-/// Everything that is due, as `C+name=version` and `E-name`, a text for each response.
+/// All due responses, as `C+name=version` and `E-name`, one text for each response.
 fn drain(stream: &mut Stream) -> Vec<String> {
     drain_responses(stream).iter().map(to_text).collect()
 }
@@ -83,11 +85,11 @@ fn drain_responses(stream: &mut Stream) -> Vec<Response> {
 
 fn to_text(response: &Response) -> String {
     let kind = match response.kind {
-        Kind::Cluster => "C",
-        Kind::Endpoints => "E",
-        Kind::Listener => "L",
-        Kind::Routes => "R",
-        Kind::Secret => "S",
+        ResourceKind::Cluster => "C",
+        ResourceKind::Endpoints => "E",
+        ResourceKind::Listener => "L",
+        ResourceKind::Routes => "R",
+        ResourceKind::Secret => "S",
     };
     let short = |name: &str| name.trim_start_matches("name/").to_owned();
     let sent = response.resources.iter();
@@ -97,7 +99,7 @@ fn to_text(response: &Response) -> String {
 }
 
 #[test]
-fn nothing_is_said_to_who_asks_nothing() {
+fn a_stream_without_requests_gets_no_response() {
     assert!(drain(&mut stream(&[("a", "1", "1")], [])).is_empty());
 }
 
@@ -105,8 +107,8 @@ fn nothing_is_said_to_who_asks_nothing() {
 fn wildcards_get_all_one_cluster_a_response() {
     let rows = [("a", "1", "1"), ("b", "1", "1")];
     for (rule, request) in [
-        ("no name", ask(Kind::Cluster)),
-        ("star", subscribe(Kind::Cluster, &["*"])),
+        ("no name", ask(ResourceKind::Cluster)),
+        ("star", subscribe(ResourceKind::Cluster, &["*"])),
     ] {
         let mut stream = stream(&rows, [request]);
         assert_eq!(drain(&mut stream), ["C+a=1", "C+b=1"], "{rule}");
@@ -123,13 +125,15 @@ fn with_certificate(rows: &[(&str, &str, &str)], version: &str) -> Arc<Snapshot>
     Arc::new(snapshot)
 }
 
-/// A listener waits for the certificate, and so goes before what may be thousands of clusters.
+/// A listener waits for the certificate, so it comes before what may be thousands of clusters.
 #[test]
 fn the_certificate_goes_first_and_is_renewed() {
     let rows = [("a", "1", "1")];
     let mut stream = Stream::new(with_certificate(&rows, "1"));
-    stream.on_request(ask(Kind::Cluster)).unwrap();
-    stream.on_request(subscribe(Kind::Secret, &["ingress"])).unwrap();
+    stream.on_request(ask(ResourceKind::Cluster)).unwrap();
+    stream
+        .on_request(subscribe(ResourceKind::Secret, &["ingress"]))
+        .unwrap();
     assert_eq!(drain(&mut stream), ["S+ingress=1", "C+a=1"]);
     stream.on_snapshot(with_certificate(&rows, "1"));
     assert!(drain(&mut stream).is_empty(), "the same again");
@@ -147,14 +151,14 @@ fn the_certificate_goes_first_and_is_renewed() {
 fn secrets_that_are_not_served_are_removed() {
     let mut stream = Stream::new(snapshot(&[("a", "1", "1")]));
     stream
-        .on_request(subscribe(Kind::Secret, &["ingress", "name/a"]))
+        .on_request(subscribe(ResourceKind::Secret, &["ingress", "name/a"]))
         .unwrap();
     assert_eq!(drain(&mut stream), ["S-ingress-a"], "a cluster's name is no Secret's");
     stream.on_snapshot(with_certificate(&[], "1"));
     assert_eq!(drain(&mut stream), ["S+ingress=1"]);
-    let held = holding(subscribe(Kind::Secret, &["ingress"]), &[("ingress", "1")]);
+    let client_versions = holding(subscribe(ResourceKind::Secret, &["ingress"]), &[("ingress", "1")]);
     let mut again = Stream::new(with_certificate(&[], "1"));
-    again.on_request(held).unwrap();
+    again.on_request(client_versions).unwrap();
     assert!(
         drain(&mut again).is_empty(),
         "after a restart of either side nothing is sent that is there"
@@ -169,33 +173,37 @@ fn names_of_one_cluster_share_a_response() {
     }
     served.set("name/b", Some(entry("b", &["b", "y"], "1", "1")));
     let mut stream = Stream::new(Arc::new(served));
-    stream.on_request(ask(Kind::Cluster)).unwrap();
+    stream.on_request(ask(ResourceKind::Cluster)).unwrap();
     assert_eq!(drain(&mut stream), ["C+a=1+x=1+y=1", "C+b=1"]);
 }
 
 #[test]
-fn an_empty_host_is_said_once() {
-    let mut stream = stream(&[], [ask(Kind::Cluster)]);
+fn an_empty_host_is_answered_once() {
+    let mut stream = stream(&[], [ask(ResourceKind::Cluster)]);
     assert_eq!(drain(&mut stream), ["C"]);
-    stream.on_request(ask(Kind::Cluster)).unwrap();
+    stream.on_request(ask(ResourceKind::Cluster)).unwrap();
     assert!(drain(&mut stream).is_empty());
 }
 
 #[test]
 fn endpoints_have_no_wildcard_without_a_name() {
-    assert!(drain(&mut stream(&[("a", "1", "1")], [ask(Kind::Endpoints)])).is_empty());
+    assert!(drain(&mut stream(&[("a", "1", "1")], [ask(ResourceKind::Endpoints)])).is_empty());
 }
 
 #[test]
 fn subscribed_names_are_answered() {
     let rows = [("a", "1", "1"), ("b", "1", "1")];
-    let mut stream = stream(&rows, [subscribe(Kind::Endpoints, &["name/a", "name/none"])]);
+    let mut stream = stream(&rows, [subscribe(ResourceKind::Endpoints, &["name/a", "name/none"])]);
     assert_eq!(drain(&mut stream), ["E+a=1", "E-none"]);
-    stream.on_request(subscribe(Kind::Endpoints, &["name/a"])).unwrap();
+    stream
+        .on_request(subscribe(ResourceKind::Endpoints, &["name/a"]))
+        .unwrap();
     assert_eq!(drain(&mut stream), ["E+a=1"], "who subscribes again holds nothing");
     stream.on_snapshot(snapshot(&[("a", "1", "2"), ("b", "1", "2"), ("none", "1", "1")]));
     assert_eq!(drain(&mut stream), ["E+a=2", "E+none=1"], "b is nobody's");
-    stream.on_request(unsubscribe(Kind::Endpoints, &["name/a"])).unwrap();
+    stream
+        .on_request(unsubscribe(ResourceKind::Endpoints, &["name/a"]))
+        .unwrap();
     stream.on_snapshot(snapshot(&[("a", "1", "3")]));
     assert_eq!(drain(&mut stream), ["E-none"]);
 }
@@ -203,35 +211,41 @@ fn subscribed_names_are_answered() {
 #[test]
 fn wildcard_and_names_go_together() {
     let rows = [("a", "1", "1"), ("b", "1", "1")];
-    let mut stream = stream(&rows, [subscribe(Kind::Cluster, &["*", "name/a"])]);
+    let mut stream = stream(&rows, [subscribe(ResourceKind::Cluster, &["*", "name/a"])]);
     assert_eq!(drain(&mut stream), ["C+a=1", "C+b=1"]);
-    stream.on_request(unsubscribe(Kind::Cluster, &["name/a"])).unwrap();
+    stream
+        .on_request(unsubscribe(ResourceKind::Cluster, &["name/a"]))
+        .unwrap();
     assert_eq!(drain(&mut stream), ["C+a=1"], "still subscribed to, and told so");
-    stream.on_request(subscribe(Kind::Cluster, &["name/a"])).unwrap();
-    stream.on_request(unsubscribe(Kind::Cluster, &["*"])).unwrap();
+    stream
+        .on_request(subscribe(ResourceKind::Cluster, &["name/a"]))
+        .unwrap();
+    stream.on_request(unsubscribe(ResourceKind::Cluster, &["*"])).unwrap();
     assert_eq!(drain(&mut stream), ["C+a=1"]);
     stream.on_snapshot(snapshot(&[("a", "2", "1"), ("b", "2", "1")]));
     assert_eq!(drain(&mut stream), ["C+a=2"]);
 }
 
 #[test]
-fn who_comes_back_gets_the_difference() {
+fn a_reconnecting_client_gets_the_difference() {
     let rows = [("a", "1", "1"), ("b", "2", "1"), ("d", "1", "1")];
-    let held = [("name/a", "1"), ("name/b", "1"), ("name/c", "1")];
-    let mut stream = stream(&rows, [holding(ask(Kind::Cluster), &held)]);
+    let client_versions = [("name/a", "1"), ("name/b", "1"), ("name/c", "1")];
+    let mut stream = stream(&rows, [holding(ask(ResourceKind::Cluster), &client_versions)]);
     assert_eq!(drain(&mut stream), ["C+b=2", "C-c", "C+d=1"]);
-    let names = subscribe(Kind::Endpoints, &["name/a", "name/b", "name/c"]);
-    stream.on_request(holding(names, &held)).unwrap();
-    // b's Cluster was sent on this stream: Envoy waits for its endpoints, which did not change.
+    let names = subscribe(ResourceKind::Endpoints, &["name/a", "name/b", "name/c"]);
+    stream.on_request(holding(names, &client_versions)).unwrap();
+    // The Cluster of b was sent on this stream, so Envoy waits for its endpoints, which did not
+    // change.
     assert_eq!(drain(&mut stream), ["E+b=1", "E-c"]);
 }
 
-/// Who comes back and is up to date hears of Clusters last, and then the endpoints would go first.
+/// A client that reconnects and is up to date subscribes to Clusters last, and its endpoints would
+/// come first.
 #[test]
 fn changed_endpoints_are_sent_at_once() {
     let requests = [
-        holding(ask(Kind::Cluster), &[("name/a", "1")]),
-        holding(subscribe(Kind::Endpoints, &["name/a"]), &[("name/a", "1")]),
+        holding(ask(ResourceKind::Cluster), &[("name/a", "1")]),
+        holding(subscribe(ResourceKind::Endpoints, &["name/a"]), &[("name/a", "1")]),
     ];
     let mut stream = stream(&[("a", "1", "1")], requests);
     assert_eq!(drain(&mut stream), ["C"]);
@@ -241,9 +255,9 @@ fn changed_endpoints_are_sent_at_once() {
 
 #[test]
 fn endpoints_that_were_lost_with_the_connection_are_sent() {
-    let names = subscribe(Kind::Endpoints, &["name/a"]);
+    let names = subscribe(ResourceKind::Endpoints, &["name/a"]);
     let requests = [
-        holding(ask(Kind::Cluster), &[("name/a", "2")]),
+        holding(ask(ResourceKind::Cluster), &[("name/a", "2")]),
         holding(names, &[("name/a", "1/1")]),
     ];
     let mut stream = stream(&[("a", "2", "2/1")], requests);
@@ -255,7 +269,10 @@ fn endpoints_follow_a_changed_cluster() {
     let rows = [("a", "1", "1"), ("b", "1", "1")];
     let mut stream = stream(
         &rows,
-        [ask(Kind::Cluster), subscribe(Kind::Endpoints, &["name/a", "name/b"])],
+        [
+            ask(ResourceKind::Cluster),
+            subscribe(ResourceKind::Endpoints, &["name/a", "name/b"]),
+        ],
     );
     drain(&mut stream);
     stream.on_snapshot(snapshot(&[("a", "2", "1"), ("b", "1", "1")]));
@@ -264,14 +281,14 @@ fn endpoints_follow_a_changed_cluster() {
 
 #[test]
 fn a_refused_resource_waits_for_another_content() {
-    let mut stream = stream(&[("a", "1", "1")], [ask(Kind::Cluster)]);
+    let mut stream = stream(&[("a", "1", "1")], [ask(ResourceKind::Cluster)]);
     let first = stream.next_response().unwrap();
     stream.on_request(accept(&first)).unwrap();
     stream.on_snapshot(snapshot(&[("a", "bad", "1")]));
     let second = stream.next_response().unwrap();
     let refusal = stream.on_request(refuse(&second)).unwrap().unwrap();
     assert_eq!(refusal.route.unwrap().namespace, "a");
-    assert_eq!((refusal.kind, refusal.reason.as_str()), (Kind::Cluster, "no"));
+    assert_eq!((refusal.kind, refusal.reason.as_str()), (ResourceKind::Cluster, "no"));
     assert!(drain(&mut stream).is_empty());
     stream.on_snapshot(snapshot(&[("a", "bad", "1"), ("b", "1", "1")]));
     let again = drain_responses(&mut stream);
@@ -297,7 +314,7 @@ fn a_refused_resource_waits_for_another_content() {
 
 #[test]
 fn the_removal_of_a_refused_resource_is_sent() {
-    let mut stream = stream(&[("a", "bad", "1")], [ask(Kind::Cluster)]);
+    let mut stream = stream(&[("a", "bad", "1")], [ask(ResourceKind::Cluster)]);
     let first = stream.next_response().unwrap();
     assert!(stream.on_request(refuse(&first)).unwrap().is_some());
     stream.on_snapshot(snapshot(&[]));
@@ -305,8 +322,8 @@ fn the_removal_of_a_refused_resource_is_sent() {
 }
 
 #[test]
-fn a_refusal_of_what_was_overtaken_changes_nothing() {
-    let mut stream = stream(&[("a", "bad", "1")], [ask(Kind::Cluster)]);
+fn a_refusal_of_an_outdated_version_changes_nothing() {
+    let mut stream = stream(&[("a", "bad", "1")], [ask(ResourceKind::Cluster)]);
     let first = stream.next_response().unwrap();
     stream.on_snapshot(snapshot(&[("a", "2", "1")]));
     assert_eq!(drain(&mut stream), ["C+a=2"]);
@@ -315,10 +332,10 @@ fn a_refusal_of_what_was_overtaken_changes_nothing() {
 }
 
 #[test]
-fn a_slow_client_is_waited_for() {
+fn a_slow_client_bounds_the_responses_in_flight() {
     let names: Vec<String> = (0..1000).map(|number| format!("n{number:04}")).collect();
     let rows: Vec<_> = names.iter().map(|name| (name.as_str(), "1", "1")).collect();
-    let mut stream = stream(&rows, [ask(Kind::Cluster)]);
+    let mut stream = stream(&rows, [ask(ResourceKind::Cluster)]);
     let mut responses = drain_responses(&mut stream);
     assert_eq!(responses.len(), WINDOW);
     assert_eq!(stream.in_flight(), WINDOW);
@@ -339,13 +356,13 @@ fn a_flood_of_names_ends_the_stream() {
     let names = (0..=MAX_NAMES).map(|number| number.to_string()).collect();
     let request = Request {
         subscribe: names,
-        ..ask(Kind::Endpoints)
+        ..ask(ResourceKind::Endpoints)
     };
     assert!(matches!(stream.on_request(request), Err(ProtocolError::TooManyNames)));
 }
 
-/// A snapshot of one cluster, and of what the host's owner adds.
-fn with_base(resources: Option<&[(Kind, &str, &str)]>) -> Arc<Snapshot> {
+/// A snapshot of one cluster with base resources.
+fn with_base(resources: Option<&[(ResourceKind, &str, &str)]>) -> Arc<Snapshot> {
     let mut snapshot = Snapshot::clone(&snapshot(&[("a", "1", "1")]));
     snapshot.set_base(resources.map(|resources| {
         let mut base = Base::default();
@@ -362,17 +379,17 @@ fn with_base(resources: Option<&[(Kind, &str, &str)]>) -> Arc<Snapshot> {
 }
 
 #[test]
-fn what_the_owner_adds_follows_the_clusters() {
+fn base_resources_follow_the_clusters() {
     let base = [
-        (Kind::Listener, "web", "1"),
-        (Kind::Routes, "web", "1"),
-        (Kind::Cluster, "web", "1"),
+        (ResourceKind::Listener, "web", "1"),
+        (ResourceKind::Routes, "web", "1"),
+        (ResourceKind::Cluster, "web", "1"),
     ];
     let mut stream = Stream::new(with_base(Some(&base)));
     let requests = [
-        ask(Kind::Cluster),
-        ask(Kind::Listener),
-        subscribe(Kind::Routes, &["web", "none"]),
+        ask(ResourceKind::Cluster),
+        ask(ResourceKind::Listener),
+        subscribe(ResourceKind::Routes, &["web", "none"]),
     ];
     for request in requests {
         stream.on_request(request).unwrap();
@@ -380,35 +397,38 @@ fn what_the_owner_adds_follows_the_clusters() {
     let expected = ["C+a=1", "C+web=1", "L+web=1", "R+web=1"];
     assert_eq!(drain(&mut stream), expected);
 
-    let newer = [(Kind::Routes, "web", "2"), (Kind::Cluster, "web", "1")];
+    let newer = [(ResourceKind::Routes, "web", "2"), (ResourceKind::Cluster, "web", "1")];
     stream.on_snapshot(with_base(Some(&newer)));
     assert_eq!(drain(&mut stream), ["L-web", "R+web=2"]);
     stream.on_snapshot(with_base(Some(&[])));
     assert_eq!(drain(&mut stream), ["C-web"], "nobody waits for routes for ever");
-    stream.on_snapshot(with_base(Some(&[(Kind::Routes, "web", "2")])));
+    stream.on_snapshot(with_base(Some(&[(ResourceKind::Routes, "web", "2")])));
     assert_eq!(drain(&mut stream), ["R+web=2"]);
 }
 
 #[test]
-fn what_the_owner_adds_is_left_alone_while_nobody_knows_it() {
+fn base_resources_stay_while_the_base_is_unknown() {
     let mut stream = Stream::new(with_base(None));
     let requests = [
-        holding(ask(Kind::Cluster), &[("name/gone", "1"), ("web", "1"), ("old", "1")]),
-        holding(ask(Kind::Listener), &[("web", "1")]),
+        holding(
+            ask(ResourceKind::Cluster),
+            &[("name/gone", "1"), ("web", "1"), ("old", "1")],
+        ),
+        holding(ask(ResourceKind::Listener), &[("web", "1")]),
     ];
     for request in requests {
         stream.on_request(request).unwrap();
     }
     assert_eq!(drain(&mut stream), ["C+a=1", "C-gone", "L"]);
-    stream.on_snapshot(with_base(Some(&[(Kind::Cluster, "web", "2")])));
+    stream.on_snapshot(with_base(Some(&[(ResourceKind::Cluster, "web", "2")])));
     assert_eq!(drain(&mut stream), ["C-old", "C+web=2", "L-web"]);
 }
 
 #[test]
-fn a_refusal_names_what_the_owner_added() {
-    let bad = [(Kind::Listener, "web", "bad")];
+fn a_refusal_names_the_base_resource() {
+    let bad = [(ResourceKind::Listener, "web", "bad")];
     let mut stream = Stream::new(with_base(Some(&bad)));
-    stream.on_request(ask(Kind::Listener)).unwrap();
+    stream.on_request(ask(ResourceKind::Listener)).unwrap();
     let response = stream.next_response().unwrap();
     let refusal = stream.on_request(refuse(&response)).unwrap().unwrap();
     assert!(refusal.route.is_none());
@@ -419,29 +439,32 @@ fn a_refusal_names_what_the_owner_added() {
         .collect();
     assert_eq!(named, [("web", "bad")]);
     assert!(drain(&mut stream).is_empty());
-    stream.on_snapshot(with_base(Some(&[(Kind::Listener, "web", "1")])));
+    stream.on_snapshot(with_base(Some(&[(ResourceKind::Listener, "web", "1")])));
     assert_eq!(drain(&mut stream), ["L+web=1"], "the last good one");
 }
 
 #[test]
-fn what_was_refused_is_tried_with_what_is_added_next() {
-    let bad = [(Kind::Listener, "web", "bad")];
+fn a_refused_base_resource_is_retried_with_the_next_change() {
+    let bad = [(ResourceKind::Listener, "web", "bad")];
     let mut stream = Stream::new(with_base(Some(&bad)));
-    stream.on_request(ask(Kind::Listener)).unwrap();
+    stream.on_request(ask(ResourceKind::Listener)).unwrap();
     let response = stream.next_response().unwrap();
     stream.on_request(refuse(&response)).unwrap();
     stream.on_snapshot(with_base(None));
     assert!(drain(&mut stream).is_empty());
-    let newer = [(Kind::Listener, "more", "1"), (Kind::Listener, "web", "bad")];
+    let newer = [
+        (ResourceKind::Listener, "more", "1"),
+        (ResourceKind::Listener, "web", "bad"),
+    ];
     stream.on_snapshot(with_base(Some(&newer)));
     assert_eq!(drain(&mut stream), ["L+more=1", "L+web=bad"]);
 }
 
 #[test]
-fn a_listener_that_is_gone_leaves_its_port_first() {
-    let mut stream = Stream::new(with_base(Some(&[(Kind::Listener, "web", "1")])));
-    stream.on_request(ask(Kind::Listener)).unwrap();
+fn removed_listeners_are_sent_first() {
+    let mut stream = Stream::new(with_base(Some(&[(ResourceKind::Listener, "web", "1")])));
+    stream.on_request(ask(ResourceKind::Listener)).unwrap();
     assert_eq!(drain(&mut stream), ["L+web=1"]);
-    stream.on_snapshot(with_base(Some(&[(Kind::Listener, "again", "1")])));
+    stream.on_snapshot(with_base(Some(&[(ResourceKind::Listener, "again", "1")])));
     assert_eq!(drain(&mut stream), ["L-web", "L+again=1"]);
 }

@@ -1,34 +1,46 @@
-//! ConfigMap → [`Base`]: Envoy's messages in protobuf's JSON mapping, written as YAML. Pure.
+//! ConfigMap → [`Base`]: parses Envoy's messages from protobuf's JSON mapping, written as YAML.
+//! Pure.
 //!
-//! What the messages are made of is read from descriptors, of the same version as the crate with Envoy's types (`cargo xtask
-//! descriptors`): those types know no JSON. A field that they do not have is refused, as Envoy refuses it in its own files.
+//! The message types come from descriptors of the same version as the crate with Envoy's types
+//! (`cargo xtask descriptors`), because those types do not support JSON. Unknown fields are
+//! rejected, as Envoy rejects them in its own files.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use prost::Message as _;
 use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor, Value as Field};
 use serde_json::Value;
 
-use super::Base;
-use super::guard::{GuardError, guard};
-use crate::snapshot::{Kind, Resource};
-use crate::translate::to_version;
+use super::resources::Base;
+use super::restrictions::{RestrictionError, check_restrictions};
+use crate::snapshot::resource::{Resource, ResourceKind, to_version};
 
 const DESCRIPTORS: &[u8] = include_bytes!("../../envoy/descriptors.binpb");
 const TYPE: &str = "@type";
 const TYPE_PREFIX: &str = "type.googleapis.com/";
-/// Keys of the ConfigMap: what its members are, and the field with their name. Clusters come before their endpoints.
-const KEYS: [(&str, Kind, &str, &str); 4] = [
-    ("clusters", Kind::Cluster, "envoy.config.cluster.v3.Cluster", "name"),
+/// Keys of the ConfigMap: resource type, message type, and the field with the name. Clusters come
+/// before their endpoints.
+const KEYS: [(&str, ResourceKind, &str, &str); 4] = [
+    (
+        "clusters",
+        ResourceKind::Cluster,
+        "envoy.config.cluster.v3.Cluster",
+        "name",
+    ),
     (
         "endpoints",
-        Kind::Endpoints,
+        ResourceKind::Endpoints,
         "envoy.config.endpoint.v3.ClusterLoadAssignment",
         "cluster_name",
     ),
-    ("listeners", Kind::Listener, "envoy.config.listener.v3.Listener", "name"),
+    (
+        "listeners",
+        ResourceKind::Listener,
+        "envoy.config.listener.v3.Listener",
+        "name",
+    ),
     (
         "routes",
-        Kind::Routes,
+        ResourceKind::Routes,
         "envoy.config.route.v3.RouteConfiguration",
         "name",
     ),
@@ -37,74 +49,74 @@ const KEYS: [(&str, Kind, &str, &str); 4] = [
 /// Why a base configuration is not served.
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
-    /// A key that nobody reads: likely a slip, and what is in it would be missed.
-    #[error("the key {0} is none of clusters, endpoints, listeners and routes")]
+    /// An unknown key: probably a typing error, and its content would be ignored silently.
+    #[error("the key {0} is unknown; allowed are clusters, endpoints, listeners and routes")]
     Key(String),
-    /// The text is no YAML.
-    #[error("reading the key {key}: it is to hold a list of YAML or JSON")]
+    /// The text is not YAML.
+    #[error("reading the key {key}: it must be a list in YAML or JSON")]
     Text {
-        /// The key.
+        /// Key of the ConfigMap.
         key: &'static str,
-        /// What is wrong.
+        /// The parse error.
         #[source]
         source: Box<serde_saphyr::Error>,
     },
-    /// A member is not of the type that the key stands for.
+    /// A member has another type than the key requires.
     #[error("{key}[{index}] is not {expected}")]
     Type {
-        /// The key.
+        /// Key of the ConfigMap.
         key: &'static str,
-        /// Its place in the list.
+        /// Index in the list.
         index: usize,
-        /// What it must be.
+        /// The required message type.
         expected: &'static str,
     },
-    /// A member is not what Envoy knows.
+    /// A member is not a valid message of its type.
     #[error("reading {key}[{index}]")]
     Message {
-        /// The key.
+        /// Key of the ConfigMap.
         key: &'static str,
-        /// Its place in the list.
+        /// Index in the list.
         index: usize,
-        /// What is wrong.
+        /// The parse error.
         #[source]
         source: serde_json::Error,
     },
     /// A member has no name.
     #[error("{key}[{index}] has no name")]
     Nameless {
-        /// The key.
+        /// Key of the ConfigMap.
         key: &'static str,
-        /// Its place in the list.
+        /// Index in the list.
         index: usize,
     },
-    /// Two members have one name.
-    #[error("{key} has {name} twice")]
+    /// Two members have the same name.
+    #[error("{key} contains {name} twice")]
     Twice {
-        /// The key.
+        /// Key of the ConfigMap.
         key: &'static str,
-        /// The name.
+        /// The duplicate name.
         name: String,
     },
-    /// A member takes what is not the owner's to give.
+    /// A member uses something that is reserved.
     #[error("{key} {name}")]
-    Guard {
-        /// The key.
+    Restricted {
+        /// Key of the ConfigMap.
         key: &'static str,
-        /// Its name.
+        /// Name of the member.
         name: String,
-        /// What it takes.
+        /// The reserved thing that it uses.
         #[source]
-        source: GuardError,
+        source: RestrictionError,
     },
 }
 
-/// Reads a base configuration. `ports` are those on which Envoy listens without it.
+/// Parses a base configuration. `ports` are the ports of Envoy's bootstrap.
 pub fn read(map: &ConfigMap, ports: &[u16]) -> Result<Base, BaseError> {
     if map.data.is_none() && map.binary_data.is_none() {
         return Ok(Base::default());
     }
-    // Large, and needed for a moment at each change only.
+    // The descriptors are large, and each change needs them only for a moment.
     read_with(&decode_pool(), map, ports)
 }
 
@@ -120,14 +132,15 @@ pub(super) fn read_with(pool: &DescriptorPool, map: &ConfigMap, ports: &[u16]) -
         return Err(BaseError::Key(key.clone()));
     }
     let mut base = Base::default();
-    // Endpoints are owed again when a Cluster changes, so its content is in their version: see `ads`.
+    // Envoy needs the endpoints again when a Cluster changes, so their version includes the
+    // Clusters' content: see `ads`.
     let clusters = data.get("clusters").map_or("", String::as_str);
     for (key, kind, expected, name_field) in KEYS {
         let Some(text) = data.get(key).filter(|text| !text.trim().is_empty()) else {
             continue;
         };
         let message = pool.get_message_by_name(expected).expect("the descriptors have it");
-        let salt = if kind == Kind::Endpoints { clusters } else { "" };
+        let salt = if kind == ResourceKind::Endpoints { clusters } else { "" };
         let members: Option<Vec<Value>> = serde_saphyr::from_str(text).map_err(|source| BaseError::Text {
             key,
             source: Box::new(source),
@@ -140,13 +153,14 @@ pub(super) fn read_with(pool: &DescriptorPool, map: &ConfigMap, ports: &[u16]) -
                 return Err(BaseError::Nameless { key, index });
             }
             let body = body.encode_to_vec();
-            guard(kind, &name, &json, &body, ports).map_err(|source| BaseError::Guard {
+            check_restrictions(kind, &name, &json, &body, ports).map_err(|source| BaseError::Restricted {
                 key,
                 name: name.clone(),
                 source,
             })?;
             let resource = Resource {
-                // Of the text, in which keys have an order: a map in a message has none.
+                // Hash of the JSON text, in which keys are ordered; a map in an encoded message has
+                // no order.
                 version: to_version(&[json.to_string().as_bytes(), salt.as_bytes()]),
                 body: body.into(),
             };

@@ -1,11 +1,14 @@
-//! What is refused and why, and which one is served then. That Envoy takes the rest is shown in `tests/ingress/base.rs`.
+//! Tests which configurations are refused and why, and which one is served then.
+//! `tests/ingress/base.rs` shows that Envoy accepts the others.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
+use super::resources::Base;
 use super::*;
-use crate::model::{ObjectKey, Watched, to_chain};
+use crate::model::observation::{ObjectKey, Watched, to_chain};
+use crate::snapshot::resource::ResourceKind;
 
 const PORTS: [u16; 2] = [8443, 9901];
 
@@ -39,9 +42,9 @@ fn resources_are_read_in_both_forms() {
         read(&map(&[("clusters", json)]), &PORTS),
     );
     let (yaml, json) = (yaml.unwrap(), json.unwrap());
-    let names: Vec<_> = yaml.names(Kind::Cluster).map(AsRef::as_ref).collect();
+    let names: Vec<_> = yaml.names(ResourceKind::Cluster).map(AsRef::as_ref).collect();
     assert_eq!(names, ["a", "b"]);
-    let body = |base: &Base| base.get(Kind::Cluster, "b").unwrap().body.clone();
+    let body = |base: &Base| base.get(ResourceKind::Cluster, "b").unwrap().body.clone();
     assert_eq!(body(&yaml), body(&json));
     assert_eq!(
         *body(&yaml),
@@ -56,7 +59,7 @@ fn resources_are_read_in_both_forms() {
 fn versions_follow_contents() {
     let version = |clusters: &str, endpoints: &str| {
         let base = read(&map(&[("clusters", clusters), ("endpoints", endpoints)]), &PORTS).unwrap();
-        base.get(Kind::Endpoints, "a").unwrap().version.clone()
+        base.get(ResourceKind::Endpoints, "a").unwrap().version.clone()
     };
     let first = version("[{name: a}]", "[{cluster_name: a}]");
     assert_eq!(first, version("[{name: a}]", "[{'cluster_name': 'a'}]"));
@@ -69,7 +72,7 @@ fn versions_follow_contents() {
 }
 
 #[test]
-fn what_is_not_the_owners_is_refused() {
+fn reserved_resources_are_refused() {
     let listener = |more: &str| format!("[{{name: a, {more}}}]");
     let at = |address: &str| listener(&format!("address: {{{address}}}"));
     let to = |host: &str, port: &str| {
@@ -127,43 +130,43 @@ fn what_is_not_the_owners_is_refused() {
             "each once",
             "routes",
             "[{name: a}, {name: a}]".into(),
-            "routes has a twice",
+            "routes contains a twice",
         ),
         (
             "no key of another name",
             "secrets",
             "[]".into(),
-            "the key secrets is none of",
+            "the key secrets is unknown",
         ),
         (
             "no cluster of ours",
             "clusters",
             "[{name: xds}]".into(),
-            "clusters xds: has a name of the ingress's own",
+            "clusters xds: has a name that is reserved for the ingress",
         ),
         (
             "no tenant's",
             "clusters",
             "[{name: name/a}]".into(),
-            "clusters name/a: has a name of",
+            "clusters name/a: has a name that",
         ),
         (
             "no tenant's endpoints",
             "endpoints",
             "[{cluster_name: name/a}]".into(),
-            "endpoints name/a: has a name of",
+            "endpoints name/a: has a name that",
         ),
         (
             "no routes of ours",
             "routes",
             "[{name: terminated}]".into(),
-            "has a name of",
+            "has a name that",
         ),
         (
             "no listener of ours",
             "listeners",
             at("").replace("name: a", "name: health"),
-            "has a name of",
+            "has a name that",
         ),
         (
             "no port of ours",
@@ -184,13 +187,13 @@ fn what_is_not_the_owners_is_refused() {
             "no pipe",
             "listeners",
             at("pipe: {path: /tmp/a}"),
-            "listens on something else",
+            "listens on something other",
         ),
         (
             "no listener without an address",
             "listeners",
             listener("internal_listener: {}"),
-            "listens on something else",
+            "listens on something other",
         ),
         (
             "no way to the admin interface",
@@ -265,19 +268,19 @@ fn what_is_not_the_owners_is_refused() {
             "no cluster that leads where a client says",
             "clusters",
             "[{name: a, type: ORIGINAL_DST, original_dst_lb_config: {use_http_header: true}}]".into(),
-            "is of another type than STATIC",
+            "has an unsupported type; allowed are STATIC",
         ),
         (
             "in its newer form either",
             "clusters",
             "[{name: a, cluster_type: {name: envoy.cluster.original_dst}}]".into(),
-            "is of another type than STATIC",
+            "has an unsupported type; allowed are STATIC",
         ),
         (
             "no endpoints by another name",
             "clusters",
             eds("service_name: b"),
-            "has endpoints by another name, b",
+            "has endpoints of another name, b",
         ),
         (
             "no wait for ever",
@@ -325,7 +328,7 @@ fn what_is_not_the_owners_is_refused() {
     }
 }
 
-/// Everything that is in a value, as what leads there.
+/// All values inside a value, as paths.
 fn paths(value: &Value) -> Vec<String> {
     let mut paths = vec![String::new()];
     let members: Vec<(String, &Value)> = match value {
@@ -340,9 +343,9 @@ fn paths(value: &Value) -> Vec<String> {
     paths
 }
 
-/// A panic would end the process, and each one after it.
+/// A panic would end the process, and each restarted one as well.
 #[test]
-fn nothing_that_is_written_ends_the_process() {
+fn no_config_map_ends_the_process() {
     let good = serde_json::json!([{
         "name": "a",
         "address": {"socketAddress": {"address": "::", "portValue": 80}},
@@ -401,17 +404,17 @@ fn nothing_that_is_written_ends_the_process() {
 
 fn names(tracker: &Tracker) -> Option<Vec<String>> {
     let served = tracker.served()?;
-    Some(served.names(Kind::Cluster).map(ToString::to_string).collect())
+    Some(served.names(ResourceKind::Cluster).map(ToString::to_string).collect())
 }
 
 fn refuse(tracker: &Tracker, name: &str) -> Input {
     Input::Refused(Rejection {
-        kind: Kind::Cluster,
+        kind: ResourceKind::Cluster,
         name: name.into(),
         version: tracker
             .served()
             .unwrap()
-            .get(Kind::Cluster, name)
+            .get(ResourceKind::Cluster, name)
             .unwrap()
             .version
             .clone(),
@@ -427,8 +430,11 @@ fn the_newest_good_one_is_served() {
     assert!(tracker.is_listed());
     assert_eq!(names(&tracker), Some(vec![]), "without a ConfigMap there is nothing");
 
-    let told = tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
-    assert_eq!((told.refused, told.note.as_str()), (false, "1 resources are served."));
+    let notice = tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
+    assert_eq!(
+        (notice.refused, notice.note.as_str()),
+        (false, "1 resources are served.")
+    );
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
     assert_eq!(
         tracker.apply(seen(&[("clusters", "[{name: a}]")])),
@@ -436,16 +442,22 @@ fn the_newest_good_one_is_served() {
         "the same again"
     );
 
-    let told = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
-    assert_eq!(told.note, "clusters[0] has no name. The last good one is served.");
+    let notice = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
+    assert_eq!(
+        notice.note,
+        "clusters[0] has no name. The last good configuration is still served."
+    );
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
     assert!(tracker.is_refused());
     assert_eq!(tracker.apply(seen(&[("clusters", "[{}]")])), None, "it is said once");
 
     tracker.apply(seen(&[("clusters", "[{name: b}]")])).unwrap();
     let late = refuse(&tracker, "b");
-    let told = tracker.apply(refuse(&tracker, "b")).unwrap();
-    assert_eq!(told.note, "Envoy does not take b: no. The last good one is served.");
+    let notice = tracker.apply(refuse(&tracker, "b")).unwrap();
+    assert_eq!(
+        notice.note,
+        "Envoy rejected b: no. The last good configuration is still served."
+    );
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
     assert_eq!(tracker.apply(late), None, "another Envoy says the same");
     assert_eq!(
@@ -455,24 +467,28 @@ fn the_newest_good_one_is_served() {
     );
     assert_eq!(names(&tracker), Some(vec!["a".into()]));
 
-    let told = tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
-    assert!(!told.refused && !tracker.is_refused(), "it is mended");
+    let notice = tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
+    assert!(!notice.refused && !tracker.is_refused(), "it is mended");
     let gone = Watched::Deleted(ObjectKey::of(&map(&[]).metadata));
     tracker.apply(Input::Seen(gone)).unwrap();
     assert_eq!(names(&tracker), Some(vec![]));
 }
 
 #[test]
-fn nothing_is_said_where_no_good_one_is_known() {
+fn without_a_good_configuration_none_is_served() {
     let mut tracker = Tracker::new(&PORTS);
-    let told = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
-    assert!(told.note.ends_with("Each Envoy keeps what it has."));
+    let notice = tracker.apply(seen(&[("clusters", "[{}]")])).unwrap();
+    assert!(
+        notice
+            .note
+            .ends_with("Each Envoy continues with the resources that it has.")
+    );
     assert_eq!(names(&tracker), None);
     tracker.apply(seen(&[("clusters", "[{name: a}]")])).unwrap();
     tracker.apply(refuse(&tracker, "a")).unwrap();
     assert_eq!(names(&tracker), None);
 
-    // What is refused may have been in the one before, too.
+    // The refused resource may be part of the previous configuration too.
     tracker.apply(seen(&[("clusters", "[{name: b}]")])).unwrap();
     tracker.apply(seen(&[("clusters", "[{name: b}, {name: c}]")])).unwrap();
     tracker.apply(refuse(&tracker, "b")).unwrap();

@@ -6,14 +6,15 @@ use tokio::sync::watch;
 use yoke_test_support::Dashboard;
 
 use super::*;
+use crate::snapshot::Snapshot;
 use crate::snapshot::entries::entry;
-use crate::snapshot::{Snapshot, resource_name};
-use crate::traffic::{Kind as Ended, Record};
+use crate::snapshot::resource::resource_name;
+use crate::traffic::series::{Record, RecordKind};
 
 const DASHBOARD: &str = "ingress.json";
-/// Of Envoy's own; a test on the real one shows that it has it.
+/// A metric of Envoy; a test with the real Envoy shows that it exists.
 const ENVOYS: &str = "envoy_access_logs_grpc_access_log_logs_dropped";
-/// What is not a metric in the dashboard's expressions.
+/// Words in the dashboard's expressions that are not metrics.
 const WORDS: [&str; 18] = [
     "answer",
     "by",
@@ -35,24 +36,24 @@ const WORDS: [&str; 18] = [
     "datasource",
 ];
 
-/// The names of all samples, once everything has been counted.
+/// The names of all samples after everything was counted once.
 fn exported() -> BTreeSet<String> {
     let registry = Registry::new(PROCESS);
     let metrics = Metrics::new(&registry);
-    metrics.count_response(Kind::Cluster, 1);
-    metrics.count_refusal(Kind::Cluster);
+    metrics.count_response(ResourceKind::Cluster, 1);
+    metrics.count_refusal(ResourceKind::Cluster);
     metrics.count_verdict("allowed");
     metrics.count_request("allowed");
     metrics.count_handshake(true);
     metrics.count_reload(true);
     metrics.count_base_change(true);
     metrics.count_entry(true);
-    metrics.count_sleeper("waking");
-    metrics.count_knock(true);
+    metrics.count_activator_answer("waking");
+    metrics.count_activator_handshake(true);
     metrics.count_wake("told");
     metrics.count_wake_write(true);
     let served = entry("a", &["a"], "1", "1");
-    for kind in [Ended::Connection, Ended::Request { code: 200 }] {
+    for kind in [RecordKind::Connection, RecordKind::Request { code: 200 }] {
         assert!(served.traffic.count(&Record {
             kind,
             verdict: "allowed",
@@ -64,7 +65,7 @@ fn exported() -> BTreeSet<String> {
     let mut snapshot = Snapshot::default();
     snapshot.set(&resource_name("a"), Some(served));
     let (_sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
-    Metrics::show_traffic(&registry, Shown::new(snapshots, Arc::default()));
+    Metrics::register_traffic(&registry, TrafficCollector::new(snapshots, Arc::default()));
     let text = registry.to_text().unwrap();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let names = samples.filter_map(|line| line.split(['{', ' ']).next());
@@ -85,9 +86,9 @@ fn the_panels_lie_beside_each_other() {
     Dashboard::read(DASHBOARD).check_panels();
 }
 
-/// What a scrape says is documented.
+/// Every exported metric is documented.
 #[test]
-fn what_is_counted_of_clusters_is_described() {
+fn traffic_metrics_have_descriptions() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitoring.md");
     let text = std::fs::read_to_string(file).unwrap();
     for name in exported().iter().filter(|name| name.contains("_cluster")) {

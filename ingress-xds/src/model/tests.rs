@@ -2,8 +2,10 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::activators::activator_secret_key;
+use super::observation::ActivatorNames;
 use super::*;
-use crate::fixtures::{
+use crate::test_util::fixtures::{
     BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, replica_slice, since, waking,
 };
 
@@ -51,7 +53,7 @@ fn to_route(target: Target) -> (String, Vec<String>) {
     (target.route.namespace.clone(), addresses)
 }
 
-/// The table as changes make it up.
+/// Builds the table from its changes.
 fn follow(routes: &mut Routes, table: &mut Table) {
     for (name, target) in table.take_changes() {
         match target {
@@ -77,19 +79,19 @@ fn expected(rows: &[(&str, &ClusterFixture, &[&str])]) -> Routes {
     rows.iter().map(row).collect()
 }
 
-const SLEEPER: &str = "10.9.9.9:18443";
+const ACTIVATOR: &str = "10.9.9.9:18443";
 
-fn with_sleeper() -> Rules {
+fn with_activator() -> Rules {
     Rules {
-        sleeper: Some(SLEEPER.parse().unwrap()),
+        activator: Some(ACTIVATOR.parse().unwrap()),
         ..Rules::new(BASE_DOMAIN)
     }
 }
 
-/// A certificate can be shown for these names.
+/// The activator has a certificate for these names.
 fn shown(namespace: &str, names: &[&str]) -> Event {
-    Event::Sleeper(Watched::Applied(Box::new(SleeperNames {
-        key: sleeper_key(namespace),
+    Event::ActivatorCertificate(Watched::Applied(Box::new(ActivatorNames {
+        key: activator_secret_key(namespace),
         names: names.iter().map(ToString::to_string).collect(),
     })))
 }
@@ -99,11 +101,11 @@ fn shown_for_all() -> Event {
 }
 
 fn not_shown(namespace: &str) -> Event {
-    Event::Sleeper(Watched::Deleted(sleeper_key(namespace)))
+    Event::ActivatorCertificate(Watched::Deleted(activator_secret_key(namespace)))
 }
 
 #[test]
-fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
+fn the_public_name_of_a_sleeping_cluster_leads_to_the_activator() {
     let extra = "api.example.org";
     let a = a().with_extra_names(&[extra]).with_konnectivity();
     let asleep = a.clone().asleep(waking(since(), None));
@@ -111,8 +113,8 @@ fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
     let address: &[&str] = &["10.0.0.1"];
     let sleeper: &[&str] = &["10.9.9.9"];
     for (rule, rules, first, expected_address) in [
-        ("asleep", with_sleeper(), &asleep, sleeper),
-        ("awake", with_sleeper(), &a, address),
+        ("asleep", with_activator(), &asleep, sleeper),
+        ("awake", with_activator(), &a, address),
         ("without a sleeper", Rules::new(BASE_DOMAIN), &asleep, address),
     ] {
         let mut table = Table::new(rules);
@@ -134,7 +136,7 @@ fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
         follow(&mut routes, &mut table);
         assert_eq!(routes[A].1, address, "{rule}");
     }
-    let mut table = Table::new(with_sleeper());
+    let mut table = Table::new(with_activator());
     table.apply(shown_for_all());
     table.apply(config(&asleep));
     let target = table.take_changes().remove(A).flatten().unwrap();
@@ -149,11 +151,11 @@ fn replicas(addresses: &[&str]) -> Event {
 }
 
 #[test]
-fn sleeping_clusters_lead_to_the_sleepers_of_all_replicas() {
+fn sleeping_clusters_lead_to_the_activators_of_all_replicas() {
     let asleep = a().asleep(waking(since(), None));
     let table_of = |own: &str| {
         let mut table = Table::new(Rules {
-            sleeper: Some(own.parse().unwrap()),
+            activator: Some(own.parse().unwrap()),
             replicas: true,
             ..Rules::new(BASE_DOMAIN)
         });
@@ -162,7 +164,7 @@ fn sleeping_clusters_lead_to_the_sleepers_of_all_replicas() {
         }
         table
     };
-    let mut table = table_of(SLEEPER);
+    let mut table = table_of(ACTIVATOR);
     let mut routes = Routes::new();
     let gone = |key: ObjectKey| Event::Replicas(Watched::Deleted(key));
     let key = ObjectKey::of(&replica_slice(&[]).metadata);
@@ -196,19 +198,19 @@ fn sleeping_clusters_lead_to_the_sleepers_of_all_replicas() {
 }
 
 #[test]
-fn further_names_lead_to_the_sleeper_if_it_has_a_certificate_of_their_cluster() {
+fn extra_names_lead_to_the_activator_with_a_certificate() {
     let names = ["api.example.org", "www.example.org"];
-    let told = || waking(since(), None);
-    let a = a().with_extra_names(&names).with_konnectivity().asleep(told());
-    let b = b().with_extra_names(&names[..1]).asleep(told());
+    let state = || waking(since(), None);
+    let a = a().with_extra_names(&names).with_konnectivity().asleep(state());
+    let b = b().with_extra_names(&names[..1]).asleep(state());
     let konnectivity = a.konnectivity_name();
-    let mut table = Table::new(with_sleeper());
+    let mut table = Table::new(with_activator());
     let mut routes = Routes::new();
     for event in [config(&a), config(&b), slice(&a), slice(&b), shown_for_all()] {
         table.apply(event);
     }
     let (of_a, of_b) = (a.namespace(), b.namespace());
-    let at_sleeper = ["10.9.9.9"];
+    let at_activator = ["10.9.9.9"];
     let at_a = ["10.0.0.1"];
     for (rule, event, expected) in [
         ("of nobody", not_shown("yoke-zxwvtsrq24"), [false, false]),
@@ -224,21 +226,23 @@ fn further_names_lead_to_the_sleeper_if_it_has_a_certificate_of_their_cluster() 
         ("there again", shown(&of_a, &names), [true, true]),
         (
             "gone at a list",
-            Event::Sleeper(Watched::Listed([sleeper_key(PKI_NAMESPACE), sleeper_key(&of_b)].into())),
+            Event::ActivatorCertificate(Watched::Listed(
+                [activator_secret_key(PKI_NAMESPACE), activator_secret_key(&of_b)].into(),
+            )),
             [false, false],
         ),
     ] {
         table.apply(event);
         follow(&mut routes, &mut table);
         for (name, sleeps) in names.into_iter().zip(expected) {
-            let addresses = if sleeps { at_sleeper } else { at_a };
+            let addresses = if sleeps { at_activator } else { at_a };
             assert_eq!(
                 routes[name],
                 (of_a.clone(), addresses.map(String::from).to_vec()),
                 "{rule}: {name}"
             );
         }
-        assert_eq!(routes[A].1, at_sleeper, "{rule}");
+        assert_eq!(routes[A].1, at_activator, "{rule}");
         assert_eq!(routes[&konnectivity].1, at_a, "{rule}");
     }
 }
@@ -254,7 +258,7 @@ fn a_cluster_wakes_when_its_address_is_seen() {
         ("held", Some(held), none),
         ("new", None, none),
     ] {
-        let mut table = Table::new(with_sleeper());
+        let mut table = Table::new(with_activator());
         table.apply(shown_for_all());
         if let Some(before) = before {
             table.apply(config(&a().asleep(before)));
@@ -276,15 +280,15 @@ fn a_cluster_wakes_when_its_address_is_seen() {
 }
 
 #[test]
-fn who_can_be_led_to_is_known_before_the_table_is() {
+fn activators_are_listed_before_the_table_is_synced() {
     for (rule, rules, expected) in [
         ("none", Rules::new(BASE_DOMAIN), true),
-        ("one", with_sleeper(), false),
+        ("one", with_activator(), false),
         (
             "of several",
             Rules {
                 replicas: true,
-                ..with_sleeper()
+                ..with_activator()
             },
             false,
         ),
@@ -294,7 +298,7 @@ fn who_can_be_led_to_is_known_before_the_table_is() {
         table.apply(Event::Slice(Watched::Listed(BTreeSet::new())));
         table.apply(Event::Certificate(Watched::Listed(BTreeSet::new())));
         assert_eq!(table.is_synced(), expected, "{rule}");
-        table.apply(Event::Sleeper(Watched::Listed(BTreeSet::new())));
+        table.apply(Event::ActivatorCertificate(Watched::Listed(BTreeSet::new())));
         assert_eq!(table.is_synced(), rule != "of several", "{rule}");
         table.apply(Event::Replicas(Watched::Listed(BTreeSet::new())));
         assert!(table.is_synced(), "{rule}");
@@ -381,7 +385,7 @@ fn objects_make_routes() {
 }
 
 #[test]
-fn agents_are_led_to_the_second_port() {
+fn konnectivity_agents_reach_the_second_port() {
     let ports = |events: Vec<Event>| {
         let mut table = table();
         events.into_iter().for_each(|event| {
@@ -456,7 +460,7 @@ fn every_problem_is_reported_once() {
 }
 
 #[test]
-fn what_did_not_change_is_not_reported_as_changed() {
+fn unchanged_targets_are_not_reported() {
     let (a, b) = (a(), b());
     let (_, _, mut table) = apply([config(&a), slice(&a), config(&b), slice(&b)]);
     table.apply(config(&a));
@@ -478,7 +482,7 @@ fn synced_when_both_kinds_were_listed() {
     assert!(table.is_synced());
 }
 
-/// What cannot be used is as if it were not there; Envoy then keeps what it has.
+/// An unusable certificate counts as missing; Envoy continues with its previous one.
 #[test]
 fn the_certificate_is_what_the_secret_holds_now() {
     let (chain, key) = ingress_pems();
@@ -505,9 +509,10 @@ fn the_certificate_is_what_the_secret_holds_now() {
     assert!(table.take_changes().is_empty(), "no name is concerned");
 }
 
-/// Whatever happened before, the table is what the objects that are left would make in any order.
+/// The table is independent of its history: it equals the one that the remaining objects give in
+/// any order.
 #[test]
-fn history_does_not_matter() {
+fn the_table_is_independent_of_history() {
     let ids = ["bbbbbbbb22", "cccccccc22", "dddddddd22", "ffffffff22"];
     for seed in 0..300 {
         let mut random = StdRng::seed_from_u64(seed);

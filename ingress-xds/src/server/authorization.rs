@@ -1,5 +1,5 @@
-//! `ext_authz`: Envoy asks about each new connection, and about each request that it took out of TLS; [`crate::gate`]
-//! answers.
+//! The `ext_authz` service: Envoy calls it for each new connection, and for each request whose TLS
+//! ended at Envoy. [`crate::authz`] decides.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -21,59 +21,57 @@ use k8s_openapi::jiff::Timestamp;
 use tonic::{Code, Request, Response, Status};
 use yoke_api::ingress::Asleep;
 
-use crate::answer::{build_body, build_headers};
-use crate::gate::request;
-use crate::gate::{ALLOWED, Gate, Refusal, Verdict};
+use crate::authz::request;
+use crate::authz::status_response::{build_advice, build_body, build_headers};
+use crate::authz::token::Verified;
+use crate::authz::verdict::{ALLOWED, ConnectionRefusal, RequestRefusal};
+use crate::authz::{Gate, Verdict};
 use crate::metrics::Metrics;
-use crate::model::Route;
-use crate::routing::Snapshots;
-use crate::server::hold::Hold;
+use crate::model::route::Route;
+use crate::server::attributes::{CLUSTER, ID, NAME, TENANT, VERDICT, to_socket};
+use crate::server::context::ServerContext;
+use crate::server::pending_requests::PendingRequests;
 use crate::server::tarpit::Tarpit;
-use crate::server::{Context, to_socket};
-use crate::sleeper::plan::build_advice;
-use crate::snapshot::{Entry, Snapshot, resource_name};
-use crate::token::Verified;
+use crate::snapshot::Snapshots;
+use crate::snapshot::resource::resource_name;
+use crate::snapshot::{Entry, Snapshot};
 
-/// Key of the verdict in the connection's or request's dynamic metadata, which Envoy's access log shows.
-pub(super) const VERDICT: &str = "verdict";
-const TENANT: &str = "tenant";
-const CLUSTER: &str = "cluster";
-/// Keys of the cluster's public name and identity, by which [`super::traffic`] finds it.
-pub(super) const NAME: &str = "name";
-pub(super) const ID: &str = "id";
-/// Key of the chain that a connection came by, if its TLS ends at Envoy: the listener's access log has refused ones of those.
+/// Metadata key of the filter chain, for connections whose TLS ends at Envoy. The listener's access
+/// log contains the refused ones of these.
 const CHAIN: &str = "chain";
-/// Metadata of a question, by which Envoy's configuration says that the connection's requests are decided one by one.
+/// gRPC metadata key in Envoy's configuration which says that requests of the connection are
+/// decided one by one.
 const CHAIN_METADATA: &str = "yoke-chain";
 const TERMINATED: &str = "terminated";
-/// The header by which Envoy's route finds the cluster. What a client sends under this name is removed before.
+/// The header from which Envoy's route takes the cluster. Envoy removes a client's header of this
+/// name first.
 const ROUTE_HEADER: &str = "x-yoke-cluster";
 const AUTHORIZATION: &str = "authorization";
 const USER_AGENT: &str = "user-agent";
 
-/// A cluster, with whose of its tokens a request has.
+/// The cluster that issued a request's token, and the token's subject.
 type Found = Verified<Arc<Entry>>;
-/// Why a request goes nowhere, with the cluster whose token it has.
-type Refused<T> = (request::Refusal, Option<T>);
+/// Why a request is refused, with the cluster that issued its token.
+type Refused<T> = (RequestRefusal, Option<T>);
 
-/// The service.
+/// The gRPC service.
 #[derive(Debug)]
-pub(super) struct Gatekeeper {
+pub(super) struct AuthorizationService {
     snapshots: Snapshots,
     gate: Arc<Mutex<Gate>>,
     tarpit: Tarpit,
     metrics: Metrics,
-    hold: Hold,
+    pending: PendingRequests,
 }
 
-impl Gatekeeper {
-    pub(super) fn new(context: &Context, gate: Arc<Mutex<Gate>>) -> Self {
+impl AuthorizationService {
+    pub(super) fn new(context: &ServerContext, gate: Arc<Mutex<Gate>>) -> Self {
         Self {
             snapshots: context.snapshots.clone(),
             gate,
-            tarpit: Tarpit::new(context.limits.hold),
+            tarpit: Tarpit::new(context.limits.refusal_delay),
             metrics: context.metrics.clone(),
-            hold: Hold::new(
+            pending: PendingRequests::new(
                 context.snapshots.clone(),
                 context.waker.clone(),
                 context.metrics.clone(),
@@ -84,7 +82,7 @@ impl Gatekeeper {
 }
 
 #[tonic::async_trait]
-impl Authorization for Gatekeeper {
+impl Authorization for AuthorizationService {
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
         let terminated = request
             .metadata()
@@ -92,7 +90,7 @@ impl Authorization for Gatekeeper {
             .is_some_and(|chain| chain == TERMINATED);
         let mut attributes = request.into_inner().attributes.unwrap_or_default();
         let http = attributes.request.take().and_then(|request| request.http);
-        // Only Envoy's HTTP filter says anything of a request.
+        // Only Envoy's HTTP filter sends attributes of a request.
         let is_source = terminated && http.is_none();
         let response = match http {
             Some(http) => self.check_request(&attributes, &http).await,
@@ -100,7 +98,8 @@ impl Authorization for Gatekeeper {
             None => self.check_connection(&attributes),
         };
         let code = response.status.as_ref().map(|status| Code::from(status.code));
-        // Who asks about a source does not wait long, and lets it in then.
+        // The check of a source has a short timeout, after which Envoy allows the connection, so
+        // its answer is never delayed.
         if code == Some(Code::ResourceExhausted) && !is_source {
             self.tarpit.wait().await;
         }
@@ -108,12 +107,12 @@ impl Authorization for Gatekeeper {
     }
 }
 
-impl Gatekeeper {
-    /// A connection on which each request is decided by itself.
+impl AuthorizationService {
+    /// Checks a connection on which each request is decided separately.
     fn check_source(&self, attributes: &AttributeContext) -> CheckResponse {
         let verdict = self.decide(|gate| gate.check_source(Instant::now(), find_source(attributes)));
-        let (code, word) = self.count(&verdict);
-        let mut response = to_response(code, word, None);
+        let (code, label) = self.count(&verdict);
+        let mut response = to_response(code, label, None);
         if let Some(metadata) = &mut response.dynamic_metadata {
             metadata.fields.insert(CHAIN.to_owned(), to_value(TERMINATED));
         }
@@ -123,17 +122,17 @@ impl Gatekeeper {
     fn decide(&self, decide: impl FnOnce(&mut Gate) -> Verdict) -> Verdict {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         let verdict = decide(&mut gate);
-        self.metrics.set_held(gate.held().total());
+        self.metrics.set_open_connections(gate.open_connections().total());
         verdict
     }
 
     fn count(&self, verdict: &Verdict) -> (Code, &'static str) {
-        let (code, word) = match verdict {
+        let (code, label) = match verdict {
             Verdict::Allow => (Code::Ok, ALLOWED),
             Verdict::Refuse(refusal) => (to_code(*refusal), refusal.as_str()),
         };
-        self.metrics.count_verdict(word);
-        (code, word)
+        self.metrics.count_verdict(label);
+        (code, label)
     }
 
     fn check_connection(&self, attributes: &AttributeContext) -> CheckResponse {
@@ -142,11 +141,11 @@ impl Gatekeeper {
         let source = find_source(attributes);
         let snapshot = self.snapshots.borrow().clone();
         let verdict = self.decide(|gate| gate.check(Instant::now(), snapshot.as_deref(), name, source));
-        let (code, word) = self.count(&verdict);
+        let (code, label) = self.count(&verdict);
         let entry = snapshot
             .as_ref()
             .and_then(|snapshot| snapshot.get(&resource_name(name)));
-        to_response(code, word, entry.map(|entry| entry.route.as_ref()))
+        to_response(code, label, entry.map(|entry| entry.route.as_ref()))
     }
 
     async fn check_request(&self, attributes: &AttributeContext, http: &HttpRequest) -> CheckResponse {
@@ -156,7 +155,7 @@ impl Gatekeeper {
             source: find_source(attributes).map(|source| source.ip()),
             agent: http.headers.get(USER_AGENT).map_or(&[], |agent| agent.as_bytes()),
         };
-        match self.judge_awake(facts).await {
+        match self.decide_when_awake(facts).await {
             Ok(entry) => {
                 self.metrics.count_request(ALLOWED);
                 CheckResponse {
@@ -165,60 +164,67 @@ impl Gatekeeper {
                 }
             }
             Err((refusal, entry)) => {
-                let word = refusal.as_str();
-                self.metrics.count_request(word);
+                let label = refusal.as_str();
+                self.metrics.count_request(label);
                 let route = entry.as_ref().map(|entry| entry.route.as_ref());
                 let code = match refusal {
-                    request::Refusal::Rate => Code::ResourceExhausted,
+                    RequestRefusal::Rate => Code::ResourceExhausted,
                     _ => Code::PermissionDenied,
                 };
                 CheckResponse {
                     http_response: Some(HttpResponse::DeniedResponse(translate_refusal(refusal, route))),
-                    ..to_response(code, word, route)
+                    ..to_response(code, label, route)
                 }
             }
         }
     }
 
-    /// The cluster to which a request goes, or why it does not, with the cluster whose token it has. One that sleeps is woken.
-    async fn judge_awake(&self, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Arc<Entry>>> {
+    /// The cluster that a request goes to, or the refusal together with the cluster that issued its
+    /// token. A sleeping cluster is woken.
+    async fn decide_when_awake(&self, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Arc<Entry>>> {
         let snapshot = self.snapshots.borrow().clone();
-        let (subject, entry) = match self.judge(snapshot.as_deref(), request) {
-            Err((request::Refusal::Asleep, Some(Verified { cluster, subject }))) => (subject, cluster),
+        let (subject, entry) = match self.decide_request(snapshot.as_deref(), request) {
+            Err((RequestRefusal::Asleep, Some(Verified { cluster, subject }))) => (subject, cluster),
             result => return result.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster))),
         };
-        let waited = self.hold.wait(&entry, subject, request).await;
-        // As it is by now: the token may have ended, or somebody have forbidden the source.
+        let waited = self.pending.wait(&entry, subject, request).await;
+        // Decide again with the newest snapshot: the token may have expired, or the source may be
+        // forbidden by now.
         let snapshot = self.snapshots.borrow().clone();
         waited.map_err(|refusal| {
             let name = resource_name(&entry.route.public_name);
             let now = snapshot.as_ref().and_then(|all| all.get(&name).cloned());
             (refusal, now.or(Some(entry)))
         })?;
-        let judged = self.judge(snapshot.as_deref(), request);
-        judged.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster)))
+        let decided = self.decide_request(snapshot.as_deref(), request);
+        decided.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster)))
     }
 
-    fn judge(&self, snapshot: Option<&Snapshot>, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Found>> {
-        let snapshot = snapshot.ok_or((request::Refusal::NotSynced, None))?;
+    fn decide_request(
+        &self,
+        snapshot: Option<&Snapshot>,
+        request: request::Request<'_>,
+    ) -> Result<Arc<Entry>, Refused<Found>> {
+        let snapshot = snapshot.ok_or((RequestRefusal::NotSynced, None))?;
         // The signature is verified outside of the lock.
-        let found = request::find(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
+        let found =
+            request::find_cluster_by_token(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
         let entry = &found.cluster;
-        let checked = request::check(snapshot, entry, request).and_then(|()| self.take_request(entry));
+        let checked = request::check(snapshot, entry, request).and_then(|()| self.charge_request(entry));
         match checked {
             Ok(()) => Ok(found.cluster),
             Err(refusal) => Err((refusal, Some(found))),
         }
     }
 
-    fn take_request(&self, entry: &Entry) -> Result<(), request::Refusal> {
+    fn charge_request(&self, entry: &Entry) -> Result<(), RequestRefusal> {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        gate.take_request(Instant::now(), &entry.route.id)
+        gate.charge_request(Instant::now(), &entry.route.id)
     }
 }
 
-fn to_response(code: Code, word: &str, route: Option<&Route>) -> CheckResponse {
-    let mut fields = HashMap::from([(VERDICT.to_owned(), to_value(word))]);
+fn to_response(code: Code, label: &str, route: Option<&Route>) -> CheckResponse {
+    let mut fields = HashMap::from([(VERDICT.to_owned(), to_value(label))]);
     if let Some(route) = route {
         fields.insert(TENANT.to_owned(), to_value(&route.tenant));
         fields.insert(CLUSTER.to_owned(), to_value(&route.cluster));
@@ -228,7 +234,7 @@ fn to_response(code: Code, word: &str, route: Option<&Route>) -> CheckResponse {
     CheckResponse {
         status: Some(rpc::Status {
             code: code.into(),
-            message: word.to_owned(),
+            message: label.to_owned(),
             ..Default::default()
         }),
         dynamic_metadata: Some(Struct { fields }),
@@ -243,11 +249,11 @@ fn translate_route(route: &Route) -> OkHttpResponse {
     }
 }
 
-fn translate_refusal(refusal: request::Refusal, route: Option<&Route>) -> DeniedHttpResponse {
+fn translate_refusal(refusal: RequestRefusal, route: Option<&Route>) -> DeniedHttpResponse {
     let mut status = refusal.to_status();
-    match (refusal, route.and_then(|route| Some(&route.asleep.as_ref()?.told))) {
-        (request::Refusal::Held, Some(Asleep::Held { why })) => status.message = Some(why.clone()),
-        (request::Refusal::Stuck, Some(Asleep::Waking { problem, .. })) => {
+    match (refusal, route.and_then(|route| Some(&route.asleep.as_ref()?.state))) {
+        (RequestRefusal::Held, Some(Asleep::Held { why })) => status.message = Some(why.clone()),
+        (RequestRefusal::Stuck, Some(Asleep::Waking { problem, .. })) => {
             status.message = problem.as_deref().map(build_advice);
         }
         _ => {}
@@ -272,11 +278,15 @@ fn to_header(key: &str, value: String) -> HeaderValueOption {
     }
 }
 
-fn to_code(refusal: Refusal) -> Code {
+fn to_code(refusal: ConnectionRefusal) -> Code {
     match refusal {
-        Refusal::NoName | Refusal::Unknown | Refusal::SourceNotAllowed => Code::PermissionDenied,
-        Refusal::NotSynced | Refusal::NoEndpoints => Code::Unavailable,
-        Refusal::SourceRate | Refusal::SourceConnections | Refusal::NameRate => Code::ResourceExhausted,
+        ConnectionRefusal::NoName | ConnectionRefusal::Unknown | ConnectionRefusal::SourceNotAllowed => {
+            Code::PermissionDenied
+        }
+        ConnectionRefusal::NotSynced | ConnectionRefusal::NoEndpoints => Code::Unavailable,
+        ConnectionRefusal::SourceRate | ConnectionRefusal::SourceConnections | ConnectionRefusal::NameRate => {
+            Code::ResourceExhausted
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Delta ADS: Envoy's messages ↔ the state machine of [`crate::ads`], one for each stream.
+//! The delta ADS service: converts between Envoy's messages and the state machine of
+//! [`crate::ads`], one for each stream.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -15,11 +16,11 @@ use tonic::{Request, Response, Status, Streaming};
 use yoke_runtime::Drain;
 
 use crate::ads;
-use crate::ads::Kind;
 use crate::base::{Input, Rejection};
 use crate::metrics::Metrics;
-use crate::routing::Snapshots;
-use crate::server::Context;
+use crate::server::context::ServerContext;
+use crate::snapshot::Snapshots;
+use crate::snapshot::resource::ResourceKind;
 
 const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
@@ -29,7 +30,7 @@ const ENDPOINTS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoa
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The service.
+/// The gRPC service.
 #[derive(Debug)]
 pub(super) struct Discovery {
     snapshots: Snapshots,
@@ -38,7 +39,8 @@ pub(super) struct Discovery {
     drain: Drain,
 }
 
-/// One stream: it is asked for the next response only when the last one was taken, so a slow client queues nothing here.
+/// One stream. The next response is built only when the previous one was taken, so a slow client
+/// queues nothing here.
 struct Session {
     requests: Streaming<DeltaDiscoveryRequest>,
     snapshots: Snapshots,
@@ -50,7 +52,7 @@ struct Session {
 }
 
 impl Discovery {
-    pub(super) fn new(context: &Context) -> Self {
+    pub(super) fn new(context: &ServerContext) -> Self {
         Self {
             snapshots: context.snapshots.clone(),
             base: context.base.clone(),
@@ -69,7 +71,7 @@ impl AggregatedDiscoveryService for Discovery {
         &self,
         _request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
-        Err(Status::unimplemented("only the incremental protocol is served"))
+        Err(Status::unimplemented("only the delta protocol of xDS is served"))
     }
 
     async fn delta_aggregated_resources(
@@ -94,7 +96,8 @@ impl AggregatedDiscoveryService for Discovery {
                 drain,
             })
         };
-        // The headers are sent at once; what is held until the host was read is the first response.
+        // The headers are sent at once; only the first response waits until the host's objects were
+        // listed.
         let answers = stream::try_unfold(Begin::Waiting(Box::pin(start)), |begin| async {
             let mut session = match begin {
                 Begin::Waiting(start) => Box::new(start.await?),
@@ -113,7 +116,7 @@ enum Begin<F> {
 }
 
 impl Session {
-    /// The next response; `None` if the client has closed its side.
+    /// The next response; `None` if the client has closed its side of the stream.
     async fn next(&mut self) -> Result<Option<DeltaDiscoveryResponse>, Status> {
         loop {
             if let Some(response) = self.state.next_response() {
@@ -130,30 +133,30 @@ impl Session {
                 }
                 request = self.requests.message() => match request? {
                     None => return Ok(None),
-                    Some(request) => self.take(request).await?,
+                    Some(request) => self.handle(request).await?,
                 },
             }
         }
     }
 
-    async fn take(&mut self, message: DeltaDiscoveryRequest) -> Result<(), Status> {
+    async fn handle(&mut self, message: DeltaDiscoveryRequest) -> Result<(), Status> {
         if self.node.is_none() {
             let node = message.node.as_ref().map(|node| node.id.clone()).unwrap_or_default();
             tracing::info!(
                 node,
-                held = message.initial_resource_versions.len(),
+                client_versions = message.initial_resource_versions.len(),
                 "xDS stream opened"
             );
             self.node = Some(node);
         }
         let kind = match message.type_url.as_str() {
-            CLUSTER => Kind::Cluster,
-            ENDPOINTS => Kind::Endpoints,
-            LISTENER => Kind::Listener,
-            ROUTES => Kind::Routes,
-            SECRET => Kind::Secret,
+            CLUSTER => ResourceKind::Cluster,
+            ENDPOINTS => ResourceKind::Endpoints,
+            LISTENER => ResourceKind::Listener,
+            ROUTES => ResourceKind::Routes,
+            SECRET => ResourceKind::Secret,
             other => {
-                tracing::warn!(r#type = other, "a type was asked for that is not served");
+                tracing::warn!(r#type = other, "Envoy requested a resource type that is not served");
                 return Ok(());
             }
         };
@@ -163,7 +166,7 @@ impl Session {
             error: message.error_detail.map(|status| status.message),
             subscribe: message.resource_names_subscribe,
             unsubscribe: message.resource_names_unsubscribe,
-            held: message
+            client_versions: message
                 .initial_resource_versions
                 .into_iter()
                 .collect::<BTreeMap<_, _>>(),
@@ -180,10 +183,10 @@ impl Session {
                 kind = ?refusal.kind,
                 error = refusal.reason,
                 node = self.node,
-                "Envoy refused a resource and keeps the last good one"
+                "Envoy rejected a resource and continues with its last good version"
             );
             if refusal.route.is_none() {
-                tell_base(&self.base, refusal).await;
+                report_to_base(&self.base, refusal).await;
             }
         }
         Ok(())
@@ -191,11 +194,11 @@ impl Session {
 
     fn to_message(&self, response: ads::Response) -> DeltaDiscoveryResponse {
         let type_url = match response.kind {
-            Kind::Cluster => CLUSTER,
-            Kind::Endpoints => ENDPOINTS,
-            Kind::Listener => LISTENER,
-            Kind::Routes => ROUTES,
-            Kind::Secret => SECRET,
+            ResourceKind::Cluster => CLUSTER,
+            ResourceKind::Endpoints => ENDPOINTS,
+            ResourceKind::Listener => LISTENER,
+            ResourceKind::Routes => ROUTES,
+            ResourceKind::Secret => SECRET,
         };
         let bytes = response.resources.iter().map(|(_, resource)| resource.body.len()).sum();
         self.metrics.count_response(response.kind, bytes);
@@ -224,8 +227,8 @@ impl Drop for Session {
     }
 }
 
-/// What is refused of the host owner's own is taken back as a whole, by who keeps it.
-async fn tell_base(base: &mpsc::Sender<Input>, refusal: ads::Refusal) {
+/// Forwards a rejection to the owner of the base configuration, which rolls it back as a whole.
+async fn report_to_base(base: &mpsc::Sender<Input>, refusal: ads::RefusedResponse) {
     for (name, version) in refusal.resources {
         let rejection = Rejection {
             kind: refusal.kind,
@@ -233,11 +236,11 @@ async fn tell_base(base: &mpsc::Sender<Input>, refusal: ads::Refusal) {
             version,
             reason: refusal.reason.clone(),
         };
-        // An error means that nobody hears it: the process is ending.
+        // An error means that the receiver is gone: the process is ending.
         let _ = base.send(Input::Refused(rejection)).await;
     }
 }
 
 fn ending() -> Status {
-    Status::unavailable("the process is ending")
+    Status::unavailable("the process is shutting down; connect to another replica")
 }

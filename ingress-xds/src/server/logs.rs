@@ -1,10 +1,11 @@
-//! Envoy's access logs. One stream is one log of one worker: of connections that ended, by which the gate knows how many a
-//! source has ([`ends`]), or of what clients did ([`traffic`]).
+//! The access log service. One stream carries one log of one Envoy worker: either ended
+//! connections, with which the gate counts the connections of a source ([`closed_connections`]), or
+//! the clients' traffic ([`traffic`]).
 //!
-//! Envoy does not wait for an answer, and drops what does not get away in time. What was on its way when a stream broke off is
-//! lost, too: such streams are counted.
+//! Envoy does not wait for an answer, and drops entries that it cannot send in time. Entries in
+//! flight on a stream that breaks are lost as well, so such streams are counted.
 
-mod ends;
+mod closed_connections;
 mod traffic;
 
 use std::sync::{Arc, Mutex};
@@ -15,16 +16,16 @@ use envoy_types::pb::envoy::service::accesslog::v3::{StreamAccessLogsMessage, St
 use tonic::{Request, Response, Status, Streaming};
 use yoke_runtime::Drain;
 
-use crate::gate::Gate;
+use crate::authz::Gate;
 use crate::metrics::Metrics;
-use crate::routing::Snapshots;
-use crate::server::Context;
+use crate::server::context::ServerContext;
+use crate::snapshot::Snapshots;
 
 /// Names of the logs in Envoy's bootstrap.
-const ENDS: &str = "connections";
+const CONNECTIONS: &str = "connections";
 const TRAFFIC: &str = "traffic";
 
-/// The service.
+/// The gRPC service.
 #[derive(Debug)]
 pub(super) struct Logs {
     gate: Arc<Mutex<Gate>>,
@@ -33,14 +34,14 @@ pub(super) struct Logs {
     drain: Drain,
 }
 
-/// Who reads a stream.
+/// The reader of one stream.
 enum Reader {
-    Ends(ends::Reader),
+    Connections(closed_connections::Reader),
     Traffic(traffic::Reader),
 }
 
 impl Logs {
-    pub(super) fn new(context: &Context, gate: Arc<Mutex<Gate>>) -> Self {
+    pub(super) fn new(context: &ServerContext, gate: Arc<Mutex<Gate>>) -> Self {
         Self {
             gate,
             snapshots: context.snapshots.clone(),
@@ -50,20 +51,25 @@ impl Logs {
     }
 
     async fn read(&self, mut messages: Streaming<StreamAccessLogsMessage>) -> Result<(), Status> {
-        // Before a stream says which log it is, it may be this one, and what is lost with it an end.
-        let ends = ends::Reader::new(&self.gate, &self.metrics);
+        // The first message says which log the stream carries. Until then a break may lose the end
+        // of a connection, so the stream counts as that log.
+        let closed_connections = closed_connections::Reader::new(&self.gate, &self.metrics);
         let Some(first) = messages.message().await? else {
             return Ok(());
         };
-        // Only the first message says it.
+        // Only the first message contains the name.
         let name = first.identifier.as_ref().map(|identifier| identifier.log_name.as_str());
         let reader = match name {
-            Some(ENDS) => Reader::Ends(ends),
+            Some(CONNECTIONS) => Reader::Connections(closed_connections),
             Some(TRAFFIC) => {
-                ends.dismiss();
+                closed_connections.dismiss();
                 Reader::Traffic(traffic::Reader::new(&self.snapshots, &self.metrics))
             }
-            _ => return Err(Status::invalid_argument("no such log")),
+            _ => {
+                return Err(Status::invalid_argument(
+                    "the log name is unknown; allowed are connections and traffic",
+                ));
+            }
         };
         reader.read(first);
         while let Some(message) = messages.message().await? {
@@ -94,9 +100,9 @@ impl Reader {
             return;
         };
         match (self, entries) {
-            (Self::Ends(reader), LogEntries::TcpLogs(logs)) => reader.read(&logs.log_entry),
-            // Only connections end there.
-            (Self::Ends(_), LogEntries::HttpLogs(_)) => {}
+            (Self::Connections(reader), LogEntries::TcpLogs(logs)) => reader.read(&logs.log_entry),
+            // HTTP entries do not report the end of a connection.
+            (Self::Connections(_), LogEntries::HttpLogs(_)) => {}
             (Self::Traffic(reader), LogEntries::TcpLogs(logs)) => reader.read_connections(&logs.log_entry),
             (Self::Traffic(reader), LogEntries::HttpLogs(logs)) => reader.read_requests(&logs.log_entry),
         }

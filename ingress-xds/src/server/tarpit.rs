@@ -1,35 +1,35 @@
-//! Lets those wait for their refusal who ask faster than they may: who asks anew at each answer asks so much the less, and what
-//! refusing takes is not taken from others.
+//! Delays the refusals of clients that exceed their rate. A client that retries at each answer then
+//! retries less often, and refusals take less capacity from others.
 
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-/// Who waits at most, of all: a quarter of the questions that an Envoy may have open (`max_requests` of the cluster `gate` in
-/// its bootstrap). Others are refused at once.
+/// Maximum number of delayed refusals: a quarter of the requests that an Envoy may have pending
+/// (`max_requests` of the cluster `gate` in its bootstrap). Further ones are refused at once.
 const PLACES: usize = 4096;
 
-/// Where they wait.
+/// Delays refusals.
 #[derive(Debug)]
 pub(super) struct Tarpit {
-    hold: Duration,
+    refusal_delay: Duration,
     places: Semaphore,
 }
 
 impl Tarpit {
-    /// Where each waits for so long, on average.
-    pub(super) fn new(hold: Duration) -> Self {
+    /// Creates a tarpit; `refusal_delay` is the average delay.
+    pub(super) fn new(refusal_delay: Duration) -> Self {
         Self {
-            hold,
+            refusal_delay,
             places: Semaphore::new(PLACES),
         }
     }
 
-    /// Waits, if there is a place: between half as long and half as long again, so that those who came at once do not come back
-    /// at once.
+    /// Waits for 0.5 to 1.5 times the average delay, if a slot is free. The random factor spreads
+    /// the retries of clients that came at once.
     pub(super) async fn wait(&self) {
         if let Ok(_place) = self.places.try_acquire() {
-            tokio::time::sleep(self.hold.mul_f64(rand::random_range(0.5..1.5))).await;
+            tokio::time::sleep(self.refusal_delay.mul_f64(rand::random_range(0.5..1.5))).await;
         }
     }
 }
@@ -43,9 +43,9 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_finds_no_place_does_not_wait() {
-        const HOLD: Duration = Duration::from_secs(1);
-        let tarpit = Arc::new(Tarpit::new(HOLD));
+    async fn a_request_without_slot_does_not_wait() {
+        const REFUSAL_DELAY: Duration = Duration::from_secs(1);
+        let tarpit = Arc::new(Tarpit::new(REFUSAL_DELAY));
         let waiting: Vec<_> = (0..PLACES)
             .map(|_| {
                 let tarpit = Arc::clone(&tarpit);
@@ -62,9 +62,9 @@ mod tests {
             waiting.await.unwrap();
         }
         let longest = begun.elapsed();
-        assert!((HOLD..HOLD * 2).contains(&longest), "{longest:?}");
+        assert!((REFUSAL_DELAY..REFUSAL_DELAY * 2).contains(&longest), "{longest:?}");
         let begun = Instant::now();
         tarpit.wait().await;
-        assert!(begun.elapsed() >= HOLD / 2, "there are places again");
+        assert!(begun.elapsed() >= REFUSAL_DELAY / 2, "there are places again");
     }
 }

@@ -1,10 +1,17 @@
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
+use yoke_api::ClusterId;
 
+use super::series::{CODES, Record, RecordKind, Series, class_of};
 use super::*;
+use crate::snapshot::Snapshot;
 use crate::snapshot::entries::entry;
-use crate::snapshot::{Snapshot, resource_name};
+use crate::snapshot::resource::resource_name;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -14,7 +21,7 @@ fn id(text: &str) -> ClusterId {
 
 fn connection(verdict: &str) -> Record<'_> {
     Record {
-        kind: Kind::Connection,
+        kind: RecordKind::Connection,
         verdict,
         received: 10,
         sent: 20,
@@ -24,7 +31,7 @@ fn connection(verdict: &str) -> Record<'_> {
 
 fn request(verdict: &str, code: u32) -> Record<'_> {
     Record {
-        kind: Kind::Request { code },
+        kind: RecordKind::Request { code },
         received: 1,
         sent: 2,
         duration: SECOND,
@@ -32,11 +39,11 @@ fn request(verdict: &str, code: u32) -> Record<'_> {
     }
 }
 
-/// The cluster `name`, with two names, whose clients are counted by `series`.
+/// Adds the cluster `name` with two names, and with these series.
 fn serve(snapshot: &mut Snapshot, name: &str, id: &ClusterId, series: &Arc<Series>) {
     for sni in [name, &format!("{name}.example.org")] {
         let mut entry = entry(name, &[name], "1", "1");
-        let mut route = crate::model::Route::clone(&entry.route);
+        let mut route = crate::model::route::Route::clone(&entry.route);
         route.id = id.clone();
         entry.route = Arc::new(route);
         entry.traffic = Arc::clone(series);
@@ -56,18 +63,21 @@ fn show(registry: &Registry) -> Vec<String> {
 
 #[test]
 fn series_are_those_of_the_clusters_that_are_served() {
-    let mut ledger = Ledger::new(10);
+    let mut series_registry = SeriesRegistry::new(10);
     let (a, b) = (id("bcdfghjk24"), id("zzzzzzzz24"));
     let mut snapshot = Snapshot::default();
     for (name, id) in [("a", &a), ("b", &b)] {
-        serve(&mut snapshot, name, id, &ledger.series_of(id));
+        serve(&mut snapshot, name, id, &series_registry.series_of(id));
     }
     let (sender, snapshots) = watch::channel(Some(Arc::new(snapshot.clone())));
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Shown::new(snapshots, Arc::clone(ledger.other()))));
+    registry.register_collector(Box::new(TrafficCollector::new(
+        snapshots,
+        Arc::clone(series_registry.other()),
+    )));
     assert_eq!(show(&registry), ["clusters_sharing_series 0"], "what is 0 is no series");
 
-    let series = ledger.series_of(&a);
+    let series = series_registry.series_of(&a);
     for record in [
         connection("allowed"),
         connection("allowed"),
@@ -79,7 +89,7 @@ fn series_are_those_of_the_clusters_that_are_served() {
     ] {
         assert!(series.count(&record));
     }
-    assert!(ledger.series_of(&b).count(&request("allowed", 0)));
+    assert!(series_registry.series_of(&b).count(&request("allowed", 0)));
     let owner = r#"tenant="tenant",cluster="a",id="bcdfghjk24""#;
     let of_b = r#"tenant="tenant",cluster="b",id="zzzzzzzz24""#;
     let mut expected = [
@@ -117,7 +127,7 @@ fn series_are_those_of_the_clusters_that_are_served() {
 }
 
 #[test]
-fn what_the_gate_never_says_is_not_counted() {
+fn unknown_verdicts_are_not_counted() {
     let series = Series::default();
     for record in [
         connection("unknown_name"),
@@ -151,14 +161,14 @@ fn codes_have_classes() {
 }
 
 #[test]
-fn only_so_many_clusters_have_series_of_their_own() {
-    let mut ledger = Ledger::new(2);
+fn the_number_of_clusters_with_own_series_is_limited() {
+    let mut series_registry = SeriesRegistry::new(2);
     let ids = [id("bcdfghjk24"), id("zzzzzzzz24"), id("dddddddd24")];
-    let [a, b, c] = ids.each_ref().map(|id| ledger.series_of(id));
+    let [a, b, c] = ids.each_ref().map(|id| series_registry.series_of(id));
     assert!(!Arc::ptr_eq(&a, &b));
-    assert!(Arc::ptr_eq(&c, ledger.other()));
+    assert!(Arc::ptr_eq(&c, series_registry.other()));
     assert!(
-        Arc::ptr_eq(&a, &ledger.series_of(&ids[0])),
+        Arc::ptr_eq(&a, &series_registry.series_of(&ids[0])),
         "a change of a cluster keeps them"
     );
 
@@ -168,7 +178,10 @@ fn only_so_many_clusters_have_series_of_their_own() {
     }
     let (sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Shown::new(snapshots, Arc::clone(ledger.other()))));
+    registry.register_collector(Box::new(TrafficCollector::new(
+        snapshots,
+        Arc::clone(series_registry.other()),
+    )));
     assert!(c.count(&connection("allowed")));
     let shown = show(&registry);
     let of_others = r#"cluster_connections_total{tenant="",cluster="",id="other",verdict="allowed"} 1"#;
@@ -177,6 +190,6 @@ fn only_so_many_clusters_have_series_of_their_own() {
     }
 
     drop((a, sender, registry, b));
-    let c = ledger.series_of(&ids[2]);
-    assert!(!Arc::ptr_eq(&c, ledger.other()), "what is gone leaves room");
+    let c = series_registry.series_of(&ids[2]);
+    assert!(!Arc::ptr_eq(&c, series_registry.other()), "what is gone leaves room");
 }

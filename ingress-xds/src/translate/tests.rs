@@ -12,8 +12,8 @@ use envoy_types::pb::xds::r#type::matcher::v3::matcher::matcher_tree::TreeType;
 use envoy_types::pb::xds::r#type::matcher::v3::matcher::on_match::OnMatch as Outcome;
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, cluster, pems};
-use crate::model::Route;
+use crate::model::route::Route;
+use crate::test_util::fixtures::{BASE_DOMAIN, cluster, pems};
 use crate::validate::{Rules, validate_config};
 
 fn target(addresses: &[&str]) -> Target {
@@ -26,14 +26,14 @@ fn target(addresses: &[&str]) -> Target {
 }
 
 fn serve(addresses: &[&str]) -> Entry {
-    translate("a-bcdfghjk.yoke.test", &target(addresses), Limits::default())
+    translate("a-bcdfghjk.yoke.test", &target(addresses), EnvoyLimits::default())
 }
 
 fn decode(entry: &Entry) -> Cluster {
     Cluster::decode(entry.cluster.body.as_ref()).unwrap()
 }
 
-/// Those of connections and those of requests.
+/// The thresholds of connections and of requests.
 fn thresholds(cluster: &Cluster) -> [Thresholds; 2] {
     let breakers = cluster.circuit_breakers.clone().unwrap();
     let [connections, requests] = breakers.thresholds.try_into().unwrap();
@@ -109,9 +109,9 @@ fn a_version_is_a_hash_of_the_content() {
         one.cluster.version, other.cluster.version,
         "an address is no part of the cluster"
     );
-    let limits = Limits {
+    let limits = EnvoyLimits {
         connections: 1,
-        ..Limits::default()
+        ..EnvoyLimits::default()
     };
     let limited = translate("a-bcdfghjk.yoke.test", &target(&["10.0.0.1"]), limits);
     assert_ne!(one.cluster.version, limited.cluster.version);
@@ -121,18 +121,19 @@ fn a_version_is_a_hash_of_the_content() {
     );
 }
 
-/// When this fails, every Envoy is sent every cluster again on upgrade: right if it is meant.
+/// If this fails, an upgrade sends every cluster to every Envoy again. Change the value only if
+/// that is intended.
 #[test]
-fn versions_outlive_a_release() {
-    // Without a CA, which tests draw anew.
-    let entry = translate("a.example.org", &target(&["10.0.0.1"]), Limits::default());
+fn versions_are_stable_across_releases() {
+    // Without a CA, which tests generate at random.
+    let entry = translate("a.example.org", &target(&["10.0.0.1"]), EnvoyLimits::default());
     assert_eq!(&*entry.cluster.version, "bc1319f762cc6409");
     assert_eq!(&*entry.endpoints.version, "bfc2bc014dc389d8");
 }
 
 #[test]
 fn resources_are_small() {
-    let entry = translate("a.example.org", &target(&["10.0.0.1"]), Limits::default());
+    let entry = translate("a.example.org", &target(&["10.0.0.1"]), EnvoyLimits::default());
     let (cluster, endpoints) = (entry.cluster.body.len(), entry.endpoints.body.len());
     assert!(cluster < 256 && endpoints < 128, "{cluster} {endpoints}");
     let entry = serve(&["10.0.0.1"]);
@@ -141,7 +142,7 @@ fn resources_are_small() {
 }
 
 #[test]
-fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
+fn requests_use_upstream_tls_verified_by_the_clusters_ca() {
     let entry = serve(&["10.0.0.1"]);
     let cluster = decode(&entry);
     assert_eq!(cluster.name, "name/a-bcdfghjk.yoke.test");
@@ -170,9 +171,9 @@ fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
     assert_eq!(requests.max_connections.unwrap().value, u32::MAX);
 }
 
-/// The mark is what the passthrough chain of Envoy's bootstrap sets.
+/// The mark is the value that the passthrough chain of Envoy's bootstrap sets.
 #[test]
-fn only_what_is_marked_goes_on_without_more_tls() {
+fn only_marked_connections_skip_upstream_tls() {
     let cluster = decode(&serve(&["10.0.0.1"]));
     let [other] = &cluster.transport_socket_matches[..] else {
         panic!("there is one other socket");
@@ -217,10 +218,14 @@ fn only_what_is_marked_goes_on_without_more_tls() {
     }
 }
 
-/// Such as that of its konnectivity agents.
+/// For example the name of its konnectivity agents.
 #[test]
-fn no_request_goes_by_another_name() {
-    let cluster = decode(&translate("a.example.org", &target(&["10.0.0.1"]), Limits::default()));
+fn no_request_uses_another_name() {
+    let cluster = decode(&translate(
+        "a.example.org",
+        &target(&["10.0.0.1"]),
+        EnvoyLimits::default(),
+    ));
     assert_eq!(cluster.name, "name/a.example.org");
     assert!(cluster.transport_socket.is_none(), "what passes is TLS");
     let [connections, requests] = thresholds(&cluster);
@@ -231,7 +236,7 @@ fn no_request_goes_by_another_name() {
 }
 
 #[test]
-fn connections_for_requests_hold_what_their_streams_may() {
+fn connection_windows_fit_all_stream_windows() {
     let entry = serve(&["10.0.0.1"]);
     let cluster = decode(&entry);
     let options = &cluster.typed_extension_protocol_options[HTTP_OPTIONS];
@@ -255,7 +260,7 @@ fn connections_for_requests_hold_what_their_streams_may() {
     assert_eq!(connection, streams * stream);
 }
 
-/// A key for tokens is nothing that Envoy is told.
+/// Envoy is not sent the token keys.
 #[test]
 fn a_new_key_changes_no_resource() {
     let mut changed = target(&["10.0.0.1"]);
@@ -264,7 +269,7 @@ fn a_new_key_changes_no_resource() {
     changed.route = Arc::new(route);
     let (before, after) = (
         serve(&["10.0.0.1"]),
-        translate("a-bcdfghjk.yoke.test", &changed, Limits::default()),
+        translate("a-bcdfghjk.yoke.test", &changed, EnvoyLimits::default()),
     );
     assert_eq!(before.cluster.version, after.cluster.version);
     assert_eq!(before.endpoints.version, after.endpoints.version);

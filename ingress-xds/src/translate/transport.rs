@@ -1,8 +1,9 @@
-//! How an Envoy cluster that takes connections and requests keeps them apart: requests go on in TLS, connections have their
-//! client's TLS already.
+//! Transport sockets of an Envoy cluster that carries both connections and requests. Requests go to
+//! the control plane over a new TLS connection; passed-through connections already carry their
+//! client's TLS.
 //!
-//! TLS is what Envoy does unless it is told otherwise. Told it is by the passthrough chain of its bootstrap alone, which
-//! marks each of its connections by filter state; nothing that a client sends can do so.
+//! TLS is the default. Only the passthrough filter chain of Envoy's bootstrap selects the raw
+//! socket: it marks its connections by filter state, which no client can set.
 
 use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use envoy_types::pb::envoy::config::cluster::v3::cluster::TransportSocketMatch;
@@ -29,24 +30,27 @@ use envoy_types::pb::xds::r#type::matcher::v3::matcher::on_match::OnMatch as Out
 use envoy_types::pb::xds::r#type::matcher::v3::matcher::{MatcherTree, MatcherType, OnMatch};
 use prost::Name;
 
-use crate::model::UpstreamTrust;
+use crate::model::route::UpstreamTrust;
 
-/// Names of Envoy's extensions.
+/// Names of Envoy extensions.
 const TLS: &str = "envoy.transport_sockets.tls";
 const RAW_BUFFER: &str = "envoy.transport_sockets.raw_buffer";
 const FILTER_STATE: &str = "envoy.matching.inputs.transport_socket_filter_state";
 const SOCKET_NAME: &str = "envoy.matching.action.transport_socket.name";
-/// The mark in Envoy's bootstrap, and its value, which is the name of the socket, too.
+/// The filter state key in Envoy's bootstrap, and its value. The value is also the name of the
+/// socket.
 const MARK: &str = "yoke.transport";
 const PASSTHROUGH: &str = "passthrough";
 
-/// Has an Envoy cluster open TLS that is verified by `trust`, unless a connection is marked as one that has it.
+/// Makes an Envoy cluster open TLS that `trust` verifies, except for connections with the
+/// passthrough mark.
 pub(super) fn secure(cluster: Cluster, trust: &UpstreamTrust) -> Cluster {
     Cluster {
         transport_socket: Some(translate_tls(trust)),
         transport_socket_matches: vec![TransportSocketMatch {
             name: PASSTHROUGH.to_owned(),
-            // What no endpoint has: an Envoy that does not know the matcher below takes TLS for everything.
+            // No endpoint has this metadata, so an Envoy that does not know the matcher below uses
+            // TLS for everything.
             r#match: Some(Struct {
                 fields: [(MARK.to_owned(), to_value(PASSTHROUGH))].into(),
             }),

@@ -1,6 +1,7 @@
-//! A Secret with a certificate of the ingress's → chain and key, or why it is not believed. Pure.
+//! Validates a Secret with a certificate of the ingress. Pure.
 //!
-//! Envoy refuses what it cannot use and keeps what it has; the checks here say so where the host's owner looks for it.
+//! Envoy rejects a certificate that it cannot use and continues with its previous one. These checks
+//! report the problem where the host's owner looks for it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,46 +16,46 @@ use yoke_pki::plan::{INGRESS_LEAF, SLEEPER_LEAF};
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// The certificate that is shown to clients whose TLS ends at the ingress.
+/// A certificate for clients whose TLS ends at the ingress.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IngressCertificate {
-    /// The leaf and what leads to the root, PEM.
+    /// The certificate and its issuers up to the root, PEM.
     pub chain: String,
-    /// The leaf's key, PEM.
+    /// The private key, PEM.
     pub key: String,
-    /// DNS names of the leaf.
+    /// DNS names of the certificate.
     pub names: BTreeSet<String>,
-    /// End of the leaf's validity.
+    /// End of the certificate's validity.
     pub not_after: Timestamp,
 }
 
-/// Why a Secret is not believed.
+/// Why a Secret is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// It is another Secret.
-    #[error("the Secret has another name or namespace than those that are looked for")]
-    Place,
-    /// A key is missing or no text; cert-manager has not issued the certificate yet.
-    #[error("the key {0} is missing")]
+    /// The object is not one of the expected Secrets.
+    #[error("the name and namespace of the Secret are not those of an ingress certificate")]
+    WrongObject,
+    /// A key is missing or not text. cert-manager may not have issued the certificate yet.
+    #[error("the key {0} is missing or empty")]
     Missing(&'static str),
-    /// Certificate or key cannot be read.
+    /// The certificate or the private key cannot be parsed.
     #[error("reading the key {key}")]
     Read {
         /// The key of the Secret.
         key: &'static str,
-        /// What is wrong with it.
+        /// The problem with it.
         #[source]
         source: InspectError,
     },
-    /// The first certificate is a CA's.
-    #[error("the certificate is a certificate authority's")]
+    /// The first certificate is a CA certificate.
+    #[error("the first certificate is a CA certificate and must be a server certificate")]
     Authority,
-    /// Key and certificate are no pair.
-    #[error("the key is not the certificate's")]
+    /// The private key does not belong to the certificate.
+    #[error("the private key does not match the certificate")]
     Pair,
 }
 
-// The key is not shown.
+// The private key must not be logged.
 impl fmt::Debug for IngressCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IngressCertificate")
@@ -63,20 +64,20 @@ impl fmt::Debug for IngressCertificate {
     }
 }
 
-/// Believes the Secret with what workloads are shown, or says why not.
+/// Validates the Secret with the certificate for Pods, whose TLS ends at Envoy.
 pub fn validate_ingress(object: &Secret) -> Result<IngressCertificate, CertificateError> {
     if place_of(object) != [PKI_NAMESPACE, INGRESS_LEAF] {
-        return Err(CertificateError::Place);
+        return Err(CertificateError::WrongObject);
     }
     validate_pair(object)
 }
 
-/// The same with what clients of clusters that sleep are shown: by the names of all, or by the further ones of the cluster
-/// whose hosted namespace it is in.
-pub fn validate_sleeper(object: &Secret) -> Result<IngressCertificate, CertificateError> {
+/// Validates a Secret with an activator certificate. In the CA namespace it covers the public names
+/// of all clusters; in a control-plane namespace it covers the extra names of that cluster.
+pub fn validate_activator(object: &Secret) -> Result<IngressCertificate, CertificateError> {
     let [namespace, name] = place_of(object);
     if name != SLEEPER_LEAF || !namespace.starts_with(HOSTED_NAMESPACE_PREFIX) {
-        return Err(CertificateError::Place);
+        return Err(CertificateError::WrongObject);
     }
     validate_pair(object)
 }
@@ -96,18 +97,18 @@ fn validate_pair(object: &Secret) -> Result<IngressCertificate, CertificateError
     let failed = |key| move |source| CertificateError::Read { key, source };
     let key = text(KEY)?;
     let chain = ParsedCertificate::from_pem(text(CERTIFICATE)?).map_err(failed(CERTIFICATE))?;
-    let leaf = chain.first().ok_or(CertificateError::Missing(CERTIFICATE))?;
-    if leaf.is_ca {
+    let certificate = chain.first().ok_or(CertificateError::Missing(CERTIFICATE))?;
+    if certificate.is_ca {
         return Err(CertificateError::Authority);
     }
-    if !leaf.matches_key(key).map_err(failed(KEY))? {
+    if !certificate.matches_key(key).map_err(failed(KEY))? {
         return Err(CertificateError::Pair);
     }
     Ok(IngressCertificate {
         chain: chain.iter().map(ParsedCertificate::to_pem).collect(),
         key: key.to_owned(),
-        names: leaf.dns_names.iter().cloned().collect(),
-        not_after: leaf.not_after,
+        names: certificate.dns_names.iter().cloned().collect(),
+        not_after: certificate.not_after,
     })
 }
 

@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use yoke_api::ingress::{Callers, IgnoredAgents, IngressConfig};
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, ClusterFixture, cluster, pems, since};
+use crate::test_util::fixtures::{BASE_DOMAIN, ClusterFixture, cluster, pems, since};
 
 fn rules() -> Rules {
     Rules::new(BASE_DOMAIN)
@@ -16,7 +16,7 @@ fn with(change: impl Fn(&mut IngressConfig)) -> ConfigMap {
     let mut fixture = good();
     let metadata = fixture.config_map().metadata;
     change(&mut fixture.config);
-    // The place stays that of the good one, whatever the text says.
+    // Name and namespace stay valid, whatever the text is.
     ConfigMap {
         metadata,
         ..fixture.config_map()
@@ -30,7 +30,7 @@ fn text(text: &str) -> ConfigMap {
 }
 
 #[test]
-fn what_the_operator_writes_is_believed() {
+fn config_maps_of_the_operator_are_valid() {
     let names = ["api.example.org", "zz.example.org"];
     let config = validate_config(&rules(), &good().with_extra_names(&names).config_map()).unwrap();
     assert_eq!(config.route.namespace, "yoke-bcdfghjk24");
@@ -41,7 +41,7 @@ fn what_the_operator_writes_is_believed() {
 }
 
 #[test]
-fn nobody_speaks_for_another_cluster() {
+fn no_config_map_can_impersonate_another_cluster() {
     for (rule, field, object) in [
         ("other identity", "id", with(|c| c.id = "zzzzzzzz24".parse().unwrap())),
         ("other cluster's name", "publicName", with(|c| c.cluster = "b".into())),
@@ -62,13 +62,13 @@ fn nobody_speaks_for_another_cluster() {
         ),
     ] {
         let error = validate_config(&rules(), &object).unwrap_err();
-        let found = matches!(&error, ConfigError::Foreign { field: found, .. } if *found == field);
+        let found = matches!(&error, ConfigError::Mismatch { field: found, .. } if *found == field);
         assert!(found, "{rule}: {error:?}");
     }
 }
 
 #[test]
-fn wrong_forms_are_refused() {
+fn invalid_forms_are_refused() {
     let long = "n".repeat(300);
     for (rule, object, expected) in [
         ("wildcard as cluster", with(|c| c.cluster = "*".into()), "cluster"),
@@ -83,7 +83,7 @@ fn wrong_forms_are_refused() {
         ),
     ] {
         let error = validate_config(&rules(), &object).unwrap_err();
-        let found = matches!(&error, ConfigError::Form { field, .. } if *field == expected);
+        let found = matches!(&error, ConfigError::InvalidName { field, .. } if *field == expected);
         assert!(found, "{rule}: {error:?}");
     }
 }
@@ -122,7 +122,10 @@ fn wrong_objects_are_refused() {
     let mut named = good().config_map();
     named.metadata.name = Some("yoke-ingress-2".into());
     for object in [elsewhere, named] {
-        assert!(matches!(validate_config(&rules(), &object), Err(ConfigError::Place)));
+        assert!(matches!(
+            validate_config(&rules(), &object),
+            Err(ConfigError::WrongObject)
+        ));
     }
     let empty = ConfigMap {
         data: None,
@@ -208,7 +211,8 @@ fn ready_addresses_are_used() {
     assert_eq!(slice.addresses.into_iter().collect::<Vec<_>>(), expected);
 }
 
-/// The host writes neither address nor port while no pod is there: the cluster has none, rather than its former ones.
+/// Kubernetes writes neither addresses nor ports while no pod exists. The cluster then has no
+/// address, not its previous ones.
 #[test]
 fn a_slice_without_addresses_needs_no_port() {
     let mut object = good().at(&[], 6443).slice();
@@ -249,7 +253,7 @@ fn wrong_slices_are_refused() {
         ("service is no label", relabelled(SERVICE_NAME, Some("a/b"))),
     ] {
         assert!(
-            matches!(validate_slice(&rules(), &object), Err(SliceError::Place)),
+            matches!(validate_slice(&rules(), &object), Err(SliceError::WrongObject)),
             "{rule}"
         );
     }

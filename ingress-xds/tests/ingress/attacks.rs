@@ -1,8 +1,10 @@
-//! The table of attacks: whoever can reach the ingress, with or without a Pod of one cluster, against another cluster and
-//! against the ingress itself. One real Envoy and two clusters take all of it, row by row, and are then as they were: 226 rows,
-//! 59 of tokens, 43 of bytes, 60 of frames, 46 of hellos, and 18 of certificates that a tenant asks its own CA for.
+//! The table of attacks. The attacker can reach the ingress, with or without a Pod of one cluster,
+//! and attacks another cluster or the ingress itself. One real Envoy and two clusters take all rows
+//! in turn, and are unchanged afterwards. There are 226 rows: 59 of tokens, 43 of bytes, 60 of
+//! frames, 46 of hellos, and 18 of certificates that a tenant requests from its own CA.
 //!
-//! What is said by a client that is a client stands in `terminated::attacks`; here is what no library would send.
+//! Attacks that an ordinary client library can send are in `terminated::attacks`; these are the
+//! ones that no library sends.
 
 mod frames;
 mod hellos;
@@ -15,18 +17,19 @@ use futures::{StreamExt as _, stream};
 use crate::support::client::{BOTH, Client, Http, get};
 use crate::terminated::{Stage, assert_alive, watch};
 
-/// Rows in all: none is lost unnoticed.
+/// Total number of rows, so that none is lost unnoticed.
 const ROWS: usize = 226;
-/// Rows that are under way at the same time; some take a second until Envoy closes.
+/// Number of concurrent rows; some take a second until Envoy closes the connection.
 const AT_ONCE: usize = 16;
 
-/// What is wrong, of rows that do not depend on each other.
+/// Runs independent rows concurrently, and returns their failures.
 async fn at_once(rows: impl Iterator<Item = impl Future<Output = Option<String>>>) -> Vec<String> {
     let rows = stream::iter(rows).buffer_unordered(AT_ONCE);
     rows.filter_map(async |wrong| wrong).collect().await
 }
 
-/// Both clusters answer their own, each way, and nothing else was reached meanwhile.
+/// Both clusters answer their own clients, on both ways, and no request has reached another server
+/// meanwhile.
 async fn assert_unharmed(rule: &str, stage: &Stage) {
     for (index, own) in ["a", "b"].into_iter().enumerate() {
         let bearer = stage.bearer(index);
@@ -43,7 +46,7 @@ async fn assert_unharmed(rule: &str, stage: &Stage) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attacks_reach_nobody_else() {
+async fn attacks_reach_no_other_cluster() {
     let stage = Stage::with(&[], |_| {}).await;
     let bearer = stage.bearer(1);
     let mut client = stage.client(Http::Two).await;

@@ -1,4 +1,4 @@
-//! What the host's owner adds to Envoy's configuration by a ConfigMap.
+//! The base configuration: a ConfigMap with the host owner's own Envoy resources.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use yoke_ingress_xds::model::{ObjectKey, Watched};
+use yoke_ingress_xds::model::observation::{ObjectKey, Watched};
 use yoke_test_support::free_port;
 
 use crate::Stage;
@@ -34,7 +34,7 @@ pub(crate) fn map(data: &[(&str, String)]) -> ConfigMap {
     }
 }
 
-/// A listener that answers by this `route_specifier` of its HTTP connection manager.
+/// A listener with this `route_specifier` in its HTTP connection manager.
 fn listener(name: &str, port: u16, routes: &str) -> String {
     format!(
         r#"
@@ -56,7 +56,7 @@ fn listener(name: &str, port: u16, routes: &str) -> String {
 
 const BY_RDS: &str = "rds: {route_config_name: web, config_source: {resource_api_version: V3, ads: {}}}";
 
-/// Answers with a text, without a cluster.
+/// A route that answers with a text, without a cluster.
 fn direct(text: &str) -> String {
     format!(
         "route_config: {{virtual_hosts: [{{name: all, domains: ['*'], routes: [{{match: {{prefix: /}}, direct_response: \
@@ -73,7 +73,8 @@ fn cluster(name: &str, upstream: SocketAddr) -> String {
     )
 }
 
-/// A listener, its routes, and two clusters, one of which has its endpoints apart; JSON is YAML.
+/// A listener, its routes, and two clusters, one with separate endpoints. The text is JSON, which
+/// is valid YAML.
 pub(crate) fn web(port: u16, upstream: SocketAddr, to: &str) -> Vec<(&'static str, String)> {
     let apart = r#"{"@type": "type.googleapis.com/envoy.config.cluster.v3.Cluster", "name": "two", "type": "EDS",
         "connectTimeout": "1s", "edsClusterConfig": {"edsConfig": {"resourceApiVersion": "V3", "ads": {}}}}"#;
@@ -99,7 +100,7 @@ pub(crate) fn web(port: u16, upstream: SocketAddr, to: &str) -> Vec<(&'static st
     ]
 }
 
-/// Answers every request with its own port.
+/// A server that answers every request with its own port.
 async fn upstream() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -138,7 +139,7 @@ async fn watch(stage: &Stage) -> LongStream {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn owners_own_is_served_changed_and_taken_away() {
+async fn a_base_is_served_changed_and_removed() {
     let stage = Stage::new(2).await;
     let mut watch = watch(&stage).await;
     let (port, first, second) = (free_port(), upstream().await, upstream().await);
@@ -149,7 +150,7 @@ async fn owners_own_is_served_changed_and_taken_away() {
     assert!(!stage.xds().notice().await.refused);
     wait_for("it is served", port, &first.port().to_string()).await;
 
-    // Other routes, by endpoints that are apart, and at last another upstream.
+    // Other routes through the separate endpoints, and finally another upstream.
     stage.xds().apply_base(&map(&web(port, first, "two"))).await;
     wait_for("endpoints are served", port, &first.port().to_string()).await;
     stage.xds().apply_base(&map(&web(port, second, "two"))).await;
@@ -191,7 +192,7 @@ async fn owners_own_is_served_changed_and_taken_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
+async fn an_invalid_base_is_refused_and_the_last_good_one_stays() {
     let stage = Stage::new(2).await;
     let mut watch = watch(&stage).await;
     let (port, other, upstream) = (free_port(), free_port(), upstream().await);
@@ -226,7 +227,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
             "a tenant's cluster",
             "clusters",
             cluster(&tenant, upstream),
-            "has a name of the ingress's own",
+            "has a name that is reserved for the ingress",
         ),
         (
             "our listener",
@@ -252,18 +253,18 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
             route("cluster_header: x-to"),
             "lets a client choose",
         ),
-        // What only Envoy knows.
+        // Errors that only Envoy detects.
         (
             "a cluster that Envoy does not take",
             "clusters",
             cluster("more", upstream).replace("1s", "0s"),
-            "Envoy does not take more",
+            "Envoy rejected more",
         ),
         (
             "a listener that Envoy does not take",
             "listeners",
             listener("more", port, &answers),
-            "Envoy does not take more",
+            "Envoy rejected more",
         ),
         (
             "a route without a cluster",
@@ -276,7 +277,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
             "nowhere",
         ),
     ] {
-        // With a change of what is good: it must not be served either.
+        // The rejected configuration also changes a valid part, which must not be served either.
         let mut data: BTreeMap<_, _> = good.iter().cloned().collect();
         data.insert("listeners", listener("web", port, &answers));
         let before = data.remove(key).unwrap_or_default();
@@ -292,7 +293,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
         };
         assert!(notice.note.contains(reason), "{rule}: {}", notice.note);
         assert!(
-            notice.note.ends_with("The last good one is served."),
+            notice.note.ends_with("The last good configuration is still served."),
             "{rule}: {}",
             notice.note
         );
@@ -315,7 +316,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_last_good_one_outlives_the_server() {
+async fn the_last_good_base_survives_a_server_restart() {
     let mut stage = Stage::new(2).await;
     let mut watch = watch(&stage).await;
     let (port, upstream) = (free_port(), upstream().await);
@@ -329,10 +330,13 @@ async fn the_last_good_one_outlives_the_server() {
     xds.list_with(&clusters, Some(&bad)).await;
     let notice = xds.notice().await;
     assert!(
-        notice.refused && notice.note.ends_with("Each Envoy keeps what it has."),
+        notice.refused
+            && notice
+                .note
+                .ends_with("Each Envoy continues with the resources that it has."),
         "{notice:?}"
     );
-    // A change that arrives shows that Envoy has heard the new server.
+    // A change that arrives shows that Envoy is connected to the new server.
     xds.delete(&stage.clusters[0]).await;
     stage.xds = Some(xds);
     stage.wait_closed(&stage.clusters[0].public_name()).await;
@@ -345,7 +349,7 @@ async fn the_last_good_one_outlives_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_envoy_waits_for_nothing_for_ever() {
+async fn a_new_envoy_never_waits_forever() {
     let stage = Stage::new(2).await;
     let (port, upstream) = (free_port(), upstream().await);
     let mut data = web(port, upstream, "two");
@@ -355,7 +359,7 @@ async fn a_new_envoy_waits_for_nothing_for_ever() {
 
     let site = &stage.site;
     let envoy = Envoy::start(site.address, &site.client_leaf(), &site.ca.pem).await;
-    // It gives the routes that are missing 15 s.
+    // Envoy waits 15 s for the missing routes.
     let ready = async || envoy.is_ready().await.then_some(());
     eventually("Envoy is ready", PATIENCE * 2, ready).await;
     let name = stage.clusters[0].public_name();

@@ -1,4 +1,5 @@
-//! A client that is not Envoy: Istio's, in Go, with Envoy's own rules for every message (`contract/`).
+//! An xDS client other than Envoy: Istio's, in Go, with Envoy's own validation rules for every
+//! message (`contract/`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,13 +14,14 @@ use tokio::process::{Child, ChildStdout, Command};
 
 use crate::base::{map, web};
 use crate::rustls_provider;
+use crate::support::SERVER_NAME;
 use crate::support::fixtures::{ClusterFixture, cluster};
 use crate::support::pki::Ca;
-use crate::support::xds::{SERVER_NAME, Site, Xds};
+use crate::support::xds::{Site, Xds};
 use crate::support::{PATIENCE, eventually, loopback};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/contract/client.sh");
-/// Where none of its modules is built yet.
+/// Timeout for building the client when none of its modules is built yet.
 const BUILD_LIMIT: Duration = Duration::from_mins(30);
 const TYPES: [&str; 5] = [
     "Cluster",
@@ -29,10 +31,10 @@ const TYPES: [&str; 5] = [
     "Secret",
 ];
 
-/// Type and name.
+/// Resource type and name.
 type Key = (String, String);
 
-/// What the client says of itself.
+/// One line of the client's output.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Line {
@@ -47,11 +49,11 @@ struct Line {
     body: Value,
 }
 
-/// The client, and what it has.
+/// The client and the resources that it has.
 struct Foreign {
     lines: Lines<BufReader<ChildStdout>>,
     served: BTreeMap<Key, Value>,
-    /// What it said since it was looked at last.
+    /// Output since the last check.
     heard: Vec<Line>,
     log: std::path::PathBuf,
     _process: Child,
@@ -59,7 +61,7 @@ struct Foreign {
 }
 
 impl Foreign {
-    /// Connects to the server of `site`, and refuses what is named `refuse`.
+    /// Connects to the server of `site`, and rejects the resources named `refuse`.
     async fn start(site: &Site, refuse: &str) -> Self {
         let build = tokio::time::timeout(BUILD_LIMIT, Command::new(SCRIPT).status());
         assert!(build.await.unwrap().unwrap().success(), "the client is built");
@@ -94,7 +96,7 @@ impl Foreign {
         }
     }
 
-    /// Reads on until `enough`.
+    /// Reads output until `enough`.
     async fn wait(&mut self, what: &str, mut enough: impl FnMut(&Self) -> bool) {
         let reading = async {
             while !enough(self) {
@@ -120,7 +122,7 @@ impl Foreign {
         );
     }
 
-    /// Waits until it has just these.
+    /// Waits until the client has exactly these resources.
     async fn wait_names(&mut self, what: &str, expected: &[(&str, &[&str])]) {
         let pairs = expected
             .iter()
@@ -132,7 +134,7 @@ impl Foreign {
         .await;
     }
 
-    /// Waits until it knows a cluster by its name at this address.
+    /// Waits until the client has this address for a cluster's public name.
     async fn wait_address(&mut self, public: &str, expected: &str) {
         let what = format!("{public} is at {expected}");
         self.wait(&what, |client| {
@@ -143,7 +145,8 @@ impl Foreign {
         .await;
     }
 
-    /// What it was sent since it was looked at last: names with their types, and those that were taken away.
+    /// Resources that were sent since the last check, with their types, and those that were
+    /// removed.
     fn sent(&mut self) -> (Vec<Key>, Vec<Key>) {
         let heard = std::mem::take(&mut self.heard);
         let responses = || heard.iter().filter(|line| line.event == "response");
@@ -192,7 +195,7 @@ async fn stage() -> (Site, [ClusterFixture; 2]) {
 const OF_A: [&str; 1] = ["name/a-bcdfghjk.yoke.test"];
 const OF_B: [&str; 1] = ["name/b-zzzzzzzz.yoke.test"];
 const OF_TENANTS: [&str; 2] = ["Cluster", "ClusterLoadAssignment"];
-/// What is left when there is no cluster of a tenant.
+/// The resources without any tenant cluster.
 const OWN: [(&str, &[&str]); 5] = [
     ("Cluster", &["one", "two"]),
     ("ClusterLoadAssignment", &["two"]),
@@ -202,7 +205,7 @@ const OWN: [(&str, &[&str]); 5] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_client_is_led_and_goes_on_where_it_was() {
+async fn istio_client_gets_resources_and_resumes() {
     let (site, [a, b]) = stage().await;
     let public = a.public_name();
     let base = map(&web(9080, loopback(9081), "one"));
@@ -231,7 +234,7 @@ async fn a_foreign_client_is_led_and_goes_on_where_it_was() {
     assert_eq!(shown, site.certificate.as_ref().unwrap().certificate.as_str());
     client.sent();
 
-    // A change of one cluster is all that is sent, and its removal all that is taken away.
+    // A change of one cluster sends only that cluster, and its removal removes only that one.
     let moved = a.clone().at(&["10.0.0.9"], 6443);
     xds.apply(&moved).await;
     client.wait_address(&public, "10.0.0.9").await;
@@ -245,7 +248,7 @@ async fn a_foreign_client_is_led_and_goes_on_where_it_was() {
     assert_nothing_refused(&xds);
     xds.stop().await;
 
-    // Another server is told the versions, and sends what changed since.
+    // The client reports its versions to another server, which sends only what has changed since.
     let xds = site.start().await;
     xds.list_with(&[&moved], Some(&base)).await;
     xds.apply(&a.clone().at(&["10.0.0.10"], 6443)).await;
@@ -261,7 +264,7 @@ async fn a_foreign_client_is_led_and_goes_on_where_it_was() {
     assert_nothing_refused(&xds);
     xds.stop().await;
 
-    // What went meanwhile is taken away, and nothing is sent.
+    // Resources that were deleted meanwhile are removed, and nothing is sent.
     let xds = site.start().await;
     xds.list_with(&[], Some(&base)).await;
     client.wait_names("A is gone", &OWN).await;
@@ -270,7 +273,7 @@ async fn a_foreign_client_is_led_and_goes_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_foreign_client_refuses_waits_for_a_change() {
+async fn a_rejected_resource_of_istios_client_waits_for_a_change() {
     let (site, [a, b]) = stage().await;
     let xds = site.start().await;
     xds.list(&[&a, &b]).await;
@@ -280,7 +283,7 @@ async fn what_a_foreign_client_refuses_waits_for_a_change() {
     all.extend(OF_TENANTS.map(|kind| (kind, &both[..])));
     client.wait_names("it was sent everything", &all).await;
     let refusals = |client: &Foreign| client.heard.iter().filter(|line| !line.error.is_empty()).count();
-    // Its cluster, and its endpoints.
+    // The Cluster and its endpoints.
     client.wait("both are refused", |client| refusals(client) == 2).await;
     let counted = async |xds: &Xds, expected: u64| {
         eventually("the server counts it", PATIENCE, async || {

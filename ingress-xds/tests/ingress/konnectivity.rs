@@ -1,4 +1,5 @@
-//! konnectivity agents come by a name of their own, which leads to the second port of their cluster's control plane.
+//! konnectivity agents connect by a name of their own, which leads to the second port of their
+//! cluster's control plane.
 
 use std::net::SocketAddr;
 
@@ -6,7 +7,7 @@ use crate::Stage;
 use crate::support::fixtures::ClusterFixture;
 use crate::support::tenant::{LongStream, Tenant, open};
 
-/// A stage whose clusters have konnectivity-servers beside their API servers.
+/// A stage whose clusters have konnectivity-servers in addition to their API servers.
 struct Servers {
     stage: Stage,
     clusters: [ClusterFixture; 2],
@@ -68,7 +69,7 @@ async fn agents_reach_the_server_of_their_own_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_around_an_agents_own_are_closed() {
+async fn names_similar_to_the_agents_name_are_refused() {
     let on = Servers::new().await;
     let name = &on.names[0];
     let before = on.connections();
@@ -86,9 +87,10 @@ async fn names_around_an_agents_own_are_closed() {
     assert_eq!(on.connections(), before);
 }
 
-/// A cluster that gives up its agents loses their name, with the tunnels that go by it, and nothing else.
+/// A cluster that disables konnectivity loses the agents' name and the tunnels that use it, and
+/// nothing else.
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_of_a_cluster_that_wants_none_are_closed() {
+async fn agents_of_a_cluster_without_konnectivity_are_refused() {
     let on = Servers::new().await;
     let (stage, anonymous) = (&on.stage, on.stage.anonymous());
     let [a, b] = &stage.clusters;
@@ -100,7 +102,7 @@ async fn agents_of_a_cluster_that_wants_none_are_closed() {
     watch.echo("the API is not concerned").await;
     other.echo("nor is another cluster").await;
 
-    // The name is free now, and still nobody else's.
+    // The name is free now, and no other cluster may claim it.
     let thief = on.clusters[1]
         .clone()
         .with_extra_names(&[&on.names[0], "b.example.org"]);

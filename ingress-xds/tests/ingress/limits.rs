@@ -1,4 +1,4 @@
-//! No cluster, and nobody who can reach the ingress, takes what the others need.
+//! No cluster and no client can take the resources that others need.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use http::{Request, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use yoke_ingress_xds::gate::HOLD;
+use yoke_ingress_xds::authz::REFUSAL_DELAY;
 use yoke_runtime::budget::Rate;
 
 use crate::support::api::{ENDLESS, LARGE};
@@ -16,18 +16,18 @@ use crate::support::tenant::{hello, open};
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{NAMES, Stage, assert_alive, assert_status, watch};
 
-/// How long it is waited for what should not come.
+/// How long a test waits for something that should not happen.
 const SHORT: Duration = Duration::from_millis(500);
-/// The window that HTTP/2 begins with.
+/// Initial flow control window of HTTP/2 in bytes.
 const WINDOW: usize = 65_535;
 
-/// A client as it is outside of the cluster: TLS ends in the API server.
+/// A client outside of the cluster: its TLS ends in the API server.
 async fn outside(stage: &Stage, index: usize) -> std::io::Result<Client> {
     let name = stage.clusters[index].public_name();
     Client::connect(stage.envoy.ingress, &name, &stage.root.client(None), Http::Two).await
 }
 
-/// A client that asked for what never ends, and reads no more of it than the window that HTTP/2 begins with.
+/// A client that requests an endless answer, and reads only the initial window of HTTP/2.
 async fn stalled(stage: &Stage) -> Frames {
     let mut reader = Frames::open(stage.envoy.ingress, NAMES[0], &stage.root.client(None)).await;
     reader.request(1, &fields(&stage.bearer(0), ENDLESS)).await;
@@ -100,7 +100,7 @@ async fn open_requests_of_one_cluster_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_of_one_cluster_are_paced() {
+async fn the_request_rate_of_a_cluster_is_limited() {
     let rate = Rate {
         per_second: 0,
         burst: 10,
@@ -110,7 +110,7 @@ async fn requests_of_one_cluster_are_paced() {
     let mut client = stage.client(Http::Two).await;
     let mut refused = 0;
     for _ in 0..30 {
-        // Nobody spends it who has no token of the cluster's.
+        // A client without a token of the cluster cannot spend its budget.
         let answer = client.ask(get(Some(&format!("{a}x")))).await.unwrap();
         assert_status("a bad token", &answer, 401, "Unauthorized");
     }
@@ -132,14 +132,17 @@ async fn requests_of_one_cluster_are_paced() {
     assert_eq!(stage.xds().metric(counted), refused);
 }
 
-/// Who asks anew at each refusal is made slow by it, and nobody else is.
+/// A client that retries at every refusal is slowed down, and no other client is.
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_wait_for_who_asks_too_fast() {
+async fn refusals_of_fast_clients_are_delayed() {
     let rate = Rate {
         per_second: 0,
         burst: 1,
     };
-    let stage = Stage::with(&[], |site| (site.gate.requests, site.gate.hold) = (rate, HOLD)).await;
+    let stage = Stage::with(&[], |site| {
+        (site.gate.requests, site.gate.refusal_delay) = (rate, REFUSAL_DELAY)
+    })
+    .await;
     let [a, b] = [stage.bearer(0), stage.bearer(1)];
     let mut client = stage.client(Http::Two).await;
     let mut ask = async |bearer: &str| {
@@ -152,11 +155,12 @@ async fn refusals_wait_for_who_asks_too_fast() {
         (status == 429).then_some(taken)
     };
     let (taken, _) = eventually("it is too fast", PATIENCE, too_fast).await;
-    assert!(taken >= HOLD / 2, "{taken:?}");
+    assert!(taken >= REFUSAL_DELAY / 2, "{taken:?}");
     assert_eq!(ask(&b).await.0, 200, "another, on the same connection");
 }
 
-/// Who sends slowly, reads slowly or does nothing; watches and execs do nothing for hours, and stay.
+/// Slow senders, slow readers and idle clients. Watches and execs are idle for hours, and stay
+/// open.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_clients_are_cut_off() {
     let changes = [
@@ -175,7 +179,8 @@ async fn slow_clients_are_cut_off() {
     let mut slow = open(stage.envoy.ingress, NAMES[0], &config).await.unwrap();
     let head = format!("POST /api HTTP/1.1\r\nHost: x\r\nAuthorization: {bearer}\r\nContent-Length: 100\r\n\r\n");
     slow.write_all(head.as_bytes()).await.unwrap();
-    // A large answer, and a window that stays shut: more is left than the window, and not more than Envoy takes in.
+    // A large answer with a closed window: the rest exceeds the window, and fits into Envoy's
+    // buffers.
     let mut reader = Frames::open(stage.envoy.ingress, NAMES[0], &config).await;
     reader.request(1, &fields(&bearer, LARGE)).await;
 
@@ -195,9 +200,9 @@ async fn slow_clients_are_cut_off() {
     assert_alive("a watch stays", &mut stream).await;
 }
 
-/// Streams on which nothing moves end, sooner here than the hours that they have; those on which something does go on.
+/// Idle streams end, here sooner than the hours in production; active streams continue.
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_are_not_idle_for_ever() {
+async fn idle_streams_end() {
     let stage = Stage::with(&[("idle_timeout: 18000s", "idle_timeout: 3s")], |_| {}).await;
     let bearer = stage.bearer(0);
     let (mut pod, mut admin) = (stage.client(Http::Two).await, outside(&stage, 0).await.unwrap());
@@ -218,9 +223,9 @@ async fn streams_are_not_idle_for_ever() {
     }
 }
 
-/// Who begins a handshake and does not end it.
+/// A client that starts a handshake and does not finish it.
 #[tokio::test(flavor = "multi_thread")]
-async fn half_a_handshake_is_cut_off() {
+async fn an_incomplete_handshake_is_cut_off() {
     let changes = [(
         "transport_socket_connect_timeout: 10s",
         "transport_socket_connect_timeout: 3s",
@@ -232,13 +237,13 @@ async fn half_a_handshake_is_cut_off() {
         .await
         .unwrap();
     let mut answer = Vec::new();
-    // A reset is an end, too.
+    // A reset closes the connection too.
     let ended = tokio::time::timeout(PATIENCE, begun.read_to_end(&mut answer)).await;
     assert!(ended.is_ok(), "it ends");
     assert_eq!(answer.first(), Some(&22), "after the ingress's part of the handshake");
 }
 
-/// What a client sends that nobody reads, and what it is sent and does not read, has a size.
+/// Data that the server does not read, and data that the client does not read, are bounded.
 #[tokio::test(flavor = "multi_thread")]
 async fn windows_have_a_size() {
     let stage = Stage::with(&[], |_| {}).await;
@@ -265,7 +270,7 @@ async fn windows_have_a_size() {
 
 /// The requests of all Pods of a cluster share a connection to its control plane.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_read_holds_up_nobody() {
+async fn a_client_that_does_not_read_blocks_no_other() {
     let stage = Stage::with(&[], |_| {}).await;
     let bearer = stage.bearer(0);
     assert_eq!(stage.status(&bearer).await, 200);
@@ -279,7 +284,7 @@ async fn who_does_not_read_holds_up_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_have_a_size() {
+async fn header_size_is_limited() {
     let stage = Stage::with(&[("@MAX_HEADER_KIB@", "8")], |_| {}).await;
     let bearer = stage.bearer(0);
     for http in BOTH {
@@ -291,7 +296,7 @@ async fn headers_have_a_size() {
             let answer = client.ask(request.body(axum::body::Body::empty()).unwrap()).await;
             match answer {
                 Ok(answer) => assert_eq!(answer.status, code, "{http:?} {length}"),
-                // By HTTP/2 the stream is reset.
+                // With HTTP/2 the stream is reset.
                 Err(error) => assert_eq!((http, code), (Http::Two, 431), "{error}"),
             }
         }
@@ -306,7 +311,7 @@ async fn connections_in_all_are_counted() {
     let none = async || (stage.xds().metric(held) == 0).then_some(());
     eventually("that of the stage has ended", PATIENCE, none).await;
     let mut held = Vec::new();
-    // Whoever has no name to give and nothing to say counts, too.
+    // Connections without a name and without data count as well.
     let over = eventually("one is too many", PATIENCE, async || {
         match stage.try_client(Http::Two).await {
             Ok(client) => held.push(client),
@@ -327,9 +332,10 @@ async fn connections_in_all_are_counted() {
     eventually("one that ended leaves room", PATIENCE, again).await;
 }
 
-/// Near the end of its memory Envoy takes nobody in any more, rather than to be killed with all whom it has.
+/// Close to its memory limit Envoy refuses new connections, so that it is not killed with all the
+/// open ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn memory_has_an_end() {
+async fn memory_is_limited() {
     let stage = Stage::unready(&[("@MAX_HEAP_BYTES@", "1000000")], |_| {}).await;
     for action in [
         "stop_accepting_connections",

@@ -1,4 +1,4 @@
-//! Tenants through a real Envoy, led by the real server.
+//! Tenants behind a real Envoy, which the real server configures.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,8 +29,9 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use yoke_ingress_xds::snapshot::{Entry, Resource, Snapshot};
-use yoke_ingress_xds::translate::{Limits, translate};
+use yoke_ingress_xds::snapshot::resource::Resource;
+use yoke_ingress_xds::snapshot::{Entry, Snapshot};
+use yoke_ingress_xds::translate::{EnvoyLimits, translate};
 use yoke_ingress_xds::validate::{Rules, validate_config};
 
 use support::envoy::Envoy;
@@ -51,7 +52,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// With the first `count` clusters on the host.
+    /// A stage with the first `count` clusters on the host.
     async fn new(count: usize) -> Self {
         let stage = Self::unlisted(Ca::new("root")).await;
         let clusters: Vec<_> = stage.clusters.iter().take(count).collect();
@@ -112,10 +113,10 @@ impl Stage {
     }
 }
 
-fn connections(connections: u32) -> Limits {
-    Limits {
+fn connections(connections: u32) -> EnvoyLimits {
+    EnvoyLimits {
         connections,
-        ..Limits::default()
+        ..EnvoyLimits::default()
     }
 }
 
@@ -150,7 +151,7 @@ async fn each_name_leads_to_its_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_has_is_closed() {
+async fn unknown_names_are_refused() {
     let stage = Stage::new(2).await;
     let a = stage.clusters[0].public_name();
     let deep = format!("x.{a}");
@@ -173,7 +174,7 @@ async fn what_nobody_has_is_closed() {
     let mut plain = TcpStream::connect(stage.envoy.ingress).await.unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let mut heard = Vec::new();
-    // Closed, with or without a reset.
+    // The connection is closed, with or without a reset.
     let _ = tokio::time::timeout(PATIENCE, plain.read_to_end(&mut heard))
         .await
         .unwrap();
@@ -186,7 +187,7 @@ async fn what_nobody_has_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changes_of_one_cluster_cut_nobody_else() {
+async fn changes_of_one_cluster_cut_no_connection_of_others() {
     let stage = Stage::new(1).await;
     let [a, b] = &stage.clusters;
     let (name, extra) = (b.public_name(), "b.example.org");
@@ -208,7 +209,7 @@ async fn changes_of_one_cluster_cut_nobody_else() {
         stage.wait_closed(extra).await;
         watch.echo(&format!("round {round}")).await;
     }
-    // A second is promised on a machine that has room; ingress-bench measures it.
+    // A second is promised on a machine with free capacity; ingress-bench measures it.
     println!("slowest: served {slowest_served:?}, closed {slowest_closed:?}");
     assert_eq!(
         stage
@@ -219,7 +220,7 @@ async fn changes_of_one_cluster_cut_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_of_the_server_cuts_nothing() {
+async fn a_server_restart_cuts_no_connection() {
     let mut stage = Stage::new(2).await;
     let names = [stage.clusters[0].public_name(), stage.clusters[1].public_name()];
     let mut watch = LongStream::open(stage.envoy.ingress, &names[0], &stage.anonymous()).await;
@@ -247,7 +248,7 @@ async fn a_restart_of_the_server_cuts_nothing() {
         println!("served again after {elapsed:?}");
     }
     watch.echo("after it").await;
-    // The new server knows by their versions that Envoy has everything.
+    // The versions show the new server that Envoy has everything.
     for kind in ["cluster", "endpoints"] {
         let bytes = format!("yoke_ingress_xds_response_bytes_total{{type=\"{kind}\"}}");
         assert_eq!(stage.xds().metric(&bytes), 0, "{kind}");
@@ -255,7 +256,7 @@ async fn a_restart_of_the_server_cuts_nothing() {
     assert!(stage.xds().is_ready());
 }
 
-/// A control plane that gets another address after the server was replaced is followed there.
+/// Envoy uses the new address of a control plane that changes after the server was replaced.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_server_moves_endpoints() {
     let mut stage = Stage::new(1).await;
@@ -276,7 +277,7 @@ async fn a_restarted_server_moves_endpoints() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_deleted_while_the_server_was_away_is_closed() {
+async fn clusters_deleted_during_a_restart_are_refused() {
     let mut stage = Stage::new(2).await;
     stage.xds.take().unwrap().stop().await;
     let xds = stage.site.start().await;
@@ -288,14 +289,15 @@ async fn what_was_deleted_while_the_server_was_away_is_closed() {
     assert!(stage.ask(&stage.clusters[1].public_name()).await.is_err());
 }
 
-/// A new release may translate every cluster differently: Envoy replaces each, and waits for endpoints that it has.
+/// A new release may translate every cluster differently. Envoy replaces each, and waits for
+/// endpoints that it has.
 #[tokio::test(flavor = "multi_thread")]
-async fn replaced_clusters_are_served_on() {
+async fn replaced_clusters_stay_served() {
     let mut stage = Stage::new(2).await;
     let names = [stage.clusters[0].public_name(), stage.clusters[1].public_name()];
     let mut watch = LongStream::open(stage.envoy.ingress, &names[0], &stage.anonymous()).await;
     stage.xds.take().unwrap().stop().await;
-    stage.site.limits = Limits {
+    stage.site.limits = EnvoyLimits {
         connections: 99,
         requests: 99,
     };
@@ -316,7 +318,7 @@ async fn replaced_clusters_are_served_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_cluster_harms_nobody_else() {
+async fn a_broken_cluster_affects_no_other() {
     let stage = Stage::new(2).await;
     let [a, b] = &stage.clusters;
     let mut watch = LongStream::open(stage.envoy.ingress, &b.public_name(), &stage.anonymous()).await;
@@ -337,12 +339,13 @@ async fn a_broken_cluster_harms_nobody_else() {
     stage.wait_served(&a.public_name()).await;
 }
 
-/// Should something pass our checks and not Envoy's, Envoy keeps what it has, and only that cluster is stuck.
+/// If something passes our validation and not Envoy's, Envoy continues with its last good version,
+/// and only that cluster is affected.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_resource_harms_nobody_else() {
+async fn a_refused_resource_affects_no_other_cluster() {
     let mut stage = Stage::new(2).await;
     stage.xds.take().unwrap().stop().await;
-    let serve = |bad: bool, limits: Limits| {
+    let serve = |bad: bool, limits: EnvoyLimits| {
         let mut snapshot = Snapshot::default();
         for (index, fixture) in stage.clusters.iter().enumerate() {
             let rules = Rules::new(BASE_DOMAIN);
@@ -387,7 +390,7 @@ async fn a_refused_resource_harms_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_spray_of_names_leaves_no_trace() {
+async fn random_names_leave_no_state() {
     let stage = Stage::new(1).await;
     let a = stage.clusters[0].public_name();
     let config = stage.anonymous();
@@ -459,7 +462,7 @@ async fn only_envoy_is_served() {
     let xds = site.start().await;
     xds.list(&[]).await;
     let other = Ca::new("other");
-    let name = [support::xds::CLIENT_NAME];
+    let name = [support::CLIENT_NAME];
     for (rule, config, admitted) in [
         ("Envoy", site.ca.client(Some(&site.client_leaf())), true),
         ("no certificate", site.ca.client(None), false),
@@ -475,7 +478,7 @@ async fn only_envoy_is_served() {
         let mut config = config;
         config.alpn_protocols = vec![b"h2".to_vec()];
         let exchange = async {
-            let mut stream = open(xds.address, support::xds::SERVER_NAME, &config).await?;
+            let mut stream = open(xds.address, support::SERVER_NAME, &config).await?;
             stream
                 .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
                 .await?;
@@ -491,7 +494,7 @@ async fn only_envoy_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rotated_certificates_are_taken_up() {
+async fn rotated_certificates_are_reloaded() {
     let mut stage = Stage::new(1).await;
     let a = stage.clusters[0].public_name();
     let mut watch = LongStream::open(stage.envoy.ingress, &a, &stage.anonymous()).await;

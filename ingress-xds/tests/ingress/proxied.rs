@@ -1,4 +1,4 @@
-//! Clients behind a load balancer that tells their addresses by the PROXY protocol.
+//! Clients behind a load balancer that reports their addresses by the PROXY protocol.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,13 +10,13 @@ use crate::support::tenant::connect_from;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{NAMES, Stage, assert_status};
 
-/// As the chart says it.
+/// The filter as the chart writes it.
 const FILTER: &str = r#"{name: envoy.filters.listener.proxy_protocol, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol}}, "#;
 const BALANCERS: &str = "{address_prefix: 127.1.0.0, prefix_len: 16}";
-/// A load balancer, and somebody who is none.
+/// The address of a load balancer, and one of a client that is none.
 const BALANCER: [u8; 4] = [127, 1, 0, 7];
 const STRANGER: [u8; 4] = [127, 2, 0, 7];
-/// A client that cluster `a` allows, and one that it does not.
+/// The address of a client that cluster `a` allows, and one that it does not allow.
 const OFFICE: [u8; 4] = [198, 51, 100, 9];
 const ELSEWHERE: [u8; 4] = [203, 0, 113, 9];
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -71,7 +71,7 @@ async fn pod(stage: &Stage, peer: [u8; 4], header: &[u8], http: Http) -> std::io
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_balancer_tells_who_the_client_is() {
+async fn proxy_protocol_gives_the_clients_address() {
     let stage = stage().await;
     let bearer = stage.bearer(0);
     for (rule, allowed, other) in [
@@ -100,7 +100,7 @@ async fn a_balancer_tells_who_the_client_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_else_tells_anything() {
+async fn only_balancers_may_set_the_address() {
     let stage = stage().await;
     let before = stage.requests();
     let twice = [one(ELSEWHERE), one(OFFICE)].concat();

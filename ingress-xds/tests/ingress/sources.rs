@@ -1,5 +1,5 @@
-//! From where a cluster may be reached, and what one source may take of the ingress, where TLS ends in the cluster's API server
-//! and where it ends at the ingress.
+//! Allowed source ranges of a cluster, and limits of one source, both for TLS that ends in the API
+//! server and for TLS that ends at the ingress.
 
 use std::net::IpAddr;
 
@@ -11,12 +11,12 @@ use crate::support::tenant::connect_from;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{NAMES, Stage, assert_alive, assert_status, watch};
 
-/// An address of this machine that is allowed, and one that is not.
+/// A loopback address that is allowed, and one that is not.
 const OFFICE: [u8; 4] = [127, 1, 0, 7];
 const ELSEWHERE: [u8; 4] = [127, 2, 0, 7];
 const RANGE: &str = "127.1.0.0/16";
 
-/// How a cluster may be reached from an address: by its name, and by requests of its Pods.
+/// Access from one source address: by a cluster's name, and by requests of its Pods.
 struct Source<'a> {
     stage: &'a Stage,
     address: IpAddr,
@@ -49,7 +49,7 @@ impl Source<'_> {
         Some((answer.status.as_u16(), client))
     }
 
-    /// Waits for a line of the access log about the address, whichever way it came.
+    /// Waits for a line of the access log about the address, for either kind of connection.
     async fn wait_logged(&self, verdict: &str, named: bool) {
         let address = self.address.to_string();
         let logged = async || {
@@ -86,14 +86,14 @@ fn sources(stage: &Stage) -> [Source<'_>; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_is_reached_from_where_it_allows() {
+async fn a_cluster_is_reachable_from_its_allowed_sources() {
     let stage = Stage::with(&[], |_| {}).await;
     let [office, elsewhere] = sources(&stage);
     let open = stage.clusters[0].clone();
     for source in [&office, &elsewhere] {
         source.wait(0, true).await;
     }
-    // Both are open when the ranges come.
+    // Both connections are open when the ranges change.
     let mut held = elsewhere.by_name(0).await.unwrap();
     let mut pod = elsewhere.pod(Http::Two).await;
     let bearer = stage.bearer(0);
@@ -148,9 +148,9 @@ async fn a_cluster_is_reached_from_where_it_allows() {
     assert_eq!(stage.xds().metric(sent), told, "Envoy need not know");
 }
 
-/// What cannot be read lets nobody in, rather than everybody.
+/// An unknown source address is refused, not allowed.
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_that_are_none_let_nobody_in() {
+async fn invalid_ranges_admit_nobody() {
     let stage = Stage::with(&[], |_| {}).await;
     let [office, _] = sources(&stage);
     let fixture = stage.clusters[0].clone().reached_from(&[RANGE]);
@@ -169,9 +169,9 @@ async fn ranges_that_are_none_let_nobody_in() {
     assert!(office.by_name(1).await.is_ok());
 }
 
-/// One source does not take what all share, whichever way it comes.
+/// One source cannot take what all share, for either kind of connection.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_of_one_source_are_paced() {
+async fn the_connection_rate_of_a_source_is_limited() {
     let rate = Rate {
         per_second: 1,
         burst: 10,
@@ -198,7 +198,7 @@ async fn connections_of_one_source_are_paced() {
     eventually("in time it may again", PATIENCE, again).await;
 }
 
-/// What one source has open is counted, whichever way it came, until it ends.
+/// The open connections of one source count until they end, for either kind of connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_of_one_source_are_counted() {
     let stage = Stage::with(&[], |site| site.gate.source_connections = 4).await;
@@ -239,9 +239,9 @@ async fn connections_of_one_source_are_counted() {
     eventually("none is left", PATIENCE, async || known(0).await).await;
 }
 
-/// An Envoy that is gone says nothing of its connections any more.
+/// An Envoy that is gone cannot report the end of its connections.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_envoy_held_ends_with_it() {
+async fn connections_of_a_lost_envoy_are_forgotten() {
     let stage = Stage::with(&[], |_| {}).await;
     let [office, _] = sources(&stage);
     drop(office.by_name(0).await.unwrap());

@@ -1,4 +1,5 @@
-//! Pods' requests through a real Envoy: TLS ends there, and the token says where each request goes.
+//! Pods' requests through a real Envoy: TLS ends there, and the token determines the cluster of
+//! each request.
 
 mod attacks;
 
@@ -22,7 +23,7 @@ use crate::support::pki::{Ca, Leaf};
 use crate::support::xds::{Site, Xds};
 use crate::support::{PATIENCE, eventually};
 
-/// What pods call the API of their own cluster.
+/// Names with which pods address the API of their own cluster.
 pub(crate) const NAMES: [&str; 5] = [
     "10.96.0.1",
     "kubernetes",
@@ -31,7 +32,7 @@ pub(crate) const NAMES: [&str; 5] = [
     "kubernetes.default.svc.cluster.local",
 ];
 
-/// A further name, which both API servers have a certificate for.
+/// An extra name that is in the certificates of both API servers.
 pub(crate) const FURTHER: &str = "api.example.org";
 
 /// Two clusters behind one Envoy, as their pods see them.
@@ -56,11 +57,12 @@ impl Stage {
         Self::with(&[], |_| {}).await
     }
 
-    /// With other texts in Envoy's bootstrap, and another site.
+    /// A stage with other texts in Envoy's bootstrap, and another site.
     pub(crate) async fn with(changes: &[(&str, &str)], change: impl FnOnce(&mut Site)) -> Self {
         let mut stage = Self::unready(changes, change).await;
         stage.envoy.wait_ready().await;
-        // Envoy waits for its first connection to the gate for a second, and does without it where it may.
+        // Envoy waits a second for its first connection to the gate, and continues without it where
+        // that is allowed.
         eventually("the gate answers", PATIENCE, async || {
             let mut client = stage.try_client(Http::Two).await.ok()?;
             let answer = client.ask(get(None)).await.ok()?;
@@ -70,7 +72,7 @@ impl Stage {
         stage
     }
 
-    /// Before Envoy is ready.
+    /// A stage whose Envoy is not ready yet.
     pub(crate) async fn unready(changes: &[(&str, &str)], change: impl FnOnce(&mut Site)) -> Self {
         rustls_provider();
         let root = Ca::new("root");
@@ -102,7 +104,7 @@ impl Stage {
         let clusters = [a.at(&["127.0.0.2"], port), b.at(&["127.0.0.3"], port)];
         let mut site = Site::new(port).await;
         site.certificate = Some(ingress_leaf(&public));
-        site.sleeper = Some(public.leaf("sleeper", &[&format!("*.{BASE_DOMAIN}")]));
+        site.activator = Some(public.leaf("sleeper", &[&format!("*.{BASE_DOMAIN}")]));
         change(&mut site);
         let xds = site.start().await;
         xds.list(&clusters.each_ref()).await;
@@ -141,7 +143,7 @@ impl Stage {
         self.clusters[index].config.issuer.clone()
     }
 
-    /// The header of a pod in one of the clusters.
+    /// The `authorization` header of a pod in one of the clusters.
     pub(crate) fn bearer(&self, index: usize) -> String {
         let issuer = self.issuer(index);
         let claims = claims(&issuer, &[&issuer], Timestamp::now().as_second());
@@ -164,7 +166,7 @@ impl Stage {
     }
 }
 
-/// An answer that is Kubernetes' own, of this code and reason.
+/// Asserts that an answer is a Kubernetes `Status` with this code and reason.
 pub(crate) fn assert_status(rule: &str, answer: &Answer, code: u16, reason: &str) {
     assert_eq!(answer.status, code, "{rule}: {answer:?}");
     let body = &answer.body;
@@ -234,7 +236,7 @@ async fn each_token_leads_to_its_cluster() {
     );
 }
 
-/// The decision is for a request and not for a connection.
+/// Each request is decided, not each connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_on_one_connection_are_decided_one_by_one() {
     let stage = Stage::new().await;
@@ -298,7 +300,7 @@ async fn upgrades_pass() {
     }
 }
 
-/// A watch, of which lines come all the time.
+/// A watch that receives lines continuously.
 pub(crate) async fn watch(client: &mut Client, bearer: &str) -> axum::body::BodyDataStream {
     let request = Request::get(format!("https://10.96.0.1{WATCH}")).header("authorization", bearer);
     let response = client.send(request.body(Body::empty()).unwrap()).await.unwrap();
@@ -308,7 +310,7 @@ pub(crate) async fn watch(client: &mut Client, bearer: &str) -> axum::body::Body
 
 pub(crate) async fn assert_alive(rule: &str, stream: &mut axum::body::BodyDataStream) {
     use futures::StreamExt as _;
-    // What was on its way before is read first.
+    // Data that was in flight before is read first.
     for _ in 0..20 {
         let next = tokio::time::timeout(PATIENCE, stream.next()).await;
         let next = next.unwrap_or_else(|_| panic!("{rule}: silent"));
@@ -317,7 +319,7 @@ pub(crate) async fn assert_alive(rule: &str, stream: &mut axum::body::BodyDataSt
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rotated_certificate_cuts_nothing() {
+async fn a_rotated_certificate_cuts_no_connection() {
     let stage = Stage::new().await;
     let mut streams = Vec::new();
     for http in BOTH {
@@ -334,7 +336,7 @@ async fn a_rotated_certificate_cuts_nothing() {
     .await;
     println!("shown after {elapsed:?}");
 
-    // Garbage, and no pair: the last good one stays.
+    // Invalid text, and a key that does not match: the last good certificate stays.
     for bad in [
         Leaf {
             certificate: "PEM".into(),
@@ -361,9 +363,9 @@ async fn a_rotated_certificate_cuts_nothing() {
     );
 }
 
-/// What concerns one cluster, and the coming and going of others, leaves open watches alone.
+/// Changes of one cluster, and added or removed clusters, do not interrupt open watches of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn changes_of_one_cluster_cut_nobody_elses_requests() {
+async fn changes_of_one_cluster_cut_no_request_of_others() {
     let stage = Stage::new().await;
     let [a, b] = [stage.bearer(0), stage.bearer(1)];
     let mut client = stage.client(Http::Two).await;
@@ -411,7 +413,7 @@ async fn a_removed_key_is_refused_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_without_an_address_is_said_to_come_back() {
+async fn a_cluster_without_address_is_answered_with_retry_after() {
     let stage = Stage::new().await;
     let fixture = stage.clusters[0].clone();
     let bearer = stage.bearer(0);
@@ -420,7 +422,7 @@ async fn a_cluster_without_an_address_is_said_to_come_back() {
     let answer = stage.client(Http::One).await.ask(get(Some(&bearer))).await.unwrap();
     assert_status("no address", &answer, 503, "ServiceUnavailable");
     assert_eq!(answer.headers[header::RETRY_AFTER], "1");
-    // An address where nobody listens.
+    // An address without a listener.
     stage
         .xds()
         .apply(&fixture.clone().at(&["127.0.0.9"], fixture.port))
@@ -439,12 +441,12 @@ async fn a_cluster_without_an_address_is_said_to_come_back() {
     assert_eq!(stage.status(&stage.bearer(1)).await, StatusCode::OK);
 }
 
-/// The address of a control plane may pass to another one's before the ingress learns of it.
+/// The address of a control plane may pass to another cluster's before the ingress learns of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn another_clusters_control_plane_is_not_believed() {
+async fn the_control_plane_of_another_cluster_is_not_trusted() {
     let stage = Stage::new().await;
     let bearer = stage.bearer(1);
-    // A connection that is verified stays in Envoy's pool and must not be used for the other.
+    // A verified connection stays in Envoy's pool and must not be used for the other cluster.
     assert_eq!(stage.status(&stage.bearer(0)).await, StatusCode::OK);
     let before = stage.requests();
     let fixture = &stage.clusters[1];

@@ -1,4 +1,5 @@
-//! What each cluster's clients did is counted by Envoy's log, and nobody waits for who reads it.
+//! The traffic of each cluster is counted from Envoy's access log, and Envoy never waits for its
+//! reader.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,31 +15,32 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 use yoke_runtime::tls::accept;
 
+use crate::support::SERVER_NAME;
 use crate::support::client::{BOTH, Client, Http, get};
 use crate::support::frames::{Frames, SETTINGS, WINDOW_UPDATE};
 use crate::support::tenant::open;
-use crate::support::xds::{SERVER_NAME, Site};
+use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{Stage, assert_alive, assert_status, watch};
 
 const LOGS: &str = r#"cluster_name: logs
       endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: "@XDS_HOST@", port_value: @XDS_PORT@}}}}]}]"#;
 const DROPPED: &str = "access_logs.grpc_access_log.logs_dropped";
-/// In a path, so that few requests make a long log.
+/// Length of a path, so that few requests make a long log.
 const LONG: usize = 3000;
 
-/// The sample of a cluster, whose name is `a`.
+/// The sample of the cluster named `a`.
 fn of_a(metric: &str, labels: &str) -> String {
     format!("yoke_ingress_xds_cluster_{metric}_total{{tenant=\"tenant\",cluster=\"a\",id=\"bcdfghjk24\",{labels}}}")
 }
 
-/// A client as it is outside of the cluster.
+/// A client outside of the cluster.
 async fn outside(stage: &Stage, index: usize) -> std::io::Result<Client> {
     let name = stage.clusters[index].public_name();
     Client::connect(stage.envoy.ingress, &name, &stage.root.client(None), Http::Two).await
 }
 
-/// Waits until Envoy's log is read. What is told before may be lost.
+/// Waits until Envoy's log is read. Earlier entries may be lost.
 async fn wait_read(stage: &Stage) {
     let read = "yoke_ingress_xds_log_entries_total{result=\"failed\"}";
     let mut client = stage.client(Http::Two).await;
@@ -55,10 +57,10 @@ async fn wait_for(stage: &Stage, metric: &str, expected: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_clients_did_is_counted_for_their_cluster() {
+async fn traffic_is_counted_for_its_cluster() {
     let mut stage = Stage::with(&[], |_| {}).await;
     wait_read(&stage).await;
-    // What was said before is counted before: it comes in order.
+    // Entries arrive in order, so earlier ones are counted first.
     assert_eq!(stage.status(&stage.bearer(1)).await, 200);
     let of_b = |metric: String| metric.replace("=\"a\"", "=\"b\"").replace("bcdfghjk24", "zzzzzzzz24");
     let other = of_b(of_a("requests", r#"verdict="allowed",code="2xx""#));
@@ -94,7 +96,7 @@ async fn what_clients_did_is_counted_for_their_cluster() {
     wait_for(&stage, &of_a("requests", r#"verdict="misdirected",code="4xx""#), 1).await;
     wait_for(&stage, &of_a("connections", r#"verdict="allowed""#), 2).await;
     wait_for(&stage, &ok, told + 9).await;
-    // Two requests without a token, two connections by nobody's name.
+    // Two requests without a token, and two connections by unknown names.
     wait_for(&stage, &failed, lost + 4).await;
     for metric in ["received_bytes", "sent_bytes"] {
         for by in ["name", "token"] {
@@ -161,7 +163,7 @@ async fn clusters_beyond_the_limit_share_series() {
     assert_eq!(stage.xds().metric("yoke_ingress_xds_clusters_sharing_series"), 1);
 }
 
-/// Takes logs and does not read them.
+/// A log service that accepts streams and does not read them.
 struct Stuck {
     streams: Arc<AtomicUsize>,
 }
@@ -192,7 +194,7 @@ async fn serve_stuck(listener: TcpListener, site: &Site) -> Arc<AtomicUsize> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_nobody_reads_holds_up_no_question() {
+async fn an_unread_log_delays_no_authorization() {
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let stuck = LOGS.replace("@XDS_PORT@", &port);
@@ -228,12 +230,12 @@ async fn a_log_that_nobody_reads_holds_up_no_question() {
     }
     assert_alive("a watch goes on", &mut stream).await;
     drop((stream, pod));
-    // The gate is told of connections that end by another log.
+    // Another log reports the end of connections to the gate.
     wait_for(&stage, "yoke_ingress_xds_held_connections", 0).await;
     assert!(stage.xds().traffic().is_empty(), "nothing was read");
 }
 
-/// What is not read of some streams leaves the others their part of the connection.
+/// Unread data of some streams leaves room on the connection for the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unread_stream_does_not_fill_a_connection() {
     let site = Site::new(6443).await;

@@ -1,5 +1,5 @@
-//! One Envoy cluster takes a tenant's connections and its requests: what has the client's TLS passes as it is, and what was
-//! taken out of TLS goes on in TLS.
+//! One Envoy cluster carries a tenant's connections and requests. Connections with the client's TLS
+//! pass unchanged, and requests whose TLS ended at Envoy continue over a new TLS connection.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -14,10 +14,10 @@ use crate::support::tenant::hello;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{Stage, assert_status};
 
-/// First byte of a handshake in TLS.
+/// First byte of a TLS handshake record.
 const HANDSHAKE: u8 = 22;
 
-/// A control plane that says nothing, and keeps what it hears on each connection.
+/// A silent control plane that records what it receives on each connection.
 struct Ear {
     heard: Arc<Mutex<Vec<Vec<u8>>>>,
     task: JoinHandle<()>,
@@ -33,7 +33,7 @@ impl Ear {
                 let all = Arc::clone(&all);
                 tokio::spawn(async move {
                     let mut bytes = vec![0; 64 * 1024];
-                    // One that ends without a word has said nothing.
+                    // A connection that closes without data counts as empty.
                     let length = stream.read(&mut bytes).await.unwrap_or_default();
                     bytes.truncate(length);
                     all.lock().unwrap().push(bytes);
@@ -43,7 +43,8 @@ impl Ear {
         Self { heard, task }
     }
 
-    /// What it hears of a connection whose client says something. It ends each one then, so that nothing comes later.
+    /// The data that arrives when a client sends `said`. Each connection is then closed, so that
+    /// nothing arrives later.
     async fn hears(&self, ingress: SocketAddr, said: &[u8]) -> Option<Vec<u8>> {
         let mut client = TcpStream::connect(ingress).await.unwrap();
         client.write_all(said).await.unwrap();
@@ -52,7 +53,7 @@ impl Ear {
         self.take().pop().filter(|_| !answered)
     }
 
-    /// What it heard since the last time.
+    /// Data received since the last call.
     fn take(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.heard.lock().unwrap())
     }
@@ -69,7 +70,7 @@ fn contains(bytes: &[u8], text: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_go_on_in_tls_and_connections_as_they_are() {
+async fn requests_use_upstream_tls_and_connections_pass_through() {
     let stage = Stage::with(&[], |_| {}).await;
     let fixture = stage.clusters[1].clone();
     let (name, config) = (fixture.public_name(), stage.root.client(None));
@@ -83,7 +84,7 @@ async fn requests_go_on_in_tls_and_connections_as_they_are() {
     let moved = async || ear.hears(stage.envoy.ingress, &sent).await;
     eventually("the control plane has moved", PATIENCE, moved).await;
 
-    // In turn, so that neither finds the other's connection.
+    // Alternately, so that neither finds a pooled connection of the other.
     for round in 0..5 {
         let (bytes, _) = eventually("a connection is heard", PATIENCE, moved).await;
         assert_eq!(bytes, sent, "{round}: not a byte more");
@@ -105,9 +106,10 @@ async fn requests_go_on_in_tls_and_connections_as_they_are() {
     }
 }
 
-/// Only a cluster's public name has TLS for requests; should the gate ever name another one, nothing is sent.
+/// Only a cluster's public name has TLS for requests. If the gate ever selects another name,
+/// nothing is sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_request_goes_by_a_further_name() {
+async fn no_request_uses_an_extra_name() {
     let led = [
         ("cluster_header: x-yoke-cluster", "cluster: name/b.example.org"),
         (
@@ -133,9 +135,9 @@ async fn no_request_goes_by_a_further_name() {
     assert!(ear.take().is_empty(), "nothing was said");
 }
 
-/// An Envoy and a gate of two releases may not agree on what a tenant's cluster is called.
+/// An Envoy and a gate of two releases may use different names for a tenant's cluster.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gate_of_another_release_is_waited_for() {
+async fn a_gate_of_another_release_gets_retry_after() {
     let other = [("string_match: {prefix: name/}", "string_match: {prefix: other/}")];
     let stage = Stage::with(&other, |_| {}).await;
     for http in BOTH {

@@ -1,9 +1,10 @@
-//! Clusters that sleep: who comes is answered in place of the API server, and wakes what is his.
+//! Sleeping clusters: the activator answers their clients in place of the API server, and wakes a
+//! cluster for its own clients.
 
+mod activators;
 mod agents;
 mod limits;
 mod places;
-mod sleepers;
 
 use std::path::Path;
 use std::process::Stdio;
@@ -32,14 +33,15 @@ use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::Stage;
 
-/// What kubectl is told to do. With `get namespaces` it asks first what the API serves, and shows nothing of a `Status` there.
+/// Arguments of kubectl. `get namespaces` first requests the API's resources, and shows no `Status`
+/// of that request.
 const ASKED: [&[&str]; 2] = [&["get", "--raw", "/api/v1/namespaces"], &["get", "namespaces"]];
 
 fn on_connect(callers: Callers) -> Asleep {
     ignoring(callers, &[])
 }
 
-/// The same, and some clients wake nothing.
+/// The sleep state of a cluster that ignores some user agents.
 fn ignoring(callers: Callers, agents: &[&str]) -> Asleep {
     Asleep::OnConnect {
         callers,
@@ -49,16 +51,16 @@ fn ignoring(callers: Callers, agents: &[&str]) -> Asleep {
     }
 }
 
-/// It was told to be woken just now.
+/// The sleep state of a cluster that began to wake just now.
 fn woken(problem: Option<&str>) -> Asleep {
     waking(Time(Timestamp::now()), problem)
 }
 
-/// Both clusters of a stage, of which the first is asleep.
+/// Both clusters of a stage; the first is asleep.
 struct Night {
     stage: Stage,
     a: ClusterFixture,
-    /// Requests that the API servers had before they slept.
+    /// Number of requests to the API servers before the sleep.
     before: [usize; 2],
 }
 
@@ -67,7 +69,7 @@ impl Night {
         Self::at(told, |_| {}).await
     }
 
-    /// At another site.
+    /// A night with a changed site.
     async fn at(told: Asleep, change: impl FnOnce(&mut Site)) -> Self {
         let stage = Stage::with(&[], change).await;
         let a = stage.clusters[0].clone();
@@ -78,7 +80,7 @@ impl Night {
         };
         night.tell(Some(told)).await;
         let name = night.a.public_name();
-        eventually("the sleeper answers", PATIENCE, async || {
+        eventually("the activator answers", PATIENCE, async || {
             let answer = night
                 .try_ask(&name, &night.stage.root.client(None), Http::One, None)
                 .await;
@@ -95,23 +97,23 @@ impl Night {
         night
     }
 
-    /// Requests that the API servers had since they slept.
+    /// Number of requests to the API servers since the sleep began.
     fn requests(&self) -> [usize; 2] {
         let now = self.stage.requests();
         [now[0] - self.before[0], now[1] - self.before[1]]
     }
 
-    /// The operator says what the cluster is at.
+    /// The operator publishes another sleep state of the cluster.
     async fn tell(&self, told: Option<Asleep>) {
         let cluster = match told {
-            // Its pod has an address before its API answers.
+            // The pod has an address before its API answers.
             Some(told) => self.a.clone().asleep(told),
             None => self.a.clone(),
         };
         self.stage.xds().apply(&cluster).await;
     }
 
-    /// Until strangers are turned away again.
+    /// Waits until unauthenticated clients are refused again.
     async fn sleep(&self) {
         self.tell(Some(on_connect(Callers::Authenticated))).await;
         let nobody = self.stage.root.client(None);
@@ -123,7 +125,7 @@ impl Night {
         while self.stage.xds().has_woken().await {}
     }
 
-    /// As an operator wakes it that is told.
+    /// Wakes the cluster as an operator does after a wake request.
     async fn wake_up(&self) {
         self.stage.xds().wake().await;
         self.tell(Some(woken(None))).await;
@@ -164,14 +166,14 @@ impl Night {
     }
 }
 
-/// As a provider of OIDC gives it out.
+/// A token as an OIDC provider issues it.
 fn foreign_token(header: serde_json::Value) -> String {
     let claims = json!({"iss": "https://login.example.org", "aud": "kubernetes", "exp": i64::MAX, "sub": "alice"});
     let encode = |part: &serde_json::Value| data_encoding::BASE64URL_NOPAD.encode(part.to_string().as_bytes());
     format!("Bearer {}.{}.c2lnbmF0dXJl", encode(&header), encode(&claims))
 }
 
-/// The answer, or that of a later try: Envoy may hear last that the cluster is awake.
+/// The answer, possibly of a later try: Envoy may be the last to learn that the cluster is awake.
 async fn ask_again(pod: &mut Client, request: impl Fn() -> Request<Body>) -> Answer {
     let answered = eventually("it is answered", PATIENCE, async || {
         let answer = pod.ask(request()).await.unwrap();
@@ -189,7 +191,7 @@ fn told(answer: &Answer) -> (StatusCode, Option<&str>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_wake_nothing() {
+async fn unauthenticated_clients_wake_nothing() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let [a, b] = &night.stage.authorities;
     let nobody = night.stage.root.client(None);
@@ -232,7 +234,8 @@ async fn strangers_wake_nothing() {
             assert_eq!(told(&answer), (StatusCode::UNAUTHORIZED, None), "{rule}, {http:?}");
             assert_eq!(answer.body["kind"], "Status", "{rule}, {http:?}");
         }
-        // Who can only be known by the cluster: to come again by itself does not help; then who is known, and no reason to wake.
+        // First callers whose credentials only the cluster can verify, for whom a retry does not
+        // help; then authenticated callers that do not wake it.
         for (rule, config, bearer) in [
             ("token of another issuer", nobody.clone(), Some(night.token(1, |_| {}))),
             (
@@ -293,7 +296,7 @@ async fn strangers_wake_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_callers_wake_once_and_are_led_to_the_api() {
+async fn many_callers_wake_once_and_reach_the_api() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let (admin, token) = (night.admin(), night.token(0, |_| {}));
     let nobody = night.stage.root.client(None);
@@ -307,7 +310,7 @@ async fn many_callers_wake_once_and_are_led_to_the_api() {
         };
         async move { (Client::connect(ingress, name, config, http).await.unwrap(), bearer) }
     });
-    // After some seconds it would be woken again, and handshakes may take as long.
+    // After some seconds the wake request would be repeated, and handshakes may take as long.
     let callers = futures::future::join_all(callers).await.into_iter();
     let calls = callers.map(async |(mut client, bearer)| told(&client.ask(get(bearer)).await.unwrap()).0);
     let answers = futures::future::join_all(calls).await;
@@ -334,14 +337,14 @@ async fn many_callers_wake_once_and_are_led_to_the_api() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_wake_it_hears_when_it_is_awake() {
+async fn a_caller_that_may_wake_is_answered_when_awake() {
     for http in BOTH {
         let night = Night::new(on_connect(Callers::Authenticated)).await;
         let admin = night.admin();
         let asking = async {
-            // On a machine that is busy the wake takes longer than somebody is held.
+            // On a busy machine the wake takes longer than the maximum wait.
             let mut answer = night.ask(&admin, http, None).await;
-            let awake = "the cluster was asleep, and is awake now";
+            let awake = "the cluster was asleep and is awake now; retry";
             while answer.body["message"] != awake {
                 assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("0")), "{http:?}");
                 answer = night.ask(&admin, http, None).await;
@@ -364,7 +367,7 @@ async fn who_may_wake_it_hears_when_it_is_awake() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_held_comes_again_at_once_however_long_it_takes() {
+async fn a_caller_that_waited_retries_at_once() {
     let since = Timestamp::now() - SignedDuration::from_secs(10);
     let night = Night::new(waking(Time(since), None)).await;
     let (admin, nobody) = (night.admin(), night.stage.root.client(None));
@@ -376,7 +379,7 @@ async fn who_is_held_comes_again_at_once_however_long_it_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_who_changes_his_mind_is_not_waited_for() {
+async fn a_wake_ends_with_another_sleep_state() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let why = "the cluster is asleep until its owner wakes it";
     let holding = async {
@@ -406,7 +409,7 @@ async fn a_connection_ends_with_its_answers() {
         })
         .await;
     }
-    // By another cluster's name on a connection of this one.
+    // The name of another cluster on a connection of this one.
     let other = format!("https://{}/api", night.stage.clusters[1].public_name());
     let ingress = night.stage.envoy.ingress;
     let mut client = Client::connect(ingress, &name, &night.admin(), Http::Two)
@@ -420,7 +423,7 @@ async fn a_connection_ends_with_its_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_owners_word_is_told_to_those_who_belong_there() {
+async fn authenticated_callers_see_the_owners_message() {
     let why = "the cluster is asleep until its owner wakes it";
     let night = Night::new(Asleep::Held { why: why.into() }).await;
     for http in BOTH {
@@ -443,9 +446,9 @@ async fn the_owners_word_is_told_to_those_who_belong_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn anybody_wakes_what_its_owner_lets_anybody_wake() {
+async fn callers_any_lets_unauthenticated_clients_wake() {
     let night = Night::new(on_connect(Callers::Any)).await;
-    // Its stranger was the first to ask.
+    // The first request came from an unauthenticated client.
     let woken = night
         .stage
         .xds()
@@ -492,7 +495,7 @@ async fn requests_of_pods_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_held_when_a_cluster_does_not_wake() {
+async fn no_caller_waits_for_a_cluster_that_does_not_wake() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let bearer = night.stage.bearer(0);
     let held = async {
@@ -507,9 +510,9 @@ async fn nobody_is_held_when_a_cluster_does_not_wake() {
         night.tell(Some(woken(Some("There is no room.")))).await;
     };
     let (answer, ()) = tokio::join!(held, telling);
-    // Who knows the problem repeats nothing.
+    // A caller that is shown the problem does not retry.
     assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, None));
-    let advice = "There is no room. Ask the cluster's owner: the conditions of the Cluster say more.";
+    let advice = "There is no room. Ask the cluster's owner; the conditions of the Cluster object say more.";
     assert_eq!(answer.body["message"], advice);
     for http in BOTH {
         let answer = night.ask(&night.admin(), http, None).await;
@@ -527,20 +530,20 @@ async fn nobody_is_held_when_a_cluster_does_not_wake() {
         let before = night.stage.xds().metric(stuck);
         let stderr = kubectl(&night, asked).await.1;
         assert!(stderr.contains(advice), "{asked:?}: {stderr}");
-        // It says the same up to ten times more where it is told to come again.
+        // kubectl repeats the request up to ten times when the answer has `Retry-After`.
         let count = night.stage.xds().metric(stuck) - before;
         assert!((1..10).contains(&count), "{asked:?}: {count}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_answer_arrives_beside_a_large_body() {
+async fn the_answer_arrives_despite_a_large_body() {
     const BODY: usize = 512 * 1024;
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let mut config = night.admin();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     for config in [config, night.stage.root.client(None)] {
-        let stream = TcpStream::connect(night.stage.xds().sleeper).await.unwrap();
+        let stream = TcpStream::connect(night.stage.xds().activator).await.unwrap();
         let mut stream = open_over(stream, &night.a.public_name(), &config).await.unwrap();
         let head = format!("POST /api HTTP/1.1\r\nhost: a\r\ncontent-length: {BODY}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
@@ -553,7 +556,7 @@ async fn the_answer_arrives_beside_a_large_body() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_client_shows_has_a_size() {
+async fn client_certificates_are_limited_in_size() {
     let night = Night::new(Asleep::Held { why: "No.".into() }).await;
     let name = night.a.public_name();
     let leaf = night.stage.authorities[0].leaf("yoke:admin", &[]);
@@ -598,7 +601,7 @@ async fn keys_of_tokens_may_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubectl_sees_only_slower_answers() {
+async fn kubectl_only_sees_slower_answers() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let asking = ["get", "--raw", "/api/v1/namespaces"];
     let ((stdout, stderr), ()) = tokio::join!(kubectl(&night, &asking), night.wake_up());
@@ -617,7 +620,7 @@ async fn kubectl_sees_only_slower_answers() {
     assert_eq!(line.as_deref(), Some("0"));
 }
 
-/// What kubectl says on a request with the kubeconfig of an administrator.
+/// The output of kubectl for a request with the kubeconfig of an administrator.
 async fn kubectl(night: &Night, arguments: &[&str]) -> (String, String) {
     let directory = tempfile::tempdir().unwrap();
     let output = start_kubectl(night, directory.path(), arguments).output();

@@ -1,4 +1,5 @@
-//! A model of Envoy at the other end of a slow line: it must end up with what is served, whatever happens on the way.
+//! A model of Envoy at the end of a slow connection: whatever happens, it must end up with the
+//! served resources.
 
 use std::collections::VecDeque;
 
@@ -8,14 +9,15 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::*;
 
 const SNIS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
-/// A version that Envoy refuses.
+/// A version that Envoy rejects.
 const BAD: &str = "bad";
-/// Seeds that found something once.
+/// Seeds that once found a fault:
 /// - the removal of a name whose last content was refused was not sent
-/// - the removal of a name was forgotten when another one of its cluster was sent
+/// - the removal of a name was forgotten when another name of its cluster was sent
 /// - a connection was lost between a Cluster and its endpoints, which were not sent again
-/// - names that were refused along with a bad one of their cluster were not sent when that one changed
-/// - nor was one that had changed meanwhile, and back
+/// - names that were refused together with an invalid one of their cluster were not sent when that
+///   one changed
+/// - a name that had changed meanwhile, and back, was not sent
 const KNOWN: [u64; 5] = [
     8_820_202_442_062_988_157,
     3_322_310_168_946_964_410,
@@ -28,7 +30,7 @@ const KNOWN: [u64; 5] = [
 struct Envoy {
     clusters: BTreeMap<String, EnvoyCluster>,
     endpoints: BTreeMap<String, String>,
-    /// What it will say of endpoints next: subscriptions that are not sent yet.
+    /// Subscriptions to endpoints that are not sent yet.
     subscribe: BTreeSet<String>,
     unsubscribe: BTreeSet<String>,
     outbox: VecDeque<Request>,
@@ -37,9 +39,9 @@ struct Envoy {
 #[derive(Debug)]
 struct EnvoyCluster {
     version: String,
-    /// Whether endpoints came since the cluster was made or replaced.
+    /// Whether endpoints arrived since the cluster was created or replaced.
     warm: bool,
-    /// Whether the connection was lost before they came.
+    /// Whether the connection was lost before they arrived.
     interrupted: bool,
 }
 
@@ -53,16 +55,16 @@ impl Envoy {
             cluster.interrupted |= !cluster.warm;
         }
         let clusters = self.clusters.iter();
-        let held = clusters.map(|(name, cluster)| (name.clone(), cluster.version.clone()));
+        let client_versions = clusters.map(|(name, cluster)| (name.clone(), cluster.version.clone()));
         self.outbox.push_back(Request {
-            held: held.collect(),
-            ..ask(Kind::Cluster)
+            client_versions: client_versions.collect(),
+            ..ask(ResourceKind::Cluster)
         });
         if !self.clusters.is_empty() {
             self.outbox.push_back(Request {
                 subscribe: self.clusters.keys().cloned().collect(),
-                held: self.endpoints.clone(),
-                ..ask(Kind::Endpoints)
+                client_versions: self.endpoints.clone(),
+                ..ask(ResourceKind::Endpoints)
             });
         }
     }
@@ -76,7 +78,7 @@ impl Envoy {
         for (name, resource) in &response.resources {
             let (name, version) = (name.to_string(), resource.version.to_string());
             match response.kind {
-                Kind::Cluster => {
+                ResourceKind::Cluster => {
                     let before = self.clusters.get(&name).map(|cluster| cluster.version.clone());
                     if before.as_ref() == Some(&version) {
                         continue;
@@ -92,8 +94,10 @@ impl Envoy {
                     };
                     self.clusters.insert(name, cluster);
                 }
-                Kind::Listener | Kind::Routes | Kind::Secret => panic!("nobody asked for these"),
-                Kind::Endpoints => {
+                ResourceKind::Listener | ResourceKind::Routes | ResourceKind::Secret => {
+                    panic!("nobody asked for these")
+                }
+                ResourceKind::Endpoints => {
                     if let Some(cluster) = self.clusters.get_mut(&name) {
                         cluster.warm = true;
                         self.endpoints.insert(name, version);
@@ -103,20 +107,20 @@ impl Envoy {
         }
         for name in &response.removed {
             match response.kind {
-                Kind::Cluster => {
+                ResourceKind::Cluster => {
                     self.clusters.remove(name);
                     self.endpoints.remove(name);
                     self.subscribe.remove(name);
                     self.unsubscribe.insert(name.clone());
                 }
-                Kind::Endpoints | Kind::Listener | Kind::Routes | Kind::Secret => {}
+                ResourceKind::Endpoints | ResourceKind::Listener | ResourceKind::Routes | ResourceKind::Secret => {}
             }
         }
         self.outbox.push_back(accept(response));
         self.speak();
     }
 
-    /// Envoy gathers what it wants of endpoints into one request.
+    /// Envoy collects its subscriptions to endpoints in one request.
     fn speak(&mut self) {
         if self.subscribe.is_empty() && self.unsubscribe.is_empty() {
             return;
@@ -124,19 +128,19 @@ impl Envoy {
         self.outbox.push_back(Request {
             subscribe: std::mem::take(&mut self.subscribe).into_iter().collect(),
             unsubscribe: std::mem::take(&mut self.unsubscribe).into_iter().collect(),
-            ..ask(Kind::Endpoints)
+            ..ask(ResourceKind::Endpoints)
         });
     }
 }
 
-/// What happens in a run.
+/// Events that happen in a run.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     /// Connections are lost.
     reconnects: bool,
     /// Some contents are refused.
     refusals: bool,
-    /// A content that was may be again.
+    /// An earlier content may return.
     returns: bool,
 }
 
@@ -158,7 +162,7 @@ impl Weather {
 fn change(random: &mut StdRng, served: &mut Snapshot, weather: Weather, step: usize) {
     let sni = SNIS[random.random_range(0..SNIS.len())];
     let name = format!("name/{sni}");
-    // Owners have one, two or five names each.
+    // Owners have one, two or five names.
     let (owner, names): (&str, &[&str]) = match sni {
         "a" => ("a", &["a"]),
         "b" | "c" => ("b", &["b", "c"]),
@@ -196,7 +200,7 @@ fn run(seed: u64) {
                 stream.on_snapshot(Arc::new(served.clone()));
             }
             2 if !quiet && weather.reconnects && random.random_bool(0.1) => {
-                // The connection is lost with all that is on it; another replica answers.
+                // The connection is lost with all its messages; another replica answers.
                 wire.clear();
                 stream = Stream::new(Arc::new(served.clone()));
                 envoy.connect();
@@ -239,7 +243,7 @@ fn judge(seed: u64, weather: Weather, served: &Snapshot, envoy: &Envoy) {
     for name in served.names() {
         let entry = served.get(name).unwrap();
         let siblings = entry.route.names().map(|sni| format!("name/{sni}"));
-        // One refused resource takes those of the same cluster with it, and of no other.
+        // One refused resource affects those of the same cluster, and of no other.
         let bad = siblings
             .filter_map(|sibling| served.get(&sibling))
             .any(|sibling| &*sibling.cluster.version == BAD);
@@ -250,7 +254,7 @@ fn judge(seed: u64, weather: Weather, served: &Snapshot, envoy: &Envoy) {
         let cluster = envoy.clusters.get(&**name);
         let cluster = cluster.unwrap_or_else(|| panic!("seed {seed}: {name} is missing"));
         assert_eq!(cluster.version, *entry.cluster.version, "seed {seed}: {name}");
-        // Envoy's own patience is the last resort where the module says so.
+        // Envoy's own timeout is the last resort in the cases that the module documents.
         let patience = cluster.interrupted && weather.refusals && weather.returns;
         assert!(cluster.warm || patience, "seed {seed}: {name} waits for endpoints");
         assert_eq!(

@@ -1,8 +1,8 @@
-//! What clients did: Envoy's entries → [`Record`]s of the cluster that the gate named.
+//! Counts traffic: Envoy's entries → [`Record`]s of the cluster in the gate's metadata.
 //!
-//! The name and the identity were put into an entry by the gate, but they come from another process, and perhaps late: only a
-//! cluster that is served now, and is still the same, is counted. Nothing else of an entry that a client could have chosen is
-//! looked at.
+//! The gate has put the name and the ID into an entry, but the entry comes from another process,
+//! and may be late. So it counts only if the cluster is in the snapshot and has the same ID. No
+//! other field that a client could have chosen is used.
 
 use std::time::Duration;
 
@@ -13,23 +13,24 @@ use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
 use envoy_types::pb::google::protobuf::{Duration as ProtoDuration, Struct};
 
 use crate::metrics::Metrics;
-use crate::routing::Snapshots;
-use crate::server::authorization::{ID, NAME, VERDICT};
-use crate::snapshot::{Snapshot, resource_name};
-use crate::traffic::{Kind, Record};
+use crate::server::attributes::{ID, NAME, VERDICT};
+use crate::snapshot::Snapshot;
+use crate::snapshot::Snapshots;
+use crate::snapshot::resource::resource_name;
+use crate::traffic::series::{Record, RecordKind};
 
-/// The filters by which Envoy asks the gate.
-const OF_CONNECTIONS: &str = "envoy.filters.network.ext_authz";
-const OF_REQUESTS: &str = "envoy.filters.http.ext_authz";
+/// Names of Envoy's `ext_authz` filters, under which an entry stores the gate's metadata.
+const CONNECTION_FILTER: &str = "envoy.filters.network.ext_authz";
+const REQUEST_FILTER: &str = "envoy.filters.http.ext_authz";
 
-/// What one worker of an Envoy says.
+/// Reads the traffic log of one Envoy worker.
 pub(super) struct Reader {
     snapshots: Snapshots,
     metrics: Metrics,
 }
 
-/// What the gate had said.
-struct Said<'a> {
+/// The gate's metadata in an entry.
+struct GateMetadata<'a> {
     name: &'a str,
     id: &'a str,
     verdict: &'a str,
@@ -52,8 +53,8 @@ impl Reader {
             let counted = count(
                 snapshot.as_deref(),
                 common,
-                OF_CONNECTIONS,
-                Kind::Connection,
+                CONNECTION_FILTER,
+                RecordKind::Connection,
                 bytes.unwrap_or_default(),
             );
             self.metrics.count_entry(counted.is_some());
@@ -70,34 +71,41 @@ impl Reader {
             let code = response.and_then(|response| response.response_code.as_ref());
             let code = code.map(|code| code.value).unwrap_or_default();
             let common = entry.common_properties.as_ref();
-            let counted = count(snapshot.as_deref(), common, OF_REQUESTS, Kind::Request { code }, bytes);
+            let counted = count(
+                snapshot.as_deref(),
+                common,
+                REQUEST_FILTER,
+                RecordKind::Request { code },
+                bytes,
+            );
             self.metrics.count_entry(counted.is_some());
         }
     }
 }
 
-/// Counts an entry, if it is one of a cluster that is served.
+/// Counts an entry if its cluster is in the snapshot.
 fn count(
     snapshot: Option<&Snapshot>,
     common: Option<&AccessLogCommon>,
     filter: &str,
-    kind: Kind,
+    kind: RecordKind,
     (received, sent): (u64, u64),
 ) -> Option<()> {
-    // An entry of something that goes on has what a later one has, too.
+    // Entries of a connection or request that continues are ignored: the last entry contains their
+    // values.
     let end = match kind {
-        Kind::Connection => AccessLogType::TcpConnectionEnd,
-        Kind::Request { .. } => AccessLogType::DownstreamEnd,
+        RecordKind::Connection => AccessLogType::TcpConnectionEnd,
+        RecordKind::Request { .. } => AccessLogType::DownstreamEnd,
     };
     let common = common.filter(|common| common.access_log_type() == end)?;
-    let said = Said::find(common, filter)?;
-    let entry = snapshot?.get(&resource_name(said.name))?;
-    if entry.route.id.as_str() != said.id {
+    let metadata = GateMetadata::find(common, filter)?;
+    let entry = snapshot?.get(&resource_name(metadata.name))?;
+    if entry.route.id.as_str() != metadata.id {
         return None;
     }
     let record = Record {
         kind,
-        verdict: said.verdict,
+        verdict: metadata.verdict,
         received,
         sent,
         duration: common.duration.as_ref().and_then(to_duration).unwrap_or_default(),
@@ -105,7 +113,7 @@ fn count(
     entry.traffic.count(&record).then_some(())
 }
 
-impl<'a> Said<'a> {
+impl<'a> GateMetadata<'a> {
     fn find(common: &'a AccessLogCommon, filter: &str) -> Option<Self> {
         let fields = common.metadata.as_ref()?.filter_metadata.get(filter)?;
         Some(Self {
@@ -152,7 +160,7 @@ mod tests {
         snapshot
     }
 
-    fn said(filter: &str, fields: &[(&str, &str)]) -> AccessLogCommon {
+    fn metadata(filter: &str, fields: &[(&str, &str)]) -> AccessLogCommon {
         let value = |text: &str| Value {
             kind: Some(ValueKind::StringValue(text.to_owned())),
         };
@@ -176,15 +184,15 @@ mod tests {
 
     fn good() -> AccessLogCommon {
         let fields = [(NAME, NAMES[0]), (ID, "bcdfghjk24"), (VERDICT, "allowed")];
-        said(OF_CONNECTIONS, &fields)
+        metadata(CONNECTION_FILTER, &fields)
     }
 
     fn is_counted(snapshot: Option<&Snapshot>, common: Option<&AccessLogCommon>) -> bool {
-        count(snapshot, common, OF_CONNECTIONS, Kind::Connection, (1, 2)).is_some()
+        count(snapshot, common, CONNECTION_FILTER, RecordKind::Connection, (1, 2)).is_some()
     }
 
     #[test]
-    fn only_what_the_gate_said_of_a_served_cluster_is_counted() {
+    fn only_gate_metadata_of_a_served_cluster_is_counted() {
         let snapshot = served();
         assert!(is_counted(Some(&snapshot), Some(&good())));
         assert!(!is_counted(None, Some(&good())), "before the host was read");
@@ -213,12 +221,12 @@ mod tests {
             ),
             ("a long one", &[(NAME, &long), (ID, &long), (VERDICT, &long)]),
         ] {
-            let common = said(OF_CONNECTIONS, fields);
+            let common = metadata(CONNECTION_FILTER, fields);
             assert!(!is_counted(Some(&snapshot), Some(&common)), "{rule}");
         }
         let fields = [(NAME, NAMES[0]), (ID, "bcdfghjk24"), (VERDICT, "allowed")];
-        for filter in [OF_REQUESTS, "envoy.lb", ""] {
-            let common = said(filter, &fields);
+        for filter in [REQUEST_FILTER, "envoy.lb", ""] {
+            let common = metadata(filter, &fields);
             assert!(!is_counted(Some(&snapshot), Some(&common)), "{filter}");
         }
         let still = AccessLogCommon {
@@ -229,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_their_range_are_none() {
+    fn numbers_out_of_range_are_ignored() {
         for (seconds, nanos, expected) in [
             (1, 500_000_000, Some(Duration::from_millis(1500))),
             (-1, 0, None),

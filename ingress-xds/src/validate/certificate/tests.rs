@@ -1,6 +1,6 @@
 use super::*;
 
-use crate::fixtures::{certificate_secret, ingress_pems, pems, sleeper_secret};
+use crate::test_util::fixtures::{activator_secret, certificate_secret, ingress_pems, pems};
 
 fn with(key: &str, text: Option<&str>) -> Secret {
     let (chain, private) = ingress_pems();
@@ -14,7 +14,7 @@ fn with(key: &str, text: Option<&str>) -> Secret {
 }
 
 #[test]
-fn a_pair_is_believed() {
+fn a_matching_pair_is_valid() {
     let (chain, key) = ingress_pems();
     let found = validate_ingress(&certificate_secret(&format!("{chain}{}", pems().0), &key)).unwrap();
     assert_eq!(found.chain.matches("BEGIN CERTIFICATE").count(), 2, "the chain is kept");
@@ -23,10 +23,13 @@ fn a_pair_is_believed() {
 }
 
 #[test]
-fn others_are_refused() {
+fn other_secrets_are_refused() {
     let mut elsewhere = with("x", None);
     elsewhere.metadata.namespace = Some("default".into());
-    assert!(matches!(validate_ingress(&elsewhere), Err(CertificateError::Place)));
+    assert!(matches!(
+        validate_ingress(&elsewhere),
+        Err(CertificateError::WrongObject)
+    ));
     for key in [CERTIFICATE, KEY] {
         for (rule, object) in [("absent", with(key, None)), ("empty", with(key, Some("")))] {
             let found = validate_ingress(&object);
@@ -51,7 +54,7 @@ fn others_are_refused() {
 }
 
 #[test]
-fn a_cluster_that_sleeps_has_its_own() {
+fn sleeping_clusters_have_their_own_certificate() {
     let (chain, key) = ingress_pems();
     for (rule, namespace, name, expected) in [
         ("of all", PKI_NAMESPACE, SLEEPER_LEAF, true),
@@ -59,9 +62,9 @@ fn a_cluster_that_sleeps_has_its_own() {
         ("of a Tenant", "tenant", SLEEPER_LEAF, false),
         ("another", "yoke-bcdfghjk24", INGRESS_LEAF, false),
     ] {
-        let mut object = sleeper_secret(namespace, &chain, &key);
+        let mut object = activator_secret(namespace, &chain, &key);
         object.metadata.name = Some(name.into());
-        let found = validate_sleeper(&object);
+        let found = validate_activator(&object);
         assert_eq!(found.is_ok(), expected, "{rule}");
         if let Ok(found) = found {
             assert_eq!(found.names, ["kubernetes".to_owned()].into());

@@ -1,4 +1,4 @@
-//! Frames of HTTP/2 that no client sends.
+//! HTTP/2 frames that no client sends.
 
 use super::at_once;
 use crate::support::PATIENCE;
@@ -8,24 +8,25 @@ use crate::support::frames::{
 };
 use crate::terminated::{NAMES, Stage};
 
-/// Frames of a flood, and its limit in Envoy's own is far below.
+/// Number of frames of a flood; Envoy's own limit is far below.
 const FLOOD: usize = 20_000;
 
-/// What comes of a row.
+/// Expected result of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// The connection ends.
+    /// The connection closes.
     Closed,
-    /// The ingress answers on the stream itself, with this code, and nobody is reached.
+    /// The ingress answers on the stream with this code, and no API server is reached.
     Refused(u16),
-    /// The stream is reset, and nobody is reached.
+    /// The stream is reset, and no API server is reached.
     Reset,
-    /// The token's cluster answers.
+    /// The cluster of the token answers.
     Own,
 }
 use Answer::{Closed, Own, Refused, Reset};
 
-/// Each has its answer, silence is none, and only the token's own cluster ever hears of it. Returns the number of rows.
+/// Every row has its answer, silence is not one, and only the token's own cluster gets a request.
+/// Returns the number of rows.
 pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     let rows = headers(stage).into_iter().map(|(rule, fields, expected)| {
         let bytes = frame(HEADERS, END_HEADERS | END_STREAM, 1, &fields);
@@ -70,7 +71,7 @@ fn tell(heard: &Heard) -> String {
     format!("{kinds:?} closed {} {}", heard.closed, heard.text(1))
 }
 
-/// Who opens more streams than he was told has none of those.
+/// A client that opens more streams than the announced limit gets none of the surplus ones.
 async fn streams_are_counted(stage: &Stage) -> usize {
     let mut connection = Frames::open(stage.envoy.ingress, NAMES[0], &stage.root.client(None)).await;
     let bearer = stage.bearer(0);
@@ -86,7 +87,7 @@ async fn streams_are_counted(stage: &Stage) -> usize {
     1
 }
 
-/// One header each, with a token of A.
+/// Rows of one header each, with a token of A.
 fn headers(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
     let bearer = stage.bearer(0);
     let b = stage.clusters[1].public_name();
@@ -167,13 +168,13 @@ fn headers(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
     ]
 }
 
-/// Anything else on a connection.
+/// Rows of other bytes on a connection.
 fn raw(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
     let bearer = stage.bearer(0);
     let block = fields_of(&fields(&bearer, "/api"));
     let whole = END_HEADERS | END_STREAM;
     let many = |bytes: &[u8]| bytes.repeat(FLOOD);
-    // Room for 100 entries of an index, each used again and again: 60 KB become 240 MB if they are believed.
+    // A header index with 100 entries, each referenced many times: 60 KB would expand to 240 MB.
     let bomb = {
         let mut block = block.clone();
         block.extend(b"\x40\x06cookie\x7f\x81\x1f");

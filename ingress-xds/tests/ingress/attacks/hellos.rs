@@ -1,4 +1,4 @@
-//! What comes before HTTP: connections and their first bytes.
+//! Attacks before HTTP: connections and their first bytes.
 
 use rustls::ClientConfig;
 use rustls::client::Resumption;
@@ -14,17 +14,17 @@ use crate::terminated::{NAMES, Stage};
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 
-/// Each is closed, with an alert or without, at the latest when the time for a hello is over; no tenant is touched. Returns
-/// the number of rows.
+/// Every connection is closed, with or without an alert, at the latest at the timeout for a hello.
+/// No API server is touched. Returns the number of rows.
 pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     let rows = rows(stage);
     let connections = stage.apis.each_ref().map(|api| api.connections());
     let answers = rows.iter().map(|(rule, bytes)| async move {
         let mut stream = TcpStream::connect(stage.envoy.ingress).await.unwrap();
-        // Who is cut off in the middle learns of it by reading.
+        // A client that is cut off in the middle notices it when it reads.
         let _ = stream.write_all(bytes).await;
         let mut heard = Vec::new();
-        // A reset is an end, too.
+        // A reset closes the connection too.
         let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut heard))
             .await
             .is_ok();
@@ -37,7 +37,7 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     rows.len() + names_are_not_mixed(stage).await + pieces_are_joined(stage).await
 }
 
-/// A ClientHello of TLS 1.2, or of whatever version, with these extensions.
+/// A ClientHello of this TLS version with these extensions.
 fn hello(version: u16, extensions: &[(u16, Vec<u8>)]) -> Vec<u8> {
     let sized = |bytes: &[u8]| [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat();
     let suites = [0xc0_u8, 0x2b, 0xc0, 0x2f, 0xc0, 0x13, 0x00, 0x2f];
@@ -67,7 +67,7 @@ fn record(version: u16, message: &[u8]) -> Vec<u8> {
     parts.collect()
 }
 
-/// The extension with server names, each with its kind.
+/// The extension with server names, each with its type.
 fn names(names: &[(u8, &[u8])]) -> (u16, Vec<u8>) {
     let list = names.iter().flat_map(|(kind, name)| {
         let length = u16::try_from(name.len()).unwrap().to_be_bytes();
@@ -78,7 +78,7 @@ fn names(names: &[(u8, &[u8])]) -> (u16, Vec<u8>) {
     (0, [&length[..], &list].concat())
 }
 
-/// What a client of TLS 1.2 needs beside.
+/// The other extensions that a TLS 1.2 client needs.
 fn groups() -> Vec<(u16, Vec<u8>)> {
     vec![
         (10, vec![0, 4, 0, 0x1d, 0, 0x17]),
@@ -180,7 +180,7 @@ fn rows(stage: &Stage) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// What belongs to one name is nothing under another.
+/// Credentials for one name are worthless for another name.
 async fn names_are_not_mixed(stage: &Stage) -> usize {
     let [a, b] = stage.clusters.each_ref().map(|cluster| cluster.public_name());
     let ingress = stage.envoy.ingress;
@@ -196,7 +196,8 @@ async fn names_are_not_mixed(stage: &Stage) -> usize {
         let answer = client.ask(request.unwrap()).await.map_err(std::io::Error::other)?;
         std::io::Result::Ok(answer.body["cluster"].clone())
     };
-    // One connection for both, as a browser does where a certificate is good for both: the connection's own answers.
+    // One connection for both names, as a browser does if a certificate is valid for both: the
+    // cluster of the connection answers.
     assert_eq!(ask(&a, &config, &b).await.unwrap(), "a", "B's host on A's connection");
     assert_eq!(ask(&a, &config, &a).await.unwrap(), "a", "resumed");
     assert_eq!(
@@ -205,12 +206,13 @@ async fn names_are_not_mixed(stage: &Stage) -> usize {
         "B after it, with A's tickets at hand"
     );
     assert_eq!(ask(&a.to_uppercase(), &config, &a).await.unwrap(), "a", "in capitals");
-    // A's administrator at B: B's own CA does not know him.
+    // A's administrator at B: B's own CA does not know the certificate.
     let admin = stage.authorities[0].leaf("admin", &[]);
     let admin = stage.root.client(Some(&admin));
     assert_eq!(ask(&a, &admin, &a).await.unwrap(), "a", "at home");
     assert!(ask(&b, &admin, &b).await.is_err(), "abroad");
-    // A Pod's token is good for requests of its own; the name leads elsewhere, and it is that one's to refuse.
+    // A Pod's token is for requests by token. On a connection by name the API server of that name
+    // has to refuse it.
     let before = stage.requests();
     let mut client = Client::connect(ingress, &b, &config, Http::Two).await.unwrap();
     let answer = client.ask(get(Some(&stage.bearer(0)))).await.unwrap();
@@ -219,7 +221,7 @@ async fn names_are_not_mixed(stage: &Stage) -> usize {
     7
 }
 
-/// A hello may come byte by byte, and is the same.
+/// A hello that arrives byte by byte is handled like one that arrives at once.
 async fn pieces_are_joined(stage: &Stage) -> usize {
     let mut stream = TcpStream::connect(stage.envoy.ingress).await.unwrap();
     stream.set_nodelay(true).unwrap();
@@ -233,7 +235,7 @@ async fn pieces_are_joined(stage: &Stage) -> usize {
         .unwrap()
         .unwrap();
     assert_eq!(head[0], HANDSHAKE, "the ingress goes on");
-    // No ALPN that the ingress has: HTTP/1.1, or nothing.
+    // The ingress supports none of the ALPN protocols: HTTP/1.1 is used, or the connection fails.
     let mut config = stage.root.client(None);
     config.alpn_protocols = vec![b"h3".to_vec()];
     assert!(

@@ -1,5 +1,5 @@
-//! Certificates that a tenant asks its own CA for: for a pod's API, for another cluster, for the ingress. The CA signs
-//! whatever it is asked here; its name constraints are those of the plan.
+//! Certificates that a tenant requests from its own CA: for a pod's API, for another cluster, for
+//! the ingress. The CA here signs every request; its name constraints are those of the plan.
 
 use std::net::SocketAddr;
 
@@ -16,8 +16,9 @@ use crate::support::tenant::open;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{NAMES, Stage};
 
-/// Two rows for each: whoever trusts the root and is led to the tenant's server believes nothing; nor does Envoy, when the
-/// address of another cluster's control plane has become the tenant's. Returns the number of rows.
+/// Two rows for each certificate. A client that trusts the root and is routed to the tenant's
+/// server does not trust it. Neither does Envoy, if the address of another cluster's control plane
+/// now belongs to the tenant. Returns the number of rows.
 pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     let [a, b] = &stage.clusters;
     let authority = authority(&stage.root, a);
@@ -37,7 +38,8 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
         failed.extend(is_believed(stage, &server, asked).await);
         failed.extend(is_used(stage, &server, name).await);
     }
-    // The same without a foreign name is believed, or the rows above show nothing.
+    // A certificate with the cluster's own name is trusted; otherwise the rows above prove
+    // nothing.
     let leaf = ask_for(&authority, &[&own]);
     let address = SocketAddr::from(([127, 0, 1, 0], a.port));
     let server = ApiServer::start("own", address, &authority, &leaf).await;
@@ -53,7 +55,7 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     names.len() * 2
 }
 
-/// The cluster's CA as the plan asks cert-manager for it.
+/// The cluster's CA with the constraints that the plan requests from cert-manager.
 fn authority(root: &Ca, cluster: &ClusterFixture) -> Ca {
     let config = &cluster.config;
     let plan = Plan::new(&ClusterFacts {
@@ -84,7 +86,7 @@ fn ask_for(authority: &Ca, names: &[&str]) -> Leaf {
     authority.sign_request(&request, key.serialize_pem())
 }
 
-/// A client is led to the server by A's name, and takes it for `name`.
+/// A client is routed to the server by A's name, and expects `name`.
 async fn is_believed(stage: &Stage, server: &ApiServer, name: &str) -> Option<String> {
     let a = &stage.clusters[0];
     let before = server.connections();

@@ -1,4 +1,4 @@
-//! Tokens that are nearly good.
+//! Tokens that are almost valid.
 
 use data_encoding::{BASE64, BASE64URL_NOPAD};
 use http::Request;
@@ -9,7 +9,8 @@ use crate::support::client::{Http, get};
 use crate::support::fixtures::{Signer, claims, to_part};
 use crate::terminated::{Stage, assert_status};
 
-/// Each is refused, by both versions of HTTP, and nobody is reached. Returns the number of rows.
+/// Every token is refused, over both versions of HTTP, and no API server is reached. Returns the
+/// number of rows.
 pub(super) async fn run(stage: &Stage) -> usize {
     let rows = rows(stage);
     let before = stage.requests();
@@ -51,7 +52,7 @@ fn rows(stage: &Stage) -> Vec<(&'static str, String)> {
     let [header, payload, signature] = parts[..] else {
         panic!("a token has three parts");
     };
-    // A signature of zeros is one for every message where nobody looks whether the numbers are in range.
+    // A signature of zeros verifies every message if the range of its numbers is not checked.
     let of_b_by = |signature: &[u8]| {
         let signed = format!("{}.{}", to_part(&b.header().to_string()), to_part(&of_b.to_string()));
         format!("{signed}.{}", BASE64URL_NOPAD.encode(signature))
@@ -149,7 +150,7 @@ fn rows(stage: &Stage) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A token that is good, where no token is looked for.
+/// A valid token in places where no token is expected.
 fn other_places(stage: &Stage) -> Vec<(&'static str, &'static str, String)> {
     let bearer = stage.bearer(0);
     let token = bearer.trim_start_matches("Bearer ");

@@ -1,4 +1,4 @@
-//! Requests of HTTP/1.1 in bytes: where two readers of one text could read two things.
+//! HTTP/1.1 requests as bytes that two parsers could read differently.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -9,26 +9,27 @@ use crate::support::tenant::open;
 use crate::support::wire::read_answer;
 use crate::terminated::{NAMES, Stage};
 
-/// What comes of a row.
+/// Expected result of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// The ingress says so itself, and nobody is reached.
+    /// The ingress answers with this status, and no API server is reached.
     Refused(&'static str),
-    /// The token's cluster answers, once, and saw no header that is ours to set.
+    /// The cluster of the token answers once, and got no header that only the ingress may set.
     Own,
-    /// The ingress goes on in HTTP/2, and nobody is reached.
+    /// The ingress continues in HTTP/2, and no API server is reached.
     Two,
 }
 use Answer::{Own, Refused, Two};
 
-/// Each has its answer, and only the token's own cluster ever hears of it. Returns the number of rows.
+/// Every row has its answer, and only the token's own cluster gets a request. Returns the number of
+/// rows.
 pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     let rows = rows(stage);
     let before = stage.requests();
     let answers = rows.iter().map(|(rule, text, expected)| async move {
         let config = stage.root.client(None);
         let mut stream = open(stage.envoy.ingress, NAMES[0], &config).await.unwrap();
-        // Who is cut off in the middle learns of it by reading.
+        // A client that is cut off in the middle notices it when it reads.
         let _ = stream.write_all(text).await;
         if *expected == Two {
             let mut head = [0; 9];

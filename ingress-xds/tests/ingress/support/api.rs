@@ -1,5 +1,6 @@
-//! What stands for a kube-apiserver where the ingress opens TLS to it: HTTP/1.1 and HTTP/2, upgrades, a watch. It answers
-//! with what it was asked, and believes every token: whoever gets here has passed the ingress.
+//! A server in place of kube-apiserver, to which the ingress opens TLS: HTTP/1.1 and HTTP/2,
+//! upgrades, a watch. It answers with the request that it got, and accepts every token: a request
+//! that arrives here has passed the ingress.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -21,12 +22,13 @@ use tokio_rustls::TlsAcceptor;
 
 use super::pki::{Ca, Leaf};
 
-/// Path of the watch, which says something every now and then and never ends.
+/// Path of a watch, which sends data periodically and never ends.
 pub const WATCH: &str = "/watch";
-/// Path of an answer that is larger than the window that HTTP/2 begins with, and smaller than what Envoy holds beside it.
+/// Path of an answer that is larger than the initial window of HTTP/2, and smaller than what Envoy
+/// buffers in addition.
 pub const LARGE: &str = "/large";
 const LARGE_BYTES: usize = 80_000;
-/// Path of an answer that never ends and comes as fast as it is taken.
+/// Path of an endless answer that is sent as fast as it is read.
 pub const ENDLESS: &str = "/endless";
 const PIECE: [u8; 4096] = [b'a'; 4096];
 const PACE: Duration = Duration::from_millis(20);
@@ -67,7 +69,7 @@ impl ApiServer {
                         let gone = Arc::clone(&gone);
                         async move { Ok::<_, Infallible>(answer(name, shown, request, gone).await) }
                     });
-                    // An error is a client that went away.
+                    // An error means that the client has gone.
                     let _ = Builder::new(TokioExecutor::new())
                         .serve_connection_with_upgrades(TokioIo::new(stream), service)
                         .await;
@@ -83,17 +85,17 @@ impl ApiServer {
         }
     }
 
-    /// Connections that reached it.
+    /// Number of connections so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were taken of endless answers.
+    /// Bytes that clients have read of endless answers.
     pub fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Requests that reached it.
+    /// Number of requests so far.
     pub fn requests(&self) -> usize {
         self.requests.load(Ordering::Relaxed)
     }
@@ -112,7 +114,7 @@ async fn answer(name: &str, shown: bool, request: Request<Incoming>, taken: Arc<
         tokio::spawn(async move {
             let Ok(upgraded) = upgrade.await else { return };
             let (mut read, mut write) = tokio::io::split(TokioIo::new(upgraded));
-            // Until the client goes away.
+            // Copies until the client goes away.
             let _ = tokio::io::copy(&mut read, &mut write).await;
         });
         let answer = Response::builder()
@@ -136,7 +138,7 @@ async fn answer(name: &str, shown: bool, request: Request<Incoming>, taken: Arc<
         return Response::new(Body::from_stream(pieces));
     }
     if request.method() == Method::POST {
-        // Half a body is no request; an error is a client that went away.
+        // An incomplete body is not a request; an error means that the client has gone.
         let body = Body::new(request.body_mut().take().unwrap());
         if axum::body::to_bytes(body, usize::MAX).await.is_err() {
             return Response::new(Body::empty());

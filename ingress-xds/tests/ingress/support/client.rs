@@ -1,4 +1,4 @@
-//! A client whose TLS ends at the ingress, as a pod's is: by HTTP/1.1 or HTTP/2 on one connection.
+//! A client whose TLS ends at the ingress, as a pod's does: HTTP/1.1 or HTTP/2 on one connection.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use super::tenant::open_over;
 
 const BODY_BYTES: usize = 1024 * 1024;
 
-/// The versions of HTTP that clients of Kubernetes speak.
+/// The HTTP versions that Kubernetes clients use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Http {
     One,
@@ -37,7 +37,7 @@ enum Sender {
     Two(http2::SendRequest<Body>),
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -46,13 +46,13 @@ pub struct Answer {
 }
 
 impl Client {
-    /// Connects. An address as `name` is verified as such and not sent.
+    /// Connects. If `name` is an IP address, it is verified and not sent.
     pub async fn connect(ingress: SocketAddr, name: &str, config: &ClientConfig, http: Http) -> std::io::Result<Self> {
         let stream = TcpStream::connect(ingress).await?;
         Self::over(stream, name, config, http).await
     }
 
-    /// Goes on with a connection that was made some other way.
+    /// Continues with a connection that was opened elsewhere.
     pub async fn over(stream: TcpStream, name: &str, config: &ClientConfig, http: Http) -> std::io::Result<Self> {
         let mut config = config.clone();
         config.alpn_protocols = match http {
@@ -83,7 +83,7 @@ impl Client {
         Ok(Self { sender, certificate })
     }
 
-    /// Whether the connection has ended, or is to.
+    /// Whether the connection has ended, or is about to.
     pub fn is_closed(&self) -> bool {
         match &self.sender {
             Sender::One(sender) => sender.is_closed(),
@@ -91,7 +91,7 @@ impl Client {
         }
     }
 
-    /// Another handle on the same connection of HTTP/2.
+    /// Another handle on the same HTTP/2 connection.
     pub fn fork(&self) -> Self {
         let Sender::Two(sender) = &self.sender else {
             panic!("HTTP/1.1 has one request at a time");
@@ -102,7 +102,8 @@ impl Client {
         }
     }
 
-    /// Sends a request whose URI is that of HTTP/2; HTTP/1.1 gets its authority as the header `host`.
+    /// Sends a request with a URI in the form of HTTP/2. For HTTP/1.1 its authority becomes the
+    /// header `host`.
     pub async fn send(&mut self, request: Request<Body>) -> Result<http::Response<Incoming>, hyper::Error> {
         match &mut self.sender {
             Sender::One(sender) => {
@@ -122,7 +123,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and reads the whole answer.
+    /// Sends a request and reads the complete answer.
     pub async fn ask(&mut self, request: Request<Body>) -> Result<Answer, hyper::Error> {
         let response = tokio::time::timeout(PATIENCE, self.send(request))
             .await
@@ -138,7 +139,7 @@ impl Client {
     }
 }
 
-/// A request by a pod: to the API's address in its cluster.
+/// A request of a pod to the API's address in its cluster.
 pub fn get(authorization: Option<&str>) -> Request<Body> {
     let mut request = Request::get("https://10.96.0.1/api/v1/namespaces?limit=500");
     if let Some(authorization) = authorization {

@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, for what no library would send.
+//! Hand-written HTTP/2, for bytes that no library sends.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -38,12 +38,12 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// A connection on which a client may say anything.
+/// A connection on which a client may send any bytes.
 pub struct Frames {
     stream: TlsStream<TcpStream>,
 }
 
-/// What came on a connection until it was quiet or over.
+/// Everything that was received on a connection until it was quiet or closed.
 #[derive(Debug, Default)]
 pub struct Heard {
     pub frames: Vec<Frame>,
@@ -51,7 +51,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// What was said of one stream.
+    /// The data of one stream.
     pub fn text(&self, stream: u32) -> String {
         let own = self.frames.iter();
         let own = own.filter(|frame| frame.kind == DATA && frame.stream == stream);
@@ -59,8 +59,8 @@ impl Heard {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The code of the answer on a stream, which is the first of its fields: one of the table, or digits in five bits
-    /// or six (RFC 7541, A and B).
+    /// The status of the answer on a stream. It is the first header field: an entry of the static
+    /// table, or digits in codes of five or six bits (RFC 7541, A and B).
     pub fn code(&self, stream: u32) -> Option<u16> {
         let mut own = self.frames.iter().filter(|frame| frame.stream == stream);
         let payload = &own.find(|frame| frame.kind == HEADERS)?.payload;
@@ -80,14 +80,14 @@ impl Heard {
         Some(digit() * 100 + digit() * 10 + digit())
     }
 
-    /// Number of frames of a kind.
+    /// Number of frames of a type.
     pub fn count(&self, kind: u8) -> usize {
         self.frames.iter().filter(|frame| frame.kind == kind).count()
     }
 }
 
 impl Frames {
-    /// Connects and says what every client says first.
+    /// Connects and sends the preface of every client.
     pub async fn open(ingress: SocketAddr, name: &str, config: &ClientConfig) -> Self {
         let mut connection = Self::open_silent(ingress, name, config).await;
         connection.write(PREFACE).await;
@@ -95,7 +95,7 @@ impl Frames {
         connection
     }
 
-    /// Connects and says nothing.
+    /// Connects and sends nothing.
     pub async fn open_silent(ingress: SocketAddr, name: &str, config: &ClientConfig) -> Self {
         let mut config = config.clone();
         config.alpn_protocols = vec![b"h2".to_vec()];
@@ -103,7 +103,7 @@ impl Frames {
         Self { stream }
     }
 
-    /// Sends bytes. Who is cut off meanwhile learns of it by reading.
+    /// Sends bytes. A client that is cut off meanwhile notices it when it reads.
     pub async fn write(&mut self, bytes: &[u8]) -> bool {
         let written = tokio::time::timeout(PATIENCE, async {
             self.stream.write_all(bytes).await?;
@@ -116,7 +116,7 @@ impl Frames {
         self.write(&frame(kind, flags, stream, payload)).await
     }
 
-    /// Sends a whole header without a body.
+    /// Sends a complete header without a body.
     pub async fn request(&mut self, stream: u32, fields: &[(&str, &str)]) -> bool {
         let flags = END_HEADERS | END_STREAM;
         self.send(HEADERS, flags, stream, &fields_of(fields)).await
@@ -137,7 +137,7 @@ impl Frames {
         })
     }
 
-    /// Reads until `enough`, or the end, or until nothing comes any more for `quiet`.
+    /// Reads until `enough`, until the end, or until nothing arrives for `quiet`.
     pub async fn listen(&mut self, quiet: Duration, mut enough: impl FnMut(&Frame) -> bool) -> Heard {
         let mut heard = Heard::default();
         loop {
@@ -162,7 +162,7 @@ impl Frames {
     }
 }
 
-/// One frame as bytes.
+/// Encodes one frame.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut bytes = vec![length[1], length[2], length[3], kind, flags];
@@ -171,7 +171,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Fields of a request with a token.
+/// Header fields of a request with a token.
 pub fn fields<'a>(bearer: &'a str, path: &'a str) -> [(&'a str, &'a str); 5] {
     [
         (":method", "GET"),
@@ -182,7 +182,7 @@ pub fn fields<'a>(bearer: &'a str, path: &'a str) -> [(&'a str, &'a str); 5] {
     ]
 }
 
-/// Fields of a header, each in its own letters.
+/// Encodes header fields as literals.
 pub fn fields_of(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in fields {
@@ -195,7 +195,7 @@ pub fn fields_of(fields: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// A length with a prefix of seven bits (RFC 7541, 5.1).
+/// Encodes a length with a prefix of seven bits (RFC 7541, 5.1).
 fn length_of(length: usize) -> Vec<u8> {
     let Some(mut rest) = length.checked_sub(127) else {
         return vec![u8::try_from(length).unwrap()];

@@ -1,4 +1,5 @@
-//! A tenant's API server, as far as a connection shows it: TLS that asks for a client certificate, HTTP/1.1, upgrades.
+//! A server in place of a tenant's API server: TLS that requests a client certificate, HTTP/1.1,
+//! upgrades.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -23,7 +24,8 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Listens on `address` with a certificate for `names`. It answers every request with its name and the client's.
+    /// Listens on `address` with a certificate for `names`. Every answer contains the name of the
+    /// server and of the client.
     pub async fn start(name: &str, address: SocketAddr, ca: &Ca, names: &[&str]) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -41,7 +43,7 @@ impl Tenant {
                         let leaf = certificates.and_then(<[_]>::first);
                         let parsed = leaf.map(|leaf| ParsedCertificate::from_der(leaf.to_vec()).unwrap());
                         let client = parsed.and_then(|leaf| leaf.subject.common_name);
-                        // An error is a client that went away.
+                        // An error means that the client has gone.
                         let _ = converse(stream, &name, &client.unwrap_or_else(|| "nobody".into())).await;
                     }
                 });
@@ -54,7 +56,7 @@ impl Tenant {
         }
     }
 
-    /// Connections that reached it.
+    /// Number of connections so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
@@ -98,7 +100,7 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, name: &str, clien
     }
 }
 
-/// Opens TLS through the ingress. `sni` that is an IP address sends no name.
+/// Opens TLS through the ingress. If `sni` is an IP address, no name is sent.
 pub async fn open(
     ingress: SocketAddr,
     sni: &str,
@@ -108,7 +110,7 @@ pub async fn open(
     tokio::time::timeout(PATIENCE, opened).await?
 }
 
-/// The same over a connection that was made some other way.
+/// Opens TLS over a connection that was opened elsewhere.
 pub async fn open_over(
     stream: TcpStream,
     sni: &str,
@@ -129,14 +131,14 @@ pub fn hello(sni: &str, config: &ClientConfig) -> Vec<u8> {
     bytes
 }
 
-/// A connection from another address of this machine.
+/// A connection from another loopback address.
 pub async fn connect_from(source: IpAddr, ingress: SocketAddr) -> Result<TcpStream, std::io::Error> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(source, 0))?;
     socket.connect(ingress).await
 }
 
-/// Who answers a request through the ingress, and to whom.
+/// The answer to a request through the ingress: the names of server and client.
 pub async fn ask(ingress: SocketAddr, sni: &str, config: &ClientConfig) -> Result<String, std::io::Error> {
     let mut stream = open(ingress, sni, config).await?;
     let request = format!("GET / HTTP/1.1\r\nHost: {sni}\r\n\r\n");
@@ -159,7 +161,7 @@ pub async fn ask(ingress: SocketAddr, sni: &str, config: &ClientConfig) -> Resul
     tokio::time::timeout(PATIENCE, exchange).await?
 }
 
-/// A stream that stays open: an HTTP/1.1 upgrade, as of an exec, whose far end echoes.
+/// A long-lived stream: an HTTP/1.1 upgrade, as of an exec, to an echo server.
 pub struct LongStream {
     stream: TlsStream<TcpStream>,
 }
@@ -177,7 +179,7 @@ impl LongStream {
         Self { stream }
     }
 
-    /// Says something and hears it again.
+    /// Sends a text and expects it back.
     pub async fn echo(&mut self, text: &str) {
         let exchange = async {
             self.stream.write_all(text.as_bytes()).await?;

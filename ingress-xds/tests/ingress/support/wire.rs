@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// How long it is waited for what should not come.
+/// How long a test waits for something that should not happen.
 const QUIET: Duration = Duration::from_millis(200);
 
-/// All that comes until the connection closes, or until it is quiet after a whole answer; the answer may take up to
-/// `patience`.
+/// Reads until the connection closes, or until it is quiet after a complete answer. The answer may
+/// take up to `patience`.
 pub async fn read_answer(stream: &mut (impl AsyncRead + Unpin), patience: Duration) -> String {
     let mut bytes = Vec::new();
     loop {

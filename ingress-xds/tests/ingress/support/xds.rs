@@ -1,4 +1,5 @@
-//! Our server as the process puts it together, with objects from a channel in place of the host API.
+//! The real server, assembled as in the process, with objects from a channel in place of the host
+//! API.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,72 +11,71 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use yoke_api::names::{KONNECTIVITY_PORT, PKI_NAMESPACE};
+use yoke_ingress_xds::activator::tls::{Certificates, build_configs, update_certificates};
+use yoke_ingress_xds::activator::wake::{WakeLimits, WakeRequest, Waker};
+use yoke_ingress_xds::activator::{Activator, ActivatorContext, ActivatorLimits};
+use yoke_ingress_xds::authz::GateLimits;
 use yoke_ingress_xds::base::{Input, Notice, Tracker};
-use yoke_ingress_xds::gate;
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
-use yoke_ingress_xds::model::{Event, ObjectKey, Watched};
-use yoke_ingress_xds::routing::{Routing, Snapshots};
-use yoke_ingress_xds::server::{Context, Server};
-use yoke_ingress_xds::sleeper::tls::{Certificates, build_configs, keep_shown};
-use yoke_ingress_xds::sleeper::{self, Sleeper};
-use yoke_ingress_xds::snapshot::Snapshot;
+use yoke_ingress_xds::model::observation::Event;
+use yoke_ingress_xds::model::observation::{ObjectKey, Watched};
+use yoke_ingress_xds::routing::Routing;
+use yoke_ingress_xds::server::{Server, ServerContext};
+use yoke_ingress_xds::snapshot::{Snapshot, Snapshots};
 use yoke_ingress_xds::tls::files_in;
-use yoke_ingress_xds::traffic::{Ledger, Shown};
-use yoke_ingress_xds::translate;
+use yoke_ingress_xds::traffic::{SeriesRegistry, TrafficCollector};
+use yoke_ingress_xds::translate::EnvoyLimits;
 use yoke_ingress_xds::validate::Rules;
-use yoke_ingress_xds::wake::{self, Wake, Waker};
 use yoke_runtime::budget::Rate;
 use yoke_runtime::tls::{Reload, TlsConfigs};
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
 use yoke_test_support::free_port;
 
-use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, replica_slice, sleeper_secret};
+use super::fixtures::{BASE_DOMAIN, ClusterFixture, activator_secret, certificate_secret, replica_slice};
 use super::pki::{Ca, Leaf, write_secret};
-use super::{PATIENCE, eventually};
+use super::{CLIENT_NAME, PATIENCE, SERVER_NAME, eventually};
 
-pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
-/// Ports of Envoy by the chart.
+/// Ports of Envoy in the chart.
 const ENVOY_PORTS: [u16; 3] = [8443, 8081, 9901];
-pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
 const MANY: Rate = Rate {
     per_second: 100_000,
     burst: 100_000,
 };
 
-/// What outlives a restart of the server.
+/// State that survives a restart of the server.
 pub struct Site {
     pub ca: Ca,
     pub address: SocketAddr,
     pub api_port: u16,
     pub konnectivity_port: u16,
-    pub limits: translate::Limits,
-    pub gate: gate::Limits,
-    /// How often clusters are woken.
-    pub wakes: wake::Limits,
-    /// Clusters with series of their own.
+    pub limits: EnvoyLimits,
+    pub gate: GateLimits,
+    /// Rate limits for wakes.
+    pub wakes: WakeLimits,
+    /// Number of clusters with traffic series of their own.
     pub series: usize,
-    /// What clients are shown whose TLS ends at the ingress.
+    /// The certificate for clients whose TLS ends at Envoy.
     pub certificate: Option<Leaf>,
-    /// What those are shown who come to a cluster that sleeps.
-    pub sleeper: Option<Leaf>,
-    /// Where these are led.
-    pub sleeper_at: SocketAddr,
-    /// What these may have of it.
-    pub sleepers: sleeper::Limits,
+    /// The certificate for clients of sleeping clusters.
+    pub activator: Option<Leaf>,
+    /// The address of the activator.
+    pub activator_at: SocketAddr,
+    /// Limits of the activator.
+    pub activator_limits: ActivatorLimits,
     directory: TempDir,
 }
 
-/// One life of the server.
+/// One run of the server.
 pub struct Xds {
-    // Dropped first: the tasks drain, and do not miss their source.
+    // Dropped first, so that the tasks drain before their channels close.
     trigger: DrainTrigger,
     pub address: SocketAddr,
-    /// Where clients of sleeping clusters are led.
-    pub sleeper: SocketAddr,
+    /// The address of the activator.
+    pub activator: SocketAddr,
     events: mpsc::Sender<Event>,
     base: mpsc::Sender<Input>,
     notices: Mutex<mpsc::Receiver<Notice>>,
-    wakes: Mutex<mpsc::Receiver<Wake>>,
+    wakes: Mutex<mpsc::Receiver<WakeRequest>>,
     secrets: mpsc::Sender<Watched<Secret>>,
     registry: yoke_runtime::Metrics,
     readiness: Readiness,
@@ -96,27 +96,27 @@ impl Site {
             address: super::loopback(free_port()),
             api_port,
             konnectivity_port: KONNECTIVITY_PORT,
-            limits: translate::Limits::default(),
-            gate: gate::Limits {
+            limits: EnvoyLimits::default(),
+            gate: GateLimits {
                 source: rate,
                 source_connections: u32::MAX,
                 name: rate,
                 requests: rate,
-                hold: Duration::ZERO,
+                refusal_delay: Duration::ZERO,
                 sleeping: rate,
             },
-            wakes: wake::Limits {
+            wakes: WakeLimits {
                 tenant: rate,
                 source: rate,
             },
             series: 10,
             certificate: None,
-            sleeper: None,
-            sleeper_at: super::loopback(0),
-            // Nobody is cut off because the machine is busy.
-            sleepers: sleeper::Limits {
+            activator: None,
+            activator_at: super::loopback(0),
+            // Long timeouts, so that a busy machine cuts off no client.
+            activator_limits: ActivatorLimits {
                 first: PATIENCE,
-                ..sleeper::Limits::default()
+                ..ActivatorLimits::default()
             },
             directory,
         }
@@ -126,18 +126,18 @@ impl Site {
         self.ca.leaf("envoy", &[CLIENT_NAME])
     }
 
-    /// Takes another CA for both sides.
+    /// Creates a new CA for both sides.
     pub fn rotate(&mut self) {
         self.ca = Ca::new("yoke-system, second");
         let leaf = self.ca.leaf("xds", &[SERVER_NAME]);
         write_secret(self.directory.path(), &leaf, &self.ca.pem);
     }
 
-    /// Starts the server. It has not read the host yet: see [`Xds::list`].
+    /// Starts the server. Its host objects are not listed yet: see [`Xds::list`].
     pub async fn start(&self) -> Xds {
-        let sleeper = Sleeper::bind(self.sleeper_at).await.unwrap();
+        let activator = Activator::bind(self.activator_at).await.unwrap();
         let rules = Rules {
-            sleeper: self.sleeper.is_some().then(|| sleeper.local_address()),
+            activator: self.activator.is_some().then(|| activator.local_address()),
             replicas: true,
             port: self.api_port,
             konnectivity_port: self.konnectivity_port,
@@ -148,38 +148,38 @@ impl Site {
         let metrics = Metrics::new(&registry);
         let (trigger, drain) = DrainTrigger::new();
         let synced = readiness.check("host-objects");
-        let ledger = Ledger::new(self.series);
-        let other = Arc::clone(ledger.other());
+        let series = SeriesRegistry::new(self.series);
+        let other = Arc::clone(series.other());
         let base = Tracker::new(&ENVOY_PORTS);
-        let (routing, snapshots) = Routing::new(rules, base, self.limits, ledger, metrics.clone(), synced);
-        Metrics::show_traffic(&registry, Shown::new(snapshots.clone(), other));
+        let (routing, snapshots) = Routing::new(rules, base, self.limits, series, metrics.clone(), synced);
+        Metrics::register_traffic(&registry, TrafficCollector::new(snapshots.clone(), other));
         let (events, observed) = mpsc::channel(1024);
         let (base, inputs) = mpsc::channel(1024);
         let (notices, told) = mpsc::channel(16);
         let routing = routing.run(observed, inputs, notices, drain.clone());
         let routing = tokio::spawn(async move { routing.await.unwrap() });
         let (waker, wakes) = Waker::new(self.wakes, metrics.clone(), Instant::now());
-        let sleeper_address = sleeper.local_address();
-        let has_sleeper = self.sleeper.is_some();
+        let activator_address = activator.local_address();
+        let has_activator = self.activator.is_some();
         let (secrets, seen) = mpsc::channel(16);
         let (certificates, shown) = watch::channel(Certificates::new());
-        let keeping = keep_shown(seen, certificates, events.clone(), drain.clone());
-        let sleeping = sleeper.serve(sleeper::Context {
+        let keeping = update_certificates(seen, certificates, events.clone(), drain.clone());
+        let sleeping = activator.serve(ActivatorContext {
             tls: build_configs(shown, snapshots.clone()).unwrap(),
-            limits: self.sleepers,
+            limits: self.activator_limits,
             snapshots: snapshots.clone(),
             waker: waker.clone(),
             metrics: metrics.clone(),
             drain: drain.clone(),
         });
-        // Where nobody is led there, none waits for its end.
+        // Without activators in the routes there is nothing to wait for.
         let sleeping = tokio::spawn(async move {
-            if has_sleeper {
+            if has_activator {
                 tokio::join!(keeping, sleeping);
             }
         });
-        if let Some(leaf) = &self.sleeper {
-            let secret = sleeper_secret(PKI_NAMESPACE, &leaf.certificate, &leaf.key);
+        if let Some(leaf) = &self.activator {
+            let secret = activator_secret(PKI_NAMESPACE, &leaf.certificate, &leaf.key);
             let listed = Watched::Listed([ObjectKey::of(&secret.metadata)].into());
             secrets.send(Watched::Applied(Box::new(secret))).await.unwrap();
             secrets.send(listed).await.unwrap();
@@ -191,7 +191,7 @@ impl Site {
             wakes: Mutex::new(wakes),
             secrets,
             address,
-            sleeper: sleeper_address,
+            activator: activator_address,
             events,
             base,
             notices: Mutex::new(told),
@@ -204,7 +204,7 @@ impl Site {
         }
     }
 
-    /// Starts the server for a snapshot that is made by hand; the answer's sender keeps it.
+    /// Starts the server with a snapshot that the test builds; the returned sender keeps it alive.
     pub async fn start_with(
         &self,
         snapshot: Snapshot,
@@ -223,7 +223,7 @@ impl Site {
         (registry, sender, trigger)
     }
 
-    /// What a server of Envoy's shows, and whom it admits.
+    /// TLS configuration of the gRPC endpoint.
     pub async fn tls(&self) -> TlsConfigs {
         let files = files_in(self.directory.path(), &self.directory.path().join("ca.crt"));
         Reload::load(files).await.unwrap().1
@@ -238,11 +238,12 @@ impl Site {
         drain: Drain,
     ) -> (SocketAddr, JoinHandle<()>) {
         let tls = self.tls().await;
-        // A program that another test starts has a copy of the last server's socket until it is executed.
+        // A program that another test starts has a copy of the previous server's socket until it is
+        // executed.
         let bind = async || Server::bind(self.address).await.ok();
         let (server, _) = eventually("the server listens", PATIENCE, bind).await;
         let address = server.local_address();
-        let serving = server.serve(Context {
+        let serving = server.serve(ServerContext {
             snapshots,
             base,
             tls,
@@ -257,12 +258,12 @@ impl Site {
 }
 
 impl Xds {
-    /// The host as it is: these clusters and nothing beside.
+    /// Reports a complete list of the host: these clusters and nothing else.
     pub async fn list(&self, clusters: &[&ClusterFixture]) {
         self.list_with(clusters, None).await;
     }
 
-    /// The same, with a base configuration.
+    /// Reports a complete list of the host, with a base configuration.
     pub async fn list_with(&self, clusters: &[&ClusterFixture], base: Option<&ConfigMap>) {
         if let Some(map) = base {
             self.apply_base(map).await;
@@ -296,21 +297,21 @@ impl Xds {
         self.base.send(Input::Seen(seen)).await.unwrap();
     }
 
-    /// What the host's owner is told next.
+    /// The next event for the host's owner.
     pub async fn notice(&self) -> Notice {
         let mut notices = self.notices.lock().await;
         let told = tokio::time::timeout(PATIENCE, notices.recv()).await;
         told.expect("the owner is told").unwrap()
     }
 
-    /// Whom the operator is told to wake, next.
-    pub async fn wake(&self) -> Wake {
+    /// The next wake request to the operator.
+    pub async fn wake(&self) -> WakeRequest {
         let mut wakes = self.wakes.lock().await;
         let told = tokio::time::timeout(PATIENCE, wakes.recv()).await;
         told.expect("the operator is told").unwrap()
     }
 
-    /// Whether it was told of any.
+    /// Whether there was any wake request.
     pub async fn has_woken(&self) -> bool {
         self.wakes.lock().await.try_recv().is_ok()
     }
@@ -327,14 +328,14 @@ impl Xds {
         self.send(Event::Replicas(Watched::Applied(Box::new(slice)))).await;
     }
 
-    /// Its sleeper answers no more.
-    pub fn lose_sleeper(&self) {
+    /// Stops the activator.
+    pub fn lose_activator(&self) {
         self.sleeping.abort();
     }
 
-    /// A cluster gets a certificate for its further names, for when it sleeps.
+    /// A cluster gets a certificate for its extra names, for its sleep.
     pub async fn show_asleep(&self, cluster: &ClusterFixture, leaf: &Leaf) {
-        let secret = sleeper_secret(&cluster.namespace(), &leaf.certificate, &leaf.key);
+        let secret = activator_secret(&cluster.namespace(), &leaf.certificate, &leaf.key);
         self.secrets.send(Watched::Applied(Box::new(secret))).await.unwrap();
     }
 
@@ -344,7 +345,7 @@ impl Xds {
             .await;
     }
 
-    /// A ConfigMap as it is.
+    /// Applies a ConfigMap as it is.
     pub async fn apply_map(&self, map: ConfigMap) {
         self.send(Event::Config(Watched::Applied(Box::new(map)))).await;
     }
@@ -364,12 +365,12 @@ impl Xds {
         self.readiness.failing().is_empty()
     }
 
-    /// One number of its metrics; 0 if it was never counted.
+    /// Value of one metric; 0 if it has no sample.
     pub fn metric(&self, name: &str) -> u64 {
         metric(&self.registry, name)
     }
 
-    /// The samples of each cluster's traffic.
+    /// Samples of each cluster's traffic.
     pub fn traffic(&self) -> Vec<String> {
         let text = self.registry.to_text().unwrap();
         let samples = text
@@ -378,12 +379,12 @@ impl Xds {
         samples.map(str::to_owned).collect()
     }
 
-    /// Has it begin to end, as a signal would.
+    /// Starts a shutdown, as a signal would.
     pub fn drain(&self) {
         self.trigger.start();
     }
 
-    /// Ends it.
+    /// Stops the server.
     pub async fn stop(self) {
         self.drain();
         for task in self.tasks.into_iter().chain([self.sleeping]) {

@@ -1,4 +1,4 @@
-//! Whoever can reach the ingress, against everybody behind it.
+//! Attacks of a client that can reach the ingress, against the clusters behind it.
 
 use aws_lc_rs::hmac;
 use data_encoding::BASE64URL_NOPAD;
@@ -10,7 +10,7 @@ use crate::support::fixtures::to_part;
 use crate::support::tenant::open;
 use crate::support::wire::read_answer;
 
-/// A request that asks for the whole cluster, with these headers.
+/// A request for a list of the complete cluster, with these headers.
 fn request(authority: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
     let mut request = Request::builder().uri(format!("https://{authority}{path}"));
     for (name, value) in headers {
@@ -20,7 +20,7 @@ fn request(authority: &str, path: &str, headers: &[(&str, &str)]) -> Request<Bod
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_tokens_go_nowhere() {
+async fn invalid_tokens_are_refused() {
     let stage = Stage::new().await;
     let now = Timestamp::now().as_second();
     let [a, b] = &stage.signers;
@@ -161,7 +161,7 @@ async fn bad_tokens_go_nowhere() {
     assert!(lines.iter().all(|line| line["upstream"].is_null()), "{lines:?}");
 }
 
-/// A token that is good, and a client that would be somebody else, or somewhere else, than it says.
+/// A valid token, and a client that pretends to be another one or elsewhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_but_the_token_decides() {
     let stage = Stage::new().await;
@@ -197,7 +197,7 @@ async fn nothing_but_the_token_decides() {
             );
             let arrived = answer.body["headers"].get(name.to_ascii_lowercase());
             match arrived {
-                // Envoy's own word.
+                // Envoy sets this header itself.
                 Some(source) if name == "X-Forwarded-For" => assert_ne!(source, value),
                 arrived => assert_eq!(arrived, None, "{name}"),
             }
@@ -248,7 +248,7 @@ async fn nothing_but_the_token_decides() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_certificate_is_not_asked_for_and_not_passed_on() {
+async fn client_certificates_are_neither_requested_nor_forwarded() {
     let stage = Stage::new().await;
     let admin = stage.root.under("a-ca").leaf("system:admin", &[]);
     let config = stage.root.client(Some(&admin));
@@ -263,7 +263,7 @@ async fn a_client_certificate_is_not_asked_for_and_not_passed_on() {
     }
 }
 
-/// Two readers of one text must not read two things.
+/// Two parsers of one text must not read it differently.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_are_not_smuggled() {
     let stage = Stage::new().await;
@@ -365,7 +365,7 @@ async fn requests_are_not_smuggled() {
     let config = stage.root.client(None);
     for (rule, text, expected) in rows {
         let mut stream = open(stage.envoy.ingress, NAMES[0], &config).await.unwrap();
-        // Who is cut off in the middle learns of it by reading.
+        // A client that is cut off in the middle notices it when it reads.
         let _ = stream.write_all(text.as_bytes()).await;
         let answer = read_answer(&mut stream, PATIENCE).await;
         let code = answer.split(' ').nth(1).unwrap_or_default();
@@ -378,7 +378,7 @@ async fn requests_are_not_smuggled() {
     }
     assert_eq!(stage.requests(), [0, 0]);
 
-    // In the clear on the same port, and HTTP/2 in the clear after TLS by HTTP/1.1.
+    // Plaintext on the same port, and plaintext HTTP/2 after TLS with HTTP/1.1.
     let mut plain = tokio::net::TcpStream::connect(stage.envoy.ingress).await.unwrap();
     plain.write_all(head("GET /api HTTP/1.1", "").as_bytes()).await.unwrap();
     assert_eq!(read_answer(&mut plain, PATIENCE).await, "");
@@ -392,7 +392,7 @@ async fn requests_are_not_smuggled() {
     assert!(!answer.starts_with("HTTP/1.1 101"), "{answer}");
     assert_eq!(stage.requests()[1], 0);
 
-    // CONNECT and other methods by HTTP/2.
+    // CONNECT and other methods over HTTP/2.
     let mut client = stage.client(Http::Two).await;
     let connect = Request::builder().method(Method::CONNECT).uri("127.0.0.3:6443");
     let connect = connect.header("authorization", &bearer).body(Body::empty()).unwrap();
@@ -404,9 +404,9 @@ async fn requests_are_not_smuggled() {
     assert_eq!(stage.requests()[1], 0);
 }
 
-/// Requests that are begun and given up cost more than they cost who sends them.
+/// Requests that are started and cancelled cost the server more than the client.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_gives_up_again_and_again_is_cut_off() {
+async fn repeated_cancellations_close_the_connection() {
     let stage = Stage::new().await;
     let bearer = stage.bearer(0);
     let mut other = stage.client(Http::Two).await;
@@ -426,7 +426,8 @@ async fn who_gives_up_again_and_again_is_cut_off() {
     assert_eq!(stage.status(&bearer).await, StatusCode::OK);
 }
 
-/// Who sends a head slowly, or none, holds a connection for some seconds only.
+/// A client that sends a request's head slowly or not at all holds a connection only for some
+/// seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_heads_are_cut_off() {
     let stage = Stage::new().await;
@@ -438,14 +439,14 @@ async fn slow_heads_are_cut_off() {
     let mut silent = tokio::net::TcpStream::connect(stage.envoy.ingress).await.unwrap();
     let start = Instant::now();
     let mut heard = Vec::new();
-    // A byte a second.
+    // One byte per second.
     let answer = tokio::time::timeout(PATIENCE, async {
         loop {
             match tokio::time::timeout(Duration::from_secs(1), slow.read_buf(&mut heard)).await {
-                // A reset is an end, too.
+                // A reset closes the connection too.
                 Ok(Ok(0) | Err(_)) => return String::from_utf8_lossy(&heard).into_owned(),
                 Ok(Ok(_)) => {}
-                // An error shows in the next read.
+                // The next read returns the error.
                 Err(_) => drop(slow.write_all(b"a").await),
             }
         }
@@ -458,7 +459,7 @@ async fn slow_heads_are_cut_off() {
     );
     let mut nothing = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut nothing)).await;
-    // With or without a reset.
+    // The connection is closed, with or without a reset.
     let _ = ended.expect("who says nothing is closed");
     assert!(nothing.is_empty());
     assert_eq!(stage.requests(), [0, 0]);

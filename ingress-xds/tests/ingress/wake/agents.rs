@@ -1,4 +1,4 @@
-//! Clients that are ignored wake nothing, whoever uses them.
+//! Clients with an ignored user agent wake nothing, whatever their credentials are.
 
 use axum::body::Body;
 use http::header::USER_AGENT;
@@ -14,7 +14,7 @@ const IGNORED: [&str; 2] = ["k9s/*", "Headlamp"];
 const WHY: &str =
     "the cluster is asleep, and does not wake for this client: its user agent is in spec.sleep.ignoreUserAgents";
 
-/// A request by a client that says this of itself.
+/// A request with this user agent.
 fn get_by(agent: &[u8], bearer: Option<&str>) -> Request<Body> {
     let mut request = get(bearer);
     let agent = HeaderValue::from_bytes(agent).unwrap();
@@ -34,7 +34,7 @@ async fn ask_as_pod(night: &Night, http: Http, agent: &[u8]) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_are_ignored_wake_nothing() {
+async fn ignored_user_agents_wake_nothing() {
     let night = Night::new(ignoring(Callers::Authenticated, &IGNORED)).await;
     let (admin, nobody) = (night.admin(), night.stage.root.client(None));
     let token = night.token(0, |_| {});
@@ -70,8 +70,8 @@ async fn clients_that_are_ignored_wake_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_no_client_that_is_ignored_wakes() {
-    // What a pod says comes by way of Envoy.
+async fn other_user_agents_wake() {
+    // The user agent of a pod arrives through Envoy.
     for agent in [
         &b"Headlamp/0.30"[..],
         b"headlamp",
@@ -94,7 +94,7 @@ async fn who_is_no_client_that_is_ignored_wakes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_who_may_wake_do_not_by_clients_that_are_ignored() {
+async fn ignored_user_agents_wake_nothing_with_callers_any() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     night.tell(Some(ignoring(Callers::Any, &IGNORED))).await;
     let nobody = night.stage.root.client(None);

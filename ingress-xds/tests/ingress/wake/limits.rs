@@ -1,4 +1,4 @@
-//! Nobody has too many clusters woken.
+//! The rate of wakes is limited.
 
 use http::StatusCode;
 use yoke_api::ingress::Callers;
@@ -13,7 +13,7 @@ const NONE: Rate = Rate {
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_that_wakes_too_much_is_told_to_come_again() {
+async fn a_tenant_over_its_wake_rate_gets_retry_after() {
     let night = Night::at(on_connect(Callers::Authenticated), |site| site.wakes.tenant = NONE).await;
     for http in BOTH {
         let answer = night.ask(&night.admin(), http, None).await;
@@ -28,7 +28,7 @@ async fn a_tenant_that_wakes_too_much_is_told_to_come_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_that_wakes_too_much_keeps_out_nobody_else() {
+async fn a_source_over_its_wake_rate_blocks_no_other() {
     let night = Night::at(on_connect(Callers::Authenticated), |site| site.wakes.source = NONE).await;
     for http in BOTH {
         let mut pod = night.stage.client(http).await;
@@ -38,7 +38,7 @@ async fn a_source_that_wakes_too_much_keeps_out_nobody_else() {
     let outcomes = "yoke_ingress_xds_wakes_total{outcome=\"source_rate\"}";
     assert_eq!(night.stage.xds().metric(outcomes), 2);
     assert!(!night.stage.xds().has_woken().await);
-    // From where he comes who brings his own TLS is not known.
+    // The source address of a passed-through connection is unknown.
     let admin = night.admin();
     let (_, wake) = tokio::join!(night.ask(&admin, BOTH[0], None), night.stage.xds().wake());
     assert_eq!(wake.cluster, "a");

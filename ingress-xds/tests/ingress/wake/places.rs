@@ -1,4 +1,4 @@
-//! Strangers keep out nobody whom the cluster knows.
+//! Unauthenticated clients do not lock out authenticated ones.
 
 use std::time::Duration;
 
@@ -13,22 +13,23 @@ use crate::support::tenant::open_over;
 use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 
-/// Places of the cluster, and strangers who want one. Who is known keeps his own before as many others have come.
+/// Slots of the cluster, and unauthenticated clients that want one. An authenticated client pins
+/// its slot before as many others have come.
 const PLACES: usize = 32;
 const STRANGERS: usize = 100;
 
-/// A night in which few are let in at once.
+/// A night with few slots.
 async fn narrow(callers: Callers) -> Night {
     Night::at(on_connect(callers), few_places).await
 }
 
 fn few_places(site: &mut Site) {
-    site.sleepers.connections = 4 * PLACES;
-    site.sleepers.connections_each = PLACES;
+    site.activator_limits.connections = 4 * PLACES;
+    site.activator_limits.connections_each = PLACES;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_strangers_make_room() {
+async fn silent_clients_make_room() {
     let night = narrow(Callers::Authenticated).await;
     let mut config = night.stage.root.client(None);
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -52,11 +53,12 @@ async fn silent_strangers_make_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_who_wake_it_leave_room() {
+async fn unauthenticated_clients_that_wake_it_leave_room() {
     let night = Night::at(on_connect(Callers::Any), |site| {
         few_places(site);
-        // Who came too late to ask is cut off and asks again, before he gives up.
-        site.sleepers.first = PATIENCE / 4;
+        // A client that is too late for its first request is cut off and retries before it gives
+        // up.
+        site.activator_limits.first = PATIENCE / 4;
     })
     .await;
     let handshakes = "yoke_ingress_xds_sleeper_handshakes_total{result=\"ok\"}";
@@ -64,10 +66,10 @@ async fn strangers_who_wake_it_leave_room() {
     let name = night.a.public_name();
     let nobody = night.stage.root.client(None);
     let soon = (StatusCode::SERVICE_UNAVAILABLE, Some("1"));
-    // Nobody wakes it, so all of them could wait, each with a place of his own.
+    // The cluster does not wake for them, so all could wait, each in a slot.
     let strangers = (0..STRANGERS).map(|_| async {
         loop {
-            // Those that are in the way of others are cut off.
+            // Clients that block others are cut off.
             if let Ok(answer) = night.try_ask(&name, &nobody, Http::One, None).await {
                 return told(&answer) == soon;
             }
@@ -90,14 +92,14 @@ async fn strangers_who_wake_it_leave_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_a_certificate_keeps_the_place_from_the_start() {
+async fn a_client_certificate_pins_the_slot_from_the_start() {
     let night = narrow(Callers::Authenticated).await;
-    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
+    let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     let (admin, nobody) = (night.admin(), night.stage.root.client(None));
-    let mut first = Client::connect(sleeper, &name, &admin, Http::Two).await.unwrap();
+    let mut first = Client::connect(activator, &name, &admin, Http::Two).await.unwrap();
     let mut open = vec![];
     for _ in 0..STRANGERS {
-        let stream = TcpStream::connect(sleeper).await.unwrap();
+        let stream = TcpStream::connect(activator).await.unwrap();
         open.push(open_over(stream, &name, &nobody).await.unwrap());
     }
     let answer = first.ask(get(None)).await.unwrap();
@@ -105,21 +107,21 @@ async fn who_has_a_certificate_keeps_the_place_from_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_finds_no_place_wakes_it_all_the_same() {
+async fn a_caller_without_slot_still_wakes_the_cluster() {
     let night = narrow(Callers::Authenticated).await;
-    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
+    let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     let node = night.with(&night.stage.authorities[0].leaf("system:node:worker", &[]));
     let busy = "yoke_ingress_xds_sleeper_answers_total{answer=\"busy\"}";
     let mut nodes = vec![];
     eventually("there is no place", PATIENCE, async || {
-        let stream = TcpStream::connect(sleeper).await.unwrap();
-        // One too many may be cut off in the middle.
+        let stream = TcpStream::connect(activator).await.unwrap();
+        // One client too many may be cut off in the middle.
         nodes.push(open_over(stream, &name, &node).await.ok());
         (night.stage.xds().metric(busy) > 0).then_some(())
     })
     .await;
     let answer = async {
-        let mut admin = Client::connect(sleeper, &name, &night.admin(), Http::One).await?;
+        let mut admin = Client::connect(activator, &name, &night.admin(), Http::One).await?;
         admin.ask(get(None)).await.map_err(std::io::Error::other)
     };
     assert!(answer.await.is_err());
@@ -127,26 +129,29 @@ async fn who_finds_no_place_wakes_it_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_says_nothing_is_cut_off() {
+async fn silent_clients_are_cut_off() {
     let second = Duration::from_secs(1);
-    let night = Night::at(on_connect(Callers::Authenticated), |site| site.sleepers.first = second).await;
-    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
+    let night = Night::at(on_connect(Callers::Authenticated), |site| {
+        site.activator_limits.first = second
+    })
+    .await;
+    let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
     for protocol in ["http/1.1", "h2"] {
         let mut config = night.admin();
         config.alpn_protocols = vec![protocol.into()];
-        let stream = TcpStream::connect(sleeper).await.unwrap();
+        let stream = TcpStream::connect(activator).await.unwrap();
         let mut silent = open_over(stream, &name, &config).await.unwrap();
-        // A reset is an end, too.
+        // A reset closes the connection too.
         let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut vec![])).await;
         assert!(ended.is_ok(), "{protocol}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_a_request_back_gives_up_the_place() {
+async fn a_cancelled_request_frees_the_slot() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
-    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
-    let mut client = Client::connect(sleeper, &name, &night.admin(), Http::Two)
+    let (name, activator) = (night.a.public_name(), night.stage.xds().activator);
+    let mut client = Client::connect(activator, &name, &night.admin(), Http::Two)
         .await
         .unwrap();
     tokio::select! {

@@ -1,0 +1,45 @@
+//! Host objects, certificates and the real Envoy for tests and measurements. Only with the feature
+//! `test-util`; used by the tests of this crate and by `yoke-ingress-bench`. Failures panic.
+
+#![allow(
+    missing_docs,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "helpers of tests, in which a failure ends the test"
+)]
+
+pub mod envoy;
+pub mod fixtures;
+pub mod pki;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// DNS names in the certificates of this process and of Envoy.
+pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
+pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
+
+/// Timeout for an expected event on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Repeats `check` until it returns a value. Returns the value and the elapsed time.
+///
+/// # Panics
+///
+/// If `check` returns no value within `limit`.
+pub async fn eventually<T>(what: &str, limit: Duration, mut check: impl AsyncFnMut() -> Option<T>) -> (T, Duration) {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = check().await {
+            return (found, start.elapsed());
+        }
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A socket address of the loopback interface.
+pub fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
