@@ -20,7 +20,9 @@ mod copies;
 mod crds;
 mod descriptors;
 mod layers;
+mod modules;
 mod mounted;
+mod prose;
 mod workspace;
 
 use std::path::Path;
@@ -48,8 +50,12 @@ enum Command {
     Descriptors,
     /// Run every check below, and that every .rs file is part of a crate.
     Check,
-    /// Compare the dependencies between the workspace's crates with docs/layers.txt.
+    /// Compare the dependencies between crates and between modules with docs/layers.txt, and look for import cycles.
     CheckLayers,
+    /// Write the module lines of docs/layers.txt as the code is. Review the difference.
+    Layers,
+    /// Look for sentence openings and words that the language guide drops.
+    CheckProse,
     /// Lint and render the chart with helm and look at what comes out.
     CheckChart,
 }
@@ -70,12 +76,19 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Command::Check => settle([
             ("crds", Some(crds::check(root)?)),
             ("layers", Some(layers::check(&workspace)?)),
+            ("modules", Some(modules::check(&workspace)?)),
             ("chart-files", Some(copies::check(root)?)),
             ("descriptors", Some(descriptors::check(root)?)),
             ("mounted", Some(mounted::check(&workspace)?)),
+            ("prose", Some(prose::check(&workspace)?)),
             ("chart", check_chart(root)?),
         ]),
-        Command::CheckLayers => settle([("layers", Some(layers::check(&workspace)?))]),
+        Command::CheckLayers => settle([
+            ("layers", Some(layers::check(&workspace)?)),
+            ("modules", Some(modules::check(&workspace)?)),
+        ]),
+        Command::Layers => modules::write_layers(&workspace),
+        Command::CheckProse => settle([("prose", Some(prose::check(&workspace)?))]),
         Command::CheckChart => settle([("chart", check_chart(root)?)]),
     }
 }

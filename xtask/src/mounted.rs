@@ -20,6 +20,13 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
         }
         let mut files = Vec::new();
         list(folder, &mut files)?;
+        for file in mounted.iter().filter(|file| !file.starts_with(folder)) {
+            let shown = file.strip_prefix(&workspace.root).unwrap_or(file).display();
+            complaints.push(format!(
+                "{} includes {shown} of another crate with `#[path]`: make it a dependency",
+                package.name
+            ));
+        }
         for file in files.iter().filter(|file| !mounted.contains(*file)) {
             let shown = file.strip_prefix(&workspace.root).unwrap_or(file).display();
             complaints.push(format!(
@@ -104,7 +111,8 @@ fn find_mounts(text: &str) -> Vec<Mount> {
     mounts
 }
 
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+/// Adds every `.rs` file below a folder.
+pub(crate) fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     for entry in entries {
         let entry = entry?;

@@ -39,6 +39,8 @@ pub(crate) struct Dependency {
 /// A library, binary, test or build script.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Target {
+    /// `lib`, `bin`, `test`, `bench`, `example` or `custom-build`.
+    pub(crate) kind: Vec<String>,
     pub(crate) src_path: PathBuf,
 }
 

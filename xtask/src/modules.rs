@@ -1,0 +1,65 @@
+//! Checks the structure inside each crate: which files import which.
+//!
+//! ```text
+//!  a target's root file ──tree──▶ its modules and their files
+//!                       ──imports──▶ edges from file to file
+//!                       ──layers──▶ compared with the module lines of docs/layers.txt
+//!                       ──cycles──▶ no cycle of more than two files
+//! ```
+//!
+//! Test code is left out. A re-export is followed to the file that defines the name, and is no import by itself.
+
+mod cycles;
+mod imports;
+mod layers;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::Complaints;
+use crate::workspace::Workspace;
+
+/// The import graph of one target: for each file the files it imports, with the imported names.
+type Graph = BTreeMap<String, BTreeMap<String, Vec<String>>>;
+
+/// Rejects import cycles of more than two files, and imports between modules that docs/layers.txt does not list.
+pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
+    let mut complaints = Complaints::new();
+    let mut found = layers::ModuleLayers::new();
+    for (package, root_file) in targets(workspace) {
+        let crate_tree = tree::read(root_file, &workspace.root)?;
+        let graph = imports::collect(&crate_tree);
+        complaints.extend(cycles::find(&graph).iter().map(|cycle| cycles::describe(cycle, &graph)));
+        layers::add(&mut found, package, &crate_tree, &graph);
+    }
+    complaints.extend(layers::compare(&workspace.root, &found)?);
+    Ok(complaints)
+}
+
+/// Writes the module lines of docs/layers.txt as the code is.
+pub(crate) fn write_layers(workspace: &Workspace) -> Result<()> {
+    let mut found = layers::ModuleLayers::new();
+    for (package, root_file) in targets(workspace) {
+        let crate_tree = tree::read(root_file, &workspace.root)?;
+        layers::add(&mut found, package, &crate_tree, &imports::collect(&crate_tree));
+    }
+    layers::write(&workspace.root, &found)
+}
+
+/// The library, or else the first binary, of each package: further binaries are a few files each.
+fn targets(workspace: &Workspace) -> impl Iterator<Item = (&str, &Path)> {
+    workspace.packages.iter().flat_map(|package| {
+        let of_kind = |kind: &'static str| {
+            package
+                .targets
+                .iter()
+                .filter(move |target| target.kind.iter().any(|k| k == kind))
+        };
+        of_kind("lib")
+            .chain(of_kind("bin"))
+            .map(|target| (package.name.as_str(), target.src_path.as_path()))
+    })
+}

@@ -1,0 +1,67 @@
+//! Import cycles.
+
+use petgraph::algo::tarjan_scc;
+use petgraph::graphmap::DiGraphMap;
+
+use super::Graph;
+
+/// Files of a cycle that may import each other: a type and the one function that makes it read well as a pair.
+const LARGEST: usize = 2;
+
+/// The cycles of more than [`LARGEST`] files, each sorted by path.
+pub(super) fn find(graph: &Graph) -> Vec<Vec<String>> {
+    let edges = graph
+        .iter()
+        .flat_map(|(from, imports)| imports.keys().map(|to| (from.as_str(), to.as_str())));
+    let mut cycles: Vec<Vec<String>> = tarjan_scc(&DiGraphMap::<&str, ()>::from_edges(edges))
+        .into_iter()
+        .filter(|files| files.len() > LARGEST)
+        .map(|files| {
+            let mut files: Vec<_> = files.into_iter().map(str::to_owned).collect();
+            files.sort();
+            files
+        })
+        .collect();
+    cycles.sort();
+    cycles
+}
+
+/// The complaint about one cycle: its files, and the imports that tie them.
+pub(super) fn describe(cycle: &[String], graph: &Graph) -> String {
+    let mut text = format!(
+        "{} files import each other in a cycle; move what ties them below both:",
+        cycle.len()
+    );
+    for (from, imports) in graph.iter().filter(|(from, _)| cycle.contains(from)) {
+        for (to, names) in imports.iter().filter(|(to, _)| cycle.contains(to)) {
+            text.push_str(&format!("\n    {from} -> {to}: {}", names.join(", ")));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn graph(edges: &[(&str, &str)]) -> Graph {
+        let mut graph = Graph::new();
+        for (from, to) in edges {
+            let imports: &mut BTreeMap<_, _> = graph.entry((*from).to_owned()).or_default();
+            imports.insert((*to).to_owned(), vec!["Name".to_owned()]);
+        }
+        graph
+    }
+
+    #[test]
+    fn cycles_of_three_files_are_found_and_pairs_are_not() {
+        assert!(find(&graph(&[("a", "b"), ("b", "a"), ("b", "c")])).is_empty());
+        let circle = graph(&[("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")]);
+        assert_eq!(find(&circle), [["a", "b", "c"]]);
+        let text = describe(&find(&circle)[0], &circle);
+        assert!(text.starts_with("3 files import each other"), "{text}");
+        assert!(text.ends_with("c -> a: Name"), "{text}");
+    }
+}
