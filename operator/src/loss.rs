@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A store that has nothing to write adds a record to its log each second, so nothing is asked of control planes for this. A
-//! pod that runs on, on a machine that was cut off, is fenced by its incarnation. See docs/adr/0022-loss-of-a-machine.md.
+//! pod that runs on, on a machine that was cut off, is fenced by its incarnation. See docs/adr/0022-detect-node-loss-by-silent-stores.md.
 
 pub mod plan;
 

@@ -50,7 +50,7 @@ impl Rule {
     };
 
     /// Of those that are started where none runs, on machines with so many cores. A start keeps one core busy for as long as it
-    /// takes: of many at once none serves before all do. See docs/adr/0026-control-planes-start-in-turns.md.
+    /// takes: of many at once none serves before all do. See docs/adr/0026-start-control-planes-in-a-queue.md.
     pub const fn of_starts(cores: usize) -> Self {
         // Without machines yet, those that wait are what has them made.
         let at_once = if cores == 0 { 16 } else { cores.saturating_add(1) };
