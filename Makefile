@@ -34,6 +34,8 @@ export PATH := $(CACHE)/toolchains/rust/bin:$(CACHE)/toolchains/go/bin:$(PATH)
 export CARGO_BUILD_BUILD_DIR ?= $(CACHE)/rust
 DENY_VERSION := 0.20.2
 DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)
+MDBOOK_VERSION := 0.5.4
+MDBOOK := $(CACHE)/mdbook-$(MDBOOK_VERSION)
 
 # A check builds once: what would make a second build of the same clone quicker only fills the shared folder.
 ifdef CI
@@ -128,6 +130,12 @@ test: lint deny ## Run every test, on the running stack too
 deny: yoke-dev ## Check the versions, licences and sources of the dependencies
 	@[ -x $(DENY)/bin/cargo-deny ] || $(CARGO) install cargo-deny --quiet --locked --debug --version $(DENY_VERSION) --root $(DENY)
 	$(call timed,dependencies,$(DENY)/bin/cargo-deny check bans licenses sources)
+
+# The generated pages and the links are checked by `cargo xtask check`.
+.PHONY: docs
+docs: yoke-dev ## Build the book into target/book
+	@[ -x $(MDBOOK)/bin/mdbook ] || $(CARGO) install mdbook --quiet --locked --debug --no-default-features --features search --version $(MDBOOK_VERSION) --root $(MDBOOK)
+	$(call timed,book,$(MDBOOK)/bin/mdbook build docs/book)
 
 .PHONY: test-slow
 test-slow: tools ## Run the tests that take long

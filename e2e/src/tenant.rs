@@ -14,7 +14,7 @@ use crate::logs::{Expected, Journal};
 use crate::stack::Stack;
 use crate::wait::watch_for;
 
-/// How long a Cluster may take to be `Ready` on a busy machine; the usual time is in `docs/benchmarks.md`.
+/// How long a Cluster may take to be `Ready` on a busy machine; the usual time is in `docs/benchmarks`.
 pub const READY_LIMIT: Duration = Duration::from_secs(180);
 const DELETE_LIMIT: Duration = Duration::from_secs(120);
 

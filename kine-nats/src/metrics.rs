@@ -1,5 +1,5 @@
 //! What is counted: in etcd's names where it means the same here, so that etcd's dashboards and alerts work, and in our own.
-//! `docs/monitoring.md` lists both.
+//! `docs/book/src/admin/monitoring.md` lists both.
 
 mod calls;
 mod process;

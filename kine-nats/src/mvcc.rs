@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// What a version costs besides its bytes, for the quota: index entry, history entry, allocations. Measured with values of
-/// 1 KiB (docs/benchmarks.md); with less the quota would not bound the memory of small values.
+/// 1 KiB (docs/benchmarks); with less the quota would not bound the memory of small values.
 const ITEM_OVERHEAD: u64 = 400;
 
 /// One change of one key.

@@ -1,11 +1,11 @@
-//! The README's `make` commands: a second `make up` beside the running stack, and `make status`. `make test` is what runs
+//! The `make` commands of the README and the book: a second `make up` beside the running stack, and `make status`. `make test` is what runs
 //! this, `make worker` is run by the tests of tenants, `make host-node` by the slow test of a lost node, and `make down` ends it.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use tokio::process::Command;
-use yoke_e2e::readme::{commands, root};
+use yoke_e2e::readme::{commands, page, root};
 use yoke_e2e::{Output, Stack, run};
 
 /// Runs `make TARGET` as a person would.
@@ -23,7 +23,7 @@ fn in_clone(target: &str) -> Command {
     make
 }
 
-/// What `make up` says at its end, as the README shows it: without this clone's folder, and without ages.
+/// The last lines of `make up`, as the quick start shows them: without this clone's folder, and without ages.
 fn to_farewell(said: &str) -> String {
     let begin = said.find("1. The kubeconfig").unwrap_or_default();
     let clone = root().canonicalize().unwrap_or_default().display().to_string();
@@ -40,7 +40,7 @@ fn to_farewell(said: &str) -> String {
 }
 
 #[tokio::test]
-async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Result<()> {
+async fn up_again_leaves_the_node_alone_and_says_what_the_quick_start_shows() -> Result<()> {
     let stack = Stack::connect().await?;
     let before = stack.supervised_pid("kubelet").await?;
     // As somebody leaves it who sends the cluster to sleep, and tests that are broken off.
@@ -68,11 +68,11 @@ async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Resu
     ] {
         ensure!(said.contains(mended), "{mended:?} is not said: {said}");
     }
-    let shown = to_farewell(&std::fs::read_to_string(root().join("README.md"))?);
+    let shown = to_farewell(&page("docs/book/src/start/quick-start.md")?);
     let farewell = to_farewell(&said);
     ensure!(
         shown.starts_with(&farewell),
-        "the README shows something else than `make up` says:\n{farewell}"
+        "the quick start shows something else than `make up` says:\n{farewell}"
     );
     ensure!(
         stack.supervised_pid("kubelet").await? == before,
@@ -115,7 +115,7 @@ async fn status_shows_every_component() -> Result<()> {
     Ok(())
 }
 
-/// The README's way to images, with what is built already in place of a build for speed.
+/// The book's way to images, with what is built already in place of a build for speed.
 #[tokio::test]
 async fn images_are_written_for_a_registry() -> Result<()> {
     let commands = commands("console images")?;

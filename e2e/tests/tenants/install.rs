@@ -1,4 +1,4 @@
-//! The chart on a cluster that is not the development stack, as the README says: installed with its defaults, removed, and
+//! The chart on a cluster that is not the development stack, as the book says: installed with its defaults, removed, and
 //! forgotten.
 //!
 //! The other cluster is a Cluster of Yoke's: a Kubernetes API that nothing of Yoke was ever installed in. It has no nodes,
@@ -16,7 +16,7 @@ use yoke_e2e::readme::{commands, root, type_in};
 use yoke_e2e::{Stack, TenantFixture, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// What stays after `helm uninstall`, as the README says.
+/// What stays after `helm uninstall`, as the book says.
 const KEPT: [&str; 7] = [
     "certificate.cert-manager.io/yoke-root",
     "customresourcedefinition.apiextensions.k8s.io/clusters.yoke.drzzl.io",
@@ -66,7 +66,7 @@ async fn belongings(stack: &Stack, kubeconfig: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// A folder as the README's reader has it: the checkout's charts, and the three files about NATS.
+/// The folder of a reader of the book: the checkout's charts, and the three files about NATS.
 async fn prepare_folder(stack: &Stack) -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     std::os::unix::fs::symlink(root().join("charts").canonicalize()?, folder.path().join("charts"))?;

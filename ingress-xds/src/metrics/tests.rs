@@ -88,7 +88,7 @@ fn the_panels_lie_beside_each_other() {
 /// What a scrape says is documented.
 #[test]
 fn what_is_counted_of_clusters_is_described() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitoring.md");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/book/src/admin/monitoring.md");
     let text = std::fs::read_to_string(file).unwrap();
     for name in exported().iter().filter(|name| name.contains("_cluster")) {
         assert!(text.contains(name.as_str()), "{name}");
