@@ -133,7 +133,8 @@ deny: yoke-dev ## Check the versions, licences and sources of the dependencies
 
 # The generated pages and the links are checked by `cargo xtask check`.
 .PHONY: docs
-docs: yoke-dev ## Build the book into target/book
+docs: ## Build the book into target/book
+	@dev/toolchains.sh $(CACHE)/toolchains
 	@[ -x $(MDBOOK)/bin/mdbook ] || $(CARGO) install mdbook --quiet --locked --debug --no-default-features --features search --version $(MDBOOK_VERSION) --root $(MDBOOK)
 	$(call timed,book,$(MDBOOK)/bin/mdbook build docs/book)
 

@@ -294,3 +294,6 @@ impl OperatorMetrics {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

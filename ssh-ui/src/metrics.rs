@@ -105,3 +105,6 @@ impl Metrics {
         self.watch_errors.inc();
     }
 }
+
+#[cfg(test)]
+mod tests;

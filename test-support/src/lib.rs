@@ -7,6 +7,7 @@
 mod dashboard;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+pub mod page;
 mod port;
 mod process;
 

@@ -89,7 +89,10 @@ fn every_block_has_a_test() -> Result<()> {
     }
     for kind in ["text", "sh"] {
         let unrun = commands(kind);
-        ensure!(unrun.is_err(), "blocks of {kind:?} have commands that no test runs: {unrun:?}");
+        ensure!(
+            unrun.is_err(),
+            "blocks of {kind:?} have commands that no test runs: {unrun:?}"
+        );
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use yoke_test_support::Dashboard;
+use yoke_test_support::page::{check_section, metrics_table};
 
 use super::*;
 use crate::snapshot::entries::entry;
@@ -35,8 +36,8 @@ const WORDS: [&str; 18] = [
     "datasource",
 ];
 
-/// The names of all samples, once everything has been counted.
-fn exported() -> BTreeSet<String> {
+/// The text of a scrape, once everything has been counted.
+fn scraped() -> String {
     let registry = Registry::new(PROCESS);
     let metrics = Metrics::new(&registry);
     metrics.count_response(Kind::Cluster, 1);
@@ -65,7 +66,12 @@ fn exported() -> BTreeSet<String> {
     snapshot.set(&resource_name("a"), Some(served));
     let (_sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
     Metrics::show_traffic(&registry, Shown::new(snapshots, Arc::default()));
-    let text = registry.to_text().unwrap();
+    registry.to_text().unwrap()
+}
+
+/// The names of all samples of [`scraped`].
+fn exported() -> BTreeSet<String> {
+    let text = scraped();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let names = samples.filter_map(|line| line.split(['{', ' ']).next());
     names.map(str::to_owned).collect()
@@ -94,4 +100,15 @@ fn what_is_counted_of_clusters_is_described() {
         assert!(text.contains(name.as_str()), "{name}");
     }
     assert!(text.contains(ENVOYS));
+}
+
+#[test]
+fn the_book_lists_what_there_is() {
+    let command = "cargo test -p yoke-ingress-xds --lib metrics";
+    check_section(
+        "reference/metrics.md",
+        "ingress-xds",
+        &metrics_table(&scraped()),
+        command,
+    );
 }
