@@ -112,7 +112,7 @@ fn row(argument: &Arg) -> String {
         .collect();
     let values = match values.is_empty() || argument.get_action().takes_values() && values == ["`true`", "`false`"] {
         true => String::new(),
-        false => format!(" One of {}.", values.join(", ")),
+        false => format!(". One of {}.", values.join(", ")),
     };
     format!("| `{name}` | {default} | {}{values} |", help.replace('|', "\\|"))
 }
