@@ -1,5 +1,7 @@
-//! The `make` commands of the README and the book: a second `make up` beside the running stack, and `make status`. `make test` is what runs
-//! this, `make worker` is run by the tests of tenants, `make host-node` by the slow test of a lost node, and `make down` ends it.
+//! The `make` commands of the README and the book: a second `make up` beside the running stack, and `make status`.
+//!
+//! `make test` is what runs this, `make worker` is run by the tests of tenants, `make host-node` by the slow test of a
+//! lost node, and `make down` ends it.
 
 use std::time::{Duration, Instant};
 
