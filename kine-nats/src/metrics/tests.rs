@@ -69,7 +69,11 @@ fn the_book_lists_what_there_is() {
     let metrics = Metrics::new();
     metrics.committed(Duration::from_millis(1));
     drop(metrics.calls.begin("/etcdserverpb.KV/Put"));
-    metrics.read.member.get_or_create(&[("server_id", "1".to_owned())]).set(1);
+    metrics
+        .read
+        .member
+        .get_or_create(&[("server_id", "1".to_owned())])
+        .set(1);
     let command = "cargo test -p yoke-kine-nats --lib metrics";
     check_section(
         "reference/metrics.md",
