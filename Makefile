@@ -35,6 +35,8 @@ export PATH := $(CACHE)/toolchains/rust/bin:$(CACHE)/toolchains/go/bin:$(PATH)
 export CARGO_BUILD_BUILD_DIR ?= $(CACHE)/rust
 DENY_VERSION := 0.20.2
 DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)
+MDBOOK_VERSION := 0.5.4
+MDBOOK := $(CACHE)/mdbook-$(MDBOOK_VERSION)
 
 # CI builds a clone once. Incremental data, which speeds up a second build, would only fill the shared folder.
 ifdef CI
@@ -129,6 +131,13 @@ test: lint deny ## Run all checks and tests, including end-to-end tests on the r
 deny: yoke-dev ## Check versions, licences and sources of the dependencies
 	@[ -x $(DENY)/bin/cargo-deny ] || $(CARGO) install cargo-deny --quiet --locked --debug --version $(DENY_VERSION) --root $(DENY)
 	$(call timed,dependencies,$(DENY)/bin/cargo-deny check bans licenses sources)
+
+# The generated pages and the links are checked by `cargo xtask check`.
+.PHONY: docs
+docs: ## Build the book into target/book
+	@dev/toolchains.sh $(CACHE)/toolchains
+	@[ -x $(MDBOOK)/bin/mdbook ] || $(CARGO) install mdbook --quiet --locked --debug --no-default-features --features search --version $(MDBOOK_VERSION) --root $(MDBOOK)
+	$(call timed,book,$(MDBOOK)/bin/mdbook build docs/book)
 
 .PHONY: test-slow
 test-slow: tools ## Run the slow tests

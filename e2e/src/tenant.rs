@@ -14,7 +14,7 @@ use crate::logs::{Expected, Journal};
 use crate::stack::Stack;
 use crate::wait::watch_for;
 
-/// Time until a Cluster is `Ready` on a busy computer. The usual time is in `docs/benchmarks.md`.
+/// Time until a Cluster is `Ready` on a busy computer. The usual time is in `docs/benchmarks`.
 pub const READY_LIMIT: Duration = Duration::from_secs(180);
 const DELETE_LIMIT: Duration = Duration::from_secs(120);
 

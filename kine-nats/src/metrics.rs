@@ -1,5 +1,5 @@
 //! Metrics. A metric with the same meaning as in etcd has etcd's name, so that its dashboards and
-//! alerts work; the others have our own. `docs/monitoring.md` lists both.
+//! alerts work; the others have our own. `docs/book/src/admin/monitoring.md` lists both.
 
 mod calls;
 mod process;

@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Quota bytes of a version besides its content: index entry, history entry, allocations. Measured
-/// with values of 1 KiB (docs/benchmarks.md). A lower value would not bound the memory of small
+/// with values of 1 KiB (docs/benchmarks). A lower value would not bound the memory of small
 /// values.
 const ITEM_OVERHEAD: u64 = 400;
 

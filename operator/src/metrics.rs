@@ -63,3 +63,6 @@ impl ReconcileMetrics {
         self.failures.get_or_create(&ReasonLabel { controller, reason }).inc();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,3 +106,6 @@ impl Metrics {
         self.watch_errors.inc();
     }
 }
+
+#[cfg(test)]
+mod tests;

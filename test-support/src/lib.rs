@@ -8,6 +8,7 @@ mod dashboard;
 mod eventually;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+pub mod page;
 mod port;
 mod process;
 

@@ -39,6 +39,8 @@ const REQUIRED: [(&str, &str); 9] = [
     ("ssh.api.host", "api.example"),
 ];
 const CONFIGS: &str = "operator/testdata/chart";
+/// Values that readers copy.
+const EXAMPLE: &str = "examples/host-values.yaml";
 
 /// Looks for helm in the folder `YOKE_BIN`, in `.dev/bin` and in PATH.
 pub(crate) fn find_helm(root: &Path) -> Option<PathBuf> {
@@ -60,6 +62,7 @@ pub(crate) fn check(root: &Path, helm: &Path) -> Result<Complaints> {
     cases.sort();
     ensure!(!cases.is_empty(), "{CHART}/ci holds no values to render with");
     let mut complaints = check_required(root, helm)?;
+    complaints.extend(check_example(root, helm)?);
     for values in &cases {
         let case = values.file_stem().unwrap_or_default().to_string_lossy();
         for (step, arguments) in [
@@ -95,6 +98,23 @@ pub(crate) fn check(root: &Path, helm: &Path) -> Result<Complaints> {
         }
     }
     Ok(complaints)
+}
+
+/// The example of values can be rendered.
+fn check_example(root: &Path, helm: &Path) -> Result<Complaints> {
+    let output = Command::new(helm)
+        .current_dir(root)
+        .args(TEMPLATE)
+        .args(["--values", EXAMPLE])
+        .output()
+        .with_context(|| format!("cannot run {}", helm.display()))?;
+    Ok(match output.status.success() {
+        true => Complaints::new(),
+        false => vec![format!(
+            "{EXAMPLE}: helm template fails: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )],
+    })
 }
 
 /// Without one of the values that have no default, helm says which is missing.

@@ -4,7 +4,8 @@
 //!  yoke-api types ──crds──▶ crds/*.yaml ──▶ charts/yoke/files/crds/*.yaml
 //!  envoy-types' *.proto ──descriptors──▶ ingress-xds/envoy/descriptors.binpb
 //!  ingress-xds/envoy/*.yaml ──chart-files──▶ charts/yoke/files/envoy/*.yaml
-//!  docs/layers.txt, crds/, the chart, every *.rs ──check──▶ a list of complaints, each naming what to do
+//!  yoke-api types and comments ──reference──▶ docs/book/src/reference/*.md
+//!  docs/layers.txt, crds/, the chart, every *.rs, *.md and example ──check──▶ a list of complaints, each naming what to do
 //! ```
 //!
 //! A check returns its complaints; [`run`] prints them all before it fails, so one round shows everything.
@@ -19,10 +20,13 @@ mod chart;
 mod copies;
 mod crds;
 mod descriptors;
+mod examples;
 mod layers;
+mod links;
 mod modules;
 mod mounted;
 mod prose;
+mod reference;
 mod workspace;
 
 use std::path::Path;
@@ -48,7 +52,9 @@ enum Command {
     ChartFiles,
     /// Write ingress-xds/envoy/descriptors.binpb from the protocol files of the crate with Envoy's types.
     Descriptors,
-    /// Run every check below, and that every .rs file is part of a crate.
+    /// Write the book's reference pages from the types in api/.
+    Reference,
+    /// Run every check below, and those of reference pages, examples, links, and that every .rs file is part of a crate.
     Check,
     /// Compare the dependencies between crates and between modules with docs/layers.txt, and look for import cycles.
     CheckLayers,
@@ -73,6 +79,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Command::Crds => crds::write(root),
         Command::ChartFiles => copies::write(root),
         Command::Descriptors => descriptors::write(root),
+        Command::Reference => reference::write(root),
         Command::Check => settle([
             ("crds", Some(crds::check(root)?)),
             ("layers", Some(layers::check(&workspace)?)),
@@ -81,6 +88,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             ("descriptors", Some(descriptors::check(root)?)),
             ("mounted", Some(mounted::check(&workspace)?)),
             ("prose", Some(prose::check(&workspace)?)),
+            ("reference", Some(reference::check(root)?)),
+            ("examples", Some(examples::check(root)?)),
+            ("links", Some(links::check(root)?)),
             ("chart", check_chart(root)?),
         ]),
         Command::CheckLayers => settle([

@@ -1,7 +1,7 @@
 //! `make bench`: how long it takes until a Cluster answers, how long after its process was killed and after it was woken, and
 //! what it costs idle.
 //!
-//! Prints the tables of `docs/benchmarks.md`, with the [floor](Floor) of the same rounds.
+//! Prints the tables of `docs/benchmarks`, with the [floor](Floor) of the same rounds.
 #![allow(clippy::print_stdout, reason = "the tables are the result")]
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The README's `make` commands: a second `make up` beside the running stack, and `make status`.
+//! The `make` commands of the README and the book: a second `make up` beside the running stack, and `make status`.
 //! Other commands have other tests: `make test` runs this one, tests of tenants run `make worker`,
 //! and the slow test of a lost node runs `make host-node`. `make down` ends the test run.
 
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use tokio::process::Command;
-use yoke_e2e::readme::{commands, root};
+use yoke_e2e::readme::{commands, page, root};
 use yoke_e2e::{Output, Stack, run};
 
 /// Runs `make TARGET` as a user would.
@@ -24,7 +24,7 @@ fn in_clone(target: &str) -> Command {
     make
 }
 
-/// Final message of `make up`, as the README shows it: without this clone's folder and without
+/// Final message of `make up`, as the quick start shows it: without this clone's folder and without
 /// ages.
 fn to_final_message(said: &str) -> String {
     let begin = said.find("1. The kubeconfig").unwrap_or_default();
@@ -42,7 +42,7 @@ fn to_final_message(said: &str) -> String {
 }
 
 #[tokio::test]
-async fn second_up_restarts_nothing_and_prints_what_the_readme_shows() -> Result<()> {
+async fn second_up_restarts_nothing_and_prints_what_the_quick_start_shows() -> Result<()> {
     let stack = Stack::connect().await?;
     let before = stack.supervised_pid("kubelet").await?;
     // States that a user who sends the cluster to sleep, and interrupted tests, leave behind.
@@ -70,11 +70,11 @@ async fn second_up_restarts_nothing_and_prints_what_the_readme_shows() -> Result
     ] {
         ensure!(said.contains(expected), "{expected:?} is missing in: {said}");
     }
-    let shown = to_final_message(&std::fs::read_to_string(root().join("README.md"))?);
+    let shown = to_final_message(&page("docs/book/src/start/quick-start.md")?);
     let message = to_final_message(&said);
     ensure!(
         shown.starts_with(&message),
-        "the README does not show the output of `make up`:\n{message}"
+        "the quick start does not show the output of `make up`:\n{message}"
     );
     ensure!(
         stack.supervised_pid("kubelet").await? == before,
@@ -117,7 +117,7 @@ async fn status_shows_every_component() -> Result<()> {
     Ok(())
 }
 
-/// The README's commands for images, but with the binaries of the dev profile, for speed.
+/// The book's commands for images, but with the binaries of the dev profile, for speed.
 #[tokio::test]
 async fn images_are_written_for_a_registry() -> Result<()> {
     let commands = commands("console images")?;

@@ -1,4 +1,4 @@
-//! The chart on a cluster that is not the development stack, as in the README: installed with its
+//! The chart on a cluster that is not the development stack, as in the book: installed with its
 //! defaults, uninstalled, and forgotten.
 //!
 //! The other cluster is a Cluster of Yoke: a Kubernetes API without any installation of Yoke. It
@@ -17,7 +17,7 @@ use yoke_e2e::readme::{commands, root, type_in};
 use yoke_e2e::{Stack, TenantFixture, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Objects that remain after `helm uninstall`, as the README says.
+/// Objects that remain after `helm uninstall`, as the book says.
 const KEPT: [&str; 7] = [
     "certificate.cert-manager.io/yoke-root",
     "customresourcedefinition.apiextensions.k8s.io/clusters.yoke.drzzl.io",
@@ -67,7 +67,7 @@ async fn belongings(stack: &Stack, kubeconfig: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Creates a folder like the README's reader has: the checkout's charts, and the three NATS files.
+/// Creates a folder like the book's reader has: the checkout's charts, and the three NATS files.
 async fn prepare_folder(stack: &Stack) -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     std::os::unix::fs::symlink(root().join("charts").canonicalize()?, folder.path().join("charts"))?;

@@ -2,6 +2,7 @@
 
 mod api;
 mod cli;
+mod examples;
 mod fence;
 mod in_cluster;
 mod install;

@@ -1,18 +1,22 @@
-//! Runs every command of the README in order, as a newcomer would.
+//! Every command of the README and the book is run, in its order, as a newcomer would.
 //!
-//! This file runs blocks marked `console` in one shell. `install.rs` runs the blocks about Helm,
-//! `workers.rs` those about workers, and the tests in `machine` those marked `console make`.
+//! Blocks marked `console` are run here, in one shell for each page, those about Helm by `install.rs`, those about workers by
+//! `workers.rs`, those of `console make` by the tests of the machine. Blocks marked `sh` have placeholders: they are parsed only.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use tokio::process::Command;
 use yoke_e2e::logs::Journal;
-use yoke_e2e::readme::{commands, inline, kinds, root, type_in};
+use yoke_e2e::readme::{blocks, commands, inline, kinds, root, scripts, type_in};
 use yoke_e2e::{Stack, run};
 
-const KINDS: [&str; 9] = [
+/// Kinds of blocks that a test runs, and those without commands to run.
+const KINDS: [&str; 12] = [
     "text",
+    "yaml",
+    "json",
+    "sh",
     "console",
     "console make",
     "console worker",
@@ -23,7 +27,7 @@ const KINDS: [&str; 9] = [
     "console forget",
 ];
 
-/// Removes objects of the README's commands, which an interrupted run or a user may have left.
+/// Removes objects of the book's commands, which an interrupted run or a user may have left.
 async fn clean(stack: &Stack) -> Result<()> {
     let host = ["delete", "clusters", "-n", "first", "--all", "--timeout=60s"];
     stack.host_kubectl(&host).await?.ok()?;
@@ -37,12 +41,15 @@ async fn clean(stack: &Stack) -> Result<()> {
 #[tokio::test]
 async fn every_command_works() -> Result<()> {
     let stack = Stack::connect().await?;
-    let commands = commands("console")?;
-    ensure!(commands.len() > 10, "only {} commands found", commands.len());
+    let scripts = scripts("console")?;
+    let count: usize = scripts.iter().map(|(_, commands)| commands.len()).sum();
+    ensure!(count > 10, "only {count} commands found");
     clean(&stack).await?;
     let journal = Journal::start(&stack);
-    type_in(&root(), &[], &commands).await?;
-    clean(&stack).await?;
+    for (page, commands) in &scripts {
+        type_in(&root(), &[], commands).await.with_context(|| page.clone())?;
+        clean(&stack).await?;
+    }
     let unlisted = journal.unlisted_in_system(&stack, &[]).await?;
     ensure!(
         unlisted.is_empty(),
@@ -75,14 +82,41 @@ async fn every_command_in_the_text_works() -> Result<()> {
 /// A block of an unknown kind would not be run by any test.
 #[test]
 fn every_block_has_a_test() -> Result<()> {
-    for kind in kinds()? {
+    for (page, kind) in kinds()? {
         ensure!(
             KINDS.contains(&kind.as_str()),
-            "no test knows the README's blocks of {kind:?}"
+            "{page}: no test knows blocks of {kind:?}"
         );
     }
-    let pictures = commands("text");
-    ensure!(pictures.is_err(), "a block of text has commands: {pictures:?}");
+    for kind in ["text", "sh"] {
+        let unrun = commands(kind);
+        ensure!(
+            unrun.is_err(),
+            "blocks of {kind:?} have commands that no test runs: {unrun:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Blocks of `sh` have names that a reader fills in, so bash parses them and runs nothing.
+#[tokio::test]
+async fn examples_are_valid_shell() -> Result<()> {
+    let blocks = blocks("sh")?;
+    ensure!(!blocks.is_empty(), "no page has a block of \"sh\"");
+    for (page, block) in blocks {
+        let mut parser = Command::new("bash");
+        parser.args(["-n", "-c", &block]);
+        let parsed = run(parser, Duration::from_secs(10)).await?.ok();
+        parsed.with_context(|| format!("{page}:\n{block}"))?;
+    }
+    Ok(())
+}
+
+/// Without this the README would grow back into a manual.
+#[test]
+fn readme_is_short() -> Result<()> {
+    let lines = std::fs::read_to_string(root().join("README.md"))?.lines().count();
+    ensure!(lines <= 200, "README.md has {lines} lines; move text into the book");
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use yoke_test_support::Dashboard;
+use yoke_test_support::page::{check_section, metrics_table};
 
 use super::*;
 use crate::snapshot::Snapshot;
@@ -36,8 +37,8 @@ const WORDS: [&str; 18] = [
     "datasource",
 ];
 
-/// The names of all samples after everything was counted once.
-fn exported() -> BTreeSet<String> {
+/// The text of a scrape, once everything has been counted.
+fn scraped() -> String {
     let registry = Registry::new(PROCESS);
     let metrics = Metrics::new(&registry);
     metrics.count_response(ResourceKind::Cluster, 1);
@@ -66,7 +67,12 @@ fn exported() -> BTreeSet<String> {
     snapshot.set(&resource_name("a"), Some(served));
     let (_sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
     Metrics::register_traffic(&registry, TrafficCollector::new(snapshots, Arc::default()));
-    let text = registry.to_text().unwrap();
+    registry.to_text().unwrap()
+}
+
+/// The names of all samples of [`scraped`].
+fn exported() -> BTreeSet<String> {
+    let text = scraped();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let names = samples.filter_map(|line| line.split(['{', ' ']).next());
     names.map(str::to_owned).collect()
@@ -89,10 +95,21 @@ fn the_panels_lie_beside_each_other() {
 /// Every exported metric is documented.
 #[test]
 fn traffic_metrics_have_descriptions() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitoring.md");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/book/src/admin/monitoring.md");
     let text = std::fs::read_to_string(file).unwrap();
     for name in exported().iter().filter(|name| name.contains("_cluster")) {
         assert!(text.contains(name.as_str()), "{name}");
     }
     assert!(text.contains(ENVOYS));
+}
+
+#[test]
+fn the_book_lists_what_there_is() {
+    let command = "cargo test -p yoke-ingress-xds --lib metrics";
+    check_section(
+        "reference/metrics.md",
+        "ingress-xds",
+        &metrics_table(&scraped()),
+        command,
+    );
 }

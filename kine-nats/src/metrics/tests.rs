@@ -1,6 +1,7 @@
 use super::*;
 use std::collections::BTreeSet;
 use yoke_test_support::Dashboard;
+use yoke_test_support::page::{check_section, metrics_table};
 
 const DASHBOARD: &str = "kine-nats.json";
 /// PromQL keywords and labels, which occur in expressions besides metrics.
@@ -61,4 +62,23 @@ fn a_write_is_pending_until_it_ends_and_has_failed_without_an_answer() {
     assert_eq!((metrics.pending.get(), metrics.failed.get()), (1, 0));
     drop(lost);
     assert_eq!((metrics.pending.get(), metrics.failed.get()), (0, 1));
+}
+
+#[test]
+fn the_book_lists_what_there_is() {
+    let metrics = Metrics::new();
+    metrics.committed(Duration::from_millis(1));
+    drop(metrics.calls.begin("/etcdserverpb.KV/Put"));
+    metrics
+        .read
+        .member
+        .get_or_create(&[("server_id", "1".to_owned())])
+        .set(1);
+    let command = "cargo test -p yoke-kine-nats --lib metrics";
+    check_section(
+        "reference/metrics.md",
+        "kine-nats",
+        &metrics_table(&metrics.text(None)),
+        command,
+    );
 }

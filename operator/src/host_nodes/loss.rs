@@ -9,7 +9,7 @@
 //!
 //! An idle store adds a record to its log each second, so control planes need no extra probe for
 //! this. A pod that continues to run on a partitioned node is fenced by its incarnation. See
-//! docs/adr/0022-loss-of-a-machine.md.
+//! docs/adr/0022-detect-node-loss-by-silent-stores.md.
 
 mod metrics;
 pub mod plan;

@@ -344,8 +344,8 @@ fn screens_are_as_they_were_reviewed() {
 #[test]
 fn pictures_show_the_screens() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let docs = root.join("docs/screens");
+    let page = std::fs::read_to_string(root.join("docs/book/src/tenant/ssh.md")).unwrap();
+    let docs = root.join("docs/book/src/screens");
     let pressed = |keys: &str| {
         let mut terminal = full(80, 24, RICH);
         terminal.press(keys);
@@ -371,8 +371,8 @@ fn pictures_show_the_screens() {
             "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` rewrites it"
         );
         assert!(
-            readme.contains(&format!("docs/screens/{name}.svg")),
-            "README.md does not show {name}"
+            page.contains(&format!("../screens/{name}.svg")),
+            "docs/book/src/tenant/ssh.md does not show {name}"
         );
     }
 }

@@ -54,7 +54,7 @@ impl QueueLimits {
 
     /// Limits for starts of stopped control planes, on nodes with this many cores. A start keeps
     /// one core busy until it is done, so none of many concurrent starts is ready before all are.
-    /// See docs/adr/0026-control-planes-start-in-turns.md.
+    /// See docs/adr/0026-start-control-planes-in-a-queue.md.
     pub const fn of_starts(cores: usize) -> Self {
         // Without nodes yet, pending pods are what makes the host add nodes.
         let at_once = if cores == 0 { 16 } else { cores.saturating_add(1) };
