@@ -44,11 +44,11 @@ const ALWAYS: &[Expected] = &[
 const LATE: &[&str] = &[
     "The log does not answer",
     "writing the wake request of a Cluster failed",
-    "its webhooks are not known",
-    "nodes cannot be counted",
-    "streams cannot be made",
-    "the Lease by which one operator acts is tried again",
-    "whether its Nodes are connected is not known",
+    "webhooks cannot be checked for sleep",
+    "Nodes cannot be counted",
+    "streams cannot be created",
+    "requesting the Lease failed",
+    "Nodes cannot be checked for sleep",
 ];
 const SELDOM: usize = 3;
 

@@ -28,7 +28,7 @@ const MANY: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 const EXPECTED: [Expected; 1] = [Expected {
-    says: "pod that takes over does not answer yet",
+    says: "standby pod does not answer yet",
     because: "other clusters leave the node at the same time; this one's pause is measured",
 }];
 

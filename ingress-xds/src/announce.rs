@@ -38,7 +38,7 @@ pub async fn announce(client: Client, mut notices: mpsc::Receiver<Notice>, drain
         };
         let written = drain.until_started(recorder.publish(&event, &notice.object)).await;
         if let Some(Err(error)) = written {
-            tracing::warn!(error = &error as &dyn Error, "event cannot be written");
+            tracing::warn!(error = &error as &dyn Error, "writing an event failed");
         }
     }
     Ok(())

@@ -14,7 +14,7 @@ use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 use yoke_api::Cluster;
 use yoke_api::labels::component;
-use yoke_operator::cluster::resources::objects::{self, Asked};
+use yoke_operator::cluster::resources::objects::{self, IngressIntent};
 use yoke_operator::cluster::resources::{Blueprint, Materials, network_policy, secrets, stateful_set};
 use yoke_operator::cluster::sleep::state::SleepState;
 use yoke_operator::nats::streams;
@@ -48,9 +48,9 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
     } = settled;
     let (identity, plan) = (blueprint.identity, &blueprint.accepted.plan);
     let rest = SleepState::of(cluster);
-    let asked = Asked {
+    let asked = IngressIntent {
         asleep: rest.to_ingress_message(&identity.uid),
-        ..Asked::of(blueprint.spec)
+        ..IngressIntent::of(blueprint.spec)
     };
     let mut all = vec![
         Stored::made(&objects::build_namespace(identity, blueprint.spec.deletion_policy)).with(json!({

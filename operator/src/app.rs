@@ -50,7 +50,7 @@ const NATS_CHECK: Duration = Duration::from_secs(2);
 #[command(
     name = "yoke-operator",
     version,
-    about = "Brings Tenants and Clusters to what their specs ask for"
+    about = "Reconciles Tenants and Clusters with their specs"
 )]
 pub struct Arguments {
     /// The configuration file.
@@ -82,8 +82,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 
     let access = kube::Config::infer()
         .await
-        .context("looking for a way to the host API")?;
-    let client = build_client(access).context("making a client of the host API")?;
+        .context("finding the configuration of the host API")?;
+    let client = build_client(access).context("creating a client of the host API")?;
     let leader_metrics = LeaderMetrics::new(&metrics);
     let identity = arguments.identity;
     let identity = identity.unwrap_or_else(|| format!("{LEASE}-{:016x}", rand::random::<u64>()));
@@ -142,7 +142,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 /// the new leader works on the same objects now.
 async fn hold(mut election: Election) -> Result<(), Infallible> {
     let lost = election.hold().await;
-    tracing::error!(error = %lost, "this operator ends");
+    tracing::error!(error = %lost, "exiting: another operator is the leader");
     std::process::exit(1)
 }
 

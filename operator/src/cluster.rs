@@ -294,7 +294,8 @@ fn validate_cluster<'a>(
         return Err(Refusal {
             reason: Reason::IdentityConflict,
             message: format!(
-                "What has identity {} on this host belongs to somebody else.",
+                "Identity {} is in use on this host by objects of another owner. Delete this Cluster and create it \
+         again without spec.id, or remove those objects.",
                 identity.id
             ),
         });
@@ -305,7 +306,8 @@ fn validate_cluster<'a>(
         Some(name) => Err(Refusal {
             reason: Reason::HostnameNotAllowed,
             message: format!(
-                "Host name {name} lies outside what the cluster's CA was issued for; the Tenant's domains were changed after it."
+                "Host name {name} is outside the name constraints of the cluster's CA, which was issued before the \
+         Tenant's domains changed. Remove it from spec.endpoint.extraSANs, or create a new Cluster."
             ),
         }),
         None => Ok(accepted),
@@ -370,7 +372,7 @@ fn held_message(cluster: &Cluster, observed: &Observed, refusal: Option<&Refusal
 }
 
 fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Refusal>) -> Outcome {
-    let unknown = State::unknown(Reason::Paused, "Not looked at.");
+    let unknown = State::unknown(Reason::Paused, "Not checked.");
     Outcome {
         accepted,
         paused: cluster.spec.paused,
@@ -474,7 +476,7 @@ async fn fail(
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
     }
     if let Err(second) = publish_failure(context, cluster, identity, observed, &error).await {
-        tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "the ingress cannot be told of a failure");
+        tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "failure cannot be published to the ingress");
     }
     Err(error)
 }
@@ -502,7 +504,7 @@ async fn publish_failure(
     // The reason only, not its causes: they may concern the host, and every caller reads this text.
     let wait = || {
         Some(format!(
-            "The host cannot carry it out ({}): see the Cluster's condition Degraded.",
+            "The host cannot apply the Cluster ({}). See its condition Degraded.",
             error.reason()
         ))
     };
@@ -534,7 +536,7 @@ pub fn on_error(key: &ObjectRef<Cluster>, error: &ReconcileError, context: &Cont
         namespace = key.namespace,
         cluster = key.name,
         error = %crate::chain(error),
-        "reconciliation of a Cluster failed"
+        "Cluster reconcile failed"
     );
     let cluster = context.host.caches.clusters.get(key);
     let asked_for = |cluster: &Cluster| (cluster.metadata.generation, SleepState::of(cluster).is_asleep());

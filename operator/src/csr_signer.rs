@@ -127,7 +127,7 @@ enum Outcome {
 #[derive(Debug, thiserror::Error)]
 enum SignError {
     /// The watch ended.
-    #[error("the watch of requests for certificates ended")]
+    #[error("the watch of certificate requests ended")]
     Ended,
     /// A request to the tenant's API failed.
     #[error(transparent)]
@@ -139,7 +139,7 @@ enum SignError {
     #[error(transparent)]
     Issue(#[from] IssueError),
     /// The Cluster was deleted or replaced.
-    #[error("the Cluster is not there any more")]
+    #[error("the Cluster was deleted or replaced")]
     Gone,
 }
 
@@ -158,7 +158,7 @@ impl SignerHandle {
             api: api.clone(),
         };
         if self.wards.try_send(ward).is_err() {
-            tracing::debug!(cluster = %identity.id, "requests for certificates are watched from the next look on");
+            tracing::debug!(cluster = %identity.id, "channel of clusters to watch is full; waiting for the next probe");
         }
     }
 }
@@ -207,7 +207,7 @@ async fn watch(context: Arc<Context>, ward: WatchedCluster) -> ClusterId {
             turns = Turns::default();
         }
         let error = crate::chain(&error);
-        tracing::debug!(cluster = %ward.identity.id, error, "requests for certificates are watched again");
+        tracing::debug!(cluster = %ward.identity.id, error, "watching certificate requests again");
         strikes = if is_calm { 1 } else { strikes + 1 };
         tokio::time::sleep(PAUSE * 2_u32.pow(strikes - 1)).await;
     }
@@ -364,7 +364,7 @@ async fn answer(
     let outcome = match sign(context, ward, csr, &waiting).await {
         // A retry would fail again, and delay the requests behind this one.
         Err(SignError::Issue(error @ (IssueError::Refused(_) | IssueError::Other))) => {
-            tracing::info!(cluster = %id, error = %error, "a certificate is not issued");
+            tracing::info!(cluster = %id, error = %error, "certificate was not issued");
             Outcome::Refused(Refusal::NotIssued)
         }
         other => other?,
@@ -385,12 +385,12 @@ async fn answer(
     }
     match outcome {
         Outcome::Signed(asked, _) => {
-            context.metrics.signed(&asked);
-            tracing::info!(cluster = %id, name = asked.name, purpose = ?asked.purpose, "a certificate is signed");
+            context.metrics.signed(asked.purpose_label());
+            tracing::info!(cluster = %id, name = asked.name, purpose = ?asked.purpose, "certificate was signed");
         }
         Outcome::Refused(refusal) => {
             context.metrics.refused_to_sign(refusal);
-            tracing::info!(cluster = %id, reason = refusal.as_str(), "a certificate is refused");
+            tracing::info!(cluster = %id, reason = refusal.as_str(), "certificate was refused");
         }
         Outcome::Later { .. } | Outcome::Gone => {}
     }

@@ -20,7 +20,7 @@ pub enum ReconcileError {
     #[error(transparent)]
     Apply(#[from] ApplyError),
     /// A request to the host API failed.
-    #[error("asking the host API about {what}")]
+    #[error("requesting {what} from the host API")]
     Host {
         /// Objects that the request was about.
         what: &'static str,
@@ -29,13 +29,13 @@ pub enum ReconcileError {
         source: Box<kube::Error>,
     },
     /// An issued certificate or key cannot be used.
-    #[error("using what was issued")]
+    #[error("using an issued certificate or key")]
     Materials(#[from] MaterialError),
     /// A kubeconfig cannot be built.
-    #[error("composing a kubeconfig")]
+    #[error("building a kubeconfig")]
     Kubeconfig(#[from] yoke_pki::kubeconfig::KubeconfigError),
     /// The service-account key cannot be generated.
-    #[error("making a service-account key")]
+    #[error("generating a service-account key")]
     ServiceAccount(#[from] yoke_pki::service_account::KeyError),
     /// The root certificate is not available.
     #[error(transparent)]
@@ -44,13 +44,13 @@ pub enum ReconcileError {
     #[error("using the store's NATS account")]
     Account(#[from] AccountError),
     /// A NATS token cannot be signed.
-    #[error("making a NATS token")]
+    #[error("signing a NATS token")]
     Claims(#[from] ClaimsError),
     /// A request to NATS failed.
-    #[error("asking NATS")]
+    #[error("sending a request to NATS")]
     Nats(#[from] NatsError),
     /// A Secret with material that is generated only once is not usable.
-    #[error("Secret {name} in the namespace of certificate authorities has no usable {key}")]
+    #[error("Secret yoke-pki/{name} has no usable key {key}; restore it from a backup")]
     CredentialMissing {
         /// Name of the Secret.
         name: String,
@@ -59,21 +59,21 @@ pub enum ReconcileError {
     },
     /// Material that a running cluster depends on is lost.
     #[error(
-        "Secret {name} in the namespace of certificate authorities is lost and there is no copy of it: the cluster's \
-         service-account tokens or its data hang on it; restore the Secret, or delete the Cluster"
+        "Secret yoke-pki/{name} is lost and has no copy; the cluster's service-account tokens or its data \
+         depend on it: restore the Secret from a backup, or delete the Cluster"
     )]
     Lost {
         /// Name of the Secret.
         name: String,
     },
     /// The control-plane namespace is owned by another.
-    #[error("namespace {0} exists and belongs to somebody else")]
+    #[error("namespace {0} exists and is owned by another")]
     Foreign(String),
     /// Other writers change the object at the same time, on every attempt.
-    #[error("writing {0}, which others write at the same time")]
+    #[error("writing {0}: other clients changed it at the same time on every attempt")]
     Contended(&'static str),
     /// Two independent steps failed.
-    #[error("{first}, and besides: {}", crate::chain(second))]
+    #[error("{first}; also: {}", crate::chain(second))]
     Both {
         /// The first failure.
         #[source]
@@ -85,7 +85,7 @@ pub enum ReconcileError {
     #[error(transparent)]
     Tenant(#[from] TenantApiError),
     /// The control-plane namespace is being deleted.
-    #[error("namespace {0} is being deleted and must be gone first")]
+    #[error("waiting for the deletion of namespace {0}")]
     Ending(String),
 }
 
@@ -124,18 +124,21 @@ pub enum MaterialError {
     #[error("reading the service-account key")]
     ServiceAccount(#[from] KeyError),
     /// A kubeconfig cannot be built.
-    #[error("composing a kubeconfig")]
+    #[error("building a kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
     /// A value is not UTF-8.
-    #[error("the Secret of {0} does not hold text")]
+    #[error("the Secret {0} has a value that is not UTF-8 text")]
     Text(String),
     /// No known CA signed the certificate.
     #[error(
-        "the certificate of {0} is not signed by the cluster's present CA, whose key must have been lost; restore the CA's \
-         Secret, or delete the Secret {0} to have it issued again"
+        "the certificate in Secret {0} is not signed by the cluster's current CA, whose previous key was \
+         lost; restore the Secret of the CA, or delete Secret {0} so that it is issued again"
     )]
     Stray(String),
     /// The key is not that of the certificate.
-    #[error("the certificate and the key of {0} do not belong together")]
+    #[error(
+        "the certificate and the key in Secret {0} do not match; delete the Secret so that they are issued \
+         again"
+    )]
     Mismatch(String),
 }

@@ -84,9 +84,9 @@ pub fn on_error(token: Arc<JoinToken>, error: &ReconcileError, context: Arc<Cont
     match error {
         // The Cluster may be going to sleep; its status tells in a moment.
         ReconcileError::Tenant(api) if api.is_unanswered() => {
-            tracing::info!(namespace, name, error = %said, "a JoinToken waits for the API of its Cluster");
+            tracing::info!(namespace, name, error = %said, "JoinToken waits for the API of its Cluster");
         }
-        _ => tracing::warn!(namespace, name, error = %said, "reconciliation of a JoinToken failed"),
+        _ => tracing::warn!(namespace, name, error = %said, "JoinToken reconcile failed"),
     }
     Action::requeue(plan::plan_wait(&token, Timestamp::now()))
 }
@@ -109,7 +109,8 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     };
     if !plan::is_served(token) && plan::is_one_too_many(token, &others(), now) {
         let message = format!(
-            "There are {} older ones of the Tenant, or {} of the Cluster, that hold.",
+            "Too many JoinTokens: at most {} of the Tenant and {} of the Cluster may be valid at a time, and \
+         older ones come first. Delete one, or wait until one expires.",
             TENANT_MAX,
             plan::CLUSTER_MAX
         );
@@ -144,7 +145,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     }
     // Only for new JoinTokens: workers can already join with the others.
     if !plan::is_served(token) && cluster::agents_are_due(&context.host.caches, &cluster, &identity) {
-        let message = "The control plane starts with konnectivity, by which it reaches workers.";
+        let message = "The control plane restarts with konnectivity, through which it reaches workers.";
         write_status(context, token, State::no(Reason::ClusterNotReady, message), None).await?;
         return Ok(Action::requeue(plan::plan_wait(token, now)));
     }
@@ -163,13 +164,18 @@ async fn serve(
     hold(context, token).await?;
     let Some(bootstrap) = ensure_secret(context, token, identity, cluster).await? else {
         let name = secret_name(&token.name_any());
-        let message =
-            format!("Secret {name} exists and is not the operator's: delete it, or use a JoinToken of another name.");
+        let message = format!(
+            "Secret {name} exists and is not owned by the operator. Delete the Secret, or create a JoinToken \
+         with another name."
+        );
         write_status(context, token, State::no(Reason::SecretConflict, message), None).await?;
         return Ok(Action::requeue(plan::plan_wait(token, now)));
     };
     // The status comes first: the signer finds the JoinToken by its token ID.
-    let waiting = State::no(Reason::ClusterNotReady, "The Cluster's API is told of the token.");
+    let waiting = State::no(
+        Reason::ClusterNotReady,
+        "The bootstrap token is being created in the Cluster.",
+    );
     let published = Published {
         bootstrap: &bootstrap,
         cluster: &identity.id,
@@ -179,7 +185,10 @@ async fn serve(
     }
     api.ensure_token(&bootstrap, context.applier.params()).await?;
     if !is_readable(context, token) {
-        let pending = State::no(Reason::RolePending, "The Tenant's Role does not name the Secret yet.");
+        let pending = State::no(
+            Reason::RolePending,
+            "The Tenant's Role does not grant access to the Secret yet.",
+        );
         write_status(context, token, pending, Some(&published)).await?;
         return Ok(Action::requeue(plan::plan_wait(token, now)));
     }
@@ -213,7 +222,7 @@ fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<C
     let missing = || {
         Some(State::no(
             Reason::ClusterMissing,
-            format!("There is no Cluster {name}."),
+            format!("No Cluster named {name} exists."),
         ))
     };
     let cluster = cluster.ok_or_else(missing)?;
@@ -222,8 +231,10 @@ fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<C
         .as_ref()
         .is_some_and(|identity| plan::is_of_another(token, &identity.id))
     {
-        let message =
-            format!("The Cluster {name} that it was for is gone, and this one is another; make another JoinToken.");
+        let message = format!(
+            "Cluster {name} was deleted and created again. This JoinToken is for the deleted one: create a new \
+         JoinToken."
+        );
         return Err(Some(State::no(Reason::ClusterReplaced, message)));
     }
     let is_ready = conditions::status_of(&cluster, ConditionType::APIServerAvailable) == Some("True")
@@ -270,7 +281,13 @@ async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Act
         delete(context, token).await?;
         return Ok(Action::await_change());
     }
-    write_status(context, token, State::no(Reason::Expired, "It has ended."), None).await?;
+    write_status(
+        context,
+        token,
+        State::no(Reason::Expired, "The JoinToken has expired."),
+        None,
+    )
+    .await?;
     Ok(Action::requeue(plan::until_end(token, now)))
 }
 
@@ -301,7 +318,7 @@ async fn delete(context: &Context, token: &JoinToken) -> Result<(), ReconcileErr
     match tokens.delete(&token.name_any(), &params).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-        Err(error) => Err(ReconcileError::host("a JoinToken that has ended")(error)),
+        Err(error) => Err(ReconcileError::host("an expired JoinToken")(error)),
     }
 }
 

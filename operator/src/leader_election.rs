@@ -67,7 +67,7 @@ impl Default for Terms {
 
 /// Another operator holds the Lease.
 #[derive(Debug, thiserror::Error)]
-#[error("{holder} has taken over the Lease {LEASE}: one operator acts at a time")]
+#[error("{holder} holds the Lease {LEASE} now: only one operator may act at a time")]
 pub struct Lost {
     /// Identity of the new holder.
     pub holder: String,
@@ -76,11 +76,11 @@ pub struct Lost {
 /// The Lease could not be read or written.
 #[derive(Debug, thiserror::Error)]
 enum LeaseError {
-    #[error("asking for the Lease {LEASE}")]
+    #[error("requesting the Lease {LEASE}")]
     Request(#[source] kube::Error),
-    #[error("asking for the Lease {LEASE}: the host API has not answered within {REQUEST_LIMIT:?}")]
+    #[error("requesting the Lease {LEASE}: the host API did not answer within {REQUEST_LIMIT:?}")]
     Limit,
-    #[error("writing the Lease {LEASE}: others wrote it each time that it had been read")]
+    #[error("writing the Lease {LEASE}: other clients changed it on every attempt")]
     Contended,
 }
 
@@ -172,14 +172,14 @@ impl Election {
         loop {
             match self.take_turn().await {
                 Some(Turn::Own) => {
-                    tracing::info!(identity = self.identity, "this operator acts");
+                    tracing::info!(identity = self.identity, "this operator is the leader");
                     return;
                 }
                 Some(Turn::Of(holder)) if last_holder.as_ref() != Some(&holder) => {
                     tracing::info!(
                         identity = self.identity,
                         holder,
-                        "another operator acts, and this one stands by"
+                        "another operator is the leader; this one is standby"
                     );
                     last_holder = Some(holder);
                 }
@@ -203,7 +203,7 @@ impl Election {
     pub async fn leave(&self) {
         let left = timeout(REQUEST_LIMIT, self.try_to_leave()).await;
         if let Err(error) = left.unwrap_or(Err(LeaseError::Limit)) {
-            tracing::warn!(error = %crate::chain(&error), "the Lease is not left to others, who wait for its end");
+            tracing::warn!(error = %crate::chain(&error), "releasing the Lease failed; the next leader waits until it expires");
         }
     }
 
@@ -238,7 +238,7 @@ impl Election {
                 if !std::mem::replace(&mut self.fails, true) {
                     tracing::warn!(
                         error,
-                        "the Lease by which one operator acts is tried again until it is answered"
+                        "requesting the Lease failed; retrying until the host API answers"
                     );
                 }
                 self.check.set_not_ready(error);

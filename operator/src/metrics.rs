@@ -42,10 +42,14 @@ impl ReconcileMetrics {
             registry.register("reconciles", "Reconciliations", own.reconciles.clone());
             registry.register(
                 "failures",
-                "Reconciliations that failed or refused, by reason",
+                "Reconciliations that failed or refused the spec, by reason",
                 own.failures.clone(),
             );
-            registry.register("reconcile_seconds", "Time of a reconciliation", own.durations.clone());
+            registry.register(
+                "reconcile_seconds",
+                "Duration of a reconciliation",
+                own.durations.clone(),
+            );
         });
         own
     }

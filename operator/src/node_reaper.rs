@@ -103,7 +103,7 @@ impl ReaperHandle {
     pub(crate) fn keep(&self, identity: &Identity, api: TenantApi) {
         let identity = identity.clone();
         if self.wards.try_send(WatchedCluster { identity, api }).is_err() {
-            tracing::debug!("Leases are looked at by the next look");
+            tracing::debug!("channel of clusters to check is full; waiting for the next probe");
         }
     }
 }
@@ -150,7 +150,7 @@ async fn look(context: Arc<Context>, ward: WatchedCluster, mut watch: Watch, pac
     if let Err(error) = looked.unwrap_or(Err(TenantApiError::Limit)) {
         context.metrics.reaping_failed();
         let error = crate::chain(&error);
-        tracing::debug!(cluster = %ward.identity.id, error, "silent Nodes are looked for again");
+        tracing::debug!(cluster = %ward.identity.id, error, "checking for silent Nodes failed; retrying");
     }
     let rested = Instant::now() + began.elapsed() * REST;
     let known = Known {
@@ -216,8 +216,8 @@ async fn step(
         Step::Nothing => return Ok(()),
         Step::Mark => api.mark_node(node, Some(now), None).await,
         Step::Taint => {
-            let note =
-                "Its Lease was not renewed for the time that its JoinToken said: its Pods end, and it is removed.";
+            let note = "The Lease was not renewed for the time in reapAfter of the Node's JoinToken. The operator ends the \
+         Node's Pods and deletes the Node.";
             api.publish_node_event(node, "NodeSilent", note.into()).await;
             api.mark_node(node, Some(now), Some(&plan::with_taint(node, now))).await
         }
@@ -228,7 +228,7 @@ async fn step(
         Step::Release => {
             let taints = plan::without_taint(node);
             if taints.is_some() {
-                let note = "Its Lease is renewed again, or it is not to be removed any more: it stays.";
+                let note = "The Lease is renewed again, or reapAfter was removed. The Node stays.";
                 api.publish_node_event(node, "NodeReturned", note.into()).await;
             }
             // At the limit the list may be truncated. Writing it back would drop taints.
@@ -244,7 +244,7 @@ async fn step(
         context.metrics.reaped();
     }
     let (cluster, node) = (&ward.identity.id, node.name_any());
-    tracing::info!(cluster = %cluster, node, step = ?step, "a Node that may be silent");
+    tracing::info!(cluster = %cluster, node, step = ?step, "handled a Node that may be silent");
     Ok(())
 }
 

@@ -171,10 +171,10 @@ async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(
             return take_over(context, &api, &found, wanted).await.map(Ok);
         }
         Some(found) if !tenant_namespace::is_owned(&found, tenant) => {
-            format!("Namespace {name} exists and is not the Tenant's.")
+            format!("Namespace {name} exists and is owned by another. Delete it, or use another name for the Tenant.")
         }
         Some(found) if found.metadata.deletion_timestamp.is_some() => {
-            format!("Namespace {name} is being deleted and must be gone first.")
+            format!("Waiting for the deletion of namespace {name}.")
         }
         Some(_) => return Ok(Ok(())),
         None => format!("Namespace {name} is being deleted."),
@@ -197,13 +197,13 @@ async fn take_over(
     api.patch(&name, context.applier.params(), &Patch::Apply(&wanted))
         .await
         .map_err(ReconcileError::host("the Tenant's namespace"))?;
-    tracing::info!(tenant = name, "namespace of a Tenant that was restored is taken over");
+    tracing::info!(tenant = name, "took over the namespace of a restored Tenant");
     Ok(())
 }
 
 /// Returns when to retry after a failure.
 pub fn on_error(tenant: Arc<Tenant>, error: &ReconcileError, context: Arc<Context>) -> Action {
     context.metrics.failed(CONTROLLER, error.reason());
-    tracing::warn!(tenant = tenant.name_any(), error = %crate::chain(error), "reconciliation of a Tenant failed");
+    tracing::warn!(tenant = tenant.name_any(), error = %crate::chain(error), "Tenant reconcile failed");
     Action::requeue(Duration::from_secs(2))
 }

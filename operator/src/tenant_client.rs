@@ -57,10 +57,10 @@ const WATCH_SECONDS: u32 = 3600;
 #[derive(Debug, thiserror::Error)]
 pub enum TenantApiError {
     /// The address or the credentials are unusable.
-    #[error("preparing a client of the tenant's API")]
+    #[error("building a client of the tenant's API")]
     Client(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A request failed.
-    #[error("asking the tenant's API for {what}")]
+    #[error("requesting {what} from the tenant's API")]
     Request {
         /// Resource that was requested.
         what: &'static str,
@@ -72,13 +72,13 @@ pub enum TenantApiError {
     #[error("the API server is not ready yet")]
     NotReady,
     /// The controller manager has not created the ServiceAccount that pods need.
-    #[error("waiting for ServiceAccount default in namespace default, which the controller manager makes")]
+    #[error("waiting for the controller manager to create ServiceAccount default/default")]
     NoControllers,
     /// The API server has not created the namespace that it creates at its first start.
-    #[error("waiting for namespace default, which the API server makes")]
+    #[error("waiting for the API server to create namespace default")]
     NoNamespace,
     /// A page has more entries than requested.
-    #[error("the tenant's API answers more than {most} of {what} on one page")]
+    #[error("the tenant's API returned more than {most} objects on one page of {what}")]
     TooMany {
         /// Resource that was listed.
         what: &'static str,
@@ -243,7 +243,7 @@ impl TenantApi {
         let request = http::Request::get(path)
             .body(Vec::new())
             .map_err(|error| TenantApiError::Client(error.into()))?;
-        match limited("its readiness", self.client.request_text(request)).await {
+        match limited("/readyz", self.client.request_text(request)).await {
             Ok(_) => Ok(()),
             Err(TenantApiError::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 500) =>
             {
@@ -256,7 +256,7 @@ impl TenantApi {
 
     /// Returns the version of the API server.
     pub async fn version(&self) -> Result<String, TenantApiError> {
-        limited("its version", self.client.apiserver_version())
+        limited("the version", self.client.apiserver_version())
             .await
             .map(|info| info.git_version)
     }
@@ -265,7 +265,7 @@ impl TenantApi {
     pub async fn count_nodes(&self) -> Result<i32, TenantApiError> {
         let nodes = Api::<Lenient<Node>>::all(self.client.clone());
         // Requests one entry; the answer has the number of the others.
-        let list = list_page("its nodes", &nodes, &ListParams::default().limit(1)).await?;
+        let list = list_page("Nodes", &nodes, &ListParams::default().limit(1)).await?;
         let others = list.metadata.remaining_item_count.unwrap_or(0).max(0);
         let here = i64::try_from(list.items.len()).unwrap_or(0);
         Ok(i32::try_from(others.saturating_add(here)).unwrap_or(i32::MAX))
@@ -274,7 +274,7 @@ impl TenantApi {
     /// Checks that the controllers work: they first create the ServiceAccount that every pod needs.
     pub async fn check_controllers(&self) -> Result<(), TenantApiError> {
         let accounts = Api::<Lenient<ServiceAccount>>::namespaced(self.client.clone(), NAMESPACE);
-        match limited("its ServiceAccount", accounts.get_opt("default")).await? {
+        match limited("ServiceAccount default/default", accounts.get_opt("default")).await? {
             Some(_) => Ok(()),
             None => Err(TenantApiError::NoControllers),
         }
@@ -286,7 +286,7 @@ impl TenantApi {
     pub async fn begin(&self, objects: &BaseObjects, params: &PatchParams) -> Result<(), TenantApiError> {
         let namespaces = Api::<Lenient<Namespace>>::all(self.client.clone());
         let namespace = async {
-            let found = limited("its namespaces", namespaces.get_opt(NAMESPACE)).await?;
+            let found = limited("namespaces", namespaces.get_opt(NAMESPACE)).await?;
             found.map(|_| ()).ok_or(TenantApiError::NoNamespace)
         };
         let creation = PostParams {
@@ -295,7 +295,7 @@ impl TenantApi {
         };
         let (roles, admin_role) = (Api::all(self.client.clone()), build_admin_role());
         let role = async {
-            match limited("the role of its admins", roles.create(&creation, &admin_role)).await {
+            match limited("the role of the admins", roles.create(&creation, &admin_role)).await {
                 Err(error) if error.code() == Some(409) => Ok(()),
                 made => made.map(|_| ()),
             }
@@ -376,7 +376,13 @@ where
     let params = ListParams::default().fields(&format!("metadata.name={SERVICE}"));
     let wanted = wanted.clone();
     let is_as_wanted = move |found: Lenient<K>| found.0.is_ok_and(|found| is_so(&wanted, &found));
-    let mut changes = std::pin::pin!(changes("its addresses", api, params, ONE, is_as_wanted));
+    let mut changes = std::pin::pin!(changes(
+        "the endpoints of default/kubernetes",
+        api,
+        params,
+        ONE,
+        is_as_wanted
+    ));
     let mut is_there = false;
     while let Some(change) = changes.try_next().await? {
         match change {

@@ -245,7 +245,7 @@ mod tests {
         };
         type Change<'a> = &'a dyn Fn(&mut CertificateParams);
         let cases: [(&str, &KeyPair, Change<'_>, bool); 9] = [
-            ("as asked for", &key, &|_| {}, true),
+            ("as requested", &key, &|_| {}, true),
             ("another key", &other, &|_| {}, false),
             (
                 "another subject",

@@ -42,7 +42,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 
     let config = configure(arguments.kubeconfig.as_deref()).await?;
     let namespace = config.default_namespace.clone();
-    let client = build_client(config).context("making a client of the host API")?;
+    let client = build_client(config).context("creating a client of the host API")?;
     let key = host_key::load(client.clone(), &namespace, &arguments.host_key_secret).await?;
 
     let (keys, known) = watch::channel(KeyRegistry::default());

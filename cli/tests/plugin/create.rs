@@ -97,9 +97,9 @@ async fn tenant_is_waited_for_so_that_clusters_can_follow() {
     host.until_watched().await;
     host.set(
         TENANT,
-        tenant("False", "NamespacePending", "The namespace is being made."),
+        tenant("False", "NamespacePending", "The namespace is being created."),
     );
-    running.until_err("The namespace is being made.").await;
+    running.until_err("The namespace is being created.").await;
     host.set(TENANT, tenant("True", "AsExpected", "All is there."));
     let said = running.end().await;
     assert_eq!((said.code, said.out.as_str()), (0, "tenant.yoke.drzzl.io/t created\n"));
@@ -111,7 +111,7 @@ async fn tenant_is_waited_for_so_that_clusters_can_follow() {
     assert_eq!(
         lines,
         [
-            "The namespace is being made.",
+            "The namespace is being created.",
             "ready",
             "next: kubectl yoke create cluster NAME -n t --wait"
         ]

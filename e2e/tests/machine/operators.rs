@@ -15,7 +15,10 @@ const STOPPED: [Expected; 2] = {
         let because = "it was stopped until the other one was the leader, and its requests timed out";
         Expected { says, because }
     }
-    [expected("this operator ends"), expected("reconciliation of a")]
+    [
+        expected("exiting: another operator is the leader"),
+        expected("reconcile failed"),
+    ]
 };
 
 #[tokio::test]

@@ -224,7 +224,10 @@ async fn schema_refuses_what_no_operator_should_see() -> Result<()> {
         .await?
         .ok()?;
     for (spec, says) in [
-        ("{version: v1.34.0, paused: true}", "never down to an older minor version"),
+        (
+            "{version: v1.34.0, paused: true}",
+            "never down to an older minor version",
+        ),
         ("{version: v1.37.0, paused: true}", "one minor version at a time"),
         (
             "{version: v1.35.4, paused: true, network: {serviceCIDR: 10.97.0.0/16}}",

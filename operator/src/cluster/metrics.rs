@@ -57,7 +57,7 @@ impl ClusterMetrics {
             );
             registry.register(
                 "orphans_held",
-                "Identities without a Cluster that are not collected, since they are too many at once",
+                "Orphaned identities that are not collected because there are too many at once",
                 own.orphans_held.clone(),
             );
         });

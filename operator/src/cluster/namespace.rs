@@ -34,7 +34,7 @@ pub(crate) async fn ensure_namespace(
     let found = api
         .get_opt(&name)
         .await
-        .map_err(ReconcileError::host("the hosted namespace"))?;
+        .map_err(ReconcileError::host("the control-plane namespace"))?;
     match found {
         Some(namespace) if is_foreign(&namespace, identity, || context.host.caches.clusters.summaries()) => {
             Err(ReconcileError::Foreign(name))
@@ -44,7 +44,7 @@ pub(crate) async fn ensure_namespace(
             let patch = kube::api::Patch::Apply(&wanted);
             api.patch(&name, context.applier.params(), &patch)
                 .await
-                .map_err(ReconcileError::host("the hosted namespace"))?;
+                .map_err(ReconcileError::host("the control-plane namespace"))?;
             Ok(())
         }
         None => Err(ReconcileError::Ending(name)),

@@ -150,7 +150,7 @@ pub(super) async fn consume_sleep_annotation(
     let Some(noted) = record_sleep_command(context, &found, word).await? else {
         return Ok(None);
     };
-    tracing::info!(controller = CONTROLLER, cluster = ?noted.spec.id, ?word, "annotation taken up");
+    tracing::info!(controller = CONTROLLER, cluster = ?noted.spec.id, ?word, "sleep annotation applied");
     let patch = WordPatch {
         metadata: WordMetadata {
             // A new annotation that was set in the meantime stays.

@@ -166,7 +166,7 @@ impl Applied {
         let waits = || {
             State::no(
                 Reason::Queued,
-                "Clusters are made a few at a time, and others come first.",
+                "Waiting in the queue: only a few Clusters are created at a time.",
             )
         };
         let store = Store {

@@ -111,7 +111,8 @@ fn check_name(name: &str) -> Result<(), Refusal> {
         return refuse(
             Reason::NameInvalid,
             format!(
-                "The name has {} characters, and that of a Cluster may have {CLUSTER_NAME_MAX}. Delete this Cluster and make one with a shorter name.",
+                "The name has {} characters; a Cluster name may have at most {CLUSTER_NAME_MAX}. Delete this Cluster \
+         and create one with a shorter name.",
                 name.len()
             ),
         );
@@ -122,7 +123,8 @@ fn check_name(name: &str) -> Result<(), Refusal> {
     } else {
         refuse(
             Reason::NameInvalid,
-            "The name is not a DNS label that begins with a letter (RFC 1035).",
+            "The name is not a DNS label that starts with a letter (RFC 1035). Delete this Cluster and create \
+         one with another name.",
         )
     }
 }
@@ -137,7 +139,10 @@ fn check_tenant<'o>(identity: &Identity, around: &ValidationContext<'_, 'o>) -> 
         Some(tenant) if tenant.metadata.deletion_timestamp.is_none() && around.namespace_is_tenants => Ok(tenant),
         Some(tenant) if tenant.metadata.deletion_timestamp.is_none() => refuse(
             Reason::TenantMissing,
-            format!("Namespace {0} is not that of Tenant {0}.", identity.tenant),
+            format!(
+                "Namespace {0} exists but does not belong to Tenant {0}. Ask the host's admin.",
+                identity.tenant
+            ),
         ),
         Some(_) => refuse(
             Reason::TenantMissing,
@@ -146,7 +151,8 @@ fn check_tenant<'o>(identity: &Identity, around: &ValidationContext<'_, 'o>) -> 
         None => refuse(
             Reason::TenantMissing,
             format!(
-                "Namespace {0} belongs to no Tenant: there is none of the name {0}.",
+                "Namespace {0} belongs to no Tenant, as no Tenant is named {0}. Create the Cluster in the namespace \
+         of a Tenant.",
                 identity.tenant
             ),
         ),
@@ -174,13 +180,19 @@ fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &ValidationC
         if id == identity.id {
             return refuse(
                 Reason::IdentityConflict,
-                format!("Identity {} is that of an older Cluster.", identity.id),
+                format!(
+                    "Identity {} belongs to an older Cluster. Delete this Cluster and create it again without spec.id.",
+                    identity.id
+                ),
             );
         }
         if id.public_name(&other.name, &around.config.base_domain) == identity.public_name {
             return refuse(
                 Reason::HostnameConflict,
-                format!("Host name {} is that of an older Cluster.", identity.public_name),
+                format!(
+                    "Host name {} belongs to an older Cluster. Create this Cluster with another name.",
+                    identity.public_name
+                ),
             );
         }
     }
@@ -207,7 +219,8 @@ fn check_version<'c>(cluster: &Cluster, around: &ValidationContext<'c, '_>) -> R
         return refuse(
             Reason::VersionChangeRefused,
             format!(
-                "Kubernetes {running} runs; it can go up one minor version at a time and not down one, so not to {version}."
+                "Kubernetes {running} is running and cannot change to {version}: upgrades go one minor version at a \
+         time, and minor downgrades are not possible."
             ),
         );
     }
@@ -224,8 +237,8 @@ fn check_version<'c>(cluster: &Cluster, around: &ValidationContext<'c, '_>) -> R
         return refuse(
             Reason::VersionChangeRefused,
             format!(
-                "A Node has kubelet {oldest}, and an API server of {version} takes none that old. Bring it to {running} \
-                 by hand, or delete that Node."
+                "A Node has kubelet {oldest}, which is too old for an API server of {version}. Upgrade that kubelet \
+         to {running}, or delete the Node."
             ),
         );
     }
@@ -259,8 +272,8 @@ fn plan_step(wanted: KubernetesVersion, around: &ValidationContext<'_, '_>) -> R
     between.max().ok_or_else(|| Refusal {
         reason: Reason::VersionChangeRefused,
         message: format!(
-            "Kubernetes goes up one minor version at a time, so from {running} to {wanted} by way of v{}.{next}, which \
-             is not offered on this host; there are: {}.",
+            "An upgrade from {running} to {wanted} needs v{}.{next} in between, which this host does not offer. \
+         Offered versions: {}.",
             running.major,
             list_offered(around.config)
         ),
@@ -271,7 +284,7 @@ fn check_offered(version: KubernetesVersion, config: &Config) -> Result<&Version
     config.version(version).ok_or_else(|| Refusal {
         reason: Reason::UnknownVersion,
         message: format!(
-            "Kubernetes {version} is not offered on this host; there are: {}.",
+            "This host does not offer Kubernetes {version}. Offered versions: {}.",
             list_offered(config)
         ),
     })
@@ -296,7 +309,7 @@ fn check_class<'a>(cluster: &Cluster, tenant: &Tenant, config: &'a Config) -> Re
         None => refuse(
             Reason::UnknownClass,
             format!(
-                "Class {} is not one that this Tenant may use.",
+                "This Tenant may not use class {}. Choose one of the Tenant's allowedClasses, or omit spec.class.",
                 asked.unwrap_or_default()
             ),
         ),
@@ -309,7 +322,7 @@ fn check_network(cluster: &Cluster, config: &Config) -> Result<(), Refusal> {
         return refuse(
             Reason::NetworkNotOffered,
             format!(
-                "Service range {} is not offered on this host; there are: {}.",
+                "This host does not offer service range {}. Offered ranges: {}.",
                 network.service_cidr,
                 config.service_cidrs.join(", ")
             ),
@@ -319,7 +332,7 @@ fn check_network(cluster: &Cluster, config: &Config) -> Result<(), Refusal> {
         return refuse(
             Reason::NetworkNotOffered,
             format!(
-                "Cluster domain {} is not offered on this host; there are: {}.",
+                "This host does not offer cluster domain {}. Offered domains: {}.",
                 network.cluster_domain,
                 config.cluster_domains.join(", ")
             ),
@@ -336,7 +349,7 @@ fn check_network(cluster: &Cluster, config: &Config) -> Result<(), Refusal> {
     if overlaps {
         return refuse(
             Reason::NetworkNotOffered,
-            "The ranges of Pods and of Services share addresses.",
+            "spec.network.podCIDR and spec.network.serviceCIDR overlap. Choose ranges without common addresses.",
         );
     }
     Ok(())
@@ -393,14 +406,18 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &ValidationContext<'_
     if count >= allowed {
         return refuse(
             Reason::QuotaExceeded,
-            format!("The Tenant may have {allowed} Clusters and has {count} older ones."),
+            format!(
+                "The Tenant's quota allows {allowed} Clusters, and it has {count} older ones. Delete a Cluster, or \
+         have the quota raised."
+            ),
         );
     }
     if used.saturating_add(own) > storage {
         return refuse(
             Reason::QuotaExceeded,
             format!(
-                "The Tenant's Clusters may store {} in all; the others, and data of those that are gone, leave {} bytes, and this one asks for {own}.",
+                "The Tenant's storage quota is {} in total. Other Clusters and retained data leave {} bytes, and \
+         this Cluster requests {own}.",
                 quota.storage.0,
                 storage.saturating_sub(used).max(0)
             ),

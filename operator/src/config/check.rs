@@ -20,7 +20,7 @@ impl Config {
         for (index, peer) in self.metrics_from.iter().enumerate() {
             let names = peer.ip_block.is_some() || peer.namespace_selector.is_some() || peer.pod_selector.is_some();
             check(names, &format!("metricsFrom[{index}]"), || {
-                "has none of ipBlock, namespaceSelector and podSelector".into()
+                "must have ipBlock, namespaceSelector or podSelector".into()
             })?;
         }
         check_filled("kineNatsImage", &self.kine_nats_image)?;
@@ -28,31 +28,33 @@ impl Config {
         check_filled("konnectivityAgentImage", &self.konnectivity_agent_image)?;
         check_filled("addons.registry", &self.addons.registry)?;
         check(are_digests(&self.worker.digests), "worker.digests", || {
-            "is the SHA-256 of yoke-worker, 64 lower-case hexadecimal digits, by architecture, such as amd64".into()
+            "must map an architecture, such as amd64, to the SHA-256 of yoke-worker: 64 lower-case hexadecimal \
+         digits"
+                .into()
         })?;
         check(
             self.worker.ssh.is_empty() || is_ssh_host(&self.worker.ssh),
             "worker.ssh",
-            || "is a name or an address, and perhaps a port: ssh.example.org:22".into(),
+            || "must be a host name or an IP address, optionally with a port, such as ssh.example.org:22".into(),
         )?;
         check(
             ["Always", "IfNotPresent", "Never"].contains(&self.image_pull_policy.as_str()),
             "imagePullPolicy",
-            || "is one of Always, IfNotPresent, Never".into(),
+            || "must be one of Always, IfNotPresent, Never".into(),
         )?;
         check(!self.service_cidrs.is_empty(), "serviceCIDRs", || {
-            "at least one is needed".into()
+            "must have at least one entry".into()
         })?;
         for (index, cidr) in self.service_cidrs.iter().enumerate() {
             let field = format!("serviceCIDRs[{index}]");
             check_cidr(&field, cidr)?;
             let dns = cidr.parse::<Cidr>().ok().and_then(|cidr| cidr.nth(DNS_NUMBER));
             check(dns.is_some(), &field, || {
-                format!("has no address number {DNS_NUMBER}, which is that of cluster DNS")
+                format!("is too small: the address of cluster DNS is number {DNS_NUMBER} of the range")
             })?;
         }
         check(!self.cluster_domains.is_empty(), "clusterDomains", || {
-            "at least one is needed".into()
+            "must have at least one entry".into()
         })?;
         for (index, domain) in self.cluster_domains.iter().enumerate() {
             check_domain(&format!("clusterDomains[{index}]"), domain)?;
@@ -71,7 +73,7 @@ impl Config {
         }
         check(self.ingress.port != 0, "ingress.port", || "must not be 0".into())?;
         check(!self.ingress.pods.is_empty(), "ingress.pods", || {
-            "without one, nobody may connect to a control plane".into()
+            "must have at least one entry: without it, no pod may connect to a control plane".into()
         })?;
         let ingress = self.ingress.pods.iter().enumerate();
         let ingress = ingress.map(|(index, pods)| (format!("ingress.pods[{index}]"), pods));
@@ -86,22 +88,29 @@ impl Config {
 
     fn check_nats(&self) -> Result<(), ConfigError> {
         let nats = &self.nats;
-        check(!nats.urls.is_empty(), "nats.urls", || "at least one is needed".into())?;
+        check(!nats.urls.is_empty(), "nats.urls", || {
+            "must have at least one entry".into()
+        })?;
         for (index, url) in nats.urls.iter().enumerate() {
             let field = format!("nats.urls[{index}]");
             let host = url.strip_prefix("tls://").and_then(|rest| rest.rsplit_once(':'));
             let Some((host, port)) = host else {
-                return Err(wrong(&field, format!("{url:?} is not tls://host:port")));
+                return Err(wrong(
+                    &field,
+                    format!("must have the form tls://host:port, not {url:?}"),
+                ));
             };
             check(port.parse() == Ok(nats.port), &field, || {
-                format!("its port is not nats.port ({})", nats.port)
+                format!("must have the port in nats.port ({})", nats.port)
             })?;
             let literal = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
             check(literal || nats.host_aliases.contains_key(host), &field, || {
-                format!("control planes have no DNS: give {host:?} an address in nats.hostAliases")
+                format!("control planes have no DNS: add an address for {host:?} to nats.hostAliases")
             })?;
         }
-        check(!nats.cidrs.is_empty(), "nats.cidrs", || "at least one is needed".into())?;
+        check(!nats.cidrs.is_empty(), "nats.cidrs", || {
+            "must have at least one entry".into()
+        })?;
         for (index, cidr) in nats.cidrs.iter().enumerate() {
             check_cidr(&format!("nats.cidrs[{index}]"), cidr)?;
         }
@@ -117,7 +126,7 @@ impl Config {
         // Kubernetes treats a rule without peers as one that allows all destinations, including the
         // host's own networks.
         check(!self.oidc.cidrs.is_empty(), "oidc.cidrs", || {
-            "at least one is needed".into()
+            "must have at least one entry".into()
         })?;
         for (index, except) in self.oidc.except.iter().enumerate() {
             let parsed = |text: &str| text.parse::<Cidr>().ok();
@@ -128,7 +137,7 @@ impl Config {
             let swallowed = self.oidc.cidrs.iter().find(is_swallowed);
             check(swallowed.is_none(), &format!("oidc.except[{index}]"), || {
                 let cidr = swallowed.map_or("", String::as_str);
-                format!("nothing is left of {cidr}: take that out of oidc.cidrs instead")
+                format!("excludes all of {cidr}: remove that range from oidc.cidrs instead")
             })?;
         }
         Ok(())
@@ -142,7 +151,9 @@ impl Config {
                 .version
                 .parse()
                 .map_err(|error| wrong(&field, format!("{error}")))?;
-            check(seen.insert(version), &field, || format!("{version} is there twice"))?;
+            check(seen.insert(version), &field, || {
+                format!("version {version} appears twice")
+            })?;
             check_filled(&format!("versions[{index}].images.apiServer"), &entry.images.api_server)?;
             check_filled(
                 &format!("versions[{index}].images.controllerManager"),
@@ -160,7 +171,7 @@ impl Config {
             }
         }
         check(self.find_default_version().is_some(), "defaultVersion", || {
-            "name one version of the catalogue".into()
+            "must be one of the versions in the catalog".into()
         })
     }
 
@@ -170,22 +181,22 @@ impl Config {
             let field = format!("classes[{index}]");
             check_filled(&format!("{field}.name"), &class.name)?;
             check(seen.insert(&class.name), &format!("{field}.name"), || {
-                format!("{:?} is there twice", class.name)
+                format!("name {:?} appears twice", class.name)
             })?;
             // An even number tolerates no more failures than one replica less, and costs more.
             check(
                 matches!(class.store_replicas, 1 | 3 | 5),
                 &format!("{field}.storeReplicas"),
-                || format!("is 1, 3 or 5, not {}", class.store_replicas),
+                || format!("must be 1, 3 or 5, not {}", class.store_replicas),
             )?;
         }
         check(
             self.classes.len() == 1 || self.default_class.is_some(),
             "defaultClass",
-            || "name one of classes".into(),
+            || "must be the name of one of classes".into(),
         )?;
         check(self.class(None).is_some(), "defaultClass", || {
-            "is not one of classes".into()
+            "must be the name of one of classes".into()
         })
     }
 }
@@ -207,7 +218,7 @@ fn check_filled(field: &str, text: &str) -> Result<(), ConfigError> {
 
 fn check_domain(field: &str, text: &str) -> Result<(), ConfigError> {
     check(yoke_api::names::is_domain(text), field, || {
-        format!("{text:?} is not a DNS name in lower case")
+        format!("must be a lower-case DNS name, not {text:?}")
     })
 }
 

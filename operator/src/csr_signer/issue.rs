@@ -55,7 +55,7 @@ pub(crate) struct Term {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IssueError {
     /// The cluster's CA does not exist yet.
-    #[error("the cluster has no CA for this yet")]
+    #[error("the cluster's CA does not exist yet")]
     NoAuthority,
     /// A request to the host API failed.
     #[error(transparent)]
@@ -67,7 +67,7 @@ pub(crate) enum IssueError {
     #[error("cert-manager did not answer within {LIMIT:?}")]
     Limit,
     /// The issued certificate differs from the request.
-    #[error("what cert-manager issued is not what was asked for")]
+    #[error("cert-manager issued a certificate that differs from the request")]
     Other,
 }
 
@@ -139,7 +139,7 @@ pub(crate) async fn issue(
         .map_err(ReconcileError::from)?;
     let issued = tokio::time::timeout(LIMIT, wait(&api, &name)).await;
     if let Err(error) = api.delete(&name, &DeleteParams::default()).await {
-        tracing::debug!(cluster = %identity.id, error = %crate::chain(&error), "CertificateRequest stays until it is swept");
+        tracing::debug!(cluster = %identity.id, error = %crate::chain(&error), "deleting a CertificateRequest failed; the next sweep deletes it");
     }
     let issued = issued.map_err(|_| IssueError::Limit)??;
     let chain = ParsedCertificate::from_pem(&issued).map_err(|_| IssueError::Other)?;
@@ -234,7 +234,7 @@ async fn sweep(context: &Context) {
     };
     match tokio::time::timeout(LIMIT, swept).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(error = %crate::chain(&error), "CertificateRequests are not swept"),
-        Err(_) => tracing::warn!("sweeping CertificateRequests takes too long"),
+        Ok(Err(error)) => tracing::warn!(error = %crate::chain(&error), "sweeping CertificateRequests failed"),
+        Err(_) => tracing::warn!("sweeping CertificateRequests timed out"),
     }
 }

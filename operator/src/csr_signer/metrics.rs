@@ -3,11 +3,9 @@
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use yoke_pki::request::Use;
 use yoke_runtime::Metrics;
 
 use crate::csr_signer::refusal::Refusal;
-use crate::csr_signer::validate::{CertificateRequestFacts, Requester};
 
 /// Label of a certificate's purpose.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -40,17 +38,17 @@ impl SignerMetrics {
         metrics.register(|registry| {
             registry.register(
                 "certificates_signed",
-                "Certificates of kubelets and users",
+                "Certificates signed for kubelets and users, by purpose",
                 own.signed.clone(),
             );
             registry.register(
                 "certificates_refused",
-                "Requests for certificates that were refused, by reason",
+                "Certificate requests that were refused, by reason",
                 own.sign_refusals.clone(),
             );
             registry.register(
                 "certificate_failures",
-                "Times that requests of a cluster could not be seen or answered, and were tried again",
+                "Failed watches or answers of a cluster's certificate requests, each retried",
                 own.sign_failures.clone(),
             );
         });
@@ -58,12 +56,9 @@ impl SignerMetrics {
     }
 
     /// Counts a certificate that was issued to a kubelet or a user.
-    pub fn signed(&self, asked: &CertificateRequestFacts) {
-        let purpose = match (&asked.requester, asked.purpose) {
-            (Requester::Approved, _) => "user",
-            (_, Use::Client) => "client",
-            (_, Use::Server) => "server",
-        };
+    ///
+    /// `purpose` is one of `user`, `client` and `server`.
+    pub fn signed(&self, purpose: &'static str) {
         self.signed.get_or_create(&PurposeLabel { purpose }).inc();
     }
 

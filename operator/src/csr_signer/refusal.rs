@@ -4,48 +4,55 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Refusal {
     /// The PKCS#10 request cannot be parsed, or requests more than names.
-    #[error("The request is no PKCS#10 with a subject and alternative names of type DNS and IP address alone.")]
+    #[error("The request must be PKCS#10 with a subject, and alternative names only of types DNS and IP address.")]
     RequestInvalid,
     /// The subject is not that of a node.
-    #[error("The subject is not common name system:node:<name> and organization system:nodes, and nothing else.")]
+    #[error("The subject must be exactly common name system:node:<name> and organization system:nodes.")]
     SubjectInvalid,
     /// The subject is not that of a user.
-    #[error("The subject is not one common name, organizations if wanted, and nothing else.")]
+    #[error("The subject must have exactly one common name, and otherwise only organizations.")]
     UserInvalid,
     /// The name of the user or group is reserved.
-    #[error("The common name or an organization begins with system: or yoke:, which are not signed for users.")]
+    #[error("The common name and organizations of a user must not start with system: or yoke:.")]
     NameReserved,
     /// The usages are not those of this signer.
-    #[error("The usages are not those of this signer: digital signature, key encipherment if wanted, and its own.")]
+    #[error(
+        "The usages must be those of this signer: digital signature, optionally key encipherment, and client \
+         auth or server auth."
+    )]
     UsagesInvalid,
     /// The requester is not the node.
     #[error(
-        "The requester is neither the node of the common name nor somebody with a bootstrap token for a client certificate."
+        "The requester must be the node in the common name, or a client with a bootstrap token that requests \
+         a client certificate."
     )]
     RequesterInvalid,
     /// A client certificate may not have alternative names.
-    #[error("A client certificate has no alternative names.")]
+    #[error("A client certificate must not have alternative names.")]
     NamesNotAllowed,
     /// The alternative names are not those of the node.
-    #[error("The alternative names are none, or not all among the addresses of the Node.")]
+    #[error("The alternative names must not be empty, and must all be addresses of the Node.")]
     NamesNotOfNode,
     /// The node of a serving certificate does not exist.
-    #[error("There is no Node of this name.")]
+    #[error("No Node with this name exists.")]
     NodeMissing,
     /// A bootstrap token is only valid for new nodes.
-    #[error("There is a Node of this name already; a bootstrap token is for new ones.")]
+    #[error(
+        "A Node with this name exists. A bootstrap token is only for new Nodes: delete the Node, or use \
+         another name."
+    )]
     NodeExists,
     /// The bootstrap token belongs to no JoinToken, or to one that has expired.
-    #[error("The bootstrap token is of no JoinToken of this Cluster that holds.")]
+    #[error("The bootstrap token belongs to no valid JoinToken of this Cluster. Create a new JoinToken.")]
     TokenUnknown,
     /// The JoinToken has no uses left.
-    #[error("The JoinToken has been used as often as it may.")]
+    #[error("The JoinToken has no uses left (spec.maxUses). Create a new JoinToken.")]
     TokenUsedUp,
     /// The remaining lifetime of the CA is below the minimum of a certificate.
-    #[error("The cluster's CA ends too soon to sign by it.")]
+    #[error("The cluster's CA expires too soon to sign a certificate.")]
     AuthorityEnds,
     /// The CA has stricter checks, or changes the request.
-    #[error("The cluster's CA does not sign the request as it is.")]
+    #[error("cert-manager did not issue the certificate as requested.")]
     NotIssued,
 }
 

@@ -67,6 +67,17 @@ pub struct CertificateRequestFacts {
     pub enciphers: bool,
 }
 
+impl CertificateRequestFacts {
+    /// Label of the certificate's purpose, for metrics.
+    pub(crate) const fn purpose_label(&self) -> &'static str {
+        match (&self.requester, self.purpose) {
+            (Requester::Approved, _) => "user",
+            (_, Use::Client) => "client",
+            (_, Use::Server) => "server",
+        }
+    }
+}
+
 /// The requester of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Requester {

@@ -239,7 +239,7 @@ impl Applier {
         let patch = Patch::Merge(build_release(&found));
         match api.patch(&object.name_any(), &self.merge_params(), &patch).await {
             Ok(left) if is_held(&left) => {
-                let message = "the finalizer is still there after it was removed";
+                let message = "the finalizer is still present after the patch that removes it";
                 Err(fail(kube::Error::Api(Box::new(
                     kube::core::Status::failure(message, "Conflict").with_code(409),
                 ))))

@@ -79,8 +79,8 @@ pub enum SyncError {
     Ended(#[source] Ended),
     /// The timeout passed. Contains the kinds that the host API does not serve.
     #[error(
-        "the host API did not answer the first lists within {SYNC_LIMIT:?}; kinds that it does not serve: {0}; are the \
-         CustomResourceDefinitions of Yoke and cert-manager installed?"
+        "waiting for the first lists of the host API: not complete within {SYNC_LIMIT:?}; kinds that it does \
+         not serve: {0}; install the CustomResourceDefinitions of Yoke and cert-manager"
     )]
     Limit(String),
 }
@@ -424,8 +424,8 @@ fn tell_unserved<K: Resource<DynamicType = ()>>(unserved: &watch::Sender<BTreeSe
         tracing::error!(
             kind,
             crd = format!("{}.{}", K::plural(&()), K::group(&())),
-            "the host API does not serve this kind: install its CustomResourceDefinition; until then the operator does \
-             without JoinTokens, and waits for any other kind"
+            "the host API does not serve this kind: install its CustomResourceDefinition; without JoinTokens the \
+         operator starts anyway, for any other kind it waits"
         );
     }
 }
@@ -464,7 +464,7 @@ where
                 namespace = invalid.metadata.namespace,
                 name = invalid.metadata.name,
                 error = invalid.error,
-                "object cannot be read and is left out"
+                "object cannot be decoded and is ignored"
             );
             None
         }

@@ -65,7 +65,7 @@ pub(crate) struct Retention<K> {
 
 /// The watch ended before its first list.
 #[derive(Debug, thiserror::Error)]
-#[error("what was to come is dropped")]
+#[error("the watch ended before its first list")]
 pub struct Ended;
 
 #[derive(Debug, Default)]

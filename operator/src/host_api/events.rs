@@ -80,7 +80,7 @@ impl Events {
                 secondary: None,
             };
             if let Err(error) = self.recorder().publish(&event, &reference).await {
-                tracing::warn!(error = %crate::chain(&error), "event cannot be written");
+                tracing::warn!(error = %crate::chain(&error), "writing an event failed");
             }
         }
     }

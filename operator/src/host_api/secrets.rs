@@ -6,7 +6,9 @@ use kube::Api;
 use crate::error::ReconcileError;
 
 pub(crate) async fn get_secret(api: &Api<Secret>, name: &str) -> Result<Option<Secret>, ReconcileError> {
-    api.get_opt(name).await.map_err(ReconcileError::host("a kept Secret"))
+    api.get_opt(name)
+        .await
+        .map_err(ReconcileError::host("a credential Secret"))
 }
 
 pub(crate) fn text_of(secret: &Secret, key: &str) -> Option<String> {

@@ -130,18 +130,22 @@ fn log_notice(metrics: &TakeoverMetrics, notice: &Notice) {
         State::StandBy(_) => {
             metrics.began_takeover();
             let what = if notice.ends {
-                "pod is to end"
+                "pod is terminating"
             } else {
-                "machine is about to go"
+                "node is about to shut down"
             };
-            tracing::info!(node, %cluster, what, "another pod is to take over");
+            tracing::info!(node, %cluster, what, "another pod takes over");
         }
         State::Failed(_) => {
             metrics.failed_takeover();
-            tracing::warn!(node, %cluster, "machine is about to go, and no other pod has come to stand by in time");
+            tracing::warn!(node, %cluster, "node is about to shut down, and no standby pod was ready in time");
         }
-        State::Nowhere => tracing::warn!(node, %cluster, "machine is about to go, and there is no other one"),
-        State::Waiting => tracing::info!(node, %cluster, "machine is about to go; others come first"),
+        State::Nowhere => {
+            tracing::warn!(node, %cluster, "node is about to shut down, and no other node can take its control plane")
+        }
+        State::Waiting => {
+            tracing::info!(node, %cluster, "node is about to shut down; the takeover waits for the limit per minute (plannedTakeover.perMinute)")
+        }
     }
 }
 

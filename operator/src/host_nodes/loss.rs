@@ -222,13 +222,16 @@ impl Watch {
                 self.sights.insert(node, sight);
             }
             Conclusion::Unknown => {
-                tracing::info!(node, "a control plane is silent, and its machine not known to be lost");
+                tracing::info!(
+                    node,
+                    "a control plane is unresponsive, but its node is not known to be lost"
+                );
                 self.sights.remove(&node);
             }
             Conclusion::Lost if !self.is_credible(context, &node, now) => {
                 tracing::warn!(
                     node,
-                    "machine is silent, and so are all others: it is not given up before Kubernetes finds it unreachable"
+                    "node is unresponsive, but so are all others; waiting for Kubernetes to mark it unreachable"
                 );
                 self.sights.remove(&node);
             }
@@ -246,7 +249,7 @@ impl Watch {
                         tracing::warn!(
                             node,
                             control_planes = members.len(),
-                            "machine is lost; its control planes are started elsewhere"
+                            "node is lost; starting its control planes on other nodes"
                         );
                     }
                     Room::Taken => {
@@ -254,7 +257,7 @@ impl Watch {
                         tracing::warn!(
                             node,
                             most,
-                            "machine is silent, and is not given up: too many were within a minute"
+                            "node is unresponsive, but the limit of lost nodes per minute is reached (machineLoss.perMinute)"
                         );
                         return Vec::new();
                     }

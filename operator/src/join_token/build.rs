@@ -126,7 +126,7 @@ pub(super) fn build_secret(
         (key::DIGESTS, digests),
     ];
     for (key, json) in json {
-        let json = json.map(|json| json.expect("texts are JSON"));
+        let json = json.map(|json| json.expect("maps and lists of strings are valid JSON"));
         data.extend(json.map(|json| (key.to_owned(), ByteString(json))));
     }
     if !worker.ssh.is_empty() {

@@ -18,7 +18,7 @@ impl LeaderMetrics {
         metrics.register(|registry| {
             registry.register(
                 "acting",
-                "1 in the operator that acts, 0 in one that stands by",
+                "1 in the operator that holds the Lease, 0 in a standby operator",
                 own.acting.clone(),
             );
         });

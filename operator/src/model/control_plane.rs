@@ -56,7 +56,7 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { container, why } = self;
-        write!(f, "Container {container} ends again and again ({why}).")
+        write!(f, "Container {container} is crash-looping ({why}).")
     }
 }
 
@@ -74,7 +74,7 @@ pub fn plan_control_plane(set: Option<&StatefulSet>, pods: &[impl AsRef<Pod>]) -
     }
     let serving = control_plane::serving(set, pods).find(|pod| pod.metadata.deletion_timestamp.is_none());
     let Some(pod) = serving else {
-        return ControlPlane::Pending("The control plane's pod is being made.".into());
+        return ControlPlane::Pending("The control plane's pod is being created.".into());
     };
     plan_pod(set, pod)
 }
@@ -170,15 +170,15 @@ pub(crate) fn find_unscheduled(pod: &Pod) -> Option<&PodCondition> {
 
 pub(crate) fn describe_pending(pod: &Pod) -> String {
     if let Some(message) = find_unscheduled(pod).and_then(|condition| condition.message.as_deref()) {
-        return format!("No machine takes the control plane: {message}.");
+        return format!("No node has room for the control plane: {message}.");
     }
     let waiting = statuses(pod).find_map(|status| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
         Some((status.name.as_str(), waiting.reason.as_deref()?))
     });
     match waiting {
-        Some((container, reason)) => format!("Container {container} is not started yet ({reason})."),
-        None => "The control plane's pod is being started.".into(),
+        Some((container, reason)) => format!("Container {container} has not started yet ({reason})."),
+        None => "The control plane's pod is starting.".into(),
     }
 }
 

@@ -19,7 +19,7 @@ const SUFFIXES: [(&str, i128); 12] = [
 
 /// The quantity is not a number of bytes.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is not a number of bytes such as 256Mi")]
+#[error("{0:?} is not a number of bytes, such as 256Mi")]
 pub struct QuantityError(String);
 
 /// The number of bytes, at least 1, rounded up.

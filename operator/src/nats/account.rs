@@ -30,7 +30,7 @@ const PROVISIONER_SECONDS: i64 = 600;
 
 /// The Secret of a store does not describe an account.
 #[derive(Debug, thiserror::Error)]
-#[error("the Secret of the store has no usable {0}")]
+#[error("the Secret of the store has no usable key {0}")]
 pub struct AccountError(pub &'static str);
 
 /// Storage requirements of an account.

@@ -24,7 +24,7 @@ pub enum ClaimsError {
     #[error("encoding NATS claims")]
     Encode(#[source] serde_json::Error),
     /// The token is malformed.
-    #[error("reading NATS claims")]
+    #[error("parsing NATS claims")]
     Malformed,
 }
 

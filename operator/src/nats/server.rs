@@ -42,7 +42,7 @@ pub enum NatsError {
         source: std::io::Error,
     },
     /// A file in the secret folder is invalid.
-    #[error("{what} in the NATS secret is not usable")]
+    #[error("file {what} in the NATS secret is invalid")]
     Malformed {
         /// Name of the file.
         what: &'static str,
@@ -54,10 +54,10 @@ pub enum NatsError {
     #[error("connecting to NATS")]
     Connect(#[source] async_nats::ConnectError),
     /// The connection has been lost for longer than callers wait.
-    #[error("NATS cannot be reached; the operator goes on trying")]
+    #[error("NATS is not reachable; the operator continues to retry")]
     Lost,
     /// A request has no answer.
-    #[error("asking NATS on {subject}")]
+    #[error("sending a NATS request to {subject}")]
     Request {
         /// Subject of the request.
         subject: String,
@@ -74,7 +74,10 @@ pub enum NatsError {
         message: String,
     },
     /// The account belongs to another Cluster.
-    #[error("NATS account {account} is that of {name:?} and not this Cluster's; delete the Cluster and make it anew")]
+    #[error(
+        "NATS account {account} belongs to {name:?}, not to this Cluster; delete the Cluster and create it \
+         again"
+    )]
     Foreign {
         /// Public key of the account.
         account: String,
@@ -83,7 +86,8 @@ pub enum NatsError {
     },
     /// The log stream of a Cluster does not exist any more.
     #[error(
-        "NATS has no stream {stream}, which the Cluster's data is in; restore it from a backup of NATS, or delete the Cluster"
+        "stream {stream} with the Cluster's data does not exist in NATS; restore it from a backup of NATS, \
+         or delete the Cluster"
     )]
     LogLost {
         /// Name of the stream.
@@ -91,8 +95,8 @@ pub enum NatsError {
     },
     /// A stream holds too much to be reduced to the new quota.
     #[error(
-        "stream {stream} holds {held} bytes, and at most {most} go with a storage quota of {quota}; \
-         ask for more, or delete objects and wait for the store's next snapshots"
+        "stream {stream} has {held} bytes, but a storage quota of {quota} allows at most {most}; raise the \
+         quota, or delete objects and wait for the store's next snapshots"
     )]
     InUse {
         /// Name of the stream.
@@ -105,7 +109,10 @@ pub enum NatsError {
         most: i64,
     },
     /// The server has no disk space left to reserve.
-    #[error("the host's NATS lets the store reserve {given} of {wanted} bytes; its owner can make room")]
+    #[error(
+        "NATS grants only {given} of the {wanted} bytes that the store reserves; the administrator of the \
+         host must add storage"
+    )]
     NoRoom {
         /// Bytes that the account's streams reserve.
         wanted: i64,
@@ -113,7 +120,7 @@ pub enum NatsError {
         given: i64,
     },
     /// A token cannot be signed.
-    #[error("making a NATS token")]
+    #[error("signing a NATS token")]
     Claims(#[from] ClaimsError),
     /// JetStream refused a request.
     #[error("{what}")]

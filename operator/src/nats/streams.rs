@@ -243,8 +243,12 @@ impl Provisioner {
                 }
             },
             None => {
-                self.request(format!("making stream {name}"), format!("STREAM.CREATE.{name}"), wanted)
-                    .await
+                self.request(
+                    format!("creating stream {name}"),
+                    format!("STREAM.CREATE.{name}"),
+                    wanted,
+                )
+                .await
             }
         }
     }

@@ -20,12 +20,12 @@ impl ReaperMetrics {
         metrics.register(|registry| {
             registry.register(
                 "nodes_reaped",
-                "Nodes of silent workers that were removed",
+                "Nodes of silent workers that were deleted",
                 own.reaped.clone(),
             );
             registry.register(
                 "reap_failures",
-                "Looks for silent Nodes in a cluster that failed, and were tried again",
+                "Failed checks of a cluster for silent Nodes, each retried",
                 own.reap_failures.clone(),
             );
         });

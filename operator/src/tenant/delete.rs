@@ -33,13 +33,13 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
         clusters = count_clusters(context, &name).await?;
     }
     if clusters > 0 {
-        let message = format!("{clusters} Clusters of the Tenant must be deleted first.");
+        let message = format!("{clusters} Clusters of the Tenant exist. Delete them first.");
         patch::write_deleting(context, tenant, clusters, Reason::ClustersRemain, message).await?;
         // The deletion of a Cluster that cannot be decoded does not requeue the Tenant.
         return Ok(Action::requeue(REMAIN));
     }
     if delete_left(context, &name).await? {
-        let message = "What Clusters left is being removed.".to_owned();
+        let message = "The retained data of deleted Clusters is being deleted.".to_owned();
         patch::write_deleting(context, tenant, 0, Reason::Deleting, message).await?;
         return Ok(Action::requeue(AGAIN));
     }

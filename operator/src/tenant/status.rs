@@ -39,7 +39,7 @@ impl Outcome {
 pub fn plan_status(tenant: &Tenant, outcome: &Outcome, now: Timestamp) -> (TenantStatus, Vec<(ConditionType, State)>) {
     let before = tenant.status.clone().unwrap_or_default();
     let accepted = match &outcome.accepted {
-        Ok(()) => State::yes(Reason::Valid, "The spec can be carried out."),
+        Ok(()) => State::yes(Reason::Valid, "The spec is valid."),
         Err(refusal) => State::no(refusal.reason, refusal.message.clone()),
     };
     let states = vec![
@@ -62,8 +62,8 @@ fn plan_ready(outcome: &Outcome) -> State {
     }
     match &outcome.failure {
         Some((reason, why)) => State::no(*reason, format!("{why}.")),
-        None if outcome.is_bound => State::yes(Reason::AsExpected, "Namespace and role are there."),
-        None => State::no(Reason::NamespacePending, "The namespace is being made."),
+        None if outcome.is_bound => State::yes(Reason::AsExpected, "The namespace and the Role exist."),
+        None => State::no(Reason::NamespacePending, "The namespace is being created."),
     }
 }
 

@@ -28,13 +28,16 @@ pub fn validate(tenant: &Tenant, tenants: &[Arc<Tenant>], config: &Config) -> Re
     if !names::is_label(&name) || name.len() > NAME_MAX || !name.starts_with(|c: char| c.is_ascii_lowercase()) {
         return refuse(
             Reason::NameInvalid,
-            format!("The name is not a DNS label of at most {NAME_MAX} characters that begins with a letter."),
+            format!("The name must be a DNS label of at most {NAME_MAX} characters that starts with a letter."),
         );
     }
     if let Some(subject) = tenant.spec.subjects.iter().find(|subject| !may_act(subject)) {
         return refuse(
             Reason::SubjectConflict,
-            format!("{} belongs to Kubernetes and cannot act for a Tenant.", subject.name),
+            format!(
+                "Subject {} is reserved by Kubernetes (system:) and cannot act for a Tenant.",
+                subject.name
+            ),
         );
     }
     if let Err(error) = quantity::to_bytes(&tenant.spec.quota.storage) {
@@ -57,7 +60,7 @@ fn check_keys(tenant: &Tenant, tenants: &[Arc<Tenant>]) -> Result<(), Refusal> {
         };
         if tenants.iter().any(|other| claims(&other)) {
             // The message does not name the other Tenant.
-            let message = format!("The SSH key {} is another Tenant's.", key.name);
+            let message = format!("SSH key {} belongs to another Tenant.", key.name);
             return refuse(Reason::SubjectConflict, message);
         }
     }
@@ -77,7 +80,10 @@ fn check_domain(domain: &str, base: &str) -> Result<(), Refusal> {
     if !names::is_domain(domain) || domain.starts_with("kubernetes") || inside || overlaps {
         return refuse(
             Reason::HostnameNotAllowed,
-            format!("Domain {domain} is not one that a Tenant can have."),
+            format!(
+                "Domain {domain} is not allowed: it must be a DNS name outside svc, local, kubernetes* and the \
+         host's base domain."
+            ),
         );
     }
     Ok(())

@@ -11,7 +11,7 @@ use crate::tenant_client::{TenantApi, TenantApiError};
 
 /// An object of an add-on could not be reconciled.
 #[derive(Debug, thiserror::Error)]
-#[error("keeping {part}")]
+#[error("applying {part}")]
 pub struct AddonError {
     /// Kind, namespace and name.
     part: String,

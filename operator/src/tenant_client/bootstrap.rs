@@ -96,7 +96,7 @@ impl TenantApi {
         // One watch per signer: a field selector has no "or".
         let params = ListParams::default().fields(&format!("spec.signerName={signer}"));
         changes(
-            "requests for certificates",
+            "certificate requests",
             Api::all(self.client.clone()),
             params,
             PAGES,
@@ -107,7 +107,7 @@ impl TenantApi {
     /// Returns a certificate request by name, even if it cannot be decoded.
     pub async fn request(&self, name: &str) -> Result<Option<Lenient<CertificateSigningRequest>>, TenantApiError> {
         let requests = Api::<Lenient<CertificateSigningRequest>>::all(self.client.clone());
-        limited("a request for a certificate", requests.get_opt(name)).await
+        limited("a certificate request", requests.get_opt(name)).await
     }
 
     /// Returns a Node by name, even if it cannot be decoded.
@@ -137,7 +137,7 @@ impl TenantApi {
             type_: "Approved",
             status: "True",
             reason: "NodeServing",
-            message: "The names are the Node's.",
+            message: "All names are addresses of the Node.",
         };
         self.say(csr, "approval", params, None, Some(condition)).await
     }
@@ -194,7 +194,7 @@ impl TenantApi {
         let api = Api::<Lenient<CertificateSigningRequest>>::all(self.client.clone());
         let patch = Patch::Apply(&patch);
         limited(
-            "an answer to a request",
+            "the answer to a certificate request",
             api.patch_subresource(subresource, &name, params, &patch),
         )
         .await

@@ -34,14 +34,14 @@ impl TenantApi {
     /// Lists all Nodes that can be decoded.
     pub(crate) async fn kubelets(&self) -> Result<Vec<Node>, TenantApiError> {
         let api = Api::all(self.client.clone());
-        list_pages("its Nodes", &api, ListParams::default(), PAGES, strip).await
+        list_pages("Nodes", &api, ListParams::default(), PAGES, strip).await
     }
 
     /// Returns the name of the first Node that matches the predicate.
     pub(crate) async fn find_node(&self, is_so: impl Fn(&Node) -> bool) -> Result<Option<String>, TenantApiError> {
         let api = Api::all(self.client.clone());
         let look = |node: Node| is_so(&node).then(|| node.name_any());
-        find_in_pages("its Nodes", &api, ListParams::default(), PAGES, look).await
+        find_in_pages("Nodes", &api, ListParams::default(), PAGES, look).await
     }
 
     /// Requests a kubelet version from the worker of a Node, or withdraws the request, unless the

@@ -130,30 +130,32 @@ fn build_validations() -> Vec<Validation> {
                 "request.operation != 'DELETE' || !has(oldObject.spec) || !has(oldObject.spec.taints) || \
                  oldObject.spec.taints.all(taint, taint.key in [{state}] || {text} in variables.noted.split(','))"
             ),
-            "a kubelet may not delete its Node while it has a taint that somebody else gave it: delete it yourself, or remove the taint",
+            "a kubelet may not delete its Node while the Node has a taint of another client: delete the Node as \
+         an administrator, or remove the taint",
         ),
         validation(
             "request.operation != 'DELETE' || !has(oldObject.metadata.labels) || \
              !oldObject.metadata.labels.exists(key, key.startsWith('node-restriction.kubernetes.io/') || \
              key.contains('.node-restriction.kubernetes.io/'))"
                 .into(),
-            "a kubelet may not delete its Node while it has a label of node-restriction.kubernetes.io: delete it yourself, or remove the label",
+            "a kubelet may not delete its Node while the Node has a label of node-restriction.kubernetes.io: \
+         delete the Node as an administrator, or remove the label",
         ),
         validation(
             "variables.claimed == variables.noted".into(),
-            "no kubelet says which taints its Node was given when it joined",
+            "a kubelet may not change the record of its Node's taints from the JoinToken",
         ),
         // A kubelet can delete some objects. As an owner, such an object would take the Node with
         // it.
         validation(
             is_unchanged("metadata", "ownerReferences"),
-            "a kubelet may not give its Node an owner",
+            "a kubelet may not set owner references of its Node",
         ),
         // Other workers send traffic for these Pods there. The first entry always equals `podCIDR`:
         // the API server validates that.
         validation(
             is_unchanged("spec", "podCIDRs"),
-            "no kubelet says which addresses the Pods of its Node have: kube-controller-manager does",
+            "a kubelet may not set podCIDRs of its Node: kube-controller-manager assigns them",
         ),
     ]
 }

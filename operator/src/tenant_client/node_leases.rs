@@ -91,7 +91,7 @@ impl TenantApi {
     /// Lists the Leases with `reapAfter`, as far as they can be decoded.
     pub async fn reap_leases(&self) -> Result<Vec<Lease>, TenantApiError> {
         let params = ListParams::default().labels(labels::REAP_AFTER);
-        list_pages("its Leases", &self.leases(), params, PAGES, trim).await
+        list_pages("Leases", &self.leases(), params, PAGES, trim).await
     }
 
     /// Lists the Nodes that are being removed, as far as they can be decoded.
@@ -102,7 +102,7 @@ impl TenantApi {
             (found.len() == NODES_MAX).then_some(())
         };
         let params = ListParams::default().labels(labels::REAPING);
-        find_in_pages("its Nodes", &api, params, PAGES, keep).await?;
+        find_in_pages("Nodes", &api, params, PAGES, keep).await?;
         Ok(found)
     }
 
@@ -168,7 +168,7 @@ impl TenantApi {
         };
         let told = limited("an event", recorder.publish(&event, &node.object_ref(&()))).await;
         if let Err(error) = told {
-            tracing::debug!(error = %crate::chain(&error), "event cannot be written");
+            tracing::debug!(error = %crate::chain(&error), "writing an event failed");
         }
     }
 

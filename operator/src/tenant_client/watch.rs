@@ -188,7 +188,7 @@ mod tests {
         let api = Api::<Lenient<Node>>::all(Client::new(answer, "default"));
         let params = ListParams::default().fields("metadata.name=a");
         let name = |node: Lenient<Node>| node.meta().name.clone().unwrap_or_default();
-        let mut changes = Box::pin(changes("its Nodes", api, params, Pages { size: 2, max: 3 }, name));
+        let mut changes = Box::pin(changes("Nodes", api, params, Pages { size: 2, max: 3 }, name));
         let mut events = Vec::new();
         let ended = loop {
             match changes.next().await.unwrap() {
@@ -284,7 +284,7 @@ mod tests {
         });
         let api = Api::<Lenient<Node>>::all(Client::new(answer, "default"));
         let odd = |_| -> () { panic!("this one is odd") };
-        let mut changes = changes("its Nodes", api, ListParams::default(), Pages { size: 2, max: 3 }, odd);
+        let mut changes = changes("Nodes", api, ListParams::default(), Pages { size: 2, max: 3 }, odd);
         while changes.next().await.is_some() {}
     }
 }

@@ -80,7 +80,7 @@ impl TenantApi {
         Lenient<K>: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
     {
         let api = Api::<Lenient<K>>::all(self.client.clone());
-        find_in_pages("its webhooks", &api, ListParams::default(), PAGES, look).await
+        find_in_pages("webhook configurations", &api, ListParams::default(), PAGES, look).await
     }
 }
 

@@ -111,14 +111,15 @@ pub(crate) async fn bring(
 fn tell(identity: &Identity, copied: &Copied, applied: &mut Applied) {
     let former = &copied.gist.former;
     if !former.is_empty() {
-        tracing::warn!(cluster = %identity.id, leaves = former.join(" "), "leaves are of a CA that was lost");
+        tracing::warn!(cluster = %identity.id, leaves = former.join(" "), "certificates are signed by a lost CA");
     }
     applied.published = copied.given.is_ok();
     applied.ca_not_after = Some(copied.gist.ca_not_after);
     let message = match former.len() {
         0 => "Every certificate is issued and copied.".to_owned(),
         count => format!(
-            "Every certificate is issued and copied; {count} are of a CA whose key was lost, which is trusted until they are renewed."
+            "Every certificate is issued and copied. {count} of them are signed by a CA whose key was lost; that \
+         CA stays trusted until they are renewed."
         ),
     };
     applied.certificates = State::yes(Reason::AsExpected, message);
@@ -274,8 +275,12 @@ pub(crate) async fn replace_stuck(context: &Context, observed: &Observed) -> Res
         return Ok(());
     };
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    tracing::info!(namespace, pod = name, "control plane waits in back-off and is replaced");
+    tracing::info!(
+        namespace,
+        pod = name,
+        "pod is in a long crash-loop backoff and is replaced"
+    );
     let deleted = delete::remove_pod(context, pod, None).await;
-    deleted.map_err(ReconcileError::host("a stuck pod"))?;
+    deleted.map_err(ReconcileError::host("the stuck pod of a control plane"))?;
     Ok(())
 }

@@ -56,7 +56,7 @@ pub(crate) async fn ensure(
     let secrets = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
     let sets = Api::<StatefulSet>::namespaced(context.host.client.clone(), identity.hosted().as_str());
     let (secret, set) = tokio::try_join!(secrets.get(&name), sets.get_opt(NAME))
-        .map_err(ReconcileError::host("the number of the last start"))?;
+        .map_err(ReconcileError::host("the last incarnation"))?;
     let running = control_plane::running_incarnation(set.as_ref());
     match pods::plan_incarnation(running, read(&secret).as_ref(), template, first()) {
         Incarnation::Same(number) => Ok(number),
@@ -70,8 +70,8 @@ pub(crate) async fn ensure(
             secrets
                 .patch(&name, &context.applier.merge_params(), &Patch::Merge(&patch))
                 .await
-                .map_err(ReconcileError::host("the number of the next start"))?;
-            tracing::info!(cluster = %identity.id, incarnation = number, "control plane gets a new number");
+                .map_err(ReconcileError::host("the next incarnation"))?;
+            tracing::info!(cluster = %identity.id, incarnation = number, "control plane gets a new incarnation");
             Ok(number)
         }
     }

@@ -218,12 +218,12 @@ pub(crate) async fn note_size(context: &Context, identity: &Identity, account: &
 }
 
 async fn tell_of_lost_user(context: &Context, cluster: &Cluster, identity: &Identity) {
-    tracing::warn!(cluster = %identity.id, "store's user was lost and another one is made");
+    tracing::warn!(cluster = %identity.id, "user of the store was lost and is replaced");
     let notice = Notice {
         warning: true,
         action: "Reconcile",
         reason: Reason::KeyLost,
-        note: "The store's user was lost, and another one is made; the lost one is let in no more.".into(),
+        note: "The NATS user of the store was lost and is replaced; the lost user is revoked.".into(),
     };
     context.host.events.publish(cluster, &[notice]).await;
 }
@@ -288,7 +288,7 @@ pub(crate) async fn retain(context: &Context, identity: &Identity, account: Acco
     };
     api.patch(&name, &context.applier.merge_params(), &Patch::Merge(&patch))
         .await
-        .map_err(ReconcileError::host("a kept Secret"))?;
+        .map_err(ReconcileError::host("a credential Secret"))?;
     Ok(())
 }
 
@@ -379,7 +379,7 @@ async fn write(context: &Context, secret: &Secret, texts: Texts) -> Result<(), R
         &Patch::Merge(&patch),
     )
     .await
-    .map_err(ReconcileError::host("a kept Secret"))?;
+    .map_err(ReconcileError::host("a credential Secret"))?;
     Ok(())
 }
 
@@ -406,7 +406,7 @@ async fn keep(
         let copied = copy.and_then(|copy| read(text_of(&copy, place.key)?));
         let texts = match copied {
             Some(texts) => {
-                tracing::warn!(cluster = %identity.id, secret = place.name, "kept Secret was lost and is restored");
+                tracing::warn!(cluster = %identity.id, secret = place.name, "credential Secret was lost and is restored from its copy");
                 texts
             }
             None => draw.await?,

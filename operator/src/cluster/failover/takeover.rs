@@ -191,7 +191,7 @@ async fn release(context: &Context, identity: &Identity, observed: &Observed, po
                 }
                 // A pod that has terminated while its object remains does not answer.
                 Err(error) => {
-                    tracing::info!(cluster = %identity.id, uid, error = %crate::chain(&error), "store was not released");
+                    tracing::info!(cluster = %identity.id, uid, error = %crate::chain(&error), "pod could not be released");
                 }
             }
         }
@@ -224,7 +224,7 @@ pub(crate) async fn hand_over(
         _ => false,
     };
     if !answers {
-        tracing::warn!(cluster = %identity.id, pod = name, "pod that takes over does not answer yet");
+        tracing::warn!(cluster = %identity.id, pod = name, "standby pod does not answer yet");
         if has_other {
             return Ok(false);
         }
@@ -232,7 +232,7 @@ pub(crate) async fn hand_over(
     context.apis.forget_way(&identity.id, Way::Inside);
     let service = objects::build_service(identity, konnectivity, first);
     context.applier.apply(&context.host.caches.services, &service).await?;
-    tracing::info!(cluster = %identity.id, pod = name, "another pod has taken over");
+    tracing::info!(cluster = %identity.id, pod = name, "standby pod has taken over");
     Ok(true)
 }
 

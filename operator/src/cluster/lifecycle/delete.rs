@@ -89,7 +89,7 @@ async fn remove(
     }
     Ok(remove_store(context, policy, identity, account)
         .await?
-        .then_some("What named the store is being removed."))
+        .then_some("The Secret of the store is being deleted."))
 }
 
 /// Stops the control plane and closes its account. Afterwards nothing is written to the streams.
@@ -103,7 +103,7 @@ pub(crate) async fn stop(
     let hosted = identity.hosted().to_string();
     let is_ingress = |name: &str| name == INGRESS_CONFIG_MAP;
     if remove_all(context, identity, &caches.config_maps, &hosted, is_ingress).await? {
-        return Ok(Some("The ingress stops to send clients to the cluster."));
+        return Ok(Some("The ingress is removing its routes to the cluster."));
     }
     takeover::release_all(context, identity, observed).await;
     let stopping = remove_all(context, identity, &caches.stateful_sets, &hosted, |_| true).await?;
@@ -118,7 +118,7 @@ pub(crate) async fn stop(
     }
     if !lost.is_empty() {
         force(context, &lost).await?;
-        return Ok(Some("What is left of the control plane is being taken away."));
+        return Ok(Some("Pods on an unresponsive node are being deleted by force."));
     }
     Ok(None)
 }
@@ -134,7 +134,7 @@ pub(crate) async fn remove_objects(
     let issuers = remove_all(context, identity, &caches.issuers, PKI_NAMESPACE, |_| true).await?;
     let certificates = remove_all(context, identity, &caches.certificates, PKI_NAMESPACE, |_| true).await?;
     if issuers || certificates {
-        return Ok(Some("Certificates are being removed."));
+        return Ok(Some("Certificates are being deleted."));
     }
     // cert-manager does not delete the Secrets of its Certificates.
     let secrets = remove_all(context, identity, &caches.secrets, PKI_NAMESPACE, |name| name != kept).await?;
@@ -142,14 +142,14 @@ pub(crate) async fn remove_objects(
     let is_given = |name: &str| name == kubeconfig;
     let given = remove_all(context, identity, &caches.secrets, &identity.tenant, is_given).await?;
     if secrets || given {
-        return Ok(Some("Keys and the kubeconfig are being removed."));
+        return Ok(Some("Keys and the kubeconfig are being deleted."));
     }
     if let Some(namespace) = observed.namespace.as_deref() {
         if namespace.metadata.deletion_timestamp.is_none() {
             let api = Api::<Namespace>::all(context.host.client.clone());
             context.applier.delete(&api, namespace).await?;
         }
-        return Ok(Some("The namespace of the control plane is being removed."));
+        return Ok(Some("The control-plane namespace is being deleted."));
     }
     Ok(None)
 }
@@ -189,8 +189,11 @@ fn is_labelled<K: Resource>(object: &K, identity: &Identity) -> bool {
 pub(crate) async fn force(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
     for pod in pods {
         let deleted = remove_pod(context, pod, Some(0)).await;
-        if deleted.map_err(ReconcileError::host("a pod that does not end"))? {
-            tracing::warn!(pod = pod.name_any(), "pod did not end in time and is removed by force");
+        if deleted.map_err(ReconcileError::host("a pod that does not terminate"))? {
+            tracing::warn!(
+                pod = pod.name_any(),
+                "pod did not terminate in time and was deleted by force"
+            );
         }
     }
     Ok(())

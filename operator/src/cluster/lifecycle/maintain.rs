@@ -77,7 +77,8 @@ pub(crate) async fn copy(
     if !persisted::are_known(context, identity) {
         applied.certificates = State::no(
             Reason::KeyLost,
-            "Nothing is copied: a kept Secret is lost, and is not restored while the Cluster is paused.",
+            "Certificates are not copied: a credential Secret is lost and is not restored while the Cluster is \
+         paused. Unset spec.paused, or restore the Secret.",
         );
         return Ok(applied);
     }
@@ -92,7 +93,7 @@ pub(crate) async fn copy(
 fn find_store(cluster: &Cluster) -> Store {
     let before = cluster.status.as_ref().and_then(|status| status.storage.clone());
     Store {
-        state: State::unknown(Reason::AsExpected, "Not looked at."),
+        state: State::unknown(Reason::AsExpected, "Not checked."),
         bytes: before.as_ref().and_then(|before| before.bytes),
         account: before.map(|before| before.account),
     }

@@ -89,7 +89,7 @@ impl Orphans {
                 Ok(true) => {}
                 Ok(false) => continue,
                 Err(error) => {
-                    tracing::warn!(cluster = %id, error = %crate::chain(&error), "Clusters cannot be asked for");
+                    tracing::warn!(cluster = %id, error = %crate::chain(&error), "Clusters cannot be listed");
                     continue;
                 }
             }
@@ -98,7 +98,7 @@ impl Orphans {
                 self.since.insert(id.clone(), (since, true));
             }
             if let Err(error) = Box::pin(collect(context, &identity)).await {
-                tracing::warn!(cluster = %id, error = %crate::chain(&error), "what a Cluster left cannot be removed");
+                tracing::warn!(cluster = %id, error = %crate::chain(&error), "orphaned objects of a Cluster cannot be deleted");
             }
         }
     }
@@ -110,7 +110,8 @@ impl Orphans {
             tracing::warn!(
                 held,
                 all,
-                "so many Clusters are missing that nothing they left is removed; restore them, or delete their namespaces"
+                "too many Clusters are missing, so their objects are retained; restore the Clusters, or delete their \
+         namespaces"
             );
         }
         self.held = held;
@@ -206,14 +207,14 @@ async fn is_gone(context: &Context, identity: &Identity) -> Result<bool, Reconci
 
 async fn tell(context: &Context, identity: &Identity) {
     let (tenant, cluster) = (&identity.tenant, &identity.cluster);
-    tracing::warn!(cluster = %identity.id, namespace = tenant, name = cluster, "Cluster went by hand; what it left is removed");
+    tracing::warn!(cluster = %identity.id, namespace = tenant, name = cluster, "Cluster was deleted without its finalizer; its objects are deleted now");
     if let Some(owner) = context.host.caches.tenants.get(&ObjectRef::new(tenant)) {
         let notice = Notice {
             warning: true,
             action: "Collect",
             reason: Reason::Orphaned,
             note: format!(
-                "Cluster {cluster} ({}) went without the operator; what it left is removed.",
+                "Cluster {cluster} ({}) was deleted without the operator; its objects are deleted now.",
                 identity.id
             ),
         };

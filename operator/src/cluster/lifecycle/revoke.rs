@@ -61,7 +61,7 @@ async fn write_ingress_config(
 ) -> Result<(), ReconcileError> {
     let api = Api::<ConfigMap>::namespaced(context.host.client.clone(), identity.hosted().as_str());
     let map = api.get_opt(INGRESS_CONFIG_MAP).await;
-    let map = map.map_err(ReconcileError::host("what the ingress was told"))?;
+    let map = map.map_err(ReconcileError::host("the ingress configuration"))?;
     let Some(mut ingress_config) = map.as_ref().and_then(read_config) else {
         return Ok(());
     };
@@ -201,7 +201,7 @@ fn without_dns_names(
 /// Writes the remaining configuration and certificates, if anything was revoked.
 pub(crate) async fn apply(context: &Context, identity: &Identity, left: &Remaining) -> Result<(), ReconcileError> {
     if let Some(left) = left.ingress_config.as_ref().filter(|_| left.is_less) {
-        tracing::info!(cluster = %identity.id, "host names or sources are taken back from the ingress");
+        tracing::info!(cluster = %identity.id, "host names or sources are revoked from the ingress");
         write_ingress_config(context, identity, |ingress_config| {
             ingress_config.extra_names.clone_from(&left.extra_names);
             ingress_config.allowed_sources.clone_from(&left.allowed_sources);
@@ -209,7 +209,7 @@ pub(crate) async fn apply(context: &Context, identity: &Identity, left: &Remaini
         .await?;
     }
     for certificate in &left.certificates {
-        tracing::info!(cluster = %identity.id, "host names are taken back from a serving certificate");
+        tracing::info!(cluster = %identity.id, "host names are revoked from a serving certificate");
         context
             .applier
             .apply(&context.host.caches.certificates, certificate)

@@ -35,8 +35,12 @@ pub(crate) async fn find_remaining(
 /// The time by the host API, if it sends one: RFC 9110, 6.6.1, in whole seconds.
 async fn ask_time(client: &Client) -> Result<Option<Timestamp>, ReconcileError> {
     let request = http::Request::get("/version").body(Body::empty());
-    let request = request.map_err(|error| ReconcileError::host("the time")(kube::Error::HttpError(error)))?;
-    let answer = client.send(request).await.map_err(ReconcileError::host("the time"))?;
+    let request =
+        request.map_err(|error| ReconcileError::host("the time of the host API")(kube::Error::HttpError(error)))?;
+    let answer = client
+        .send(request)
+        .await
+        .map_err(ReconcileError::host("the time of the host API"))?;
     let date = answer.headers().get(http::header::DATE);
     let date = date.and_then(|date| rfc2822::parse(date.to_str().ok()?).ok());
     Ok(date.map(|date| date.timestamp()))
@@ -66,15 +70,15 @@ pub(crate) async fn delete(context: &Context, cluster: &Cluster) -> Result<(), R
     match deleted {
         Ok(_) => {}
         Err(kube::Error::Api(refused)) if matches!(refused.code, 404 | 409) => return Ok(()),
-        Err(error) => return Err(ReconcileError::host("the end of a Cluster")(error)),
+        Err(error) => return Err(ReconcileError::host("an expired Cluster")(error)),
     }
     let ttl = cluster.spec.ttl.as_deref().unwrap_or_default();
-    tracing::info!(controller = CONTROLLER, cluster = ?cluster.spec.id, ttl, "deleted, as its time is over");
+    tracing::info!(controller = CONTROLLER, cluster = ?cluster.spec.id, ttl, "Cluster is expired and was deleted");
     let notice = Notice {
         warning: false,
         action: "Delete",
         reason: Reason::Expired,
-        note: format!("Deleted {ttl} after its creation, as spec.ttl says."),
+        note: format!("Deleted {ttl} after its creation, by spec.ttl."),
     };
     context.host.events.publish(cluster, &[notice]).await;
     Ok(())

@@ -176,7 +176,7 @@ impl Materials {
     pub fn leaf(&self, role: LeafRole) -> &Leaf {
         self.leaves
             .get(&role)
-            .expect("`read` gives all these leaves of the plan or none")
+            .expect("`read` returns all these certificates of the plan or none")
     }
 
     /// Whether the API server's certificate has a DNS name.

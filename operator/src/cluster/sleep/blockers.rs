@@ -61,7 +61,7 @@ async fn look_at_nodes(context: &Context, id: &ClusterId, age: Duration) {
     };
     let now = Timestamp::now();
     let looking = api.find_node(|node| idle::is_connected(node, now));
-    let seen = look(id, "whether its Nodes are connected is not known", looking).await;
+    let seen = look(id, "Nodes cannot be checked for sleep", looking).await;
     context.memory.note_awake(id, |awake| awake.connected = Some(seen));
 }
 
@@ -70,7 +70,7 @@ async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
     let Some(api) = context.apis.known(id, Way::Inside).filter(|_| due) else {
         return;
     };
-    let seen = look(id, "its webhooks are not known", api.find_blocking_webhook()).await;
+    let seen = look(id, "webhooks cannot be checked for sleep", api.find_blocking_webhook()).await;
     context.memory.note_awake(id, |awake| awake.webhooks = Some(seen));
 }
 

@@ -108,7 +108,12 @@ pub fn is_connected(node: &Node, now: Timestamp) -> bool {
 ///
 /// Webhooks matter only where there are workers: without any, no webhook is served now either.
 pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, tokens: &[T], now: Timestamp) -> State {
-    let unknown = |what: &str| State::unknown(Reason::APIServerNotReady, format!("{what} not known."));
+    let unknown = |what: &str| {
+        State::unknown(
+            Reason::APIServerNotReady,
+            format!("{what} not known, as the API did not answer."),
+        )
+    };
     match (inside.nodes, cluster.spec.sleep.with_workers) {
         (Some(0), _) => {}
         (None, _) => return unknown("Its Nodes are"),
@@ -125,7 +130,8 @@ pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, to
             None => return unknown("Its webhooks are"),
             Some(Some(name)) => {
                 let message = format!(
-                    "Webhook {name} is served in the cluster and fails closed: workers would not come back when the cluster wakes."
+                    "Webhook {name} is served in the cluster and fails closed, so workers could not reconnect after a \
+         wake. Set its failurePolicy to Ignore, or narrow its rules."
                 );
                 return State::no(Reason::WebhookBlocksWake, message);
             }
@@ -137,16 +143,19 @@ pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, to
         names.min()
     };
     if let Some(name) = first(&|token| may_join(token, now)) {
-        let message = format!("A worker may join by JoinToken {name}, which a cluster that sleeps cannot check.");
+        let message = format!(
+            "A worker may still join with JoinToken {name}, which a sleeping cluster cannot check. Delete the \
+         token, or wait until it expires."
+        );
         return State::no(Reason::JoinTokenHolds, message);
     }
     if cluster.spec.sleep.with_workers == WithWorkers::Prevent
         && let Some(name) = first(&|token| join_token_term::is_just_used(token, now))
     {
-        let message = format!("A worker has joined by JoinToken {name}, and may not be counted yet.");
+        let message = format!("A worker has just joined with JoinToken {name} and may not be counted as a Node yet.");
         return State::no(Reason::JoinTokenHolds, message);
     }
-    State::yes(Reason::AsExpected, "Nothing stands against it.")
+    State::yes(Reason::AsExpected, "Nothing prevents sleep.")
 }
 
 fn is_of(token: &JoinToken, cluster: &Cluster) -> bool {

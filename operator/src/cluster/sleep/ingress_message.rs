@@ -46,10 +46,10 @@ pub(crate) fn ingress_message_for(
         }
         // Without the text of the host's NATS: every caller reads this message.
         (ControlPlane::Absent, Some(reason)) => Some(format!(
-            "Its store is not there ({reason}): see the Cluster's condition StoreReady."
+            "Its store is not available ({reason}). See the Cluster's condition StoreReady."
         )),
         (ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep, _) => {
-            Some("No pod is made yet: see the Cluster's condition Ready.".to_owned())
+            Some("No pod is created yet. See the Cluster's condition Ready.".to_owned())
         }
     };
     let message = state::next_ingress_message(wanted, before.as_ref(), answers, wait, Timestamp::now());

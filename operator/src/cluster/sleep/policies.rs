@@ -89,7 +89,7 @@ async fn apply_schedule(
         return Ok(Some(cluster));
     }
     if let Some(word) = due.word {
-        tracing::info!(cluster = %identity.id, ?word, time = %due.time, "a schedule is done");
+        tracing::info!(cluster = %identity.id, ?word, time = %due.time, "sleep schedule applied");
     }
     object::note(context, &cluster, due.word, Some(due.time)).await
 }
@@ -114,8 +114,7 @@ async fn wake_for_cert_renewal(context: &Context, cluster: Cluster) -> Result<Op
             warning: false,
             action: "Wake",
             reason: Reason::WokenForWorkers,
-            note: "It has slept for as long as the certificates of its Nodes allow, and wakes for them to renew those."
-                .to_owned(),
+            note: "Woken so that its Nodes can renew their certificates; a longer sleep would outlast them.".to_owned(),
         };
         context.host.events.publish(&cluster, &[notice]).await;
     }
@@ -158,7 +157,7 @@ async fn sleep_if_idle(
     let next = match &asked {
         Ok(report) => idle::plan_next(report, started, served, after),
         Err(error) => {
-            tracing::info!(cluster = %id, error = %crate::chain(error), "not known when the cluster was last used");
+            tracing::info!(cluster = %id, error = %crate::chain(error), "store did not report when the cluster was last used");
             Next::Look(AGAIN)
         }
     };
@@ -176,7 +175,7 @@ async fn sleep_if_idle(
     if !is_time || find_possible(context, &cluster, id, Some(AGAIN)).await.status != Some(true) {
         return Ok(Some(cluster));
     }
-    tracing::info!(cluster = %id, ?used, "nobody uses the cluster: it goes to sleep");
+    tracing::info!(cluster = %id, ?used, "cluster is unused and goes to sleep");
     object::note(
         context,
         &cluster,

@@ -25,14 +25,15 @@ const AGAIN: SignedDuration = SignedDuration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
     /// The time zone is not in the IANA database.
-    #[error("there is no time zone {0:?}")]
+    #[error("time zone {0:?} is not in the IANA database; use a name such as \"Europe/Berlin\"")]
     Zone(String),
     /// The expression is invalid, or its time never comes.
-    #[error("{0:?} is no cron expression of five fields, or for a time that never comes")]
+    #[error("{0:?} is not a cron expression of five fields, or its time never comes")]
     Expression(String),
     /// The expression means the last day of a month.
     #[error(
-        "{0:?} asks for the last day of a month (`L`), which schedules do not know; use the first one, such as `0 4 1 * *`"
+        "{0:?} uses the last day of a month (`L`), which schedules do not support; use the first day, such \
+         as `0 4 1 * *`"
     )]
     Last(String),
 }

@@ -106,12 +106,12 @@ impl SleepState {
             Self::Request {
                 reason: SleepReason::Inactivity,
                 ..
-            } => "since nobody used it for as long as spec.sleep.afterInactivity says",
+            } => "as it was unused for spec.sleep.afterInactivity",
             Self::Request {
                 reason: SleepReason::Schedule,
                 ..
-            } => "as spec.sleep.schedules say",
-            _ => "as asked for",
+            } => "by spec.sleep.schedules",
+            _ => "as requested",
         }
     }
 
@@ -121,17 +121,17 @@ impl SleepState {
             Self::Request {
                 wakes: WakeOnConnect::Authenticated,
                 ..
-            } => "until somebody with an identity of the cluster connects",
+            } => "until a client with an identity of the cluster connects",
             Self::Request {
                 wakes: WakeOnConnect::Any,
                 ..
-            } => "until somebody connects",
+            } => "until a client connects",
             Self::Request {
                 wakes: WakeOnConnect::Never,
                 ..
             } => "until it has the annotation yoke.drzzl.io/sleep=end",
             Self::ByOwner | Self::Awake => "until its owner sets spec.state to Running",
-            Self::Unchanged => "as long as its spec is not carried out, being paused or refused",
+            Self::Unchanged => "while its spec is not applied, as it is paused or refused",
         }
     }
 

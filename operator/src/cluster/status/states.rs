@@ -35,7 +35,7 @@ const NOT_CARRIED_OUT: [ConditionType; 5] = [
 /// The state of `Accepted`: whether the spec can be applied.
 pub fn plan_accepted(refusal: Option<&Refusal>) -> State {
     match refusal {
-        None => State::yes(Reason::Valid, "The spec can be carried out."),
+        None => State::yes(Reason::Valid, "The spec is valid."),
         Some(refusal) => State::no(refusal.reason, refusal.message.clone()),
     }
 }
@@ -72,10 +72,13 @@ pub(super) fn plan_states(
     let published = if outcome.published {
         State::yes(
             Reason::AsExpected,
-            "The ingress is told of the cluster, and the kubeconfig is there.",
+            "The ingress routes to the cluster, and the kubeconfig exists.",
         )
     } else {
-        State::no(Reason::CertificatesPending, "The kubeconfig waits for certificates.")
+        State::no(
+            Reason::CertificatesPending,
+            "The kubeconfig is waiting for certificates.",
+        )
     };
     let looked = vec![
         (ConditionType::CertificatesReady, outcome.certificates.clone()),
@@ -113,8 +116,8 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
         (true, ControlPlane::Asleep | ControlPlane::Absent) => {
             let mut message = format!("No control plane runs, {}, {}.", rest.why(), rest.until());
             if outcome.outlives_node_certificates {
-                message +=
-                    " Kubelets cannot renew their certificates meanwhile: a Node whose own is over does not come back.";
+                message += " Kubelets cannot renew their certificates while it sleeps: a Node with an expired certificate \
+         cannot reconnect.";
             }
             State::yes(rest.reason(), message)
         }
@@ -127,16 +130,13 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
                 problem: Some(problem), ..
             }) = &outcome.ingress_message =>
         {
-            State::no(
-                Reason::WakeDelayed,
-                format!("It is being woken, which takes long: {problem}"),
-            )
+            State::no(Reason::WakeDelayed, format!("The wake is delayed: {problem}"))
         }
         (false, _) if is_woken(before) => State::no(
             Reason::WokenOnConnect,
-            "A control plane is asked for since somebody connected.",
+            "The control plane was woken by a client that connected.",
         ),
-        (false, _) => State::no(Reason::Awake, "A control plane is asked for."),
+        (false, _) => State::no(Reason::Awake, "The cluster is awake."),
     }
 }
 
@@ -173,7 +173,7 @@ fn carry_over(
             _ => None,
         };
         if let Some(pending) = pending.filter(|_| old.observed_generation != generation) {
-            let message = "Nobody has looked yet at what this spec asks for.";
+            let message = "Not checked yet for this spec.";
             states.push((type_, State::unknown(pending, message)));
             continue;
         }
@@ -200,7 +200,7 @@ fn plan_ready(outcome: &Outcome) -> State {
     if outcome.lost && (outcome.inside.is_err() || outcome.outside.is_err()) {
         return State::no(
             Reason::MachineLost,
-            "The machine that ran the control plane was lost; it is being started on another one.",
+            "The node of the control plane was lost; the control plane is starting on another node.",
         );
     }
     // A client that waits for a ready generation means the new spec, not the pod of the previous
@@ -208,7 +208,7 @@ fn plan_ready(outcome: &Outcome) -> State {
     if matches!(outcome.control_plane, ControlPlane::Running { current: false, .. }) {
         return State::no(
             Reason::Updating,
-            "The control plane is being replaced by one of the new configuration.",
+            "The control plane's pod is being replaced by one with the new configuration.",
         );
     }
     if outcome.inside.is_ok() && outcome.outside.is_ok() {
@@ -239,21 +239,21 @@ fn plan_ready(outcome: &Outcome) -> State {
                 Some(state) => State::no(state.reason, state.message.clone()),
                 None if outcome.queued => State::no(
                     Reason::Queued,
-                    "Control planes are started a few at a time, and others come first.",
+                    "Waiting in the queue: only a few control planes are started at a time.",
                 ),
-                None => State::no(Reason::PodPending, "The control plane is being made."),
+                None => State::no(Reason::PodPending, "The control plane is being created."),
             }
         }
     }
 }
 
 fn tell_goal(version: &str) -> String {
-    format!("Kubernetes goes up one minor version at a time, on to {version}.")
+    format!("Upgrading to {version}, one minor version at a time.")
 }
 
 fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
     if let Err(refusal) = &outcome.accepted {
-        return State::no(refusal.reason, "The spec is not being carried out.");
+        return State::no(refusal.reason, "The spec is refused and not applied.");
     }
     if outcome.paused {
         return State::no(Reason::Paused, "Reconciliation is paused by spec.paused.");
@@ -261,20 +261,20 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
     if matches!(outcome.leaving, Some(drain::State::StandBy(_) | drain::State::Waiting)) {
         return State::yes(
             Reason::MachineLeaving,
-            "The pod that runs the control plane, or its machine, is about to go; another one is to take it over.",
+            "The control plane's pod or node is about to be stopped; a standby pod takes over.",
         );
     }
     match (&outcome.control_plane, ready.status) {
         (ControlPlane::GoingToSleep, _) => State::yes(Reason::Updating, "The control plane is being stopped."),
         (ControlPlane::Running { current: false, .. }, _) => State::yes(
             Reason::Updating,
-            "The control plane is being replaced by one of the new configuration.",
+            "The control plane's pod is being replaced by one with the new configuration.",
         ),
         (ControlPlane::Running { .. }, _) if let Some(goal) = &outcome.heads_for => {
             State::yes(Reason::Updating, tell_goal(goal))
         }
-        (_, Some(true)) => State::no(Reason::AsExpected, "All is as asked for."),
-        (_, _) if outcome.rest.is_asleep() => State::no(outcome.rest.reason(), "All is as asked for."),
+        (_, Some(true)) => State::no(Reason::AsExpected, "The cluster matches its spec."),
+        (_, _) if outcome.rest.is_asleep() => State::no(outcome.rest.reason(), "The cluster matches its spec."),
         _ => State::yes(Reason::Provisioning, ready.message.clone()),
     }
 }
@@ -293,7 +293,7 @@ fn plan_degraded(outcome: &Outcome) -> State {
     if outcome.takeover_failed() {
         return State::yes(
             Reason::TakeoverFailed,
-            "The machine that runs the control plane is about to go, and no other one has come to take it over in time.",
+            "The control plane's node is about to leave, and no standby pod became ready in time.",
         );
     }
     let lacks = matches!(

@@ -28,7 +28,7 @@ pub(crate) enum StoreApiError {
     #[error("the pod has no address")]
     NoAddress,
     /// The store cannot be reached.
-    #[error("asking the store at {path}")]
+    #[error("requesting {path} from the store")]
     Request {
         /// Path of the request.
         path: &'static str,
@@ -43,7 +43,7 @@ pub(crate) enum StoreApiError {
     #[error("the store did not answer within {0:?}")]
     Limit(Duration),
     /// The answer cannot be parsed.
-    #[error("reading what the store answered")]
+    #[error("parsing the answer of the store")]
     Read(#[source] serde_json::Error),
 }
 

@@ -71,7 +71,7 @@ pub(crate) async fn look(
     };
     let ready = |bytes| {
         tell(
-            State::yes(Reason::AsExpected, "Account, user and streams are there."),
+            State::yes(Reason::AsExpected, "The NATS account, its user and its streams exist."),
             Some(bytes),
         )
     };
@@ -103,8 +103,8 @@ pub(crate) async fn look(
                 _ if error.is_limit() => Reason::StoreQuotaExceeded,
                 _ => Reason::StoreUnavailable,
             };
-            tracing::warn!(cluster = %id, error = %crate::chain(&error), "streams cannot be made");
-            let message = format!("The streams cannot be made as asked for: {}.", crate::chain(&error));
+            tracing::warn!(cluster = %id, error = %crate::chain(&error), "streams cannot be created");
+            let message = format!("The streams cannot be created as specified: {}.", crate::chain(&error));
             if matches!(error, NatsError::NoRoom { .. } | NatsError::InUse { .. }) {
                 note(Err(message.clone()));
             }

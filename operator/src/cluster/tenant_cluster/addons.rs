@@ -110,7 +110,7 @@ fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Durat
             let enabled = Addon::ALL.into_iter().filter(|addon| addon.is_enabled(blueprint.spec));
             let names: Vec<_> = enabled.map(Addon::as_str).collect();
             let message = match names.join(", ") {
-                names if names.is_empty() => "No add-on is turned on.".into(),
+                names if names.is_empty() => "No add-on is enabled.".into(),
                 names => format!("The cluster has {names}."),
             };
             (State::yes(Reason::AsExpected, message), BASE_EVERY)
@@ -119,13 +119,13 @@ fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Durat
             let listed = |names: &[String]| names[..names.len().min(NAMED_AT_MOST)].join(", ");
             let first = (!in_the_way.is_empty()).then(|| {
                 let names = listed(&in_the_way);
-                format!("Not the operator's, and left alone: {names}. Delete it, or turn the add-on off.")
+                format!("Objects of another owner are in the way: {names}. Delete them, or disable the add-on.")
             });
             let second = (!keeping.is_empty()).then(|| {
                 let (names, label) = (listed(&keeping), labels::ADDON);
                 format!(
-                    "Turned off, and nothing is removed, because somebody else has {names}: delete it, or take the label \
-                     {label} away from the others."
+                    "The add-on is disabled, but its objects are not removed, because another owner uses {names}. Delete \
+         those, or remove the label {label} from the add-on's objects."
                 )
             });
             let message = Vec::from_iter(first.into_iter().chain(second)).join(" ");
@@ -133,7 +133,10 @@ fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Durat
         }
         // An API that hangs must not take time from the others.
         Err(error) => (
-            State::no(Reason::AddonsPending, format!("Trying again: {error}.")),
+            State::no(
+                Reason::AddonsPending,
+                format!("Applying the add-ons failed and is retried: {error}."),
+            ),
             STEADY.max(took * 10),
         ),
     }

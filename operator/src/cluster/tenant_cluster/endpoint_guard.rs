@@ -81,7 +81,7 @@ impl EndpointGuardHandle {
             api: api.clone(),
         };
         if self.wards.try_send(ward).is_err() {
-            tracing::debug!(cluster = %identity.id, "addresses are watched from the next look on");
+            tracing::debug!(cluster = %identity.id, "queue is full; addresses are watched from the next probe on");
         }
     }
 }
@@ -113,7 +113,7 @@ impl EndpointGuardTask {
                             let _ = calls.send(ward.cluster).await;
                         }
                         Err(error) => {
-                            tracing::debug!(cluster = %ward.id, error = %crate::chain(&error), "addresses are not watched");
+                            tracing::debug!(cluster = %ward.id, error = %crate::chain(&error), "watch of addresses ended");
                         }
                     }
                 }

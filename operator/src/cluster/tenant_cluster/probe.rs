@@ -111,7 +111,7 @@ pub(crate) async fn probe_api(
 
 /// Records that there is no API to probe.
 pub(crate) fn mark_unreachable(applied: &mut Applied) {
-    let missing = || "the control plane is not there yet".to_owned();
+    let missing = || "the control plane is not running yet".to_owned();
     (applied.inside, applied.outside) = (Err(missing()), Err(missing().into()));
 }
 
@@ -204,7 +204,7 @@ async fn probe_with_backoff(context: &Context, target: &Target<'_>) -> ProbeResu
     let answer = match tokio::time::timeout(LOOK_LIMIT, probe(context, target)).await {
         Ok(answer) => answer,
         Err(_) => {
-            let why = format!("the API did not take what every cluster must have within {LOOK_LIMIT:?}");
+            let why = format!("the API did not accept the base objects within {LOOK_LIMIT:?}");
             ProbeResult {
                 inside: Ok(()),
                 outside: Err(why.into()),
@@ -323,7 +323,7 @@ async fn count_nodes(context: &Context, id: &ClusterId, inside: &Access) -> Opti
     match counted.await {
         Ok(nodes) => Some(nodes),
         Err(error) => {
-            tracing::warn!(cluster = %id, error = %crate::chain(&error), "nodes cannot be counted");
+            tracing::warn!(cluster = %id, error = %crate::chain(&error), "Nodes cannot be counted");
             None
         }
     }

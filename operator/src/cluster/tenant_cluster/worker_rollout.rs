@@ -149,7 +149,7 @@ impl<'a> Worker<'a> {
             _ if !has_begun && asked != Some(target) => {}
             _ if self.waited > patience => {
                 return Standing::Failed(format!(
-                    "it was asked {} minutes ago, and has not come to an end",
+                    "the upgrade was requested {} minutes ago and has not finished",
                     self.waited.as_secs() / 60
                 ));
             }
@@ -280,8 +280,8 @@ fn plan_state(
     let so_far = format!("{updated} of {total} Nodes have kubelet {target}.");
     if let Some((name, why)) = failed {
         let message = format!(
-            "{so_far} Node {name} did not come to it: {why}. No other is begun with. To try it again, take the annotation {} \
-             away from the Node.",
+            "{so_far} The upgrade of Node {name} failed: {why}. No other upgrade starts. To retry, remove the \
+         annotation {} from the Node.",
             labels::KUBELET_VERSION
         );
         return State::no(Reason::WorkerUpgradeFailed, message);
@@ -291,11 +291,11 @@ fn plan_state(
     }
     if !upgrading.is_empty() {
         let names = name(upgrading.iter().map(|worker| worker.name.as_str()));
-        return State::no(Reason::Updating, format!("{so_far} Being upgraded: {names}."));
+        return State::no(Reason::Updating, format!("{so_far} Upgrading: {names}."));
     }
     let waits = names(&|_, standing| *standing == Standing::Waits);
     if !waits.is_empty() {
-        let message = format!("{so_far} Waiting for the yoke-worker of {waits} to see that it may try again.");
+        let message = format!("{so_far} Waiting for yoke-worker on {waits} to notice the retry.");
         return State::no(Reason::WorkersPending, message);
     }
     if standings
@@ -303,8 +303,10 @@ fn plan_state(
         .all(|(_, standing)| !matches!(standing, Standing::Behind | Standing::Astray))
     {
         let names = names(&|_, standing| *standing == Standing::Unmanaged);
-        let message =
-            format!("{so_far} No yoke-worker that upgrades keeps {names}, or the kubelet is newer than the API.");
+        let message = format!(
+            "{so_far} No yoke-worker with upgrade support manages {names}, or the kubelet is newer than the API \
+         server."
+        );
         return State::no(Reason::WorkersUnmanaged, message);
     }
     if paused {
@@ -314,7 +316,8 @@ fn plan_state(
     State::no(
         Reason::WorkersPending,
         format!(
-            "{so_far} The next one waits for Nodes that are not ready, leave, or come to another version: {names}."
+            "{so_far} The next upgrade waits for Nodes that are not ready, are leaving, or are changing to \
+         another version: {names}."
         ),
     )
 }

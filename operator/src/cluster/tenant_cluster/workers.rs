@@ -87,14 +87,14 @@ pub(crate) async fn ensure(
             };
             let is_known = seen.said.as_ref() == Some(&found.workers);
             if let Some(problem) = found.problem.filter(|_| !is_known) {
-                tracing::warn!(cluster = %id, problem, "a worker is not asked");
+                tracing::warn!(cluster = %id, problem, "upgrade of a worker cannot be requested");
             }
             seen.said = Some(found.workers);
             pause
         }
         Err(error) => {
             let error = crate::chain(&error);
-            tracing::debug!(cluster = %id, error, "workers are looked at again");
+            tracing::debug!(cluster = %id, error, "workers cannot be checked");
             STEADY
         }
     };
@@ -153,7 +153,7 @@ async fn count(api: &TenantApi, asking: &mut Asking) -> Result<Found, TenantApiE
     };
     let status = plan(&note(asking, &nodes), target, &nobody).status;
     let message = format!(
-        "{} of {} Nodes have kubelet {target}. No other is asked to while the spec is refused.",
+        "{} of {} Nodes have kubelet {target}. No other Node is upgraded while the spec is refused.",
         status.updated, status.total
     );
     Ok(Found {
@@ -189,11 +189,14 @@ async fn take(
             Err(error) if error.is_of_another() => continue,
             Err(error) => {
                 let why: String = crate::chain(&error).chars().take(WHY_MAX).collect();
-                return Err(format!("Cannot ask Node {}: {why}.", name.unwrap_or_default()));
+                return Err(format!(
+                    "The upgrade of Node {} cannot be requested: {why}.",
+                    name.unwrap_or_default()
+                ));
             }
             Ok(()) => {}
         }
-        tracing::info!(cluster = %id, node = name, version = %target, asked = wanted.is_some(), "a worker's version");
+        tracing::info!(cluster = %id, node = name, version = %target, asked = wanted.is_some(), "version requested from a worker");
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ pub(super) fn check(cluster: &Cluster) -> Result<(), Refusal> {
             return refuse(
                 Reason::ArgumentNotAllowed,
                 format!(
-                    "Argument --{} of {component} is not one that a tenant may set; there are: {}.",
+                    "A tenant may not set argument --{} of {component}. Allowed arguments: {}.",
                     argument.name,
                     allowed.join(", ")
                 ),
@@ -50,18 +50,19 @@ fn check_oidc(arguments: &[ExtraArg]) -> Result<(), Refusal> {
     if !issuer.starts_with("https://") || issuer.contains(['?', '#', '@']) {
         return refuse(
             Reason::ArgumentNotAllowed,
-            "Argument --oidc-issuer-url is needed, and is an https URL without query, fragment and user.",
+            "Argument --oidc-issuer-url is required, and must be an https URL without query, fragment and user.",
         );
     }
     let port = issuer.parse::<http::Uri>().ok().and_then(|url| url.port_u16());
     if port.is_some_and(|port| port != 443) {
         return refuse(
             Reason::ArgumentNotAllowed,
-            "Argument --oidc-issuer-url names a port; control planes reach a provider on port 443 only.",
+            "Argument --oidc-issuer-url must not have a port other than 443: control planes reach a provider on \
+         port 443 only.",
         );
     }
     if value("oidc-client-id").unwrap_or_default().is_empty() {
-        return refuse(Reason::ArgumentNotAllowed, "Argument --oidc-client-id is needed.");
+        return refuse(Reason::ArgumentNotAllowed, "Argument --oidc-client-id is required.");
     }
     let claims = arguments
         .iter()
@@ -69,7 +70,7 @@ fn check_oidc(arguments: &[ExtraArg]) -> Result<(), Refusal> {
     if claims.clone().any(|claim| !claim.value.contains('=')) {
         return refuse(
             Reason::ArgumentNotAllowed,
-            "Argument --oidc-required-claim has the form name=value.",
+            "Argument --oidc-required-claim must have the form name=value.",
         );
     }
     Ok(())

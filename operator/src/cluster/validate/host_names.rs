@@ -28,7 +28,7 @@ fn check_taken(name: &String, own: &ClusterSummary, around: &ValidationContext<'
     if older.any(|other| claims(other, name, around)) {
         return refuse(
             Reason::HostnameConflict,
-            format!("Host name {name} is that of an older Cluster."),
+            format!("Host name {name} belongs to an older Cluster. Remove it from spec.endpoint.extraSANs."),
         );
     }
     Ok(())
@@ -50,10 +50,10 @@ fn check_extra_name(name: &str, tenant: &Tenant, around: &ValidationContext<'_, 
         return not_allowed("is not a DNS name in lower case");
     }
     if name.starts_with("kubernetes") || ["svc", "local"].iter().any(|end| names::is_within(name, end)) {
-        return not_allowed("is one that clusters use inside");
+        return not_allowed("is reserved for use inside clusters");
     }
     if names::is_within(name, &around.config.base_domain) {
-        return not_allowed("lies under the host's own domain");
+        return not_allowed("is under the host's own domain");
     }
     let Some(own) = find_domain(name, tenant) else {
         return not_allowed("is not under one of the Tenant's domains");
@@ -65,7 +65,7 @@ fn check_extra_name(name: &str, tenant: &Tenant, around: &ValidationContext<'_, 
         .iter()
         .filter(|other| other.name_any() != tenant.name_any());
     if others.any(|other| find_domain(name, other).is_some_and(|domain| domain.len() > own.len())) {
-        return not_allowed("lies under a domain of another Tenant");
+        return not_allowed("is under a domain of another Tenant");
     }
     Ok(())
 }

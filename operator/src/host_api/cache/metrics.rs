@@ -26,7 +26,7 @@ impl CacheMetrics {
         metrics.register(|registry| {
             registry.register(
                 "undecodable_objects",
-                "Times that an object of the host API could not be read, by kind",
+                "Objects of the host API that could not be decoded, by kind",
                 own.undecodable.clone(),
             );
         });

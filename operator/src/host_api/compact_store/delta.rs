@@ -41,7 +41,10 @@ impl DeltaBase {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let example: Arc<[u8]> = text.into();
         all.push((sort.into(), Arc::clone(&example)));
-        (u8::try_from(all.len() - 1).expect("they are few"), example)
+        (
+            u8::try_from(all.len() - 1).expect("there are at most 64 examples"),
+            example,
+        )
     }
 }
 

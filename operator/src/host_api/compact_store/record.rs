@@ -54,7 +54,7 @@ impl<'a> Record<'a> {
 
     /// `NAMESPACE/NAME`.
     pub(crate) fn key(self) -> &'a str {
-        std::str::from_utf8(&self.0[BEFORE..self.end_of_key()]).expect("it was a text")
+        std::str::from_utf8(&self.0[BEFORE..self.end_of_key()]).expect("keys are encoded from UTF-8")
     }
 
     /// Digest of the object, if it has one.

@@ -20,12 +20,12 @@ impl TakeoverMetrics {
         metrics.register(|registry| {
             registry.register(
                 "takeovers",
-                "Control planes for which another pod was asked to stand by, since their machines are about to go",
+                "Planned takeovers of control planes that were started",
                 own.takeovers.clone(),
             );
             registry.register(
                 "takeover_failures",
-                "Those of them for which none came in time",
+                "Planned takeovers that failed because no standby pod was ready in time",
                 own.takeover_failures.clone(),
             );
         });

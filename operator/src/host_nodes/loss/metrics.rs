@@ -20,12 +20,12 @@ impl LossMetrics {
         metrics.register(|registry| {
             registry.register(
                 "machines_lost",
-                "Machines of the host that were given up, whose control planes were started on others",
+                "Lost nodes of the host whose control planes were started on other nodes",
                 own.machines_lost.clone(),
             );
             registry.register(
                 "losses_held",
-                "Times that a machine seemed lost and was not given up, since too many were within a minute",
+                "Nodes of the host that seemed lost but were not given up because of the limit per minute",
                 own.losses_held.clone(),
             );
         });

@@ -77,7 +77,7 @@ impl Nats {
     pub async fn delete_account(&self, id: &ClusterId, account: &str) -> Result<(), NatsError> {
         let found = match self.find_own(id, account).await {
             Err(error @ NatsError::Foreign { .. }) => {
-                tracing::warn!(cluster = %id, error = %crate::chain(&error), "account is left");
+                tracing::warn!(cluster = %id, error = %crate::chain(&error), "NATS account of another Cluster is not deleted");
                 return Ok(());
             }
             found => found?,
@@ -169,7 +169,7 @@ impl Nats {
         }
         let answer = self.request("$SYS.REQ.CLAIMS.UPDATE".into(), jwt).await?;
         check_answer("the account's claims", &answer.payload)?;
-        tracing::info!(cluster = %id, "account is pushed to NATS");
+        tracing::info!(cluster = %id, "pushed the account to NATS");
         Ok(())
     }
 }

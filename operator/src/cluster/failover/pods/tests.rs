@@ -80,7 +80,7 @@ fn state_follows_set_and_pods() {
             "no pod yet",
             Some(set(1)),
             vec![],
-            ControlPlane::Pending("The control plane's pod is being made.".into()),
+            ControlPlane::Pending("The control plane's pod is being created.".into()),
         ),
         (
             "starting",
