@@ -47,7 +47,7 @@ impl Stage {
             hosted,
             _controllers: controllers,
         };
-        for machine in nodes {
+        for machine in names {
             // New nodes are not ready, by a taint.
             stage.taint(machine, &[]).await;
         }
