@@ -215,7 +215,7 @@ async fn an_invalid_base_is_refused_and_the_last_good_one_stays() {
             "- {name: [".to_owned(),
             "reading the key clusters",
         ),
-        ("an unknown key", "listener", "[]".into(), "the key listener is none of"),
+        ("an unknown key", "listener", "[]".into(), "the key listener is unknown"),
         (
             "an unknown field",
             "clusters",
