@@ -35,7 +35,6 @@ pub use crate::cluster::tenant_cluster::endpoint_guard::{EndpointGuardHandle, En
 pub(crate) use crate::cluster::tenant_cluster::konnectivity::are_due as agents_are_due;
 pub use crate::cluster::tenant_cluster::probe::ProbeResult;
 pub use crate::cluster::tenant_cluster::workers::WorkersSeen;
-pub(crate) use crate::host_api::certificate_authority::find_authority as find_authority_of;
 #[cfg(test)]
 pub(crate) use crate::host_api::secrets::data_of;
 pub use crate::model::cluster_summary::ClusterSummary;

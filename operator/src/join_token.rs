@@ -37,6 +37,7 @@ use crate::cluster;
 use crate::error::ReconcileError;
 use crate::host_api::Host;
 use crate::host_api::apply::is_held;
+use crate::host_api::certificate_authority;
 use crate::model::conditions::{self, State};
 use crate::model::identity::Identity;
 use crate::model::join_token_term::{self, Term};
@@ -407,7 +408,7 @@ async fn ensure_secret(
 /// Returns the cluster's own CA, without the certificates above it.
 async fn find_client_ca(context: &Context, identity: &Identity) -> Result<String, ReconcileError> {
     let role = AuthorityRole::Cluster;
-    let found = cluster::find_authority_of(&context.host.client, &identity.id, role).await?;
+    let found = certificate_authority::find_authority(&context.host.client, &identity.id, role).await?;
     let missing = || ReconcileError::CredentialMissing {
         name: role.object_name(&identity.id, Generation::FIRST),
         key: "tls.crt",

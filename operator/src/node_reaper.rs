@@ -64,7 +64,7 @@ pub struct ReaperTask {
     pace: Pace,
 }
 
-/// What the checks need.
+/// Everything that the checks need.
 struct Context {
     host: Arc<Host>,
     metrics: ReaperMetrics,

@@ -5,7 +5,7 @@
 //!      ──▶ openings and words of the guide ──▶ complaints, but for docs/prose-exceptions.txt
 //! ```
 //!
-//! The guide and its glossary are in docs/book/src/contributing/language.md.
+//! The guide and its glossary are in docs/book/src/contributor/writing.md.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
                 continue;
             }
             complaints.push(format!(
-                "{shown}:{}: \"{}\": {} (docs/book/src/contributing/language.md)",
+                "{shown}:{}: \"{}\": {} (docs/book/src/contributor/writing.md)",
                 finding.line, finding.word, finding.advice
             ));
         }

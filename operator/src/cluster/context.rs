@@ -1,4 +1,4 @@
-//! What the Cluster controller works with.
+//! Everything that the Cluster controller works with.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::node_reaper::ReaperHandle;
 use crate::tenant_client::{BaseObjects, TenantApis, build_base};
 use crate::tenant_slots::Slots;
 
-/// What the Cluster controller works with.
+/// Everything that the Cluster controller works with.
 pub struct Context {
     /// The host.
     pub host: Arc<Host>,

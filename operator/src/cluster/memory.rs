@@ -17,7 +17,7 @@ use crate::model::conditions::State;
 #[derive(Debug, Default)]
 pub struct Memory {
     seen: Mutex<HashMap<ClusterId, ClusterMemory>>,
-    /// Of running clusters only.
+    /// Observations of running clusters only.
     awake: Mutex<HashMap<ClusterId, RunningMemory>>,
 }
 

@@ -1,4 +1,4 @@
-//! What answering requests for certificates needs: the host, and the budgets of all clusters.
+//! Everything that answering requests for certificates needs: the host, and the budgets of all clusters.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ const AT_ONCE: usize = 16;
 /// Interval of checks whether a budget is available again.
 pub(crate) const REFILL: Duration = Duration::from_millis(500);
 
-/// What answering requests for certificates needs.
+/// Everything that answering requests for certificates needs.
 pub(crate) struct Context {
     pub(crate) host: Arc<Host>,
     pub(crate) metrics: SignerMetrics,

@@ -22,10 +22,10 @@ use yoke_pki::inspect::{Purpose, verify_chain};
 use yoke_pki::plan::{AuthorityRole, Generation, Lifetimes, SHORTEST_LIFETIME};
 use yoke_pki::request::Use;
 
-use crate::cluster;
 use crate::csr_signer::context::Context;
 use crate::csr_signer::validate::{CertificateRequestFacts, Requester};
 use crate::error::ReconcileError;
+use crate::host_api::certificate_authority;
 use crate::model::identity::Identity;
 
 /// Timeout of cert-manager.
@@ -84,7 +84,7 @@ pub(crate) async fn find_authority(
     id: &ClusterId,
     purpose: Use,
 ) -> Result<ParsedCertificate, IssueError> {
-    let found = cluster::find_authority_of(&context.host.client, id, role_of(purpose)).await?;
+    let found = certificate_authority::find_authority(&context.host.client, id, role_of(purpose)).await?;
     found.ok_or(IssueError::NoAuthority)
 }
 

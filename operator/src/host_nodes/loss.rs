@@ -51,7 +51,7 @@ const CALM: Duration = Duration::from_secs(30);
 /// Logs checked concurrently.
 const AT_ONCE: usize = 64;
 
-/// What the detection of lost nodes works with.
+/// Everything that the detection of lost nodes works with.
 #[derive(Debug)]
 pub struct Context {
     /// The host.

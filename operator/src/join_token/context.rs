@@ -1,4 +1,4 @@
-//! What the JoinToken controller works with.
+//! Everything that the JoinToken controller works with.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::metrics::ReconcileMetrics;
 use crate::tenant_client::TenantApis;
 use crate::tenant_slots::Slots;
 
-/// What the JoinToken controller works with.
+/// Everything that the JoinToken controller works with.
 #[derive(Debug)]
 pub struct Context {
     /// The host.

@@ -1,4 +1,4 @@
-//! What the Tenant controller works with.
+//! Everything that the Tenant controller works with.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::metrics::ReconcileMetrics;
 use crate::nats::Nats;
 use crate::tenant::CONTROLLER;
 
-/// What the Tenant controller works with.
+/// Everything that the Tenant controller works with.
 #[derive(Debug)]
 pub struct Context {
     /// The host.

@@ -4,9 +4,39 @@ use petgraph::algo::tarjan_scc;
 use petgraph::graphmap::DiGraphMap;
 
 use super::Graph;
+use crate::Complaints;
 
 /// Files of a cycle that may import each other: a type and the one function that makes it read well as a pair.
 const LARGEST: usize = 2;
+
+/// A cycle of a package: its number of files, and the complaint about it.
+pub(super) struct Cycle {
+    size: usize,
+    description: String,
+}
+
+impl Cycle {
+    /// Describes a cycle of a target.
+    pub(super) fn new(files: &[String], graph: &Graph) -> Self {
+        Self {
+            size: files.len(),
+            description: describe(files, graph),
+        }
+    }
+}
+
+/// Complains about cycles larger than the package's number in docs/layers.txt, and about a number that is too large.
+pub(super) fn check(package: &str, cycles: &[Cycle], known: Option<usize>) -> Complaints {
+    let found = cycles.iter().map(|cycle| cycle.size).max().unwrap_or_default();
+    match known {
+        Some(known) if found == known => Complaints::new(),
+        Some(known) if found < known => vec![match found {
+            0 => format!("{package} has no cycle of more than {LARGEST} files: remove its `cycle` line"),
+            found => format!("the largest cycle of {package} has {found} files: lower {known} in its `cycle` line"),
+        }],
+        _ => cycles.iter().map(|cycle| cycle.description.clone()).collect(),
+    }
+}
 
 /// The cycles of more than [`LARGEST`] files, each sorted by path.
 pub(super) fn find(graph: &Graph) -> Vec<Vec<String>> {
@@ -63,5 +93,18 @@ mod tests {
         let text = describe(&find(&circle)[0], &circle);
         assert!(text.starts_with("3 files import each other"), "{text}");
         assert!(text.ends_with("c -> a: Name"), "{text}");
+    }
+
+    #[test]
+    fn a_known_cycle_may_shrink_and_not_grow() {
+        let circle = graph(&[("a", "b"), ("b", "c"), ("c", "a")]);
+        let cycles: Vec<_> = find(&circle).iter().map(|files| Cycle::new(files, &circle)).collect();
+        assert!(check("x", &cycles, Some(3)).is_empty());
+        assert_eq!(check("x", &cycles, Some(2)).len(), 1, "it grew");
+        assert_eq!(check("x", &cycles, None).len(), 1, "it is new");
+        let lower = "the largest cycle of x has 3 files: lower 4 in its `cycle` line";
+        assert_eq!(check("x", &cycles, Some(4)), [lower]);
+        let gone = "x has no cycle of more than 2 files: remove its `cycle` line";
+        assert_eq!(check("x", &[], Some(4)), [gone]);
     }
 }

@@ -59,6 +59,22 @@ pub(crate) fn parse(text: &str) -> (ModuleLayers, Complaints) {
     (layers, complaints)
 }
 
+/// Reads the `cycle` lines: for each crate the number of files in its largest cycle.
+pub(super) fn read_largest_cycles(root: &Path) -> Result<BTreeMap<String, usize>> {
+    let text = std::fs::read_to_string(root.join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
+    let cycles = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("cycle ")?.split_once(' '));
+    cycles
+        .map(|(package, size)| {
+            let size = size
+                .parse()
+                .with_context(|| format!("{FILE}: the size of the cycle of {package}"))?;
+            Ok((package.to_owned(), size))
+        })
+        .collect()
+}
+
 /// Compares the imports of the code with the file.
 pub(super) fn compare(root: &Path, found: &ModuleLayers) -> Result<Complaints> {
     let text = std::fs::read_to_string(root.join(FILE)).with_context(|| format!("cannot read {FILE}"))?;

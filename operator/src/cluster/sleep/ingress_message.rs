@@ -1,4 +1,4 @@
-//! What the ingress answers to callers while no API runs.
+//! Answers of the ingress to callers while no API runs.
 
 use std::time::Instant;
 
