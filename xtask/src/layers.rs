@@ -1,6 +1,7 @@
-//! Which crate of the workspace may depend on which: `docs/layers.txt` against the manifests.
+//! Compares the dependencies between the crates of the workspace with `docs/layers.txt`.
 //!
-//! One line a crate: `name: dependency …`. A dependency of tests only has `(test)` behind it.
+//! Each line describes a crate: `name: dependency …`. `(test)` follows a dependency that only tests
+//! use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +49,7 @@ fn parse(text: &str) -> (Layers, Complaints) {
         if line.is_empty() {
             continue;
         }
-        // Lines of modules are compared by their own check.
+        // `modules::layers` compares the lines of modules.
         if line.contains("::") {
             continue;
         }
