@@ -1,4 +1,4 @@
-//! Clients of the ingress: who knows a cluster's public name, and pods.
+//! Clients of the ingress: external clients that use a cluster's public name, and pods.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,44 +18,45 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-/// What pods call their API, which is an address and sends no name.
+/// Server name for connections of pods. Pods reach their API by IP address, so they send no SNI.
 pub(crate) const INSIDE: &str = "10.96.0.1";
-/// Addresses that clients come from, in turn: limits for one source are for others to meet.
+/// Number of source addresses, used in rotation, so that no per-source limit of the ingress
+/// applies.
 const SOURCES: u32 = 4096;
-/// How long an answer may take.
+/// Timeout for a connection, a request or a response body.
 const LIMIT: Duration = Duration::from_secs(10);
 const BODY_BYTES: usize = 1024;
 
-/// The way in.
+/// Opens client connections to the ingress.
 pub(crate) struct Door {
-    /// Where the ingress listens.
+    /// Address on which the ingress listens.
     pub(crate) ingress: SocketAddr,
     config: Arc<ClientConfig>,
     next: AtomicU32,
 }
 
-/// A connection of HTTP/2; it ends when it is dropped.
+/// An HTTP/2 connection. Closed when the value is dropped.
 pub(crate) struct Connection {
     sender: SendRequest<Body>,
     name: String,
     _task: JoinSet<()>,
 }
 
-/// What a request came to.
+/// The answer to a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// The control plane at this address answered.
     From(Ipv4Addr),
-    /// The ingress answered.
+    /// The ingress itself answered, with this status.
     Refused(StatusCode),
 }
 
 impl Door {
-    /// Clients that trust what `config` does.
+    /// Creates a client side whose trust comes from `config`.
     pub(crate) fn new(ingress: SocketAddr, config: ClientConfig) -> Self {
         let mut config = config;
         config.alpn_protocols = vec![b"h2".to_vec()];
-        // Each is as good as another machine.
+        // Every connection does a full TLS handshake, as if each client were another machine.
         config.resumption = Resumption::disabled();
         Self {
             ingress,
@@ -64,13 +65,13 @@ impl Door {
         }
     }
 
-    /// Connects to a cluster by its public name, or to what pods reach.
+    /// Connects to a cluster by its public name, or to [`INSIDE`] as a pod.
     pub(crate) async fn connect(&self, name: &str) -> Result<Connection> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.connect_from(source_of(number % SOURCES), name).await
     }
 
-    /// The same from an address.
+    /// Connects like [`Door::connect`], from the given source address.
     pub(crate) async fn connect_from(&self, source: Ipv4Addr, name: &str) -> Result<Connection> {
         within(async {
             let stream = open(source, self.ingress).await?;
@@ -79,7 +80,7 @@ impl Door {
             let stream = connector.connect(server_name, stream).await?;
             let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
             let mut task = JoinSet::new();
-            // An error is heard by whoever asks.
+            // The next request on the connection reports the error.
             task.spawn(async { drop(connection.await) });
             Ok(Connection {
                 sender,
@@ -90,12 +91,12 @@ impl Door {
         .await
     }
 
-    /// Asks once by a public name, on a new connection.
+    /// Sends one request to a public name on a new connection.
     pub(crate) async fn ask(&self, name: &str) -> Result<Answer> {
         self.connect(name).await?.ask(None).await
     }
 
-    /// The first bytes of a connection to a name.
+    /// The TLS ClientHello that a client sends to connect to a name.
     pub(crate) fn hello(&self, name: &str) -> Result<Vec<u8>> {
         let name = ServerName::try_from(name.to_owned())?;
         let mut client = rustls::ClientConnection::new(Arc::clone(&self.config), name)?;
@@ -106,7 +107,8 @@ impl Door {
 }
 
 impl Connection {
-    /// Sends a request, with a pod's token where TLS ends at the ingress.
+    /// Sends a request. A pod's request carries its token, because the ingress terminates TLS for
+    /// pods.
     pub(crate) async fn send(&mut self, path: &str, bearer: Option<&str>) -> Result<Response<Incoming>> {
         let mut request = Request::get(format!("https://{}{path}", self.name));
         if let Some(bearer) = bearer {
@@ -120,7 +122,7 @@ impl Connection {
         .await
     }
 
-    /// Asks who answers.
+    /// Requests the address of the control plane that answers.
     pub(crate) async fn ask(&mut self, bearer: Option<&str>) -> Result<Answer> {
         let response = self.send("/", bearer).await?;
         if response.status() != StatusCode::OK {
@@ -131,7 +133,7 @@ impl Connection {
         Ok(Answer::From(text.parse().context("reading who answered")?))
     }
 
-    /// The same connection for another task.
+    /// Clones the connection for another task.
     pub(crate) fn fork(&self) -> Self {
         Self {
             sender: self.sender.clone(),
@@ -141,7 +143,7 @@ impl Connection {
     }
 }
 
-/// A connection of TCP from an address of this machine.
+/// Opens a TCP connection from a local source address.
 pub(crate) async fn open(source: Ipv4Addr, to: SocketAddr) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((source, 0).into())?;
@@ -150,7 +152,7 @@ pub(crate) async fn open(source: Ipv4Addr, to: SocketAddr) -> Result<TcpStream> 
     Ok(stream)
 }
 
-/// One of the addresses that clients come from.
+/// Source address of the client with this number.
 pub(crate) fn source_of(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 1, 0, 1)) + number)
 }

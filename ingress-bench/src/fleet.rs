@@ -1,4 +1,5 @@
-//! The clusters: what the operator would say of each, and the certificates behind it.
+//! The simulated clusters: the configuration that the operator would publish for each, and its
+//! certificates.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -11,24 +12,25 @@ use crate::sandbox::NETWORK;
 use crate::support::fixtures::{ClusterFixture, Signer, claims, cluster};
 use crate::support::pki::{Ca, Leaf};
 
-/// More have no two addresses each.
+/// Maximum number of clusters: each needs two addresses of the network.
 pub(crate) const MOST: usize = 65_000;
 
-/// All clusters, those that are made later among them.
+/// All clusters, including those that a run creates later.
 pub(crate) struct Fleet {
     /// Signs the CAs of the clusters and of the ingress.
     pub(crate) root: Ca,
     clusters: Vec<ClusterFixture>,
     authorities: Vec<Ca>,
-    /// Clusters by the server names that their API server answers to.
+    /// Cluster index by the server names of its API server.
     names: HashMap<String, usize>,
-    /// Yoke draws a key of this kind for each cluster; one does for all here, because drawing it takes long. Each cluster is
-    /// told of as if it were its own.
+    /// The service account key of all clusters. Yoke generates one RSA key for each cluster. One
+    /// shared key is enough here, because generating a key takes long. Each cluster's configuration
+    /// lists the key as if it were its own.
     signer: Signer,
 }
 
 impl Fleet {
-    /// So many clusters.
+    /// Generates `count` clusters and their CAs.
     pub(crate) fn new(count: usize) -> Self {
         let root = Ca::new("root");
         let signer = Signer::rsa(KeySize::Rsa2048);
@@ -55,21 +57,20 @@ impl Fleet {
         }
     }
 
-    /// A cluster.
     pub(crate) fn cluster(&self, index: usize) -> &ClusterFixture {
         &self.clusters[index]
     }
 
-    /// What a pod of a cluster shows.
+    /// `Authorization` header of a pod of the cluster.
     pub(crate) fn bearer(&self, index: usize) -> String {
         let issuer = &self.clusters[index].config.issuer;
-        // A run may take longer than such a token is valid.
+        // A run may take longer than the default validity of the token.
         let mut claims = claims(issuer, &[issuer], Timestamp::now().as_second());
         claims["exp"] = (Timestamp::now().as_second() + 24 * 3600).into();
         format!("Bearer {}", self.signer.token(&claims))
     }
 
-    /// The cluster whose API server answers to a name.
+    /// The cluster whose API server has this server name.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         self.names.get(name).copied()
     }
@@ -82,15 +83,15 @@ impl Fleet {
     }
 }
 
-/// An identity of which the eight letters that a public name has are this cluster's alone.
+/// A cluster ID whose first eight letters are unique: public names contain only those.
 fn id_of(index: usize) -> String {
     format!("c{index:07}xx")
 }
 
-/// The address of a cluster's control plane, or where it goes when it is moved.
+/// The address of a cluster's control plane, before or after it was moved.
 pub(crate) fn address_of(index: usize, moved: bool) -> Ipv4Addr {
     let first = u32::from(NETWORK) + if moved { 1 << 16 } else { 0 };
-    // The first addresses are the network's and the host's.
+    // The network address and the host's address come first.
     Ipv4Addr::from(first + 2 + u32::try_from(index).unwrap_or_default())
 }
 

@@ -1,4 +1,5 @@
-//! The host's API: a real kube-apiserver with what the operator and Kubernetes write for each cluster.
+//! The host's API: a real kube-apiserver with the objects that the operator and Kubernetes write
+//! for each cluster.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -17,10 +18,10 @@ use yoke_test_support::{Process, free_port};
 use crate::sandbox::HOST;
 use crate::support::fixtures::ClusterFixture;
 
-/// Clusters that are made at the same time where many are.
+/// Number of clusters created concurrently by `create_all`.
 const AT_ONCE: usize = 16;
 
-/// The server and its store, which end with this.
+/// kube-apiserver and its etcd. Both are stopped when this is dropped.
 pub(crate) struct Host {
     client: Client,
     url: String,
@@ -29,7 +30,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Starts both. What is written is not synced: the disk is not what is measured.
+    /// Starts etcd and kube-apiserver. etcd does not fsync: the disk is not measured.
     pub(crate) async fn start(dir: &Path) -> Result<Self> {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let (clients, peers) = (url(free_port()), url(free_port()));
@@ -49,7 +50,7 @@ impl Host {
         );
         let arguments = [
             format!("--advertise-address={HOST}"),
-            // Namespaces matter to nobody here.
+            // The objects are created without their namespaces.
             "--disable-admission-plugins=NamespaceLifecycle".to_owned(),
         ];
         let options = Options {
@@ -65,7 +66,7 @@ impl Host {
         })
     }
 
-    /// Writes by what others reach it.
+    /// Writes the kubeconfig through which the ingress server reaches this API.
     pub(crate) fn write_kubeconfig(&self, path: &Path) -> Result<()> {
         let config = json!({
             "apiVersion": "v1",
@@ -78,14 +79,14 @@ impl Host {
         Ok(std::fs::write(path, config.to_string())?)
     }
 
-    /// Gives the ingress its certificate.
+    /// Creates the Secret with the ingress certificate.
     pub(crate) async fn show(&self, certificate: &Secret) -> Result<()> {
         let secrets = Api::namespaced(self.client.clone(), PKI_NAMESPACE);
         secrets.create(&PostParams::default(), certificate).await?;
         Ok(())
     }
 
-    /// Makes a cluster, of which the control plane runs.
+    /// Creates the objects of a cluster whose control plane runs.
     pub(crate) async fn create(&self, cluster: &ClusterFixture) -> Result<()> {
         let (params, config, slice) = (PostParams::default(), cluster.config_map(), cluster.slice());
         let (configs, slices) = (self.configs(cluster), self.slices(cluster));
@@ -94,13 +95,13 @@ impl Host {
         Ok(())
     }
 
-    /// Makes many.
+    /// Creates the objects of many clusters.
     pub(crate) async fn create_all(&self, clusters: impl Iterator<Item = &ClusterFixture>) -> Result<()> {
         let made = stream::iter(clusters.map(|cluster| self.create(cluster)));
         made.buffer_unordered(AT_ONCE).try_collect().await
     }
 
-    /// The control plane of a cluster runs elsewhere.
+    /// Moves the control plane of a cluster to another address.
     pub(crate) async fn move_to(&self, cluster: &ClusterFixture, address: Ipv4Addr) -> Result<()> {
         let endpoint = json!({"addresses": [address.to_string()], "conditions": {"ready": true}});
         let patch = Patch::Merge(json!({"endpoints": [endpoint]}));
@@ -110,14 +111,14 @@ impl Host {
         Ok(())
     }
 
-    /// A cluster is not routed any more.
+    /// Removes the ingress configuration of a cluster, so that it is no longer routed.
     pub(crate) async fn withdraw(&self, cluster: &ClusterFixture) -> Result<()> {
         let configs = self.configs(cluster);
         configs.delete(INGRESS_CONFIG_MAP, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// Its control plane is gone, too.
+    /// Deletes the EndpointSlice of a cluster.
     pub(crate) async fn clean(&self, cluster: &ClusterFixture) -> Result<()> {
         let name = cluster.slice().metadata.name.unwrap_or_default();
         self.slices(cluster).delete(&name, &DeleteParams::default()).await?;

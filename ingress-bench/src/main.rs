@@ -24,8 +24,8 @@ mod watches;
 
 use clap::Parser as _;
 
-/// Measures the ingress with thousands of clusters. Wants yoke-ingress-xds, envoy, kube-apiserver, etcd, ip, unshare and nice
-/// in PATH.
+/// Measures the ingress with thousands of clusters. Needs yoke-ingress-xds, envoy, kube-apiserver,
+/// etcd, ip, unshare and nice in PATH.
 #[derive(Debug, clap::Parser)]
 #[command(max_term_width = 110, args_conflicts_with_subcommands = true)]
 struct Command {
@@ -35,7 +35,7 @@ struct Command {
     role: Option<Role>,
 }
 
-/// What a process is that the measurement starts.
+/// Roles of the child processes that the benchmark starts.
 #[derive(Debug, clap::Subcommand)]
 enum Role {
     #[command(hide = true)]

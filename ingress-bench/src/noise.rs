@@ -1,4 +1,5 @@
-//! A tenant that takes what it can: a process of its own, so that it takes nothing from who measures.
+//! A noisy tenant that uses all capacity it can get. A separate process, so that its CPU time is
+//! not taken from the measuring process.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -15,27 +16,27 @@ use tokio::task::JoinSet;
 use crate::door::{Answer, Door, INSIDE, open};
 use crate::support::pki::trust;
 
-/// Workers of a noise.
+/// Concurrent workers that open connections.
 const WORKERS: u32 = 64;
-/// Machines that the tenant has.
+/// Source addresses of the tenant: one for each of its machines.
 const MACHINES: u32 = 16;
-/// Requests that each of them has open, on one connection.
+/// Concurrent requests of each machine, all on one connection.
 const STREAMS: u32 = 50;
-/// First byte of a TLS record that goes on with a handshake.
+/// Record type of a TLS handshake record: the first byte of a successful answer.
 const HANDSHAKE: u8 = 22;
-/// A connection of which nothing is heard for so long is given up.
+/// Timeout for one connection attempt.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the tenant does.
+/// The kind of load that the tenant generates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
-    /// Opens connections by its public name, until the first answer.
+    /// Opens connections to the public name and closes each after the first byte of the answer.
     Connections,
-    /// Sends requests with a token.
+    /// Sends requests with a pod's token.
     Requests,
 }
 
-/// What the process is told.
+/// Arguments of the noise process.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     #[arg(long)]
@@ -48,23 +49,24 @@ pub(crate) struct Args {
     bearer: String,
     #[arg(long)]
     root: PathBuf,
-    /// Before anything is counted: by then it has had what the limits let through at once.
+    /// Seconds before counting starts. By then the tenant has used up the burst that the limits
+    /// allow.
     #[arg(long)]
     lead: f64,
     #[arg(long)]
     seconds: f64,
 }
 
-/// What became of it, each second.
+/// The load of the noisy tenant, per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Made {
-    /// Connections or requests.
+    /// Connections or requests that were attempted.
     pub(crate) tried: f64,
-    /// Those that reached its control plane.
+    /// Attempts that reached the tenant's control plane.
     pub(crate) passed: f64,
 }
 
-/// Makes noise.
+/// Generates the load, and prints the attempts and successes per second.
 pub(crate) async fn make(args: Args) -> Result<()> {
     let length = Duration::from_secs_f64(args.seconds);
     let door = Arc::new(Door::new(args.ingress, trust(&std::fs::read_to_string(&args.root)?)));
@@ -126,18 +128,19 @@ fn machine(worker: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 2, 0, 1)) + worker % MACHINES)
 }
 
-/// Opens a connection; whether the far end begins TLS.
+/// Opens a connection. Returns whether the server started the TLS handshake.
 async fn knock(source: Ipv4Addr, ingress: SocketAddr, hello: &[u8]) -> Result<bool> {
     let mut stream = open(source, ingress).await?;
     stream.write_all(hello).await?;
     Ok(stream.read_u8().await? == HANDSHAKE)
 }
 
-/// The process; it ends when this is dropped.
+/// The noise process. Killed when this is dropped.
 pub(crate) struct Noise(Child);
 
 impl Noise {
-    /// Starts it, where others go first on the processor. It has `lead` before what it does is counted for `length`.
+    /// Starts the process with a lower CPU priority than the measured ones. Counting starts after
+    /// `lead` and lasts for `length`.
     pub(crate) fn start(
         kind: Kind,
         ingress: SocketAddr,
@@ -164,7 +167,7 @@ impl Noise {
         Ok(Self(child.context("starting a noisy tenant")?))
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits, and returns its counts.
     pub(crate) async fn end(self) -> Result<Made> {
         let output = self.0.wait_with_output().await?;
         ensure!(output.status.success(), "the noisy tenant ended with {}", output.status);

@@ -1,4 +1,4 @@
-//! What is measured, a function each.
+//! The measured phases, one function each.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
@@ -21,54 +21,56 @@ use crate::table::{Of, Table, Times};
 use crate::usage::Used;
 use crate::watches::Watches;
 
-/// Clusters of Envoy's own: what it asks, and its own page.
+/// Envoy clusters from the bootstrap configuration: xDS and the services that Envoy calls, and its
+/// admin page.
 const OWN_CLUSTERS: usize = 4;
-/// How long a change may take before it counts as failed.
+/// Timeout for a change to take effect. A change that takes longer counts as failed.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks at what is not there yet.
+/// Interval between two attempts to observe a change.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Between two looks at all that Envoy has.
+/// Interval between two reads of Envoy's cluster statistics.
 const LOOK: Duration = Duration::from_millis(100);
-/// Work at the same time where nobody measures.
+/// Concurrency of work that is not measured.
 const AT_ONCE: usize = 16;
-/// How long processes are left alone before their memory is looked at. Envoy itself looks every 5 s.
+/// Idle time before the memory of the processes is read. Envoy itself updates its memory statistics
+/// every 5 s.
 const REST: Duration = Duration::from_secs(10);
-/// Clusters that are asked for after a restart, at most.
+/// Maximum number of clusters that are checked after a restart.
 const ROUTES: usize = 1000;
-/// Requests in each chain.
+/// Number of requests for each of the two compared routes.
 const REQUESTS: usize = 2000;
-/// Pace of a tenant whose neighbour is noisy.
+/// Request interval of the tenant that is measured beside a noisy one.
 const PACE: Duration = Duration::from_millis(10);
-/// What a noise has before it is measured beside it: it takes seconds to spend what the limits let through at once.
+/// Lead time of a noise before the measurement: it takes seconds to use up the burst that the
+/// limits allow.
 const LEAD: Duration = Duration::from_secs(10);
 
-/// What is measured, in one place.
+/// Everything that the phases measure or use.
 pub(crate) struct Stage {
-    /// All clusters, of which the first `count` are on the host.
+    /// All clusters. The first `count` exist on the host from the start.
     pub(crate) fleet: Arc<Fleet>,
     /// Clusters on the host.
     pub(crate) count: usize,
     /// The host's API.
     pub(crate) host: Host,
-    /// The process that leads Envoy.
+    /// The xDS server that configures Envoy.
     pub(crate) server: Server,
-    /// The real one.
     pub(crate) envoy: Envoy,
-    /// The way in.
+    /// The clients' side of the ingress.
     pub(crate) door: Door,
 }
 
-/// What both processes use.
+/// Resource usage of Envoy and of the xDS server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usage {
     envoy: Used,
     server: Used,
-    /// What Envoy says that it has allocated, in KiB.
+    /// Memory that Envoy reports as allocated, in KiB.
     allocated: f64,
 }
 
 impl Stage {
-    /// What both use after a rest.
+    /// Resource usage of both processes after an idle time.
     pub(crate) async fn usage_at_rest(&self) -> Result<Usage> {
         tokio::time::sleep(REST).await;
         self.usage().await
@@ -82,12 +84,12 @@ impl Stage {
         })
     }
 
-    /// Waits until Envoy has all clusters and can use them.
+    /// Waits until Envoy has all clusters and none is warming.
     async fn wait_complete(&self) {
-        // One for each name.
+        // One Envoy cluster for each name.
         let expected = u64::try_from(OWN_CLUSTERS + self.count).unwrap_or_default();
         let complete = async || {
-            // A look takes time of Envoy's, too.
+            // Reading the statistics uses CPU time of Envoy, too.
             tokio::time::sleep(LOOK).await;
             let active = self.envoy.try_stat("cluster_manager.active_clusters").await?;
             let warming = self.envoy.try_stat("cluster_manager.warming_clusters").await?;
@@ -96,7 +98,7 @@ impl Stage {
         eventually("Envoy has all clusters", PATIENCE, complete).await;
     }
 
-    /// Bytes that Envoy has got by xDS, with what HTTP/2 puts around them.
+    /// Bytes that Envoy has received through xDS, including the HTTP/2 framing.
     async fn received(&self) -> f64 {
         self.envoy.stat("cluster.xds.upstream_cx_rx_bytes_total").await as f64
     }
@@ -105,7 +107,8 @@ impl Stage {
         Probe { stage: self, pod: None }
     }
 
-    /// Clusters that do not answer where they should, of those that are on the host and not moved.
+    /// Number of clusters that do not answer through the ingress, from `first` on. Only clusters
+    /// that exist on the host and were not moved are checked.
     async fn lost(&self, first: usize) -> usize {
         let some = (first..self.count).take(ROUTES);
         let asked = stream::iter(some).map(|index| async move {
@@ -119,15 +122,16 @@ impl Stage {
     }
 }
 
-/// Asks for a cluster by both ways until the answers are as expected.
+/// Requests a cluster by its public name and as a pod until both answers are as expected.
 struct Probe<'a> {
     stage: &'a Stage,
-    /// A pod's connection, kept over its requests.
+    /// A pod's connection, reused for all its requests.
     pod: Option<Connection>,
 }
 
 impl Probe<'_> {
-    /// Until the control plane at `expected` answers both ways, or none any more.
+    /// Waits until both routes reach the control plane at `expected`, or, for `None`, until neither
+    /// reaches one.
     async fn wait(&mut self, index: usize, bearer: &str, expected: Option<Ipv4Addr>) {
         let name = self.stage.fleet.cluster(index).public_name();
         while self.stage.door.ask(&name).await.ok() != expected.map(Answer::From) {
@@ -152,7 +156,8 @@ impl Probe<'_> {
         Ok(answer)
     }
 
-    /// Changes something on the host, and times the host's answer and the ingress's.
+    /// Makes a change on the host. Records when the host's API answered, and when the ingress
+    /// followed.
     async fn time(
         &mut self,
         change: impl Future<Output = Result<()>>,
@@ -180,7 +185,7 @@ impl Probe<'_> {
     }
 }
 
-/// Makes all clusters.
+/// Creates all clusters, and measures time, CPU time and memory.
 pub(crate) async fn feed(stage: &Stage, table: &mut Table) -> Result<()> {
     let before = stage.usage_at_rest().await?;
     let begun = Instant::now();
@@ -230,7 +235,7 @@ pub(crate) async fn feed(stage: &Stage, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// Moves control planes, makes clusters and removes them, one at a time.
+/// Moves control planes, then creates clusters and removes them, one at a time.
 pub(crate) async fn change(stage: &Stage, watches: &Watches, changes: usize, table: &mut Table) -> Result<()> {
     let (mut told, mut seen) = (Times::default(), Times::default());
     let mut probe = stage.probe();
@@ -277,10 +282,10 @@ pub(crate) async fn change(stage: &Stage, watches: &Watches, changes: usize, tab
     Ok(())
 }
 
-/// Goes on with moves, many at a time, and waits until all is followed.
+/// Continues with moves, many at a time, and waits until the ingress has followed all of them.
 pub(crate) async fn churn(stage: &Stage, watches: &Watches, moves: Range<usize>) -> Result<()> {
     let (first, end) = (watches.count(), stage.count);
-    // No control plane is moved twice at a time.
+    // Each batch moves a control plane at most once.
     for begin in moves.clone().step_by(end - first) {
         let turn = begin..moves.end.min(begin + end - first);
         let moved = stream::iter(turn.clone()).map(|number| async move {
@@ -304,7 +309,8 @@ pub(crate) async fn churn(stage: &Stage, watches: &Watches, moves: Range<usize>)
     Ok(())
 }
 
-/// Which control plane a move is of, from `first` to `end`, and whether it goes to its other address or comes back.
+/// The control plane of a move, from `first` to `end`, and whether it moves to its second address
+/// or returns to its first.
 fn move_of(number: usize, first: usize, end: usize) -> (usize, bool) {
     let others = end - first;
     (first + number % others, (number / others).is_multiple_of(2))
@@ -340,7 +346,7 @@ pub(crate) async fn restart_server(stage: &mut Stage, watches: &Watches, table: 
     Ok(())
 }
 
-/// Starts Envoy anew.
+/// Kills Envoy and starts it again.
 pub(crate) async fn restart_envoy(stage: &mut Stage, root: &Path, table: &mut Table) -> Result<()> {
     let before = stage.usage().await?;
     stage.envoy.kill().await;
@@ -366,13 +372,15 @@ pub(crate) async fn restart_envoy(stage: &mut Stage, root: &Path, table: &mut Ta
     Ok(())
 }
 
-/// Starts one as the chart does, but for room for more than the chart's memory limit.
+/// Starts Envoy as the chart does, but with a higher heap limit than the chart's memory limit
+/// allows.
 pub(crate) async fn start_envoy(server: &Server) -> Envoy {
     let room = [("@MAX_HEAP_BYTES@", "8000000000")];
     Envoy::start_workers(2, server.address, &server.client_leaf(), &server.ca.pem, &room).await
 }
 
-/// Compares the two ways that a request can take.
+/// Compares the two routes of a request: TLS passthrough by name, and TLS terminated at the
+/// ingress.
 pub(crate) async fn compare(stage: &Stage, table: &mut Table) -> Result<()> {
     let index = stage.count - 1;
     let bearer = stage.fleet.bearer(index);
@@ -385,7 +393,7 @@ pub(crate) async fn compare(stage: &Stage, table: &mut Table) -> Result<()> {
         let between = Instant::now();
         let led = pod.ask(Some(&bearer)).await?;
         anyhow::ensure!(straight == led, "{straight:?} by name, {led:?} by token");
-        // The first ones open connections behind the ingress.
+        // The first requests open connections from the ingress to the control plane.
         if number >= REQUESTS / 10 {
             passed.add(between - begun);
             ended.add(between.elapsed());
@@ -398,7 +406,7 @@ pub(crate) async fn compare(stage: &Stage, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// A tenant's times beside a neighbour that does nothing, opens connections, and sends requests.
+/// Measures a tenant beside a neighbor that is idle, opens connections, or sends requests.
 pub(crate) async fn disturb(
     stage: &Stage,
     root: &Path,
@@ -448,13 +456,14 @@ pub(crate) async fn disturb(
     Ok(())
 }
 
-/// A tenant with one pod that asks again and again, and somebody who connects each time.
+/// Sends requests of one tenant: from a pod on one connection, and from a client that connects each
+/// time.
 async fn meet(stage: &Stage, index: usize, length: Duration, [requests, connections]: &mut [Times; 2]) {
     let (name, bearer) = (stage.fleet.cluster(index).public_name(), stage.fleet.bearer(index));
     let mut probe = stage.probe();
     let (mut tick, begun) = (tokio::time::interval(PACE), Instant::now());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The connection is open before.
+    // Opens the pod's connection before the measurement.
     probe.ask_as_pod(&bearer).await.ok();
     while begun.elapsed() < length {
         tick.tick().await;

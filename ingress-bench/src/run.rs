@@ -1,4 +1,4 @@
-//! The order of a run.
+//! The order of the phases in a run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,27 +16,29 @@ use crate::table::Table;
 use crate::tenants;
 use crate::watches::Watches;
 
-/// Watches that are open all the while, at most; and the share of clusters that have one.
+/// Maximum number of open watches, and the divisor of the cluster count: one in so many clusters
+/// has a watch.
 const WATCHES: (usize, usize) = (200, 4);
-/// Kinds of changes that are timed.
+/// Kinds of changes that are measured.
 const KINDS: usize = 3;
 
-/// What a run is told.
+/// Arguments of a run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Clusters that the ingress has.
+    /// Number of clusters.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = number(8))]
     pub(crate) clusters: u64,
-    /// Endpoint changes that are timed, and as many new clusters and removals.
+    /// Number of measured endpoint changes. As many clusters are created and removed.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = number(1))]
     changes: u64,
-    /// Changes while watches are open, in all; what is left of them is not timed.
+    /// Total number of changes while watches are open. Changes beyond the measured ones are not
+    /// timed.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     all_changes: usize,
-    /// How often a tenant is measured beside a noisy one.
+    /// Number of rounds in which a tenant is measured beside a noisy one.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// How long each of these takes.
+    /// Duration of each of these rounds.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     seconds: f64,
 }
@@ -45,7 +47,6 @@ fn number(least: u64) -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(least..=MOST as u64 / 2)
 }
 
-/// Measures everything, and prints the table.
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let [count, changes] = [args.clusters, args.changes].map(usize::try_from);
     let (count, changes) = (count?, changes?);

@@ -12,11 +12,11 @@ use crate::support::fixtures::BASE_DOMAIN;
 use crate::support::pki::{Ca, Leaf, write_secret};
 use crate::support::{CLIENT_NAME, PATIENCE, SERVER_NAME, eventually, loopback};
 
-/// The process, and what it is started with.
+/// The process and its arguments.
 pub(crate) struct Server {
-    /// Where Envoy reaches it.
+    /// Address of the xDS port.
     pub(crate) address: SocketAddr,
-    /// Signs both sides' certificates.
+    /// Signs the certificates of the server and of Envoy.
     pub(crate) ca: Ca,
     metrics: SocketAddr,
     dir: PathBuf,
@@ -25,7 +25,6 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it.
     pub(crate) async fn start(dir: &Path, kubeconfig: &Path) -> Result<Self> {
         let ca = Ca::new("yoke-system");
         let tls = dir.join("xds-tls");
@@ -53,17 +52,17 @@ impl Server {
         Ok(server)
     }
 
-    /// What Envoy shows it.
+    /// Client certificate that Envoy presents to the server.
     pub(crate) fn client_leaf(&self) -> Leaf {
         self.ca.leaf("envoy", &[CLIENT_NAME])
     }
 
-    /// Kills it.
     pub(crate) fn kill(&mut self) {
         self.process = None;
     }
 
-    /// Starts it and waits until it has read the host. Answers how long that took.
+    /// Starts the process and waits until it is ready, which means that it has read the host.
+    /// Returns how long that took.
     pub(crate) async fn begin(&mut self) -> Duration {
         self.process = Some(Process::spawn(&self.dir, "yoke-ingress-xds", &self.arguments));
         let ready = async || {
@@ -73,12 +72,11 @@ impl Server {
         eventually("yoke-ingress-xds is ready", PATIENCE, ready).await.1
     }
 
-    /// Its process id.
     pub(crate) fn id(&self) -> Result<u32> {
         Ok(self.process.as_ref().context("the server does not run")?.id())
     }
 
-    /// One number of its metrics; 0 if it was never counted.
+    /// Value of a metric; 0 if the server does not report it yet.
     pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
         let page = get(self.metrics, "/metrics").await?;
         find(&page, name)

@@ -1,8 +1,8 @@
-//! The table: what was measured, beside what is aimed at.
+//! The result table: measured values beside their targets.
 
 use std::time::Duration;
 
-/// How long each of many took.
+/// Durations of many operations of one kind.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Times {
     /// In milliseconds.
@@ -11,22 +11,20 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// One more.
     pub(crate) fn add(&mut self, time: Duration) {
         self.taken.push(time.as_secs_f64() * 1000.0);
     }
 
-    /// One more that came to nothing.
+    /// Counts an operation that failed.
     pub(crate) fn fail(&mut self) {
         self.failed += 1;
     }
 
-    /// How many came to nothing.
     pub(crate) fn failed(&self) -> usize {
         self.failed
     }
 
-    /// The time, in milliseconds, within which a share of those took that came to something.
+    /// The quantile of the successful durations, in milliseconds.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.taken.clone();
         sorted.sort_by(f64::total_cmp);
@@ -36,7 +34,7 @@ impl Times {
     }
 }
 
-/// What a number may be at most.
+/// The upper limit of a value, and the value that was measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Target {
     limit: f64,
@@ -46,18 +44,17 @@ struct Target {
 }
 
 impl Target {
-    /// Nothing that failed, and nothing that is no number, meets a target.
+    /// A failed operation or a NaN misses the target.
     fn is_met(self) -> bool {
         self.failed == 0 && self.measured <= self.limit
     }
 }
 
-/// Which of many times the target is for.
+/// The quantile that a target limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Of {
     /// The 99th percentile.
     P99,
-    /// The longest.
     Longest,
 }
 
@@ -68,27 +65,27 @@ struct Row {
     target: Option<(Target, &'static str)>,
 }
 
-/// All rows, in the order in which they came.
+/// All rows, in the order in which they were added.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
 }
 
 impl Table {
-    /// Words.
+    /// Adds a row of free text.
     pub(crate) fn say(&mut self, what: &str, measured: String) {
         self.push(what, measured, None);
     }
 
-    /// One number, with what it may be at most.
+    /// Adds a row with one number and its upper limit.
     pub(crate) fn number(&mut self, what: &str, value: f64, unit: &'static str, limit: Option<f64>) {
         self.numbers(what, &[value], unit, limit);
     }
 
-    /// Numbers of which none may be more.
+    /// Adds a row with several numbers. The limit applies to each of them.
     pub(crate) fn numbers(&mut self, what: &str, values: &[f64], unit: &'static str, limit: Option<f64>) {
         let shown: Vec<_> = values.iter().map(|value| to_text(*value)).collect();
-        // NaN stays, so that it meets nothing.
+        // A NaN wins over all numbers, so that the target is missed.
         let more = |most: f64, value: f64| if most.is_nan() || value <= most { most } else { value };
         let most = values.iter().copied().fold(f64::MIN, more);
         let target = limit.map(|limit| Target {
@@ -109,7 +106,7 @@ impl Table {
         );
     }
 
-    /// Many times, with what one of them may be at most, in milliseconds.
+    /// Adds a row of durations, with an upper limit for one quantile in milliseconds.
     pub(crate) fn times(&mut self, what: &str, times: &Times, limit: Option<(Of, f64)>) {
         let [median, p99, longest] = [0.5, 0.99, 1.0].map(|share| times.quantile(share));
         let mut measured = format!(
@@ -169,7 +166,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// A number with as many digits as say something.
+/// A number with a sensible count of digits.
 fn to_text(value: f64) -> String {
     let digits = match value.abs() {
         size if size == size.round() => 0,

@@ -1,4 +1,5 @@
-//! The control planes: one server that listens at all their addresses, with each cluster's own certificate.
+//! The control planes: one server that listens on all their addresses, with a certificate for each
+//! cluster.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -22,14 +23,14 @@ use yoke_api::names::API_PORT;
 
 use crate::fleet::Fleet;
 
-/// Path of an answer that never ends and says something every now and then.
+/// Path of a response that never ends and sends an event every `PACE`.
 pub(crate) const WATCH: &str = "/watch";
 const PACE: Duration = Duration::from_millis(500);
 
-/// Configurations of TLS by cluster, each made when it is needed.
+/// TLS configuration by cluster index, created on first use.
 type Configs = Mutex<HashMap<usize, Arc<ServerConfig>>>;
 
-/// Serves all of them until the process ends.
+/// Serves all control planes until the process exits.
 pub(crate) async fn serve(fleet: Arc<Fleet>) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", API_PORT))
         .await
@@ -38,7 +39,7 @@ pub(crate) async fn serve(fleet: Arc<Fleet>) -> Result<()> {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let (fleet, configs) = (Arc::clone(&fleet), Arc::clone(&configs));
-            // An error is a client that went away.
+            // An error means that the client disconnected.
             tokio::spawn(async move { converse(stream, &fleet, &configs).await.ok() });
         }
     });
@@ -72,7 +73,7 @@ fn to_config(fleet: &Fleet, configs: &Configs, index: usize) -> Arc<ServerConfig
     Arc::clone(made)
 }
 
-/// Says at which address it was reached.
+/// Answers with the address on which the request arrived.
 fn answer(own: IpAddr, request: &Request<Incoming>) -> Response<Body> {
     if request.uri().path() != WATCH {
         return Response::new(Body::from(own.to_string()));

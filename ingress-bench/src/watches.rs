@@ -1,4 +1,4 @@
-//! Watches that are open all the while.
+//! Watches that stay open during all phases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,17 +14,18 @@ use crate::door::{Connection, Door, INSIDE};
 use crate::fleet::Fleet;
 use crate::tenants::WATCH;
 
-/// A watch of which nothing is heard for so long is as good as cut; events come twice a second.
+/// Timeout after which a silent watch counts as cut. Events arrive twice a second.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Watches, each on a connection of its own; they end when this is dropped.
+/// Watches, each on its own connection. Closed when this is dropped.
 pub(crate) struct Watches {
     cut: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
 }
 
 impl Watches {
-    /// Opens one of each of the first `count` clusters: by its public name, and the next one's by a pod.
+    /// Opens a watch on each of the first `count` clusters, alternately by the public name and as a
+    /// pod.
     pub(crate) async fn open(door: &Door, fleet: &Fleet, count: usize) -> Result<Self> {
         let mut watches = Self {
             cut: Arc::default(),
@@ -48,19 +49,19 @@ impl Watches {
         Ok(watches)
     }
 
-    /// How many there are.
+    /// Number of watches that were opened.
     pub(crate) fn count(&self) -> usize {
         self.tasks.len()
     }
 
-    /// How many were cut so far.
+    /// Number of watches that were cut so far.
     pub(crate) async fn cut(&self) -> usize {
         tokio::time::sleep(SILENCE).await;
         self.cut.load(Ordering::Relaxed)
     }
 }
 
-/// Listens until it is cut.
+/// Reads events until the watch is cut.
 async fn follow(_connection: Connection, body: Body) {
     let mut events = body.into_data_stream();
     while let Ok(Some(Ok(_))) = tokio::time::timeout(SILENCE, events.next()).await {}

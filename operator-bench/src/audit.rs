@@ -1,4 +1,4 @@
-//! The operator's requests, as the host API's audit log has them.
+//! Counts the operator's requests from the host API's audit log.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// Verbs that change nothing.
+/// Verbs that do not change anything.
 const READS: [&str; 3] = ["get", "list", "watch"];
 
-/// Requests by verb and kind.
+/// Number of requests by verb and resource.
 pub(crate) type Requests = BTreeMap<String, u64>;
 
-/// The log from a moment on.
+/// The part of the audit log that is written after a moment.
 pub(crate) struct Audit {
     path: PathBuf,
     begin: u64,
 }
 
 impl Audit {
-    /// From now on.
+    /// Starts at the current end of the log.
     pub(crate) fn begin(path: &Path) -> Result<Self> {
-        // There is no file before the first request.
+        // The file does not exist before the first request.
         let begin = std::fs::metadata(path).map_or(0, |meta| meta.len());
         Ok(Self {
             path: path.to_owned(),
@@ -30,7 +30,7 @@ impl Audit {
         })
     }
 
-    /// What was asked for since, reads and writes.
+    /// Counts the requests since then: reads, and writes.
     pub(crate) fn count(&self) -> Result<(Requests, Requests)> {
         let mut file = std::fs::File::open(&self.path).context("opening the host's audit log")?;
         file.seek(SeekFrom::Start(self.begin))?;
@@ -40,7 +40,7 @@ impl Audit {
 
 fn count(lines: impl Iterator<Item = String>) -> Result<(Requests, Requests)> {
     let (mut reads, mut writes) = (Requests::new(), Requests::new());
-    // The last line may be one that is being written.
+    // The last line may be incomplete because the API server is still writing it.
     for event in lines.filter_map(|line| serde_json::from_str::<Value>(&line).ok()) {
         let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let (verb, resource, part) = (
@@ -55,7 +55,7 @@ fn count(lines: impl Iterator<Item = String>) -> Result<(Requests, Requests)> {
     Ok((reads, writes))
 }
 
-/// In a few words: how many, and of what.
+/// The total number of requests, and the number of each kind.
 pub(crate) fn describe(requests: &Requests) -> String {
     let all: u64 = requests.values().sum();
     let kinds: Vec<_> = requests.iter().map(|(what, count)| format!("{count} {what}")).collect();

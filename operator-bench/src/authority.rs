@@ -1,4 +1,4 @@
-//! Certificates as cert-manager issues them, with keys of a pool.
+//! Issues certificates in place of cert-manager, with keys from a pool.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,23 +12,23 @@ use yoke_operator::cluster::resources::secrets::Data;
 use yoke_pki::cert_manager::{Certificate, Usage};
 use yoke_pki::plan::{ROOT, SELF_SIGNED_ISSUER};
 
-/// cert-manager draws a key for each certificate.
+/// Number of keys in the pool. cert-manager generates a key for each certificate.
 const KEYS: usize = 64;
 
-/// Issues them.
+/// The certificate authority with its key pool.
 pub(crate) struct Authority {
     keys: Vec<(KeyPair, String)>,
     next: AtomicUsize,
     params: CertificateParams,
-    /// The root, PEM.
+    /// The root certificate as PEM.
     pub(crate) root: String,
 }
 
-/// What was issued of one Cluster, by the name of the Secret.
+/// Certificates of one Cluster, by the name of their Secret.
 pub(crate) type Issued = BTreeMap<String, Data>;
 
 impl Authority {
-    /// A root, and the pool.
+    /// Generates the keys and the root certificate.
     pub(crate) fn new() -> Result<Self> {
         let mut keys = Vec::new();
         for _ in 0..KEYS {
@@ -46,12 +46,12 @@ impl Authority {
         })
     }
 
-    /// The root as cert-manager keeps it.
+    /// The data of the root Secret, as cert-manager stores it.
     pub(crate) fn root_data(&self) -> Data {
         to_data(&self.root, &self.keys[0].1, &self.root)
     }
 
-    /// Issues what is asked for, CAs first.
+    /// Issues the requested certificates. A CA must come before the certificates that it issues.
     pub(crate) fn issue(&self, asked: &[Certificate]) -> Result<Issued> {
         let mut authorities = BTreeMap::new();
         let mut issued = Issued::new();

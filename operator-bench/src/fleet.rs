@@ -1,4 +1,4 @@
-//! The Clusters: who they are, and what makes them settled.
+//! Generates the Clusters, each as if the operator had already reconciled it.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -26,38 +26,39 @@ use crate::authority::Authority;
 use crate::objects::{self, Settled};
 use crate::stored::{Stored, draw_uid};
 
-/// Addresses of Services.
+/// Service network of the host.
 pub(crate) const SERVICES: &str = "127.96.0.0/16";
-/// More have no address of their own.
+/// Maximum number of Clusters: each needs its own address.
 pub(crate) const MOST: u64 = 60_000;
 const TENANTS: usize = 10;
-/// NATS reserves some times as much, and is let reserve ten terabytes.
+/// Storage of one Cluster. NATS reserves a multiple of it, and is configured to reserve ten
+/// terabytes at most.
 const QUOTA: &str = "16Mi";
-/// How often NATS is asked for streams, and how long is waited between.
+/// Attempts to create the streams, and the pause between two attempts.
 const TRIES: usize = 5;
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// All that Clusters have in common.
+/// State that all Clusters share.
 pub(crate) struct Fleet {
     pub(crate) config: Config,
     pub(crate) authority: Authority,
     tenants: Vec<Tenant>,
     nats_ca: String,
-    /// Drawing one takes long.
+    /// Shared, because generating a key takes long.
     service_account: ServiceAccountKey,
     awake: usize,
     every: usize,
 }
 
-/// What one Cluster consists of.
+/// The stored objects and the API server of one Cluster.
 pub(crate) struct Member {
     pub(crate) objects: Vec<Stored>,
-    /// The name by which its API is verified, and what it shows, if it is awake.
+    /// Server name and serving certificate of the API, if the Cluster is awake.
     pub(crate) serving: Option<(String, secrets::Leaf)>,
 }
 
 impl Fleet {
-    /// So many Clusters, of which some are awake, spread over all.
+    /// Plans `clusters` Clusters. The `awake` ones are spread evenly over all of them.
     pub(crate) fn new(config: Config, nats_ca: String, clusters: usize, awake: usize) -> Result<Self> {
         let quota = TenantQuota {
             clusters: i32::try_from(clusters)?,
@@ -82,12 +83,11 @@ impl Fleet {
         })
     }
 
-    /// The Tenants.
     pub(crate) fn tenants(&self) -> &[Tenant] {
         &self.tenants
     }
 
-    /// How many of the first so many Clusters are awake.
+    /// Number of awake Clusters among the first `clusters`.
     pub(crate) fn count_awake(&self, clusters: usize) -> usize {
         (0..clusters).filter(|number| self.is_awake(*number)).count()
     }
@@ -96,7 +96,7 @@ impl Fleet {
         self.awake > 0 && number.is_multiple_of(self.every) && number / self.every < self.awake
     }
 
-    /// Draws a Cluster, and gives NATS its account and streams.
+    /// Generates a Cluster, and creates its account and streams in NATS.
     pub(crate) async fn settle(&self, nats: &Nats, number: usize) -> Result<Member> {
         let is_asleep = !self.is_awake(number);
         let tenant = &self.tenants[number % TENANTS];
@@ -154,7 +154,8 @@ impl Fleet {
     }
 }
 
-/// Makes streams as the operator does: again, where NATS is too busy to answer in time.
+/// Creates streams as the operator does: with another attempt if NATS is too busy to answer in
+/// time.
 async fn ensure_streams(nats: &Nats, id: &ClusterId, account: &Account) -> Result<()> {
     let mut tries = 0;
     loop {
@@ -190,7 +191,7 @@ fn build_cluster(number: usize, tenant: &Tenant, is_asleep: bool) -> Cluster {
     cluster
 }
 
-/// The address of a Cluster's Service; the first ones are the host's own.
+/// The address of a Cluster's Service. The host uses the first addresses.
 fn address_of(number: usize) -> Ipv4Addr {
     let first = u32::from(Ipv4Addr::new(127, 96, 1, 0));
     Ipv4Addr::from(first + u32::try_from(number).unwrap_or_default())

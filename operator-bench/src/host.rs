@@ -1,4 +1,4 @@
-//! The host's API: a real kube-apiserver with its audit log, on etcd.
+//! The host's API: a real kube-apiserver with an audit log, on etcd.
 
 use std::path::{Path, PathBuf};
 
@@ -20,13 +20,13 @@ use crate::fleet::SERVICES;
 use crate::sandbox::HOST;
 use crate::store::Store;
 
-/// As whom the operator comes.
+/// User name under which the operator authenticates.
 const USER: &str = "yoke-operator";
 const TOKEN: &str = "operator";
-/// The audit log has no other file: it is read from its beginning.
+/// Large enough that the audit log is never rotated: the benchmark reads it from its beginning.
 const LOG_MEGABYTES: u32 = 4096;
 
-/// The server and its store, which end with this.
+/// kube-apiserver and its etcd. Both are stopped when this is dropped.
 pub(crate) struct Host {
     pub(crate) client: Client,
     pub(crate) store: Store,
@@ -37,7 +37,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Starts both. What is written is not synced: the disk is not what is measured.
+    /// Starts etcd and kube-apiserver. etcd does not fsync: the disk is not measured.
     pub(crate) async fn start(dir: &Path) -> Result<Self> {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let (clients, peers) = (url(free_port()), url(free_port()));
@@ -68,7 +68,8 @@ impl Host {
         let options = Options {
             users: &[(TOKEN, USER)],
             arguments: &arguments,
-            // Its memory is not what is measured, and ten thousand Clusters take much.
+            // The memory of kube-apiserver is not measured, and ten thousand Clusters need a lot of
+            // it.
             environment: &[("GOGC", "50")],
             ..Options::new(&clients)
         };
@@ -87,7 +88,7 @@ impl Host {
         Ok(host)
     }
 
-    /// What the chart and cert-manager bring.
+    /// Creates the objects that the chart and cert-manager would install.
     async fn prepare(&self) -> Result<()> {
         let kinds = [
             ("certificates", "Certificate"),
@@ -109,7 +110,7 @@ impl Host {
         create(&Api::<ClusterRoleBinding>::all(self.client.clone()), binding).await
     }
 
-    /// Keeps the root certificate where cert-manager does.
+    /// Stores the root certificate in the Secret in which cert-manager stores it.
     pub(crate) async fn keep_root(&self, data: Data) -> Result<()> {
         let texts = data
             .into_iter()
@@ -141,8 +142,9 @@ fn build_crd(plural: &str, kind: &str) -> Value {
     })
 }
 
-/// What the operator asks for, and nobody else, once for each request, a watch when it begins; but for its Lease, which it renews
-/// every two seconds.
+/// Audit policy: one event for each request of the operator, a watch when it starts. Requests of
+/// other clients are left out, and so are those for the operator's Lease, which it renews every two
+/// seconds.
 fn build_policy() -> Value {
     json!({
         "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],

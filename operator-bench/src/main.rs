@@ -5,13 +5,21 @@
 //!   └──── authority: certificates        └─▶ audit           └─▶ usage ─▶ table       └─▶ nats: nats-server
 //! ```
 //!
-//! Real are kube-apiserver with Yoke's CRDs, etcd, nats-server with an account and streams for each Cluster, and the operator
-//! as a process. What a settled Cluster consists of is built by the operator's own code and put into etcd as kube-apiserver
-//! would have stored it, because no machine makes ten thousand of them in minutes. So are simulated: the work of the operator
-//! before the Clusters were settled; cert-manager, whose certificates one process issues with a pool of keys; the controllers of
-//! Kubernetes and kubelets, whose words stand in the statuses of StatefulSets and Pods; and the APIs of the Clusters that are
-//! awake, which are one server that keeps what it is given. No store runs, so machines are not watched for loss. Everything is
-//! in a network namespace of its own (`sandbox`).
+//! Real parts are kube-apiserver with Yoke's CRDs, etcd, nats-server with an account and streams
+//! for each Cluster, and the operator as a process. The operator's own code builds the objects of a
+//! settled Cluster. The benchmark writes them into etcd as kube-apiserver would have stored them,
+//! because a machine cannot create ten thousand Clusters in minutes.
+//!
+//! Simulated parts are:
+//!
+//! - the work of the operator before the Clusters were settled
+//! - cert-manager: one process issues the certificates with a pool of keys
+//! - the controllers of Kubernetes and the kubelets: the statuses of StatefulSets and Pods contain
+//!   what they would write
+//! - the APIs of the awake Clusters: one server that stores the objects which it receives
+//!
+//! No store runs, so the operator does not watch nodes for loss. Everything runs in its own network
+//! namespace (`sandbox`).
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the table is the result")]
 
 mod audit;

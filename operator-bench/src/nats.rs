@@ -1,4 +1,4 @@
-//! nats-server as the tests of the operator start it.
+//! nats-server, started as in the tests of the operator.
 #![allow(
     dead_code,
     missing_docs,

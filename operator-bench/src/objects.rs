@@ -1,4 +1,5 @@
-//! All objects of a settled Cluster, as the operator, cert-manager and Kubernetes leave them.
+//! Builds all objects of a settled Cluster, as the operator, cert-manager and Kubernetes leave
+//! them.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -24,21 +25,21 @@ use yoke_pki::service_account::ServiceAccountKey;
 use crate::authority::Issued;
 use crate::stored::Stored;
 
-/// What they follow from.
+/// Inputs from which the objects are built.
 pub(crate) struct Settled<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) blueprint: Blueprint<'a>,
     pub(crate) materials: &'a Materials,
     pub(crate) issued: &'a Issued,
-    /// What the Secret of the store's account says.
+    /// Data of the Secret with the store's NATS account.
     pub(crate) store: BTreeMap<String, String>,
     pub(crate) service_account: &'a ServiceAccountKey,
     pub(crate) is_asleep: bool,
-    /// Where its Service is.
+    /// Address of the Cluster's Service.
     pub(crate) address: Ipv4Addr,
 }
 
-/// All of them; the Cluster is the last one.
+/// Builds the objects. The Cluster is the last one.
 pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
     let Settled {
         cluster,
@@ -119,7 +120,7 @@ fn build_service(settled: &Settled<'_>) -> [Stored; 2] {
     ]
 }
 
-/// What cert-manager says of an object that is ready.
+/// Status that cert-manager writes for an object that is ready.
 fn ready(reason: &str) -> Value {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": reason, "lastTransitionTime": now,
@@ -157,7 +158,7 @@ fn build_issued(settled: &Settled<'_>, certificate: &Certificate) -> Stored {
     }}))
 }
 
-/// A Secret that the operator makes once.
+/// A Secret that the operator creates once and never changes.
 fn build_kept(settled: &Settled<'_>, name: &str, component: &str, texts: BTreeMap<String, String>) -> Stored {
     let texts = texts
         .into_iter()
@@ -170,7 +171,7 @@ fn build_kept(settled: &Settled<'_>, name: &str, component: &str, texts: BTreeMa
     })
 }
 
-/// The StatefulSet with its Pod, if it is awake, and the Secret that numbers its starts.
+/// The StatefulSet, its Pod if the Cluster is awake, and the Secret that counts its starts.
 fn build_control_plane(settled: &Settled<'_>) -> Vec<Stored> {
     let blueprint = &settled.blueprint;
     let has_konnectivity = blueprint.spec.konnectivity.is_enabled();

@@ -14,13 +14,14 @@ use yoke_operator::config::{Config, NatsConfig};
 use yoke_test_support::{Process, free_port};
 
 const EXAMPLE: &str = include_str!("../../operator/testdata/config.yaml");
-/// How long may be waited for all Clusters to be looked at.
+/// Timeout until the operator has reconciled all Clusters.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(900);
-/// How often it is looked whether they are, and for how long they must be.
+/// Interval between two reads of the reconcile counter, and how long the operator must be quiet to
+/// count as settled.
 const LOOK: Duration = Duration::from_millis(500);
 const QUIET: Duration = Duration::from_secs(5);
 
-/// The operator, which can be killed and started again.
+/// The operator process, which can be killed and started again.
 pub(crate) struct Operator {
     dir: PathBuf,
     config: PathBuf,
@@ -30,7 +31,8 @@ pub(crate) struct Operator {
     process: Option<Process>,
 }
 
-/// The configuration: that of the example, with NATS as it is here, and without what is not here.
+/// Builds the configuration: that of the example with the NATS server of this run, without the
+/// parts that do not run here.
 pub(crate) fn build_config(nats: &NatsConfig) -> Result<(Config, String)> {
     let mut value: Value = serde_saphyr::from_str(EXAMPLE)?;
     value["ingress"]["probe"] = false.into();
@@ -41,7 +43,6 @@ pub(crate) fn build_config(nats: &NatsConfig) -> Result<(Config, String)> {
 }
 
 impl Operator {
-    /// One that is not started yet.
     pub(crate) fn new(dir: &Path, kubeconfig: &Path, config: &str) -> Result<Self> {
         let path = dir.join("operator.yaml");
         std::fs::write(&path, config)?;
@@ -55,14 +56,14 @@ impl Operator {
         })
     }
 
-    /// Starts it.
+    /// Starts the process, and returns its process ID.
     pub(crate) fn start(&mut self) -> u32 {
         let arguments = [
             format!("--config={}", self.config.display()),
             format!("--listen={}", self.address),
         ];
         let kubeconfig = self.kubeconfig.display().to_string();
-        // As the chart sets it.
+        // Environment as the chart sets it.
         let environment = [
             ("KUBECONFIG", kubeconfig.as_str()),
             ("MALLOC_ARENA_MAX", "1"),
@@ -74,18 +75,16 @@ impl Operator {
         id
     }
 
-    /// Its process id.
     pub(crate) fn id(&self) -> Result<u32> {
         Ok(self.process.as_ref().context("the operator does not run")?.id())
     }
 
-    /// Kills it.
     pub(crate) fn kill(&mut self) {
         self.process = None;
     }
 
-    /// Waits until it has looked at so many Clusters, and looks no more often at them than `rate` times a second. Answers when
-    /// it came to that.
+    /// Waits until the operator has done `clusters` reconciles, and then does at most about `rate`
+    /// reconciles a second. Returns when it became quiet.
     pub(crate) async fn settle(&mut self, clusters: usize, rate: f64) -> Result<Instant> {
         let began = Instant::now();
         let (mut seen, mut since) = (0.0, Instant::now());
@@ -98,7 +97,7 @@ impl Operator {
             ensure!(process.is_running(), "the operator has ended: {}", process.log());
             tokio::time::sleep(LOOK).await;
             let now = self.looks().await.unwrap_or(0.0);
-            // What is looked at at rest comes now and then, not evenly.
+            // Periodic reconciles are not evenly spread, so allow three times the average.
             let many = now - seen > (rate * LOOK.as_secs_f64()).max(1.0) * 3.0;
             if many || now < clusters as f64 {
                 since = Instant::now();
@@ -110,7 +109,7 @@ impl Operator {
         }
     }
 
-    /// How often it has looked at Clusters.
+    /// Number of Cluster reconciles since the operator started.
     async fn looks(&self) -> Result<f64> {
         let uri = format!("http://{}/metrics", self.address).parse()?;
         let body = self.http.get(uri).await?.into_body().collect().await?.to_bytes();

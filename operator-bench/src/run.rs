@@ -1,4 +1,4 @@
-//! The order of a run.
+//! The order of the steps in a run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,34 +20,34 @@ use crate::table::{SleepState, Start, print_rests, print_starts, print_targets};
 use crate::tenants::Tenants;
 use crate::usage::{Peak, Used};
 
-/// Clusters that are settled at the same time.
+/// Number of Clusters generated concurrently.
 const AT_ONCE: usize = 16;
-/// What the operator looks at at rest, in Clusters a second: those awake each half a minute, others about each three quarters
-/// of an hour.
+/// Seconds between two periodic reconciles of a Cluster at rest: half a minute if it is awake,
+/// about three quarters of an hour if it is asleep.
 const AWAKE_EVERY: f64 = 30.0;
 const ASLEEP_EVERY: f64 = 2700.0;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Measures the operator with thousands of Clusters. Wants yoke-operator, nats-server, kube-apiserver, etcd, ip and unshare in
-/// PATH.
+/// Measures the operator with thousands of Clusters. Needs yoke-operator, nats-server,
+/// kube-apiserver, etcd, ip and unshare in PATH.
 #[derive(Debug, clap::Parser)]
 #[command(max_term_width = 110)]
 pub(crate) struct Args {
-    /// Clusters that the operator has in the end.
+    /// Total number of Clusters at the end of the run.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=MOST))]
     pub(crate) clusters: u64,
-    /// Those of them that are awake.
+    /// Number of awake Clusters among them.
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) awake: usize,
-    /// How long is measured at rest.
+    /// Duration of the measurement at rest.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     rest: u64,
-    /// How often the operator is killed.
+    /// Number of times the operator is killed.
     #[arg(long, value_name = "N", default_value_t = 1)]
     kills: usize,
 }
 
-/// All that runs.
+/// All running parts.
 struct Stage {
     host: Host,
     operator: Operator,
@@ -96,13 +96,13 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     }
     print_rests(&rests);
     print_starts(&starts);
-    // Without a kill the last start is the first with so many Clusters.
+    // Without a kill, the last start is the first one with this number of Clusters, not a restart.
     print_targets(&rests, starts.last().filter(|_| args.kills > 0));
     Ok(())
 }
 
 impl Stage {
-    /// Makes the Tenants, for whom the operator makes their namespaces.
+    /// Creates the Tenants, and lets the operator create their namespaces.
     async fn begin(&mut self) -> Result<()> {
         let api = Api::<Tenant>::all(self.host.client.clone());
         for tenant in self.fleet.tenants() {
@@ -124,13 +124,13 @@ impl Stage {
         }
     }
 
-    /// Settles Clusters until there are so many, while no operator runs.
+    /// Adds settled Clusters until there are `clusters`. The operator does not run meanwhile.
     async fn add(&mut self, clusters: usize) -> Result<()> {
         let began = Instant::now();
         let added = (self.clusters..clusters).map(|number| {
             let (fleet, nats) = (Arc::clone(&self.fleet), self.nats.clone());
             let (store, tenants) = (self.host.store.clone(), self.tenants.clone());
-            // A task of its own, for it is work for a processor.
+            // The work uses much CPU time, so each Cluster gets its own task.
             let task = tokio::spawn(async move {
                 let member = fleet.settle(&nats, number).await?;
                 if let Some((name, leaf)) = &member.serving {
@@ -151,7 +151,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts the operator, and waits until it is settled and all Clusters are as they should be.
+    /// Starts the operator, and waits until it is settled and all Clusters are in the expected
+    /// phase.
     async fn start(&mut self, what: String) -> Result<Start> {
         let audit = Audit::begin(&self.host.audit)?;
         let began = Instant::now();
@@ -180,7 +181,7 @@ impl Stage {
         Ok(start)
     }
 
-    /// Whether so many Clusters run, and the others sleep.
+    /// Checks that `awake` Clusters run and the others sleep.
     async fn check(&self, awake: usize) -> Result<()> {
         let all = Api::<Cluster>::all(self.host.client.clone())
             .list(&Default::default())
@@ -200,7 +201,7 @@ impl Stage {
         Ok(())
     }
 
-    /// What is used at rest.
+    /// Measures resource usage and requests at rest.
     async fn measure(&mut self) -> Result<SleepState> {
         let (operator, api) = (self.operator.id()?, self.host.api.id());
         let audit = Audit::begin(&self.host.audit)?;

@@ -1,4 +1,4 @@
-//! The host's etcd, written to without kube-apiserver.
+//! Writes to the host's etcd directly, without kube-apiserver.
 
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -8,10 +8,10 @@ use yoke_kine_nats::proto::etcdserverpb::kv_client::KvClient;
 
 use crate::stored::Stored;
 
-/// Objects of one Cluster that are written at the same time.
+/// Number of objects of one Cluster that are written concurrently.
 const AT_ONCE: usize = 8;
 
-/// One connection.
+/// A connection to etcd.
 #[derive(Clone)]
 pub(crate) struct Store(KvClient<Channel>);
 
@@ -22,7 +22,8 @@ impl Store {
         Ok(Self(KvClient::new(channel)))
     }
 
-    /// Puts objects where kube-apiserver looks for them. Each has a revision of its own, by which watches tell them apart.
+    /// Writes objects under the keys that kube-apiserver uses. Each write has its own revision,
+    /// because watches need distinct revisions.
     pub(crate) async fn put(&self, objects: Vec<Stored>) -> Result<()> {
         let puts = objects.into_iter().map(|object| {
             let mut client = self.0.clone();

@@ -9,21 +9,21 @@ use yoke_operator::host_api::apply;
 /// The field manager of the operator's Cluster controller.
 const MANAGER: &str = "yoke-operator/cluster";
 
-/// An object, and where it is.
+/// An object and its etcd key.
 pub(crate) struct Stored {
     pub(crate) key: String,
     pub(crate) value: Value,
 }
 
 impl Stored {
-    /// One that the operator has applied.
+    /// An object that the operator has applied.
     pub(crate) fn applied<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Self {
         let mut value = to_value(object);
         apply::seal(&mut value);
         Self::new(object, value)
     }
 
-    /// One that was made as it is.
+    /// An object that was created and never applied.
     pub(crate) fn made<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Self {
         Self::new(object, to_value(object))
     }
@@ -45,7 +45,7 @@ impl Stored {
         Self { key, value }
     }
 
-    /// The same with more in it, which others have added.
+    /// Adds fields that other clients have written.
     pub(crate) fn with(mut self, more: Value) -> Self {
         merge(&mut self.value, more);
         self
@@ -67,7 +67,8 @@ fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// `/registry/…` as kube-apiserver has it: core kinds and those of other groups of Kubernetes without their group.
+/// The key below `/registry/` that kube-apiserver uses. Keys of built-in resources do not contain
+/// the API group.
 fn to_key<K: Resource<DynamicType = ()>>(object: &K) -> String {
     let (group, plural, name) = (K::group(&()), K::plural(&()), object.name_any());
     let place = match plural.as_ref() {
@@ -81,7 +82,7 @@ fn to_key<K: Resource<DynamicType = ()>>(object: &K) -> String {
     }
 }
 
-/// About what the field manager owns: each field, and each item of a list that has a name.
+/// Approximate `managedFields`: each field, and each list item that has a name.
 fn to_fields(value: &Value) -> Value {
     let mut fields = Map::new();
     for (key, value) in value.as_object().into_iter().flatten() {
@@ -112,7 +113,7 @@ fn to_owned_fields(value: &Value) -> Value {
     Value::Object(fields)
 }
 
-/// A UID like any other.
+/// A random UID.
 pub(crate) fn draw_uid() -> String {
     use std::hash::{BuildHasher as _, Hasher as _};
     let random = || std::hash::RandomState::new().build_hasher().finish();

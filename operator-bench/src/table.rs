@@ -1,17 +1,18 @@
-//! The tables.
+//! Prints the result tables.
 
 use std::time::Duration;
 
 use crate::audit::{Requests, describe};
 use crate::usage::Used;
 
-/// What may be used at rest with all Clusters: MiB, milliseconds a second.
+/// Targets for the operator at rest with all Clusters: memory in MiB, and CPU time in milliseconds
+/// a second.
 const MEMORY: f64 = 150.0;
 const CPU: f64 = 20.0;
-/// In what time the operator is to be settled again.
+/// Target for the time until the operator is settled after a kill, in seconds.
 const SETTLED: f64 = 30.0;
 
-/// Between two moments at rest.
+/// Measurements over an interval at rest.
 pub(crate) struct SleepState {
     pub(crate) clusters: usize,
     pub(crate) awake: usize,
@@ -21,19 +22,19 @@ pub(crate) struct SleepState {
     pub(crate) requests: (Requests, Requests),
 }
 
-/// What a start came to.
+/// Measurements of a start of the operator.
 pub(crate) struct Start {
     pub(crate) what: String,
     pub(crate) settled: Duration,
-    /// Processor time until then, in milliseconds.
+    /// CPU time until the operator was settled, in milliseconds.
     pub(crate) cpu: f64,
-    /// The most memory until then, in MiB.
+    /// Maximum memory until the operator was settled, in MiB.
     pub(crate) peak: f64,
     pub(crate) reads: Requests,
     pub(crate) writes: Requests,
 }
 
-/// Prints what the operator uses at rest.
+/// Prints resource usage and requests of the operator at rest.
 pub(crate) fn print_rests(rests: &[SleepState]) {
     println!(
         "\n### At rest\n\n| Clusters | awake | memory, anonymous | PSS | CPU | CPU of kube-apiserver | requests a second |\n|---|---|---|---|---|---|---|"
@@ -54,7 +55,7 @@ pub(crate) fn print_rests(rests: &[SleepState]) {
     }
 }
 
-/// Prints what was aimed at beside what was measured last.
+/// Prints the targets beside the last measured values.
 pub(crate) fn print_targets(rests: &[SleepState], restart: Option<&Start>) {
     let (Some(first), Some(last)) = (rests.first(), rests.last()) else {
         return;
@@ -93,7 +94,7 @@ fn describe_rates((reads, writes): &(Requests, Requests), seconds: f64) -> Strin
     }
 }
 
-/// Prints what starts came to.
+/// Prints the measurements of all starts.
 pub(crate) fn print_starts(starts: &[Start]) {
     println!(
         "\n### Starts\n\n| | settled after | CPU until then | most memory | reads | writes |\n|---|---|---|---|---|---|"

@@ -1,5 +1,6 @@
-//! The APIs of the Clusters that are awake: one server at all their addresses, with each Cluster's own certificate. It keeps
-//! what it is given, for all of them, which are given the same; and has nothing to tell to those who watch.
+//! The APIs of the awake Clusters: one server on all their addresses, with a certificate for each
+//! Cluster. All Clusters share one set of objects, because the operator writes the same objects to
+//! each. Watches never receive an event.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -24,22 +25,22 @@ use tokio_rustls::LazyConfigAcceptor;
 use yoke_api::names::API_PORT;
 use yoke_operator::cluster::resources::secrets::Leaf;
 
-/// What every cluster has from its controllers.
+/// An object that the controllers create in every cluster.
 const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 
-/// All of them.
+/// The server of all APIs.
 #[derive(Clone, Default)]
 pub(crate) struct Tenants(Arc<Mutex<Inside>>);
 
 #[derive(Default)]
 struct Inside {
     configs: HashMap<String, Arc<ServerConfig>>,
-    /// Objects by their paths.
+    /// Objects by API path.
     objects: BTreeMap<String, Value>,
 }
 
 impl Tenants {
-    /// Serves until the process ends.
+    /// Serves until the process exits.
     pub(crate) async fn serve() -> Result<Self> {
         let tenants = Self::default();
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "default"}});
@@ -51,14 +52,14 @@ impl Tenants {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let tenants = serving.clone();
-                // An error is a client that went away.
+                // An error means that the client disconnected.
                 tokio::spawn(async move { tenants.converse(stream).await.ok() });
             }
         });
         Ok(tenants)
     }
 
-    /// One more, which shows this certificate under this name.
+    /// Adds a Cluster's API with its server name and certificate.
     pub(crate) fn add(&self, name: String, leaf: &Leaf) -> Result<()> {
         let chain = CertificateDer::pem_slice_iter(leaf.certificate.as_bytes()).collect::<Result<_, _>>()?;
         let key = PrivateKeyDer::from_pem_slice(leaf.key.as_bytes())?;
@@ -120,7 +121,7 @@ impl Tenants {
         }
     }
 
-    /// An object, or all of a kind.
+    /// Answers with an object, or with all objects of a resource.
     fn find(&self, path: &str) -> Response<Body> {
         let inside = self.lock();
         if let Some(object) = inside.objects.get(path) {
@@ -133,7 +134,7 @@ impl Tenants {
             .filter(|(path, _)| path.starts_with(&folder))
             .map(|(_, object)| object)
             .collect();
-        // A path that ends in a kind, as all of its objects have it.
+        // A path that has objects below it, or that names a resource, is a list.
         let is_list = !items.is_empty() || is_kind(path);
         if !is_list {
             return to_error(StatusCode::NOT_FOUND, "NotFound");
@@ -142,8 +143,8 @@ impl Tenants {
     }
 }
 
-/// Whether a path is that of a kind, and not of an object: `/api/v1/KIND` or `/apis/GROUP/VERSION/KIND`, or the same in a
-/// namespace.
+/// Whether a path names a resource and not an object: `/api/v1/RESOURCE` or
+/// `/apis/GROUP/VERSION/RESOURCE`, each also with a namespace.
 fn is_kind(path: &str) -> bool {
     let mut parts: Vec<_> = path.split('/').skip(1).collect();
     parts.drain(..parts.len().min(if parts.first() == Some(&"api") { 2 } else { 3 }));

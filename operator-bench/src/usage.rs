@@ -1,4 +1,4 @@
-//! What a process uses.
+//! Resource usage of a process.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use procfs::process::Process;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What a process has used up to now.
+/// Resource usage of a process since its start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Used {
-    /// Processor time in milliseconds.
+    /// CPU time in milliseconds.
     pub(crate) cpu: f64,
-    /// Anonymous memory, in MiB.
+    /// Current anonymous memory, in MiB.
     pub(crate) memory: f64,
-    /// Its share of all memory that it has, in MiB.
+    /// Proportional set size (PSS), in MiB: shared pages are divided among the processes that map
+    /// them.
     pub(crate) share: f64,
 }
 
 impl Used {
-    /// What the process has used.
     pub(crate) fn by(id: u32) -> Result<Self> {
         let process = Process::new(i32::try_from(id)?)?;
         let stat = process.stat()?;
@@ -39,20 +39,20 @@ fn memory(id: u32) -> Result<f64> {
     Ok(status.rssanon.context("no RssAnon")? as f64 / 1024.0)
 }
 
-/// Looks at the memory of a process ten times a second.
+/// Records the maximum memory of a process. Reads it ten times a second.
 pub(crate) struct Peak {
     most: watch::Receiver<f64>,
     _looking: JoinSet<()>,
 }
 
 impl Peak {
-    /// From now on.
+    /// Starts to record.
     pub(crate) fn of(id: u32) -> Self {
         let (sender, most) = watch::channel(0.0);
         let mut looking = JoinSet::new();
         looking.spawn(async move {
             let mut tick = tokio::time::interval(Duration::from_millis(100));
-            // A process that has ended has no memory; what it was is said elsewhere.
+            // A process that has exited has no memory. Other code reports why it exited.
             while let Ok(memory) = memory(id) {
                 sender.send_modify(|most: &mut f64| *most = memory.max(*most));
                 tick.tick().await;
@@ -64,7 +64,7 @@ impl Peak {
         }
     }
 
-    /// The most up to now, in MiB.
+    /// The maximum so far, in MiB.
     pub(crate) fn most(&self) -> f64 {
         *self.most.borrow()
     }

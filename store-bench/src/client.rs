@@ -1,4 +1,5 @@
-//! etcd's gRPC with the requests that kube-apiserver sends: the same bytes to every store.
+//! A client of etcd's gRPC API. Sends the requests that kube-apiserver sends, with the same bytes
+//! to every store.
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use yoke_kine_nats::proto::mvccpb::KeyValue;
 const PAGE: i64 = 500;
 const LARGEST_ANSWER: usize = 64 << 20;
 
-/// One connection.
+/// One connection to a store.
 #[derive(Clone)]
 pub(crate) struct Client {
     kv: KvClient<Channel>,
@@ -20,11 +21,11 @@ pub(crate) struct Client {
     maintenance: MaintenanceClient<Channel>,
 }
 
-/// What became of a guarded write.
+/// The result of a guarded write.
 pub(crate) enum Written {
-    /// It is stored, at this revision.
+    /// Stored at this revision.
     At(i64),
-    /// The guard did not hold.
+    /// Rejected, because the key was not at the expected revision.
     Refused,
 }
 
@@ -39,7 +40,7 @@ impl Client {
         })
     }
 
-    /// Whether the member at the other end leads.
+    /// Whether the member at the other end is the leader.
     pub(crate) async fn leads(&self) -> Result<bool> {
         let status = self
             .maintenance
@@ -50,7 +51,7 @@ impl Client {
         Ok(status.header.is_some_and(|header| header.member_id == status.leader))
     }
 
-    /// Reads a key. Answers the store's revision.
+    /// Reads a key. Returns the store's revision.
     pub(crate) async fn get(&self, key: &str) -> Result<i64> {
         let request = pb::RangeRequest {
             key: bytes(key),
@@ -60,7 +61,7 @@ impl Client {
         Ok(revision(self.range(request).await?.header))
     }
 
-    /// The value of a key, if it is there.
+    /// Reads the value of a key; `None` if the key does not exist.
     pub(crate) async fn value(&self, key: &str) -> Result<Option<Bytes>> {
         let request = pb::RangeRequest {
             key: bytes(key),
@@ -81,7 +82,8 @@ impl Client {
         Ok(self.range(request).await?.count)
     }
 
-    /// Reads the keys that begin with `prefix` in pages, all at the first page's revision. Answers how many there are.
+    /// Reads the keys that begin with `prefix` in pages, all at the revision of the first page.
+    /// Returns their number.
     pub(crate) async fn list(&self, prefix: &str) -> Result<usize> {
         let (mut start, mut at, mut seen) = (bytes(prefix), 0, 0);
         loop {
@@ -108,19 +110,19 @@ impl Client {
         Ok(self.kv.clone().range(request).await?.into_inner())
     }
 
-    /// Writes a key that is at `expected`; 0 for one that is not there.
+    /// Writes a key that is at the revision `expected`; 0 means that the key must not exist.
     pub(crate) async fn put(&self, key: &str, expected: i64, value: Bytes) -> Result<Written> {
         let put = pb::PutRequest {
             key: bytes(key),
             value,
             ..Default::default()
         };
-        // Kubernetes does not ask for the key that a create finds.
+        // Kubernetes does not request the existing key when a create fails.
         self.guarded(key, expected, pb::request_op::Request::RequestPut(put), expected != 0)
             .await
     }
 
-    /// Deletes a key that is at `expected`.
+    /// Deletes a key that is at the revision `expected`.
     pub(crate) async fn delete(&self, key: &str, expected: i64) -> Result<Written> {
         let delete = pb::DeleteRangeRequest {
             key: bytes(key),
@@ -155,7 +157,8 @@ impl Client {
         })
     }
 
-    /// Opens a watch of the keys that begin with `prefix`, from `start` on, and waits until it is open.
+    /// Opens a watch on the keys that begin with `prefix`, from the revision `start` on. Waits
+    /// until the watch is open.
     pub(crate) async fn watch(&self, prefix: &str, start: i64) -> Result<Watch> {
         let create = pb::WatchCreateRequest {
             key: bytes(prefix),
@@ -181,14 +184,14 @@ impl Client {
     }
 }
 
-/// An open watch; it ends when it is dropped.
+/// An open watch. Closed when the value is dropped.
 pub(crate) struct Watch {
     _requests: tokio::sync::mpsc::Sender<pb::WatchRequest>,
     answers: tonic::Streaming<pb::WatchResponse>,
 }
 
 impl Watch {
-    /// The next events, each as it came.
+    /// Waits for the next events, and returns them encoded.
     pub(crate) async fn next(&mut self) -> Result<Vec<Bytes>> {
         let answer = self.answers.message().await?.context("the watch has ended")?;
         anyhow::ensure!(!answer.canceled, "the watch was cancelled: {}", answer.cancel_reason);
@@ -200,7 +203,7 @@ fn bytes(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-/// What comes after all keys that begin with `prefix`, which ends with a slash.
+/// The end of the key range that begins with `prefix`, which must end with a slash.
 fn end_of(prefix: &str) -> Bytes {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
@@ -209,7 +212,7 @@ fn end_of(prefix: &str) -> Bytes {
     end.into()
 }
 
-/// The first key behind that of an encoded `mvccpb.KeyValue`.
+/// The first key after that of an encoded `mvccpb.KeyValue`.
 fn after(pair: &Bytes) -> Result<Bytes> {
     Ok([&decode(pair)?.key[..], &[0]].concat().into())
 }

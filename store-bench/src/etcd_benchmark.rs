@@ -1,4 +1,5 @@
-//! etcd's own load program, `benchmark`, as one more load: what it prints of each of its phases becomes a row.
+//! Runs etcd's own load program, `benchmark`, as an additional load. The output of each of its
+//! phases becomes a row.
 
 mod report;
 
@@ -14,20 +15,20 @@ use crate::process::children_cpu;
 use crate::stores::Running;
 use crate::table::{Cell, Form};
 
-/// The key that is read.
+/// The key that the program reads.
 const KEY: &str = "/registry/benchmark";
-/// A phase that takes longer waits for what does not come.
+/// Timeout for a phase. A phase that takes longer is stuck.
 const LIMIT: Duration = Duration::from_secs(60);
 const CLIENTS: &[&str] = &["--clients=32", "--conns=4"];
 
-/// A phase of the program.
 struct Phase {
     command: &'static [&'static str],
     clients: &'static [&'static str],
-    /// The option that says how many requests there are, and how many to a second of the phase's length: as many to every
-    /// store, which are about what the slower of etcd and kine-nats answers.
+    /// The option that sets the number of requests, and the number of requests per second of the
+    /// phase's length. The number is the same for every store: about the rate of the slower of etcd
+    /// and kine-nats.
     total: (&'static str, f64),
-    /// What the program says before each of its reports, and the row of each.
+    /// Text that the program prints before each report, and the name and form of its row.
     reports: &'static [(&'static str, &'static str, Form)],
 }
 
@@ -100,7 +101,8 @@ const PHASES: &[Phase] = &[
     },
 ];
 
-/// Goes through all phases with a store that is empty; `rows` is told of each, or why the store has none.
+/// Runs all phases against an empty store. Calls `rows` with the cell of each row, or with the
+/// reason why the store has none.
 pub(crate) async fn run(
     store: &mut Running,
     length: Duration,
@@ -142,7 +144,7 @@ pub(crate) async fn run(
 }
 
 impl Phase {
-    /// What the program prints; the inner error is why it could not go through the phase.
+    /// Runs the program and returns its output. The inner error is the reason why the phase failed.
     async fn output(&self, address: &str, total: u64) -> Result<Result<String, String>> {
         let mut program = Command::new("benchmark");
         program
@@ -163,7 +165,7 @@ impl Phase {
         })
     }
 
-    /// A report for each row, or why there is none.
+    /// Parses a report for each row. The error is the reason why a report is missing.
     fn parse(&self, text: &str) -> Result<Vec<Report>, String> {
         let mut reports = Vec::new();
         for (index, (marker, ..)) in self.reports.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! `make bench-fleet`: a tenant cluster with as many kinds and objects as fleets of cloud resources need, on each store in
-//! turn. The store, kube-apiserver and the load share all cores.
+//! `make bench-fleet`: a tenant cluster with as many kinds and objects as fleets of cloud resources
+//! need. Measures each store in turn. The store, kube-apiserver and the load share all cores.
 //!
 //! ```text
 //! objects (CRDs, objects) ─┬─► api (kube-apiserver and its client) ──► stores
@@ -26,44 +26,45 @@ use crate::process::{Cores, Peak, Used, own_cpu};
 use crate::stores::{Kind, Running, Store};
 use crate::table::{Cell, Form, Table};
 
-/// Requests at a time where each makes work for the API server that lasts.
+/// Concurrency of requests that cause lasting work for the API server.
 const FEW: usize = 16;
-/// How often the creation of objects says how far it is.
+/// Number of progress reports while objects are created.
 const REPORTS: u64 = 20;
-/// For so long after a CRD is Established kube-apiserver lets each creation of an object sleep (`serveResource`,
-/// k8s.io/apiextensions-apiserver 0.35.4).
+/// kube-apiserver delays each creation of an object for this long after its CRD is Established
+/// (`serveResource`, k8s.io/apiextensions-apiserver 0.35.4).
 const JUST_CREATED: Duration = Duration::from_secs(2);
 
-/// Measures many kinds with many objects, through kube-apiserver. Wants etcd, kine-nats, nats-server, kube-apiserver,
-/// setpriv and taskset in PATH.
+/// Measures many kinds with many objects, through kube-apiserver. Needs etcd, kine-nats,
+/// nats-server, kube-apiserver, setpriv and taskset in PATH.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to measure, of etcd, etcd-replicated, kine-nats and kine-nats-replicated.
+    /// Stores to measure: etcd, etcd-replicated, kine-nats or kine-nats-replicated.
     #[arg(long, value_name = "LIST", default_value = "etcd,kine-nats", value_delimiter = ',')]
     stores: Vec<Kind>,
-    /// CustomResourceDefinitions.
+    /// Number of CustomResourceDefinitions.
     #[arg(long, value_name = "N", default_value_t = 1372, value_parser = clap::value_parser!(u64).range(1..))]
     crds: u64,
-    /// Objects of these kinds. A million wants about a quarter of an hour for each store, 22 GiB of memory and 6 GiB of
-    /// disk.
+    /// Number of objects of these kinds. A million needs about a quarter of an hour for each store,
+    /// 22 GiB of memory and 6 GiB of disk.
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     objects: u64,
-    /// How many of the objects, the last ones, are created through kube-apiserver. Those before are written to the store as
-    /// kube-apiserver stores them, which takes minutes instead of most of an hour.
+    /// Number of objects that are created through kube-apiserver. The others are written to the
+    /// store first, as kube-apiserver stores them. That takes minutes instead of most of an hour.
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     through_api: u64,
-    /// Namespaces that the objects are in.
+    /// Number of namespaces that contain the objects.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     namespaces: u64,
-    /// Clients that create objects, or write them.
+    /// Number of clients that create or write objects.
     #[arg(long, value_name = "N", default_value_t = 64)]
     clients: usize,
-    /// What Go is to keep the memory of kube-apiserver below: its GOMEMLIMIT, or off.
+    /// GOMEMLIMIT of kube-apiserver: a size, or off.
     #[arg(long, value_name = "SIZE", default_value = "18GiB")]
     memory_limit: String,
 }
 
-/// Measures each store, and prints a table, of what there is if one fails.
+/// Measures each store, and prints a table. If a store fails, the table contains the results so
+/// far.
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let mut table = Table::default();
     let done = all(args, &mut table).await;
@@ -115,7 +116,7 @@ async fn through(args: &Args, store: Store, rows: &mut impl FnMut(&str, Cell)) -
     store_again(&mut store, &mut api, fleet, rows).await
 }
 
-/// Tells how much memory the API server and the store took at most.
+/// Reports the maximum memory of the API server and of the store.
 fn tell_most(when: &str, (api, store): &(Peak, Peak), rows: &mut impl FnMut(&str, Cell)) {
     for (whose, most) in [("kube-apiserver", api), ("the store", store)] {
         rows(
@@ -129,7 +130,7 @@ fn since(begun: Instant) -> Cell {
     Cell::number(begun.elapsed().as_secs_f64(), 1)
 }
 
-/// Runs a request for each number below `count`, of which none may fail.
+/// Runs a request for each number below `count`. Fails if one of the requests fails.
 async fn each<F: Future<Output = Result<()>> + Send>(
     count: u64,
     request: impl Fn(u64) -> F + Clone + Send + Sync + 'static,
@@ -139,7 +140,7 @@ async fn each<F: Future<Output = Result<()>> + Send>(
     Ok(())
 }
 
-/// Creates the CRDs, and waits until they are served.
+/// Creates the CRDs, and waits until the API server serves them.
 async fn kinds(client: &Client, fleet: Fleet, rows: &mut impl FnMut(&str, Cell)) -> Result<()> {
     let (begun, crds) = (Instant::now(), fleet.kinds);
     let at = client.clone();
@@ -162,7 +163,7 @@ async fn kinds(client: &Client, fleet: Fleet, rows: &mut impl FnMut(&str, Cell))
     Ok(())
 }
 
-/// Waits until the watch cache of each kind is loaded, of which `objects` exist.
+/// Waits until the watch cache of each kind is loaded. There are `objects` objects in total.
 async fn caches(client: &Client, fleet: Fleet, objects: u64) -> Result<()> {
     let client = client.clone();
     each(fleet.kinds, move |kind| {
@@ -174,7 +175,6 @@ async fn caches(client: &Client, fleet: Fleet, objects: u64) -> Result<()> {
     .await
 }
 
-/// Creates the namespaces.
 async fn namespaces(client: &Client, fleet: Fleet) -> Result<()> {
     let client = client.clone();
     each(fleet.namespaces, move |number| {
@@ -184,7 +184,8 @@ async fn namespaces(client: &Client, fleet: Fleet) -> Result<()> {
     .await
 }
 
-/// Has the API server create one object of each kind, and writes the others below `written` to the store while it is down.
+/// Creates one object of each kind through the API server. Then writes the other objects below
+/// `written` to the store while the API server is down.
 async fn fill(
     store: &mut Running,
     api: &mut Server,
@@ -224,8 +225,8 @@ async fn fill(
     caches(&api.client, fleet, fleet.objects).await
 }
 
-/// What requests say that took so many seconds together, and so many microseconds of the store's time each and of the load's
-/// together.
+/// The cell for requests that took `seconds` in total. `cpu` is the store's CPU time for each
+/// request, and `load` is the total CPU time of the load, both in microseconds.
 fn requests(times: &mut Times, seconds: f64, cpu: f64, load: f64) -> Cell {
     Cell {
         form: Form::Requests,
@@ -240,7 +241,7 @@ fn requests(times: &mut Times, seconds: f64, cpu: f64, load: f64) -> Cell {
     }
 }
 
-/// Creates the objects from number `from` on. Answers how many the API server said were created.
+/// Creates the objects from number `from` on. Returns how many creations the API server confirmed.
 async fn objects(
     store: &mut Running,
     api: &mut Server,
@@ -297,7 +298,7 @@ async fn lists(
         times.push(begun.elapsed());
     }
     let all = since(begun);
-    // One whose creation was not answered may be there.
+    // An object may exist although its creation was not confirmed.
     ensure!(
         (created..=fleet.objects).contains(&seen),
         "{seen} objects are listed, {created} were created"
@@ -312,7 +313,7 @@ async fn lists(
     Ok(())
 }
 
-/// Starts the API server again, and waits for what it loads.
+/// Restarts the API server, and waits until its caches are loaded.
 async fn api_again(store: &Running, api: &mut Server, fleet: Fleet, rows: &mut impl FnMut(&str, Cell)) -> Result<()> {
     api.end()?;
     api.begin()?;
@@ -329,7 +330,7 @@ async fn api_again(store: &Running, api: &mut Server, fleet: Fleet, rows: &mut i
     Ok(())
 }
 
-/// Starts the store again beneath the API server.
+/// Restarts the store while the API server runs.
 async fn store_again(
     store: &mut Running,
     api: &mut Server,

@@ -1,5 +1,6 @@
-//! `make bench-idle`: what a control plane costs that nobody uses, and what each of the operator's settings gives. All of them run
-//! beside each other and are measured over the same time, so that whatever else the machine does meets all of them.
+//! `make bench-idle`: the cost of an idle control plane, and the saving of each of the operator's
+//! settings. All control planes run side by side and are measured over the same interval, so that
+//! other load on the machine affects all of them equally.
 //!
 //! ```text
 //! variants (what is different) ─► template (what the operator builds) ─► plane (processes, probes) ──► stores
@@ -22,25 +23,27 @@ use self::report::Report;
 use self::variants::Variant;
 use crate::process::Cores;
 
-/// Measures control planes that nobody uses. Wants etcd, kine, kine-nats, nats-server, kube-apiserver, kube-controller-manager,
-/// kube-scheduler, setpriv and taskset in PATH. Each takes 200 MiB of memory.
+/// Measures idle control planes. Needs etcd, kine, kine-nats, nats-server, kube-apiserver,
+/// kube-controller-manager, kube-scheduler, setpriv and taskset in PATH. Each control plane takes
+/// 200 MiB of memory.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to measure; all if it is not given.
+    /// Variants to measure. The default is all variants.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     variants: Vec<Variant>,
-    /// Seconds from the last start to the measurement.
+    /// Seconds between the last start and the measurement.
     #[arg(long, value_name = "N", default_value_t = 240)]
     settle: u64,
-    /// Seconds of the measurement.
+    /// Duration of the measurement in seconds.
     #[arg(long, value_name = "N", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// Requests a second that are sent afterwards where a variant wants that, for a quarter of the time.
+    /// Requests per second in the second measurement. Only some variants have that measurement, and
+    /// it takes a quarter of the time.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=1000))]
     rate: u64,
 }
 
-/// Measures, and prints the tables.
+/// Measures the variants, and prints the tables.
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let chosen = if args.variants.is_empty() {
         Variant::all().collect()
@@ -62,7 +65,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     }
     let loads = planes.iter().map(|plane| plane.load(args.rate));
     let load = loads.collect::<Result<Vec<_>>>()?;
-    // What connections and caches cost once.
+    // Leaves out the one-time cost of connections and caches.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before: Vec<_> = load.iter().map(plane::Load::answered).collect();
     let time = Duration::from_secs((args.seconds / 4).max(1));
@@ -79,14 +82,14 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What all of them use over the same time.
+/// Measures the resource usage of all control planes over the same interval.
 async fn measure(planes: &mut [Plane], time: Duration) -> Result<Report> {
     let before = planes.iter().map(Plane::used).collect::<Result<Vec<_>>>()?;
     tokio::time::sleep(time).await;
     let mut report = Report::default();
     for (plane, before) in planes.iter_mut().zip(before) {
         let after = plane.used()?;
-        // What has ended used nothing.
+        // The usage of an exited process would be too low.
         plane.check()?;
         report.add(plane.variant.label(), &before, &after, time);
     }

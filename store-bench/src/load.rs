@@ -1,4 +1,4 @@
-//! Closed loops: workers that each send a request when the one before is answered.
+//! Closed loops: each worker sends its next request when the previous one is answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,13 +9,13 @@ use anyhow::Result;
 /// When a loop ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Until {
-    /// After so many requests of all workers.
+    /// After this number of requests of all workers.
     Count(u64),
-    /// After a time, or after so many requests.
+    /// After a time or a number of requests, whichever comes first.
     Time(Duration, u64),
 }
 
-/// How long each request took.
+/// The latency of each request.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     answered: Vec<Duration>,
@@ -23,22 +23,21 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Of given times.
     pub(crate) fn new(answered: Vec<Duration>) -> Self {
         Self { answered, failed: 0 }
     }
 
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub(crate) fn answered(&self) -> usize {
         self.answered.len()
     }
 
-    /// Requests that failed.
+    /// Number of failed requests.
     pub(crate) fn failed(&self) -> u64 {
         self.failed
     }
 
-    /// The time within which a share of the requests was answered, in milliseconds.
+    /// The quantile of the latency, in milliseconds.
     pub(crate) fn quantile(&mut self, share: f64) -> f64 {
         self.answered.sort_unstable();
         let last = self.answered.len().saturating_sub(1);
@@ -47,7 +46,7 @@ impl Times {
     }
 }
 
-/// Runs `workers` loops of `request`, which is given a number that counts up over all of them.
+/// Runs `workers` loops of `request`. The argument of `request` counts up over all loops.
 pub(crate) async fn closed<R, F>(workers: usize, until: Until, request: R) -> Result<Times>
 where
     R: Fn(u64) -> F + Clone + Send + Sync + 'static,

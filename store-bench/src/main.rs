@@ -1,11 +1,11 @@
-//! `make bench-store`, `make bench-fleet` and `make bench-idle`: kine-nats beside the stores that it replaces, and a control plane
-//! on it, in one run on one machine.
+//! `make bench-store`, `make bench-fleet` and `make bench-idle`: measures kine-nats beside the
+//! stores that it replaces, and a control plane on it, in one run on one machine.
 //!
 //! ```text
-//! stores (who) ── process (on the servers' cores) ──► client (etcd's gRPC, Kubernetes' requests)
-//!                                                       ▲
-//! run (in which order) ──► phases, watches, starts, takeovers ── load (on the cores of the load) ──► table
-//!                     └──► etcd_benchmark (etcd's own client, as a program) ─────────────────────────┘
+//! stores (kinds of stores) ── process (on the servers' cores) ──► client (etcd's gRPC, Kubernetes' requests)
+//!                                                                   ▲
+//! run (order of the steps) ──► phases, watches, starts, takeovers ── load (on the cores of the load) ──► table
+//!                          └──► etcd_benchmark (etcd's own client, as a program) ──────────────────────────┘
 //! ```
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the tables are the result")]
 

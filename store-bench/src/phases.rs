@@ -1,4 +1,4 @@
-//! The phases, in the order in which each store goes through them.
+//! The phases, in the order in which each store is measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,14 +14,14 @@ use crate::process::own_cpu;
 use crate::stores::Running;
 use crate::table::{Cell, Form};
 
-/// Keys that one list or one watch is of.
+/// Number of keys that one list or one watch covers.
 pub(crate) const IN_NAMESPACE: u64 = 5_000;
-/// Bytes of a value.
+/// Size of a value in bytes.
 pub(crate) const VALUE: usize = 1024;
 const CONNECTIONS: usize = 4;
 const MANY: usize = 32;
 
-/// The keys of a store, with the revision that each is at.
+/// The keys of a store, and the revision of each.
 #[derive(Clone)]
 pub(crate) struct Keys {
     at: Arc<Vec<AtomicI64>>,
@@ -31,7 +31,7 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// So many keys, none of them written.
+    /// Plans `count` keys. None of them is written yet.
     pub(crate) fn new(store: &Running, count: u64) -> Result<Self> {
         let mut noise = vec![0; VALUE * 16];
         rand::rngs::StdRng::seed_from_u64(1).fill_bytes(&mut noise);
@@ -51,7 +51,7 @@ impl Keys {
         &self.clients[number as usize % CONNECTIONS]
     }
 
-    /// A value that no compression makes smaller, which begins with the time at which it was made.
+    /// A value that does not compress. Begins with its creation time and the number of its key.
     fn value(&self, number: u64) -> Bytes {
         let mut value = BytesMut::with_capacity(VALUE);
         value.put_u64(self.epoch.elapsed().as_nanos() as u64);
@@ -61,13 +61,13 @@ impl Keys {
         value.freeze()
     }
 
-    /// How long ago a value was made.
+    /// Time since a value was created.
     pub(crate) fn age(&self, value: &[u8]) -> Option<Duration> {
         let made = u64::from_be_bytes(value.get(..8)?.try_into().ok()?);
         Some(self.epoch.elapsed().saturating_sub(Duration::from_nanos(made)))
     }
 
-    /// Creates key `number`, or writes it anew under the guard of its revision.
+    /// Creates key `number`, or updates it if it is still at its known revision.
     pub(crate) async fn put(&self, number: u64) -> Result<()> {
         let key = number % self.count();
         let at = &self.at[key as usize];
@@ -101,7 +101,7 @@ impl Keys {
     }
 
     async fn get(&self, number: u64) -> Result<()> {
-        // A large odd step visits the keys in an order of no meaning.
+        // A large odd step visits the keys in a scattered order.
         let key = number.wrapping_mul(7919) % self.count();
         self.client(number).get(&name(key)).await.map(drop)
     }
@@ -119,7 +119,7 @@ impl Keys {
     }
 }
 
-/// What the keys of a namespace begin with.
+/// Key prefix of a namespace.
 pub(crate) fn namespace(number: u64) -> String {
     format!("/registry/pods/ns-{number:03}/")
 }
@@ -128,7 +128,7 @@ fn name(key: u64) -> String {
     format!("{}pod-{key:07}", namespace(key / IN_NAMESPACE))
 }
 
-/// Goes through all phases; `rows` is told of each.
+/// Runs all phases. Calls `rows` with the result of each.
 pub(crate) async fn run(
     store: &mut Running,
     keys: &Keys,

@@ -1,4 +1,4 @@
-//! Processes of a store: started on their own cores, and what they use.
+//! The processes of a store: starts them on their own cores, and reads their resource usage.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Cores, counted from 0.
+/// CPU core numbers, counted from 0.
 #[derive(Debug, Clone)]
 pub(crate) struct Cores(Vec<usize>);
 
@@ -30,39 +30,40 @@ impl std::fmt::Display for Cores {
 }
 
 impl Cores {
-    /// Those that this process may use.
+    /// The cores on which this process may run.
     pub(crate) fn available() -> Result<Self> {
         let set = sched_getaffinity(None).context("asking for the cores of this process")?;
         Ok(Self((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()))
     }
 }
 
-/// Keeps this process on the given cores; to be called before it has threads.
+/// Pins this process to the given cores. Must be called before the process has threads.
 pub(crate) fn pin_self(cores: &Cores) -> Result<()> {
     let mut set = CpuSet::new();
     cores.0.iter().for_each(|core| set.set(*core));
     sched_setaffinity(None, &set).with_context(|| format!("keeping the load on cores {cores}"))
 }
 
-/// What processes have used since they were started.
+/// Resource usage of processes since their start.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Used {
-    /// Processor time in microseconds.
+    /// CPU time in microseconds.
     pub(crate) cpu: f64,
-    /// Bytes that they made the kernel write to disk.
+    /// Bytes that the processes caused to be written to disk.
     pub(crate) written: f64,
-    /// Anonymous memory that they have now, in MiB.
+    /// Current anonymous memory, in MiB.
     pub(crate) memory: f64,
 }
 
 impl Used {
-    /// What some processes have used together.
+    /// Total resource usage of several processes.
     pub(crate) fn by(ids: &[i32]) -> Result<Self> {
         let mut all = Self::default();
         for id in ids {
             let process = procfs::process::Process::new(*id)?;
-            // In nanoseconds, where the times of the whole process come in hundredths of a second. Of these servers no
-            // thread ends while they are measured.
+            // The times of threads are in nanoseconds; the times of the process are in hundredths
+            // of a second. The sum is sufficient because no thread of these servers exits during a
+            // measurement.
             for task in process.tasks()? {
                 all.cpu += task?.schedstat()?.sum_exec_runtime as f64 / 1e3;
             }
@@ -73,7 +74,7 @@ impl Used {
     }
 }
 
-/// Anonymous memory that processes have now, in MiB.
+/// Current anonymous memory of processes, in MiB.
 fn memory(ids: &[i32]) -> Result<f64> {
     let mut all = 0.0;
     for id in ids {
@@ -83,31 +84,31 @@ fn memory(ids: &[i32]) -> Result<f64> {
     Ok(all)
 }
 
-/// Processor time that this process has used, in microseconds.
+/// CPU time of this process, in microseconds.
 pub(crate) fn own_cpu() -> Result<f64> {
     Ok(Used::by(&[i32::try_from(std::process::id())?])?.cpu)
 }
 
-/// Processor time that the programs have used which this process ran to their end, in microseconds.
+/// CPU time of all child processes that have exited, in microseconds.
 pub(crate) fn children_cpu() -> Result<f64> {
     let stat = procfs::process::Process::myself()?.stat()?;
     Ok((stat.cutime + stat.cstime) as f64 * 1e6 / procfs::ticks_per_second() as f64)
 }
 
-/// Looks at the memory of processes ten times a second.
+/// Records the maximum memory of processes. Reads it ten times a second.
 pub(crate) struct Peak {
     most: watch::Receiver<f64>,
     _looking: JoinSet<()>,
 }
 
 impl Peak {
-    /// From now on.
+    /// Starts to record.
     pub(crate) fn of(ids: Vec<i32>) -> Self {
         let (sender, most) = watch::channel(0.0);
         let mut looking = JoinSet::new();
         looking.spawn(async move {
             let mut tick = tokio::time::interval(Duration::from_millis(100));
-            // A process that has ended has no memory; what it was is said elsewhere.
+            // A process that has exited has no memory. Other code reports why it exited.
             while let Ok(memory) = memory(&ids) {
                 sender.send_modify(|most| *most = memory.max(*most));
                 tick.tick().await;
@@ -119,13 +120,13 @@ impl Peak {
         }
     }
 
-    /// The most at a time so far, in MiB.
+    /// The maximum of the total memory so far, in MiB.
     pub(crate) fn most(&self) -> f64 {
         *self.most.borrow()
     }
 }
 
-/// A server process that can be ended and started again with the same arguments.
+/// A server process that can be stopped and started again with the same arguments.
 pub(crate) struct Process {
     arguments: Vec<String>,
     log: PathBuf,
@@ -133,7 +134,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `arguments` on `cores`; the log goes to `log`. It ends with this process, however that ends.
+    /// Starts `arguments` on `cores`, with the output in `log`. The kernel kills the process when
+    /// this one exits for any reason.
     pub(crate) fn start(cores: &Cores, arguments: &[String], log: &Path) -> Result<Self> {
         let fixed = ["setpriv", "--pdeathsig", "KILL", "taskset", "-c"].map(String::from);
         let arguments = [&fixed[..], &[cores.to_string()], arguments].concat();
@@ -144,7 +146,7 @@ impl Process {
         })
     }
 
-    /// Ends it by `signal` and waits for its end.
+    /// Sends `signal` to the process, and waits until it exits.
     pub(crate) fn end(&mut self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.id()?).context("a process without an id")?;
         rustix::process::kill_process(pid, signal)?;
@@ -152,18 +154,17 @@ impl Process {
         Ok(())
     }
 
-    /// Starts it again after its end.
+    /// Starts the process again after it was stopped.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.child = spawn(&self.arguments, &self.log)?;
         Ok(())
     }
 
-    /// Its process id.
     pub(crate) fn id(&self) -> Result<i32> {
         Ok(i32::try_from(self.child.id())?)
     }
 
-    /// Its process id, and those of what it runs.
+    /// The IDs of the process and of its child processes.
     pub(crate) fn family(&self) -> Result<Vec<i32>> {
         let id = self.id()?;
         let mut family = vec![id];
@@ -174,7 +175,7 @@ impl Process {
         Ok(family)
     }
 
-    /// An error when it has ended, with the end of its log.
+    /// Fails if the process has exited. The error contains the last lines of its log.
     pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             let log = std::fs::read_to_string(&self.log)?;
@@ -187,13 +188,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // What it runs would outlive it.
+        // Child processes would outlive the process, so they are killed first.
         for id in self.family().unwrap_or_default() {
             if let Some(pid) = Pid::from_raw(id) {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
             }
         }
-        // An error says that it has ended already.
+        // An error means that the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

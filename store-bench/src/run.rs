@@ -1,4 +1,5 @@
-//! The order of a run: every round goes through all stores, so that what the machine does meanwhile meets all of them.
+//! The order of a run. Every round measures all stores, so that other load on the machine affects
+//! all of them.
 
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use crate::stores::{Kind, Running, Store};
 use crate::table::{Cell, Table};
 use crate::takeovers;
 
-/// Measures kine-nats beside etcd and Go kine. Wants etcd, kine, kine-nats, nats-server, etcd's benchmark, setpriv
-/// and taskset in PATH.
+/// Measures kine-nats beside etcd and Go kine. Needs etcd, kine, kine-nats, nats-server, etcd's
+/// benchmark, setpriv and taskset in PATH.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Cores of the load.
@@ -22,7 +23,7 @@ pub(crate) struct Args {
     /// Cores of all servers together.
     #[arg(long, value_name = "LIST", default_value = "0")]
     server_cores: Cores,
-    /// What to measure, of etcd, etcd-replicated, go-kine, kine-nats and kine-nats-replicated.
+    /// Stores to measure: etcd, etcd-replicated, go-kine, kine-nats or kine-nats-replicated.
     #[arg(
         long,
         value_name = "LIST",
@@ -30,7 +31,7 @@ pub(crate) struct Args {
         value_delimiter = ','
     )]
     stores: Vec<Kind>,
-    /// What the stores are put through in every round: Kubernetes' requests, and the phases of etcd's own program.
+    /// Loads of every round: the requests of Kubernetes, or the phases of etcd's own program.
     #[arg(
         long,
         value_name = "LIST",
@@ -38,32 +39,33 @@ pub(crate) struct Args {
         value_delimiter = ','
     )]
     loads: Vec<Load>,
-    /// Only with what is acknowledged on the disk.
+    /// Measure only stores that write to disk before they acknowledge.
     #[arg(long)]
     durable: bool,
-    /// How often every store goes through the phases.
+    /// Number of rounds for every store.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// How long a phase is that has no fixed number of requests.
+    /// Duration of each phase without a fixed number of requests.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     seconds: f64,
-    /// Namespaces of 5,000 keys that each round creates.
+    /// Number of namespaces, with 5,000 keys each, that each round creates.
     #[arg(long, value_name = "N", default_value_t = 2)]
     namespaces: u64,
-    /// Numbers of keys with which the durable stores are started again. 1000000 takes half an hour.
+    /// Numbers of keys for the restarts of the durable stores. 1000000 takes half an hour.
     #[arg(long, value_name = "LIST", default_value = "10000,100000", value_delimiter = ',', num_args = 0..)]
     starts: Vec<u64>,
-    /// How often the writer of a kine-nats that has a follower, and the leader of an etcd of three members, is killed.
+    /// Number of kills of the writer of kine-nats with a follower, and of the leader of a
+    /// three-member etcd.
     #[arg(long, value_name = "N", default_value_t = 5)]
     takeovers: usize,
 }
 
-/// What a store is put through.
+/// A kind of load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Load {
-    /// Requests as kube-apiserver sends them.
+    /// The requests that kube-apiserver sends.
     Kubernetes,
-    /// `benchmark` of etcd.
+    /// etcd's program `benchmark`.
     EtcdBenchmark,
 }
 
@@ -89,7 +91,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    // A start reads what was written; whether that was synced when it was written makes no difference.
+    // A start only reads data. Whether the earlier writes were synced makes no difference.
     for store in args.stores().filter(|store| store.durable) {
         for count in &args.starts {
             let mut running = Running::start(store, &args.server_cores, &[]).await?;

@@ -1,4 +1,4 @@
-//! How long a store takes to answer again: after it was asked to end, and after it was killed.
+//! How long a store takes to answer again after SIGTERM and after SIGKILL.
 
 use anyhow::Result;
 use rustix::process::Signal;

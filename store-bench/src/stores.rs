@@ -1,4 +1,4 @@
-//! The stores, and how each is started.
+//! The measured stores, and how to start each.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -14,23 +14,22 @@ use crate::process::{Cores, Peak, Process, Used};
 
 const START_LIMIT: Duration = Duration::from_secs(180);
 
-/// What is measured.
+/// A kind of store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// etcd of so many members.
+    /// etcd with this number of members.
     Etcd(usize),
-    /// Kine of k3s, with its NATS driver and one nats-server.
+    /// The kine of k3s, with its NATS driver and one nats-server.
     GoKine,
-    /// kine-nats with as many nats-servers.
+    /// kine-nats with this number of nats-servers.
     KineNats(usize),
 }
 
-/// A store and whether what it acknowledged is on the disk.
+/// A store, and whether it writes to disk before it acknowledges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Store {
-    /// Which one.
     pub(crate) kind: Kind,
-    /// Acknowledged means: a power failure does not lose it.
+    /// An acknowledged write survives a power failure.
     pub(crate) durable: bool,
 }
 
@@ -50,7 +49,7 @@ impl std::str::FromStr for Kind {
 }
 
 impl Store {
-    /// All of them; only those of equal `durable` are compared.
+    /// All measured stores. Only stores with the same `durable` are compared.
     pub(crate) const ALL: [Self; 8] = [
         Self::of(Kind::Etcd(1), true),
         Self::of(Kind::GoKine, true),
@@ -66,7 +65,7 @@ impl Store {
         Self { kind, durable }
     }
 
-    /// Heading of its column.
+    /// Heading of the store's column.
     pub(crate) fn name(self) -> &'static str {
         match self.kind {
             Kind::Etcd(1) => "etcd",
@@ -78,18 +77,19 @@ impl Store {
     }
 }
 
-/// A store that runs.
+/// A running store.
 pub(crate) struct Running {
-    /// The process that clients speak to.
+    /// The process that serves the clients.
     pub(crate) front: Process,
-    /// NATS servers, or the other members of etcd, with the ports for their clients.
+    /// The NATS servers or the other etcd members, with their client ports.
     behind: Vec<(Process, u16)>,
     port: u16,
     dir: TempDir,
 }
 
 impl Running {
-    /// Starts an empty store and waits until it answers; kine-nats with `more` arguments.
+    /// Starts an empty store, and waits until it answers. `more` are additional arguments of
+    /// kine-nats.
     pub(crate) async fn start(store: Store, cores: &Cores, more: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("store-bench-").tempdir()?;
         let mut running = match store.kind {
@@ -132,7 +132,8 @@ impl Running {
         Ok(running)
     }
 
-    /// Has clients speak to the member of etcd that leads, from which they are answered soonest.
+    /// Makes the etcd leader the member that serves the clients, because the leader answers
+    /// fastest.
     pub(crate) async fn lead(&mut self) -> Result<()> {
         for index in 0..self.behind.len() {
             if Client::new(self.behind[index].1)?.leads().await? {
@@ -144,13 +145,13 @@ impl Running {
         Ok(())
     }
 
-    /// A new connection to one of the members of etcd behind the one that clients speak to.
+    /// A new connection to another etcd member than the one that serves the clients.
     pub(crate) fn client_behind(&self) -> Result<Client> {
         let (_, port) = self.behind.first().context("etcd of one member")?;
         Client::new(*port)
     }
 
-    /// Starts another kine-nats on the streams of this one, and waits until it answers.
+    /// Starts a second kine-nats on the same streams, and waits until it answers.
     pub(crate) async fn beside(&self, cores: &Cores, more: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("store-bench-").tempdir()?;
         let port = free_port();
@@ -168,7 +169,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Host and port of what clients speak to.
+    /// Host and port for clients.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
@@ -190,8 +191,8 @@ impl Running {
         Ok(())
     }
 
-    /// Ends the process that clients speak to by `signal`, starts it again and waits until it answers. Answers when it was
-    /// started.
+    /// Stops the serving process with `signal`, starts it again and waits until it answers. Returns
+    /// the time of the start.
     pub(crate) async fn again(&mut self, signal: Signal) -> Result<Instant> {
         self.front.end(signal)?;
         let begun = Instant::now();
@@ -200,17 +201,17 @@ impl Running {
         Ok(begun)
     }
 
-    /// What its files take of the disk, in MiB.
+    /// Disk space of the store's files, in MiB.
     pub(crate) fn disk(&self) -> Result<f64> {
         Ok(blocks(self.dir.path())? as f64 * 512.0 / 1024.0 / 1024.0)
     }
 
-    /// What all its processes have used.
+    /// Total resource usage of all processes.
     pub(crate) fn used(&self) -> Result<Used> {
         Used::by(&self.ids()?)
     }
 
-    /// What the process that clients speak to has used, and those behind it, if there are any.
+    /// Resource usage of the serving process, and of the processes behind it, if there are any.
     pub(crate) fn used_apart(&self) -> Result<(Used, Option<Used>)> {
         let behind = self.behind.iter().map(|(process, _)| process.id());
         let behind = behind.collect::<Result<Vec<_>>>()?;
@@ -218,7 +219,7 @@ impl Running {
         Ok((Used::by(&[self.front.id()?])?, used.transpose()?))
     }
 
-    /// Looks at the memory of all its processes from now on.
+    /// Starts to record the maximum memory of all processes.
     pub(crate) fn peak(&self) -> Result<Peak> {
         Ok(Peak::of(self.ids()?))
     }
@@ -231,12 +232,12 @@ impl Running {
     }
 }
 
-/// Blocks of the disk that a folder's files have.
+/// Number of 512-byte disk blocks of the files in a folder.
 fn blocks(dir: &Path) -> Result<u64> {
     let mut all = 0;
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
-        // A file that is gone has none.
+        // A file that was deleted meanwhile has no blocks.
         let Ok(metadata) = entry.metadata() else { continue };
         all += metadata.blocks();
         if metadata.is_dir() {
@@ -246,7 +247,7 @@ fn blocks(dir: &Path) -> Result<u64> {
     Ok(all)
 }
 
-/// Starts members of a new etcd; one of several leads once they answer.
+/// Starts the members of a new etcd. A cluster of several members has a leader once they answer.
 fn start_etcd(members: usize, durable: bool, cores: &Cores, dir: TempDir) -> Result<Running> {
     let url = |port: &u16| format!("http://127.0.0.1:{port}");
     let peers: Vec<_> = (0..members).map(|_| free_port()).collect();
@@ -285,7 +286,7 @@ fn start_etcd(members: usize, durable: bool, cores: &Cores, dir: TempDir) -> Res
     })
 }
 
-/// kine-nats on streams with a replica on every server.
+/// Arguments of kine-nats on streams with a replica on every server.
 fn kine_nats(port: u16, servers: &[(Process, u16)], more: &[&str]) -> Vec<String> {
     let fixed = [
         "kine-nats".to_owned(),
@@ -294,14 +295,14 @@ fn kine_nats(port: u16, servers: &[(Process, u16)], more: &[&str]) -> Vec<String
         "--stream=KINE_bench".to_owned(),
         "--create".to_owned(),
         format!("--replicas={}", servers.len()),
-        // Room for a million objects.
+        // Enough for a million objects.
         format!("--quota={}", 4u64 << 30),
         format!("--max-bytes={}", 9u64 << 30),
     ];
     fixed.into_iter().chain(more.iter().map(ToString::to_string)).collect()
 }
 
-/// Where clients of these NATS servers find them.
+/// URLs of the NATS servers for clients.
 fn urls(servers: &[(Process, u16)]) -> String {
     let urls: Vec<_> = servers
         .iter()
@@ -310,7 +311,8 @@ fn urls(servers: &[(Process, u16)]) -> String {
     urls.join(",")
 }
 
-/// Starts nats-servers, a cluster if they are several, and waits until each says that it is healthy.
+/// Starts nats-servers, as a cluster if there are several. Waits until each reports that it is
+/// healthy.
 async fn start_nats(servers: usize, durable: bool, cores: &Cores, dir: &Path) -> Result<Vec<(Process, u16)>> {
     let ports = || (0..servers).map(|_| free_port()).collect::<Vec<_>>();
     let (clients, routes, monitors) = (ports(), ports(), ports());
@@ -319,7 +321,7 @@ async fn start_nats(servers: usize, durable: bool, cores: &Cores, dir: &Path) ->
     for server in 0..servers {
         let home = dir.join(format!("nats-{server}"));
         std::fs::create_dir(&home)?;
-        // Without `always` a nats-server syncs every two minutes, and acknowledges before.
+        // Without `always`, a nats-server syncs only every two minutes, and acknowledges earlier.
         let sync = if durable { "sync_interval: always" } else { "" };
         let mut config = format!(
             "listen: 127.0.0.1:{}\nhttp: 127.0.0.1:{}\nserver_name: n{server}\nmax_payload: 8MB\n\

@@ -1,35 +1,35 @@
-//! The tables: a row a phase, a column a store, in each cell the median of all rounds.
+//! The result tables: a row for each phase, a column for each store. Each cell is the median of all
+//! rounds.
 
 use crate::stores::Store;
 
-/// A load that uses more of its core than this is what limits a rate.
+/// If the load uses a larger share of its core than this, the load limits the rate.
 const LOAD_BOUND: f64 = 0.9;
 
-/// What the numbers of a cell are.
+/// The meaning of a cell's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Requests a second; their median and 99th percentile in milliseconds; processor time of each in microseconds; how
-    /// much of a core the load used.
+    /// Requests per second; their median and 99th percentile in milliseconds; CPU time of each in
+    /// microseconds; the share of a core that the load used.
     Requests,
-    /// Median and 99th percentile of a lag in milliseconds; processor time of each write in microseconds.
+    /// Median and 99th percentile of a lag in milliseconds; CPU time of each write in microseconds.
     Lag,
-    /// One number with so many digits behind the point.
+    /// One number with this number of decimals.
     Number(usize),
 }
 
-/// What one phase said of one store.
+/// The result of one phase for one store.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
-    /// What the numbers are.
     pub(crate) form: Form,
-    /// As `form` says.
+    /// The numbers, in the order that `form` describes.
     pub(crate) numbers: Vec<f64>,
-    /// Requests that failed, or events that did not come.
+    /// Number of failed requests or missing events.
     pub(crate) problems: u64,
 }
 
 impl Cell {
-    /// One number with so many digits behind the point.
+    /// A cell of one number with this number of decimals.
     pub(crate) fn number(value: f64, digits: usize) -> Self {
         Self {
             form: Form::Number(digits),
@@ -79,19 +79,19 @@ impl std::fmt::Display for Cell {
     }
 }
 
-/// All that was measured, in the order in which it came.
+/// All results, in the order in which they were added.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     seen: Vec<(Store, String, Result<Cell, String>)>,
 }
 
 impl Table {
-    /// Keeps what a phase said.
+    /// Adds the result of a phase.
     pub(crate) fn add(&mut self, store: Store, row: &str, cell: Cell) {
         self.add_or_refuse(store, row, Ok(cell));
     }
 
-    /// The same, or keeps why a phase does not work with the store.
+    /// Adds the result of a phase, or the reason why the phase does not work with the store.
     pub(crate) fn add_or_refuse(&mut self, store: Store, row: &str, cell: Result<Cell, String>) {
         match &cell {
             Ok(cell) => eprintln!("{}: {row}: {cell}", store.name()),
@@ -100,7 +100,7 @@ impl Table {
         self.seen.push((store, row.to_owned(), cell));
     }
 
-    /// The table of the stores of one class of durability, in Markdown; nothing if there are none.
+    /// The table of the stores of one class of durability, in Markdown; empty if there are none.
     pub(crate) fn print(&self, durable: bool) -> String {
         let is_shown = |store: &Store| store.durable == durable && self.seen.iter().any(|(seen, ..)| seen == store);
         let stores: Vec<_> = Store::ALL.into_iter().filter(is_shown).collect();
@@ -127,7 +127,8 @@ impl Table {
         text + &self.refusals(&stores)
     }
 
-    /// For each reason why phases do not work with one of `stores`, which they are.
+    /// A line for each reason why phases do not work with one of `stores`. Each line lists the
+    /// phases.
     fn refusals(&self, stores: &[Store]) -> String {
         let mut seen = Vec::<(Store, &str, Vec<&str>)>::new();
         for (store, row, cell) in &self.seen {

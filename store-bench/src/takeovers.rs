@@ -1,4 +1,5 @@
-//! How long nothing is written after the process that writes was killed, while another one can take over.
+//! Measures how long no write succeeds after the writer process is killed, while another process
+//! can take over.
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,12 @@ use crate::table::Cell;
 
 const VALUE: Bytes = Bytes::from_static(b"value");
 const FOLLOW: &[&str] = &["--follow"];
-/// A write that was given to the killed process is not waited for any longer than this before it is sent again.
+/// Timeout for a write before it is sent again, because the killed process may never answer.
 const PATIENCE: Duration = Duration::from_millis(100);
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Kills the writer so many times. What was killed follows the other one from its next start on.
+/// Kills the writer `times` times. The killed process is then started again, and follows the new
+/// writer.
 pub(crate) async fn run(store: Store, times: usize, cores: &Cores, rows: &mut impl FnMut(&str, Cell)) -> Result<()> {
     let gaps = match store.kind {
         Kind::Etcd(_) => of_etcd(store, times, cores).await?,
@@ -64,14 +66,14 @@ async fn of_etcd(store: Store, times: usize, cores: &Cores) -> Result<Vec<Durati
     Ok(gaps)
 }
 
-/// Kills the writer, and answers how long it takes until another one writes.
+/// Kills the writer, and returns the time until another process writes.
 async fn gap(writer: &mut Process, other: &Client, number: usize) -> Result<Duration> {
     let write = async |name: &str| {
         let key = format!("/registry/{name}/{number}");
         matches!(timeout(PATIENCE, other.put(&key, 0, VALUE)).await, Ok(Ok(_)))
     };
     let begun = Instant::now();
-    // That it is answered shows that the other one has found the writer.
+    // An answered write shows that the other process has found the writer.
     while !write("before").await {
         ensure!(
             begun.elapsed() < LIMIT,
@@ -80,7 +82,8 @@ async fn gap(writer: &mut Process, other: &Client, number: usize) -> Result<Dura
     }
     writer.end(Signal::KILL)?;
     let killed = Instant::now();
-    // A write that the killed process was to do may end in an error, and may be done all the same.
+    // A write that the killed process received may return an error, and may have been stored
+    // nevertheless.
     while !write("after").await {
         ensure!(
             killed.elapsed() < LIMIT,

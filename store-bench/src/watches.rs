@@ -1,4 +1,4 @@
-//! How late watches hear of what is written, and what watches cost while nothing is written.
+//! Measures how late watches deliver events, and the cost of idle watches.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,15 @@ use crate::phases::Keys;
 use crate::stores::Running;
 use crate::table::{Cell, Form};
 
-/// Writes a second, the same for every store: one that is slower would otherwise have the easier watches.
+/// Writes per second. The rate is the same for every store: otherwise a slower store would have
+/// fewer events to deliver.
 const RATE: u32 = 1_000;
-/// How long after the last write its events may come.
+/// Maximum wait for events after the last write.
 const LATE: Duration = Duration::from_secs(10);
 const IDLE_STREAMS: usize = 150;
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Measures 10 and 100 watches under writes.
+/// Measures 10 and 100 watches during writes.
 pub(crate) async fn run(
     store: &mut Running,
     keys: &Keys,
@@ -32,7 +33,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Writes at a steady rate under `all` watches, of which `matching` are of what is written.
+/// Writes at a steady rate with `all` open watches. `matching` of them cover the written keys.
 async fn lag(store: &mut Running, keys: &Keys, length: Duration, all: usize, matching: usize) -> Result<Cell> {
     let writes = u64::from(RATE) * length.as_millis() as u64 / 1000;
     let now = store.client()?.get("/registry/health").await?;
@@ -44,7 +45,7 @@ async fn lag(store: &mut Running, keys: &Keys, length: Duration, all: usize, mat
         } else {
             format!("/registry/resource-{number}/")
         };
-        // kube-apiserver has a connection of its own for each resource.
+        // kube-apiserver uses a separate connection for each resource.
         let watch = store.client()?.watch(&prefix, now + 1).await?;
         watching.spawn(follow(watch, keys.clone(), sender.clone()));
     }
@@ -71,7 +72,8 @@ async fn lag(store: &mut Running, keys: &Keys, length: Duration, all: usize, mat
     })
 }
 
-/// Sends writes at the rate, whether those before are answered or not. Answers how many were stored.
+/// Sends writes at the rate, even if earlier writes are not answered yet. Returns how many were
+/// stored.
 async fn write(keys: &Keys, writes: u64) -> Result<usize> {
     let begun = tokio::time::Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
@@ -105,7 +107,8 @@ fn lag_of(keys: &Keys, event: Bytes) -> Result<Option<Duration>> {
     Ok(event.kv.and_then(|pair| keys.age(&pair.value)))
 }
 
-/// Measures what watches cost while nothing is written: processor time in milliseconds a second, and memory.
+/// Measures the cost of watches while nothing is written: CPU time in milliseconds a second, and
+/// memory.
 pub(crate) async fn idle(store: &mut Running) -> Result<(f64, f64)> {
     let now = store.client()?.get("/registry/health").await?;
     let mut watches = Vec::new();
@@ -117,7 +120,7 @@ pub(crate) async fn idle(store: &mut Running) -> Result<(f64, f64)> {
                 .await?,
         );
     }
-    // What the phases before have left to do is not idle.
+    // Waits until the store has finished the work of the previous phases.
     tokio::time::sleep(IDLE / 2).await;
     let (before, begun) = (store.used()?, Instant::now());
     tokio::time::sleep(IDLE).await;

@@ -1,9 +1,10 @@
-//! The Helm chart: linted, rendered with every set of values in `charts/yoke/ci/`, and what comes out looked at.
+//! Checks the Helm chart: lints it, renders it with every set of values in `charts/yoke/ci/`, and
+//! checks the rendered objects.
 //!
-//! helm does the rendering; the checks over the rendered objects are pure.
+//! helm renders the chart. The checks of the rendered objects do no I/O.
 //!
-//! The operator's configuration in each of them is kept in `operator/testdata/chart/`, which the operator's tests read: so a
-//! value that the chart renders is one that the operator understands.
+//! The operator's configuration from each rendering is stored in `operator/testdata/chart/`. The
+//! operator's tests read it, so the operator accepts every value that the chart renders.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +16,7 @@ use crate::{Complaints, crds};
 
 const CHART: &str = "charts/yoke";
 const NAMESPACE: &str = "yoke-system";
-/// Renders the chart, as for a cluster with cert-manager.
+/// Arguments that render the chart, as for a cluster with cert-manager.
 const TEMPLATE: &[&str] = &[
     "template",
     "yoke",
@@ -26,7 +27,7 @@ const TEMPLATE: &[&str] = &[
     "cert-manager.io/v1",
 ];
 
-/// Values without a default, and examples of them.
+/// Values without a default, each with an example.
 const REQUIRED: [(&str, &str); 9] = [
     ("baseDomain", "yoke.example"),
     ("ingress.address", "192.0.2.1"),
@@ -39,10 +40,10 @@ const REQUIRED: [(&str, &str); 9] = [
     ("ssh.api.host", "api.example"),
 ];
 const CONFIGS: &str = "operator/testdata/chart";
-/// Values that readers copy.
+/// The example of chart values, for users to copy.
 const EXAMPLE: &str = "examples/host-values.yaml";
 
-/// Looks for helm in the folder `YOKE_BIN`, in `.dev/bin` and in PATH.
+/// Finds helm in the folder `YOKE_BIN`, in `.dev/bin` or in PATH.
 pub(crate) fn find_helm(root: &Path) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::var_os("YOKE_BIN").map(PathBuf::from).into_iter();
@@ -100,7 +101,7 @@ pub(crate) fn check(root: &Path, helm: &Path) -> Result<Complaints> {
     Ok(complaints)
 }
 
-/// The example of values can be rendered.
+/// Checks that the example values can be rendered.
 fn check_example(root: &Path, helm: &Path) -> Result<Complaints> {
     let output = Command::new(helm)
         .current_dir(root)
@@ -117,7 +118,7 @@ fn check_example(root: &Path, helm: &Path) -> Result<Complaints> {
     })
 }
 
-/// Without one of the values that have no default, helm says which is missing.
+/// Checks that helm names the missing value if a value without a default is not set.
 fn check_required(root: &Path, helm: &Path) -> Result<Complaints> {
     let mut complaints = Complaints::new();
     for missing in REQUIRED {
@@ -141,7 +142,8 @@ fn check_required(root: &Path, helm: &Path) -> Result<Complaints> {
     Ok(complaints)
 }
 
-/// Compares the operator's configuration with the one that its tests read, or with `UPDATE=1` writes that.
+/// Compares the operator's configuration with the one that the operator's tests read. With
+/// `UPDATE=1`, overwrites that file.
 fn check_config(objects: &[Value], kept: &Path) -> Result<Option<String>> {
     let is_config = |object: &&Value| object["kind"] == "ConfigMap" && object["metadata"]["name"] == "yoke-operator";
     let config = objects.iter().find(is_config);
@@ -164,7 +166,8 @@ fn inspect(objects: &[Value]) -> Complaints {
             "Deployment" => inspect_pod(&object["spec"]["template"]["spec"]),
             "ConfigMap" => inspect_config_map(&object["data"]),
             "Role" | "ClusterRole" => inspect_rules(&object["rules"], &plurals),
-            // cert-manager's default approver lets whoever may make a Certificate use any ClusterIssuer.
+            // cert-manager's default approver lets every user who can create a Certificate use any
+            // ClusterIssuer.
             "ClusterIssuer" => vec!["may not exist: every issuer of Yoke is namespaced".to_owned()],
             "Secret" => inspect_secret(object),
             _ => vec![],
@@ -225,13 +228,13 @@ fn inspect_pod(pod: &Value) -> Complaints {
     complaints
 }
 
-/// Every `@PLACEHOLDER@` of a carried file must have been replaced.
+/// Checks that no `@PLACEHOLDER@` is left in a file from another folder.
 fn inspect_config_map(data: &Value) -> Complaints {
     let mut complaints = Complaints::new();
     for (file, content) in data.as_object().into_iter().flatten() {
         let is_placeholder =
             |word: &&str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
-        // Of the pieces between at signs, the first and the last cannot be enclosed by two.
+        // A placeholder is between two at signs, so the first and the last piece cannot be one.
         let pieces: Vec<_> = text(content).split('@').collect();
         let enclosed = pieces.get(1..pieces.len().saturating_sub(1)).unwrap_or_default();
         for word in enclosed.iter().filter(|word| is_placeholder(word)) {
@@ -241,7 +244,7 @@ fn inspect_config_map(data: &Value) -> Complaints {
     complaints
 }
 
-/// No rule may say `*`, and a resource of Yoke must be one that has a CRD.
+/// Checks that no rule contains `*`, and that each resource of Yoke in a rule has a CRD.
 fn inspect_rules(rules: &Value, plurals: &[String]) -> Complaints {
     let mut complaints = Complaints::new();
     for rule in items(rules) {

@@ -1,4 +1,4 @@
-//! Files that the chart must carry and that another folder owns: helm reads nothing outside the chart.
+//! Copies files of another folder into the chart, because helm cannot read files outside the chart.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -1,6 +1,6 @@
-//! `crds/*.yaml` and the chart's copy of them, from the types in yoke-api.
+//! Generates `crds/*.yaml` and the chart's copy of them from the types in yoke-api.
 //!
-//! The same types give the same bytes: keys are sorted, and nothing of the time or machine goes in.
+//! The output depends only on the types: keys are sorted, and it contains no time or host name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::Complaints;
 const COMMAND: &str = "cargo xtask crds";
 const FOLDERS: [&str; 2] = ["crds", "charts/yoke/files/crds"];
 
-/// Writes every file and removes those that no type stands behind any more.
+/// Writes every file, and removes files that no longer belong to a type.
 pub(crate) fn write(root: &Path) -> Result<()> {
     let wanted = wanted_files()?;
     for stray in strays(root, &wanted)? {
@@ -51,7 +51,7 @@ pub(crate) fn check(root: &Path) -> Result<Complaints> {
     Ok(complaints)
 }
 
-/// Plural names of the custom resources, for checks of RBAC rules.
+/// Plural names of the custom resources, for the checks of RBAC rules.
 pub(crate) fn plurals() -> Vec<String> {
     definitions()
         .into_iter()
@@ -87,7 +87,8 @@ fn to_yaml(definition: Value) -> Result<String> {
     ))
 }
 
-/// Sorts the keys of every object, so that the text does not depend on how serde_json's map was compiled.
+/// Sorts the keys of every object, so that the output does not depend on the features of
+/// serde_json.
 fn sorted(value: Value) -> Value {
     match value {
         Value::Object(map) => {

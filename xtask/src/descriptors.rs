@@ -1,5 +1,6 @@
-//! What Envoy's messages are made of, as the ingress needs it to read the host owner's own configuration: compiled from the
-//! protocol files that the crate with Envoy's types carries, so that both are of one version.
+//! Generates the descriptors of Envoy's messages. The ingress needs them to read the configuration
+//! that a host owner adds. The input is the protocol files in the crate with Envoy's types, so that
+//! descriptors and types have the same version.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use crate::workspace::ask;
 
 const COMMAND: &str = "cargo xtask descriptors";
 const FILE: &str = "ingress-xds/envoy/descriptors.binpb";
-/// The crate with Envoy's types, and what its protocol files are relative to.
+/// The crate with Envoy's types, and its include folders for protocol files.
 const CRATE: &str = "envoy-types";
 const ROOTS: [&str; 8] = [
     "data-plane-api",
@@ -27,15 +28,16 @@ const ROOTS: [&str; 8] = [
     "cel-spec/proto",
     "ratelimit",
 ];
-/// The kinds of resources that may be written, and every extension that they may name.
+/// The resource types that an owner may add. The extensions below may be used in them.
 const RESOURCES: [&str; 4] = [
     "envoy/config/listener/v3/listener.proto",
     "envoy/config/cluster/v3/cluster.proto",
     "envoy/config/endpoint/v3/endpoint.proto",
     "envoy/config/route/v3/route.proto",
 ];
-/// Left out: a cluster by which clients choose where they get to, so nobody shall write it here. (protox does not understand it
-/// either: it looks relative names up in more than what a file imports.)
+/// Not included: in a dynamic forward proxy the client chooses the destination, so this
+/// configuration must not be allowed here. (protox cannot compile this file either, because it
+/// resolves relative names in more files than the imported ones.)
 const OPEN: &str = "envoy/extensions/clusters/dynamic_forward_proxy/v3/cluster.proto";
 const EXTENSIONS: [&str; 3] = ["envoy/extensions", "xds/type", "envoy/config"];
 
@@ -50,12 +52,12 @@ struct Package {
     manifest_path: PathBuf,
 }
 
-/// Writes the file.
+/// Writes the descriptors file.
 pub(crate) fn write(root: &Path) -> Result<()> {
     std::fs::write(root.join(FILE), compile(root)?).with_context(|| format!("cannot write {FILE}"))
 }
 
-/// Compares the file with what it is made from.
+/// Compares the file with the protocol files.
 pub(crate) fn check(root: &Path) -> Result<Complaints> {
     let same = std::fs::read(root.join(FILE)).is_ok_and(|bytes| compile(root).is_ok_and(|expected| bytes == expected));
     Ok(if same {
@@ -79,7 +81,8 @@ fn compile(root: &Path) -> Result<Vec<u8>> {
     let roots = ROOTS.map(|folder| protocol.join(folder));
     let (mut set, mut seen) = (FileDescriptorSet::default(), BTreeSet::new());
     for file in &files {
-        // Each by itself: protox looks relative names up in all that it has read.
+        // A new compiler for each file, because protox resolves relative names in all files that it
+        // has read.
         let mut compiler = Compiler::new(&roots)?;
         compiler.include_imports(true).open_file(file)?;
         let compiled = compiler.file_descriptor_set().file.into_iter();
@@ -89,7 +92,7 @@ fn compile(root: &Path) -> Result<Vec<u8>> {
     Ok(set.encode_to_vec())
 }
 
-/// Files of version 3: those before it Envoy does not take any more.
+/// Collects the files of version 3. Envoy no longer accepts earlier versions.
 fn gather(root: &Path, folder: &Path, files: &mut Vec<String>) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Ok(());

@@ -1,4 +1,5 @@
-//! The manifests in `examples/`, against the types and the schema of the API, without a cluster.
+//! Checks the manifests in `examples/` against the types and the schema of the API. Needs no
+//! cluster.
 //!
 //! A server-side dry run on the development stack checks the same files against CEL rules (`e2e`).
 
@@ -13,10 +14,10 @@ use crate::Complaints;
 
 const FOLDER: &str = "examples";
 const GROUP: &str = "yoke.drzzl.io/";
-/// Files that hold no Kubernetes objects.
+/// Files without Kubernetes objects.
 const OTHERS: [&str; 3] = ["host-values.yaml", "nats-values.yaml", "github-workflow.yaml"];
 
-/// Checks every document of every file.
+/// Checks every document of every manifest.
 pub(crate) fn check(root: &Path) -> Result<Complaints> {
     let mut files = Vec::new();
     find_manifests(&root.join(FOLDER), &mut files)?;
@@ -78,7 +79,7 @@ fn parse<T: serde::de::DeserializeOwned>(document: &Value) -> Result<(), String>
         .map_err(|error| error.to_string())
 }
 
-/// Fields that the schema does not have: a typed object would drop them.
+/// Finds fields that are not in the schema. A typed object would drop them silently.
 fn find_unknown(value: &Value, schema: &Value, path: &str, complaints: &mut Complaints) {
     if let Some(items) = value.as_array() {
         for item in items {

@@ -1,6 +1,7 @@
-//! Which crate of the workspace may depend on which: `docs/layers.txt` against the manifests.
+//! Compares the dependencies between the crates of the workspace with `docs/layers.txt`.
 //!
-//! One line a crate: `name: dependency …`. A dependency of tests only has `(test)` behind it.
+//! Each line describes a crate: `name: dependency …`. `(test)` follows a dependency that only tests
+//! use.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! `cargo xtask`: writes what is generated from the code, and checks what no compiler checks.
+//! `cargo xtask`: generates files from the code, and checks rules that the compiler cannot check.
 //!
 //! ```text
 //!  yoke-api types ──crds──▶ crds/*.yaml ──▶ charts/yoke/files/crds/*.yaml
@@ -8,7 +8,8 @@
 //!  docs/layers.txt, crds/, the chart, every *.rs, *.md and example ──check──▶ a list of complaints, each naming what to do
 //! ```
 //!
-//! A check returns its complaints; [`run`] prints them all before it fails, so one round shows everything.
+//! A check returns its complaints. [`run`] prints all of them before it fails, so that one run
+//! shows every problem.
 
 #![allow(
     clippy::print_stdout,
@@ -36,7 +37,7 @@ use clap::{Parser, Subcommand};
 
 use crate::workspace::Workspace;
 
-/// Writes what is generated from the code, and checks what no compiler checks.
+/// Generate files from the code, and check rules that the compiler cannot check.
 #[derive(Parser, Debug)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 pub struct Arguments {
@@ -48,30 +49,33 @@ pub struct Arguments {
 enum Command {
     /// Write crds/*.yaml and the chart's copy of them from the types in api/.
     Crds,
-    /// Copy into the chart what it must carry of other folders.
+    /// Copy the files of other folders that the chart needs into the chart.
     ChartFiles,
     /// Write ingress-xds/envoy/descriptors.binpb from the protocol files of the crate with Envoy's types.
     Descriptors,
     /// Write the book's reference pages from the types in api/.
     Reference,
-    /// Run every check below, and those of reference pages, examples, links, and that every .rs file is part of a crate.
+    /// Run every check below. Also check reference pages, examples, links, and that every .rs file
+    /// is part of a crate.
     Check,
-    /// Compare the dependencies between crates and between modules with docs/layers.txt, and look for import cycles.
+    /// Compare the dependencies between crates and between modules with docs/layers.txt, and look
+    /// for import cycles.
     CheckLayers,
-    /// Write the module lines of docs/layers.txt as the code is. Review the difference.
+    /// Write the module lines of docs/layers.txt from the imports in the code. Review the
+    /// difference.
     Layers,
-    /// Look for sentence openings and words that the language guide drops.
+    /// Look for sentence openings and words that the language guide rejects.
     CheckProse,
-    /// Lint and render the chart with helm and look at what comes out.
+    /// Lint the chart, render it with helm, and check the rendered objects.
     CheckChart,
 }
 
-/// What a check found wrong, one sentence each; empty when all is well.
+/// Problems that a check found, one sentence each. Empty if there are none.
 type Complaints = Vec<String>;
 
 const NO_HELM: &str = "helm is neither in YOKE_BIN, .dev/bin nor PATH";
 
-/// Runs one command in the workspace that this crate was built in.
+/// Runs one command in the workspace from which this crate was built.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let workspace = Workspace::load()?;
     let root = workspace.root.as_path();
@@ -103,12 +107,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Prints an error with its causes.
+/// Prints an error and its causes to stderr.
 pub fn report(error: &anyhow::Error) {
     eprintln!("error: {error:#}");
 }
 
-/// A missing helm skips the check, except under `CI`, where a check that did not run has not passed.
+/// Skips the check if helm is missing. Under `CI` that is a complaint, because a skipped check has
+/// not passed.
 fn check_chart(root: &Path) -> Result<Option<Complaints>> {
     match chart::find_helm(root) {
         Some(helm) => chart::check(root, &helm).map(Some),

@@ -1,7 +1,7 @@
-//! Links, anchors and source paths in the documentation.
+//! Checks links, anchors and source paths in the documentation.
 //!
-//! Input: every `*.md` of the repository, and paths of `docs/` that other text files name. Output: one complaint for each target that
-//! does not exist. Links to other hosts are not followed.
+//! Input: every `*.md` of the repository, and paths of `docs/` in other text files. Output: one
+//! complaint for each target that does not exist. Links to other hosts are not followed.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result};
 
 use crate::Complaints;
 
-/// Folders of the checkout with files that are not part of the repository.
+/// Folders whose files are not part of the repository.
 const SKIPPED: [&str; 4] = ["target", ".dev", ".git", "node_modules"];
 const BOOK: &str = "docs/book/src";
 const SUMMARY: &str = "SUMMARY.md";
-/// Text files that may name a page, beside Markdown.
+/// Extensions of the text files, besides Markdown, that may name a page.
 const NAMERS: [&str; 5] = ["rs", "yaml", "toml", "sh", "tpl"];
-/// Kinds of files in `docs/` that other files name.
+/// Extensions of the files in `docs/` that other files name.
 const NAMED: [&str; 4] = [".md", ".json", ".txt", ".svg"];
 
 /// Checks all pages of the repository.
@@ -55,19 +55,19 @@ pub(crate) fn check(root: &Path) -> Result<Complaints> {
     Ok(complaints)
 }
 
-/// What of a page is checked.
+/// The parts of a page that are checked.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Page {
     /// Targets of links and images.
     links: Vec<String>,
-    /// Words between backquotes that look like paths.
+    /// Code spans that look like paths.
     paths: Vec<String>,
     /// Anchors of the headings.
     anchors: Vec<String>,
 }
 
 impl Page {
-    /// Reads the text outside of fenced blocks.
+    /// Parses the text outside of fenced code blocks.
     fn parse(text: &str) -> Self {
         let mut page = Self::default();
         let mut within = false;
@@ -82,7 +82,7 @@ impl Page {
             if let Some(title) = line.strip_prefix('#') {
                 page.anchors.push(to_anchor(title.trim_start_matches('#').trim()));
             }
-            // Between backquotes there are no links.
+            // A code span contains no links.
             for (index, part) in line.split('`').enumerate() {
                 if index % 2 == 1 && is_path(part) {
                     page.paths.push(part.to_owned());
@@ -94,7 +94,7 @@ impl Page {
     }
 }
 
-/// Targets of `[text](target)`; the text may have code in it, the target has not.
+/// Targets of `[text](target)`. The text may contain code spans, the target may not.
 fn find_links(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = line;
@@ -108,7 +108,7 @@ fn find_links(line: &str) -> Vec<String> {
     found
 }
 
-/// The anchor that GitHub and mdBook give a heading.
+/// The anchor that GitHub and mdBook generate for a heading.
 fn to_anchor(title: &str) -> String {
     let kept = title.chars().filter_map(|character| match character {
         ' ' => Some('-'),
@@ -123,13 +123,13 @@ fn is_path(word: &str) -> bool {
     word.contains('/') && !word.starts_with(['/', '.', '-']) && word.chars().all(is_plain)
 }
 
-/// Whether a path begins with a folder of the repository, so that it names a file of it.
+/// Whether a path begins with a folder of the repository, and so names a source file.
 fn names_source(root: &Path, path: &str) -> bool {
     let first = path.split('/').next().unwrap_or_default();
     !SKIPPED.contains(&first) && root.join(first).is_dir()
 }
 
-/// Paths of pages and other documents that a text names.
+/// Paths of documents that a text names.
 fn find_named(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (start, _) in text.match_indices("docs/") {
@@ -163,7 +163,7 @@ fn check_link(root: &Path, file: &Path, link: &str, pages: &BTreeMap<PathBuf, St
     if anchor.is_empty() {
         return None;
     }
-    // A page may be reached through a symbolic link of the book.
+    // The book may contain the page as a symbolic link.
     let real = root.join(&path).canonicalize().ok();
     let real = real
         .as_deref()
@@ -178,7 +178,7 @@ fn check_link(root: &Path, file: &Path, link: &str, pages: &BTreeMap<PathBuf, St
     }
 }
 
-/// Every page of the book is in its summary, or mdBook leaves it out.
+/// Checks that the summary lists every page of the book, because mdBook leaves out other pages.
 fn check_summary(root: &Path, pages: &BTreeMap<PathBuf, String>) -> Result<Complaints> {
     let book = Path::new(BOOK);
     let summary = book.join(SUMMARY);
@@ -210,7 +210,8 @@ fn read(root: &Path, file: &Path) -> Result<String> {
     std::fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// Regular files below a folder, by their paths within the checkout. Symbolic links are not followed.
+/// Finds regular files below a folder, as paths relative to the root. Does not follow symbolic
+/// links.
 fn find_files(root: &Path, folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
         let entry = entry?;
@@ -247,7 +248,8 @@ mod tests {
 
     #[test]
     fn named_documents_are_found() {
-        // Written with another folder, or this test would name pages that do not exist.
+        // The text uses another folder name, because this test must not name pages that do not
+        // exist.
         let text = "see DOCS/adr/0001-a.md. And DOCS/x/{name}.svg, ../DOCS/b.json, https://h/DOCS/c.md, \"DOCS/d.txt\"";
         let found = find_named(&text.replace("DOCS", "docs"));
         let found: Vec<_> = found.iter().map(|path| path.replace("docs", "DOCS")).collect();

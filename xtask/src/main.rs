@@ -1,4 +1,4 @@
-//! `cargo xtask`: writes what is generated from the code, and checks what no compiler checks.
+//! `cargo xtask`: generates files from the code, and checks rules that the compiler cannot check.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Checks the structure inside each crate: which files import which.
+//! Checks the imports between the files inside each crate.
 //!
 //! ```text
 //!  a target's root file ──tree──▶ its modules and their files
@@ -9,7 +9,8 @@
 //!
 //! A crate whose cycles are not broken yet has its largest one in docs/layers.txt; that number may only fall.
 //!
-//! Test code is left out. A re-export is followed to the file that defines the name, and is no import by itself.
+//! Test code is left out. An import through a re-export counts as an import of the file that
+//! defines the name. The re-export itself does not count.
 
 mod cycles;
 mod imports;
@@ -24,7 +25,7 @@ use anyhow::Result;
 use crate::Complaints;
 use crate::workspace::Workspace;
 
-/// The import graph of one target: for each file the files it imports, with the imported names.
+/// The import graph of one target: for each file, the files that it imports and the imported names.
 type Graph = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
 /// Rejects import cycles of more than two files, and imports between modules that docs/layers.txt does not list.
@@ -50,7 +51,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
     Ok(complaints)
 }
 
-/// Writes the module lines of docs/layers.txt as the code is.
+/// Writes the module lines of docs/layers.txt from the imports in the code.
 pub(crate) fn write_layers(workspace: &Workspace) -> Result<()> {
     let mut found = layers::ModuleLayers::new();
     for (package, root_file) in targets(workspace) {
@@ -60,7 +61,8 @@ pub(crate) fn write_layers(workspace: &Workspace) -> Result<()> {
     layers::write(&workspace.root, &found)
 }
 
-/// The library, or else the first binary, of each package: further binaries are a few files each.
+/// The library of each package, or the first binary if there is no library. Other binaries have
+/// only a few files each.
 fn targets(workspace: &Workspace) -> impl Iterator<Item = (&str, &Path)> {
     workspace.packages.iter().flat_map(|package| {
         let of_kind = |kind: &'static str| {

@@ -1,5 +1,5 @@
-//! That every `.rs` file under a crate is reached by `mod` from one of its targets: a file that nothing mounts is not
-//! compiled, so neither it nor its tests can fail.
+//! Checks that every `.rs` file of a crate is reachable through `mod` from one of its targets. An
+//! unreachable file is not compiled, so neither the file nor its tests can fail.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const KNOWN_INCLUDES: [(&str, &str); 2] = [
     ("yoke-operator-bench", "operator/tests/support/mod.rs"),
 ];
 
-/// Compares the files that exist with those that the module trees reach.
+/// Compares the existing files with those that the module trees reach.
 pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
     let mut complaints = Complaints::new();
     for package in &workspace.packages {
@@ -47,15 +47,15 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
     Ok(complaints)
 }
 
-/// A module that another file mounts: its name, and its file when `#[path]` gives one.
+/// A `mod` item: its name, and its file if `#[path]` is set.
 #[derive(Debug, PartialEq)]
 struct Mount {
     name: String,
     path: Option<String>,
 }
 
-/// Adds `file` and everything that it mounts. A target's root has its modules beside it, any other file in the folder
-/// of its own name.
+/// Adds `file` and all files that it reaches. The modules of a target's root file are beside it.
+/// The modules of any other file are in the folder with its name.
 fn mount(file: &Path, root: bool, mounted: &mut BTreeSet<PathBuf>) -> Result<()> {
     if !mounted.insert(file.to_owned()) {
         return Ok(());
@@ -73,7 +73,7 @@ fn mount(file: &Path, root: bool, mounted: &mut BTreeSet<PathBuf>) -> Result<()>
             None => vec![within.join(format!("{name}.rs")), within.join(&name).join("mod.rs")],
         };
         for candidate in candidates.iter().filter(|candidate| candidate.is_file()) {
-            // A given path may go up, and a file has one name here.
+            // A path in `#[path]` may contain `..`, but each file must have only one name here.
             let file = candidate
                 .canonicalize()
                 .with_context(|| format!("cannot find {}", candidate.display()))?;
@@ -83,7 +83,8 @@ fn mount(file: &Path, root: bool, mounted: &mut BTreeSet<PathBuf>) -> Result<()>
     Ok(())
 }
 
-/// The `mod name;` items of a source text, at any depth; `#[path = "…"]` counts when it stands right before one.
+/// Finds the `mod name;` items of a source text, at any depth. A `#[path = "…"]` counts only
+/// directly before an item.
 fn find_mounts(text: &str) -> Vec<Mount> {
     let mut mounts = Vec::new();
     let mut path = None;

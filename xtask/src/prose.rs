@@ -1,4 +1,5 @@
-//! The prose lint: sentence openings and words that the language guide drops, in comments of production code.
+//! The prose lint: finds sentence openings and words that the language guide rejects, in comments
+//! of production code.
 //!
 //! ```text
 //!  *.rs without tests ──blocks──▶ runs of comment lines ──paragraphs──▶ text without code and links
@@ -17,7 +18,7 @@ use crate::workspace::Workspace;
 
 const EXCEPTIONS: &str = "docs/prose-exceptions.txt";
 
-/// Words that no sentence begins with: they leave the subject out.
+/// Words that must not begin a sentence, because they leave out the subject.
 const OPENINGS: &[&str] = &[
     "Who",
     "Whoever",
@@ -47,10 +48,10 @@ const OPENINGS: &[&str] = &[
     "His",
 ];
 
-/// Words that no comment begins with: what they stand for is not in the comment yet.
+/// Words that must not begin a comment, because they refer to something that is not in the comment.
 const FIRST_WORDS: &[&str] = &["It", "Its", "They", "These", "Them", "There is one", "So"];
 
-/// Words that the guide drops, each with the words that it uses.
+/// Rejected words, each with its replacements.
 const WORDS: &[(&str, &str)] = &[
     ("told", "published, notified"),
     ("anew", "again; starts, restarts"),
@@ -138,16 +139,16 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
     Ok(complaints)
 }
 
-/// A place that the guide speaks against.
+/// A place in a comment that violates the guide.
 #[derive(Debug, PartialEq)]
 struct Finding {
-    /// Line of the paragraph's beginning, from 1.
+    /// First line of the paragraph, counted from 1.
     line: usize,
     word: String,
     advice: String,
 }
 
-/// The findings in the comments of a source text, up to its unit tests.
+/// Finds violations in the comments of a source text. Stops at the unit tests.
 fn find(text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (line, paragraph) in paragraphs(text) {
@@ -180,7 +181,7 @@ fn find(text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The paragraphs of all comments, with the lines that they begin on. Code blocks are left out.
+/// The paragraphs of all comments, each with its first line. Code blocks are left out.
 fn paragraphs(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut current: Option<(usize, &str, String)> = None;
@@ -214,7 +215,7 @@ fn paragraphs(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The marker and the text of a line that is a comment as a whole.
+/// The marker and the text of a line that contains only a comment.
 fn split_comment(line: &str) -> Option<(&'static str, &str)> {
     let line = line.trim_start();
     ["//!", "///", "//"]
@@ -222,7 +223,7 @@ fn split_comment(line: &str) -> Option<(&'static str, &str)> {
         .find_map(|marker| Some((marker, line.strip_prefix(marker)?)))
 }
 
-/// The text with each piece of code in it replaced by a name.
+/// Replaces each code span with a placeholder word.
 fn strip_code(text: &str) -> String {
     let parts = text.split('`').enumerate();
     parts
@@ -255,7 +256,7 @@ fn contains_word(text: &str, word: &str) -> bool {
         .any(|(index, _)| !text[..index].ends_with(is_part) && !text[index + word.len()..].starts_with(is_part))
 }
 
-/// The exceptions: `path: word: reason` a line.
+/// Reads the exceptions, one per line: `path: word: reason`.
 fn read_exceptions(root: &Path) -> Result<(BTreeSet<(String, String)>, Complaints)> {
     let text = std::fs::read_to_string(root.join(EXCEPTIONS)).with_context(|| format!("cannot read {EXCEPTIONS}"))?;
     let (mut exceptions, mut complaints) = (BTreeSet::new(), Complaints::new());
@@ -275,7 +276,7 @@ fn read_exceptions(root: &Path) -> Result<(BTreeSet<(String, String)>, Complaint
     Ok((exceptions, complaints))
 }
 
-/// The `.rs` files of production code: below `src`, without test modules and generated code.
+/// The `.rs` files of production code: files below `src`, without test modules and generated code.
 fn source_files(workspace: &Workspace) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for package in &workspace.packages {

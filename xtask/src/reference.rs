@@ -1,11 +1,13 @@
-//! Reference pages of the book, from the types in yoke-api and from the comments of their sources.
+//! Generates reference pages of the book from the types in yoke-api and from the comments in their
+//! sources.
 //!
 //! ```text
 //!  CRD types ──▶ cluster.md, tenant.md, join-token.md
 //!  yoke-api's conditions, reasons and labels, with their comments ──▶ conditions.md, labels.md
 //! ```
 //!
-//! `cli.md` and `metrics.md` belong to tests of the crates that have the commands and metrics: this crate depends on no process.
+//! Tests of other crates generate `cli.md` and `metrics.md`, because those crates define the
+//! commands and metrics. This crate does not depend on them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,7 +26,7 @@ const FOLDER: &str = "docs/book/src/reference";
 const CONDITIONS: &str = "api/src/condition.rs";
 const LABELS: &str = "api/src/labels.rs";
 
-/// Writes every page that differs.
+/// Writes every page that has changed.
 pub(crate) fn write(root: &Path) -> Result<()> {
     for (file, text) in build(root)? {
         let path = root.join(&file);
@@ -69,7 +71,7 @@ fn head(title: &str, source: &str) -> String {
     format!("<!-- Made from {source} by `{COMMAND}`; change that and run it again. -->\n\n# {title}\n\n")
 }
 
-/// One page for a kind: columns, and a table of all fields.
+/// The page of a kind: its printer columns, and a table of all fields.
 fn build_kind(definition: &CustomResourceDefinition) -> Result<String> {
     let names = &definition.spec.names;
     let version = definition.spec.versions.first().context("a CRD has a version")?;
@@ -127,7 +129,7 @@ fn add_fields(schema: &Value, path: &str, page: &mut String) {
             to_default(field),
             to_meaning(field)
         );
-        // The same in every kind of Kubernetes, and described by the page of conditions.
+        // Conditions have the same fields in every kind. The page of conditions describes them.
         if name == "conditions" {
             continue;
         }
@@ -190,14 +192,14 @@ fn to_rules(schema: &Value) -> String {
     }
 }
 
-/// A description as one line of a table.
+/// A description as one line for a table cell.
 fn to_text(value: &Value) -> String {
     let text = value.as_str().unwrap_or_default();
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     escape(&line)
 }
 
-/// Without what Markdown and HTML would take for their own outside of code.
+/// Escapes characters outside of code spans that Markdown or HTML would interpret.
 fn escape(line: &str) -> String {
     let mut text = String::new();
     for (index, part) in line.split('`').enumerate() {
@@ -213,7 +215,8 @@ fn escape(line: &str) -> String {
     text
 }
 
-/// Names of a list in a source file, each with the comment before it. A name is what `parse` finds in a line.
+/// The names of a list in a source file, each with the comment before it. `parse` finds the name in
+/// a line.
 fn documented<'a>(text: &'a str, parse: impl Fn(&'a str) -> Option<&'a str>) -> Vec<(&'a str, String)> {
     let mut comment = Vec::new();
     let mut found = Vec::new();
@@ -230,7 +233,7 @@ fn documented<'a>(text: &'a str, parse: impl Fn(&'a str) -> Option<&'a str>) -> 
     found
 }
 
-/// A doc comment as one line: links to items become their names.
+/// A doc comment as one line. Replaces links to items with their names.
 fn to_comment(lines: &[&str]) -> String {
     let text = lines.join(" ").replace("[`", "`").replace("`]", "`");
     escape(&text.replace("crate::", ""))
@@ -244,7 +247,7 @@ fn variant(line: &str) -> Option<&str> {
     is_name.then_some(name)
 }
 
-/// The text between a line that begins with `begin` and the next line that is `}` at its margin.
+/// The text between a line that begins with `begin` and the next line that is an unindented `}`.
 fn section<'a>(text: &'a str, begin: &str) -> Result<&'a str> {
     let (_, behind) = text
         .split_once(begin)
@@ -284,7 +287,7 @@ fn build_labels(source: &str) -> Result<String> {
     ensure!(values.len() > 10, "{LABELS} has too few labels: {}", values.len());
     let mut page = head("Labels and annotations", LABELS);
     page.push_str("Keys of labels, annotations and finalizers, and values of fixed sets. Those without a slash are values.\n\n| key or value | meaning |\n|---|---|\n");
-    // Comments name constants, readers know their values.
+    // The comments name constants, but readers only know the values.
     let constants: Vec<_> = source
         .lines()
         .filter_map(|line| {
@@ -303,7 +306,7 @@ fn build_labels(source: &str) -> Result<String> {
     Ok(page)
 }
 
-/// What to do about a reason, where somebody has to do something.
+/// Instructions for the reasons that require an action of the user.
 const REMEDIES: [(Reason, &str); 40] = [
     (Reason::UnknownVersion, "Choose a version that the message names."),
     (

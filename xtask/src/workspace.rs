@@ -1,4 +1,4 @@
-//! The workspace as `cargo metadata` tells it. The one place that asks cargo.
+//! Reads the workspace from `cargo metadata`. No other module runs cargo.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,17 +7,16 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// The workspace's packages.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Workspace {
-    /// Folder of the workspace's manifest.
+    /// Folder of the workspace manifest.
     #[serde(rename = "workspace_root")]
     pub(crate) root: PathBuf,
-    /// The members, with their dependencies as written in the manifests.
+    /// The members of the workspace, with their dependencies as written in the manifests.
     pub(crate) packages: Vec<Package>,
 }
 
-/// One member.
+/// A member of the workspace.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -26,13 +25,13 @@ pub(crate) struct Package {
     pub(crate) targets: Vec<Target>,
 }
 
-/// One dependency of a member.
+/// A dependency of a member.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// `dev` or `build`; absent for one that ends up in the product.
+    /// `dev` or `build`; `None` for a normal dependency.
     pub(crate) kind: Option<String>,
-    /// Set for a crate of this workspace.
+    /// Set if the dependency is a crate of this workspace.
     pub(crate) path: Option<PathBuf>,
 }
 
@@ -45,14 +44,14 @@ pub(crate) struct Target {
 }
 
 impl Workspace {
-    /// Asks cargo about the workspace of this crate, without the network.
+    /// Reads the workspace of this crate, without network access.
     pub(crate) fn load() -> Result<Self> {
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
         ask(Path::new(manifest), &["--no-deps"])
     }
 }
 
-/// What `cargo metadata` says of a manifest, without the network.
+/// Runs `cargo metadata` for a manifest, without network access.
 pub(crate) fn ask<T: DeserializeOwned>(manifest: &Path, arguments: &[&str]) -> Result<T> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)

@@ -1,5 +1,5 @@
-//! `make bench`: how long it takes until a Cluster answers, how long after its process was killed and after it was woken, and
-//! what it costs idle.
+//! `make bench`: measures how long a Cluster takes to answer after its creation, after its process
+//! was killed and after it was woken. Also measures the cost of an idle Cluster.
 //!
 //! Prints the tables of `docs/benchmarks`, with the [floor](Floor) of the same rounds.
 #![allow(clippy::print_stdout, reason = "the tables are the result")]
@@ -35,14 +35,14 @@ const GET: [&str; 4] = ["get", "namespaces", "-o", "name"];
 const KUBECTL: &str = "kubectl get namespaces";
 const API_SERVER: &str = "kube-apiserver";
 const STORE: &str = "kine-nats";
-/// What is aimed at, beside what was measured.
+/// A target, and the measured value.
 struct Target {
     aim: &'static str,
     measured: String,
     met: bool,
 }
 
-/// Times by what took them, in the order of the table.
+/// Durations by name, in the order of the table.
 #[derive(Default)]
 struct Times(Vec<(String, Vec<Duration>)>);
 
@@ -108,7 +108,7 @@ impl Times {
         }
     }
 
-    /// Whether so many hundredths of what took a time took so many seconds at most.
+    /// Compares a percentile of the durations of `what` with a target in seconds.
     fn target(&self, aim: &'static str, what: &str, hundredths: usize, seconds: u64) -> Target {
         let times = self.0.iter().find(|(known, _)| known == what);
         let time = times.map_or(Duration::MAX, |(_, times)| at(times, hundredths));
@@ -120,7 +120,7 @@ impl Times {
     }
 }
 
-/// The time in which so many hundredths were done.
+/// The given percentile of durations.
 fn at(times: &[Duration], hundredths: usize) -> Duration {
     let mut times = times.to_vec();
     times.sort();
@@ -138,7 +138,8 @@ fn print_targets(targets: &[Target]) {
     }
 }
 
-/// Creates a Cluster: the time of each condition as a watch saw it, of the first answer, and of its API server's start.
+/// Creates a Cluster. Records the time of each condition as a watch saw it, of the first answer,
+/// and of its API server's start.
 async fn create(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<()> {
     let floor = Floor::before(name)?;
     let ((seen, answered), floor) = tokio::try_join!(watch_creation(tenant, name), floor.measure(LIMIT))?;
@@ -164,7 +165,7 @@ async fn watch_creation(tenant: &TenantFixture, name: &str) -> Result<(Vec<(Cond
     let mut seen = Vec::<(ConditionType, Duration)>::new();
     let watch = async {
         while let Some(cluster) = changes.next().await {
-            // The watch begins anew after an error.
+            // The watch restarts after an error.
             let Ok(cluster): Result<Cluster, _> = cluster else {
                 continue;
             };
@@ -188,7 +189,8 @@ async fn watch_creation(tenant: &TenantFixture, name: &str) -> Result<(Vec<(Cond
     Ok((seen, begin.elapsed()))
 }
 
-/// Sends a Cluster to sleep: the time that a request takes by which it wakes, and that of its API server's start.
+/// Lets a Cluster sleep and wakes it. Records the time of the request that wakes it, and of its API
+/// server's start.
 async fn wake(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<()> {
     let kubeconfig = tenant.kubeconfig(name).await?;
     let floor = Floor::before(name)?;
@@ -209,7 +211,7 @@ async fn wake(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<(
     Ok(())
 }
 
-/// Adds a worker to the demo cluster, and gives the time until its Node is Ready.
+/// Adds a worker to the demo cluster. Returns the time until its Node is Ready.
 async fn join(stack: &Stack) -> Result<Duration> {
     let typed = Instant::now();
     let worker = Worker::join(stack, &stack.dir.join("ssh/demo"), "demo").await?;
@@ -218,7 +220,8 @@ async fn join(stack: &Stack) -> Result<Duration> {
     Ok(time)
 }
 
-/// Kills kube-apiserver, then kine-nats: the time to the next answer of each, and that of the API server's start.
+/// Kills kube-apiserver, then kine-nats. Records the time to the next answer after each, and of the
+/// API server's start.
 async fn recover(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<()> {
     let floor = Floor::before(name)?;
     let (answered, floor) = tokio::try_join!(kill(tenant, name, API_SERVER), floor.measure(LIMIT))?;
@@ -228,7 +231,7 @@ async fn recover(tenant: &TenantFixture, name: &str, times: &mut Times) -> Resul
     Ok(())
 }
 
-/// Kills a process of a control plane, and gives the time to the next answer.
+/// Kills a process of a control plane. Returns the time to the next answer.
 async fn kill(tenant: &TenantFixture, name: &str, container: &str) -> Result<Duration> {
     let kubeconfig = tenant.kubeconfig(name).await?;
     let client = yoke_e2e::stack::client(&kubeconfig).await?;
@@ -258,9 +261,11 @@ async fn container_pid(tenant: &TenantFixture, name: &str, container: &str) -> R
     network::container_pid(&tenant.stack, &pod, container).await
 }
 
-/// Prints what each process of an idle control plane uses. What all use: milliseconds of a core a second, and bytes.
+/// Prints the resource usage of each process of an idle control plane. Returns the total: CPU usage
+/// in milliseconds a second, and memory in bytes.
 async fn idle(tenant: &TenantFixture, name: &str) -> Result<(f64, u64)> {
-    // The caches of a new API server fill for a while; its own bookkeeping is not what an idle cluster costs.
+    // The caches of a new API server fill for a while. This initial work is not part of the cost of
+    // an idle cluster.
     tokio::time::sleep(IDLE).await;
     let mut pids = Vec::new();
     for container in CONTAINERS {
@@ -288,7 +293,7 @@ async fn idle(tenant: &TenantFixture, name: &str) -> Result<(f64, u64)> {
     Ok((cpu, memory))
 }
 
-/// Processor time that some processes have used together.
+/// Total CPU time of several processes.
 fn used_by(family: &[u32]) -> Result<Duration> {
     family.iter().map(|pid| process::cpu_time(*pid)).sum()
 }

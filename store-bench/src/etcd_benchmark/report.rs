@@ -1,29 +1,28 @@
-//! What etcd's `benchmark` prints at the end of a phase.
+//! Parses the report that etcd's `benchmark` prints at the end of a phase.
 
 use std::str::FromStr;
 
-/// Characters of a reason: the rest is left out.
+/// Maximum length of a reason in characters. The rest is cut off.
 const LONGEST_REASON: usize = 200;
 
-/// One of its reports.
+/// A report of the program.
 #[derive(Debug, PartialEq)]
 pub(super) struct Report {
-    /// Requests answered a second.
+    /// Answered requests per second.
     pub(super) rate: f64,
-    /// Median of their times in milliseconds.
+    /// Median latency in milliseconds.
     pub(super) median: f64,
-    /// The 99th percentile.
+    /// 99th percentile of the latency in milliseconds.
     pub(super) slowest: f64,
-    /// Requests that failed.
     pub(super) failed: u64,
 }
 
 impl FromStr for Report {
     type Err = String;
 
-    /// The error is that of most requests, where none was answered.
+    /// The error is the most frequent error, if no request was answered.
     fn from_str(text: &str) -> Result<Self, String> {
-        // The program leaves out times that are nought.
+        // The program leaves out latencies that are zero.
         let mut report = Self {
             rate: 0.0,
             median: 0.0,
@@ -64,7 +63,8 @@ fn seconds(text: &str) -> Result<f64, String> {
     number(text.trim_end_matches(" secs."))
 }
 
-/// Why the program ended with an error, of what it wrote about it: the line that says so, or else the last one.
+/// The reason why the program failed, from its error output: the line that names the error, or else
+/// the last line.
 pub(super) fn reason(errors: &str) -> String {
     let lines = || {
         errors

@@ -1,4 +1,4 @@
-//! A kube-apiserver on the store that is measured, and its client.
+//! A kube-apiserver on the measured store, and its client.
 
 use std::time::{Duration, Instant};
 
@@ -12,17 +12,16 @@ use yoke_test_support::kubernetes::{OWNER_TOKEN, Options};
 
 use crate::process::{Cores, Process};
 
-/// Objects of a page.
+/// Number of objects in a page of a list.
 const PAGE: usize = 500;
-/// How long anything may be waited for: a million objects take minutes to load.
+/// Timeout for each wait: a million objects take minutes to load.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The server.
+/// A running kube-apiserver.
 pub(super) struct Server {
-    /// Its process.
     pub(super) process: Process,
-    /// Who may do everything.
+    /// Client with all permissions.
     pub(super) client: Client,
     _dir: TempDir,
 }
@@ -43,12 +42,12 @@ impl Server {
         })
     }
 
-    /// Asks it to end.
+    /// Stops the server with SIGTERM.
     pub(super) fn end(&mut self) -> Result<()> {
         self.process.end(Signal::TERM)
     }
 
-    /// Starts it again after its end.
+    /// Starts the server again after it was stopped.
     pub(super) fn begin(&mut self) -> Result<()> {
         self.process.begin()
     }
@@ -58,7 +57,7 @@ impl Server {
         let begun = Instant::now();
         while let Err(error) = self.client.create(&path, object.clone()).await {
             let status = error.downcast_ref::<kube::Error>();
-            // An attempt of which nothing was heard may have done it.
+            // An attempt without an answer may have created the object.
             if matches!(status, Some(kube::Error::Api(status)) if status.code == 409) {
                 break;
             }
@@ -69,7 +68,7 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until `/readyz` succeeds.
     pub(super) async fn ready(&mut self) -> Result<()> {
         let begun = Instant::now();
         while self.client.text("/readyz").await.is_err() {
@@ -81,15 +80,13 @@ impl Server {
     }
 }
 
-/// A client of the server.
 #[derive(Clone)]
 pub(super) struct Client(kube::Client);
 
-/// A page of a list, of which the objects are only counted.
+/// A page of a list. The objects are only counted.
 #[derive(Deserialize)]
 pub(super) struct Page {
     metadata: PageMetadata,
-    /// The objects.
     pub(super) items: Vec<IgnoredAny>,
 }
 
@@ -104,7 +101,7 @@ impl Client {
         let mut config = kube::Config::new(url.parse()?);
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
-        // What is waited for here is measured, and so is the server's time for an answer.
+        // The benchmark measures waiting and response times itself, so the client does not retry.
         config.default_retry = false;
         config.disable_compression = true;
         Ok(Self(kube::Client::try_from(config)?))
@@ -122,7 +119,8 @@ impl Client {
         Ok(())
     }
 
-    /// Reads a path until the answer is as it should be; an error is an answer that is not.
+    /// Reads a path until `is` accepts the answer. An error counts as an answer that is not
+    /// accepted.
     pub(super) async fn wait<T: DeserializeOwned>(&self, path: &str, is: impl Fn(&T) -> bool) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -137,7 +135,7 @@ impl Client {
         }
     }
 
-    /// Lists what is below a path in pages. Answers how many there are.
+    /// Lists the objects below a path in pages. Returns their number.
     pub(super) async fn list(&self, path: &str) -> Result<u64> {
         let (mut seen, mut next) = (0, String::new());
         loop {

@@ -1,40 +1,42 @@
-//! The kinds and the objects of a fleet. The same number gives the same bytes.
+//! The kinds and objects of a fleet. A number always produces the same bytes.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Where CRDs are created.
+/// Path for creating CRDs.
 pub(super) const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-/// Where namespaces are created.
+/// Path for creating namespaces.
 pub(super) const NAMESPACES: &str = "/api/v1/namespaces";
-/// Kinds of a group.
+/// Number of kinds in an API group.
 const IN_GROUP: u64 = 50;
-/// Fields in the schema of a kind, which makes a CRD of some 10 KiB.
+/// Number of fields in the schema of a kind. Makes a CRD of about 10 KiB.
 const FIELDS: u64 = 60;
-/// Fields that an object has, each with so many letters: with what the API server adds, 1 KiB is stored of it.
+/// Number of fields that are set in an object, each to a text of `LETTERS` letters. With the API
+/// server's metadata, a stored object has 1 KiB.
 const FILLED: u64 = 6;
 const LETTERS: usize = 40;
 
-/// How many there are of what.
+/// Size of the fleet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fleet {
-    /// CRDs.
+    /// Number of CRDs.
     pub(super) kinds: u64,
-    /// Objects of all kinds together.
+    /// Number of objects of all kinds together.
     pub(super) objects: u64,
-    /// Namespaces that the objects are in.
+    /// Number of namespaces that contain the objects.
     pub(super) namespaces: u64,
 }
 
 impl Fleet {
-    /// The path below which object `number` is created, and its bytes. The kinds take turns.
+    /// The path below which object `number` is created, and its JSON. Consecutive numbers belong to
+    /// different kinds.
     pub(super) fn object(self, number: u64) -> (String, Vec<u8>) {
         let (kind, namespace) = self.place(number);
         let path = format!("/apis/{}/v1/namespaces/{namespace}/{}", group(kind), plural(kind));
         (path, self.json(number).to_string().into_bytes())
     }
 
-    /// The key below which kube-apiserver stores object `number`.
+    /// The etcd key under which kube-apiserver stores object `number`.
     pub(super) fn key(self, number: u64) -> String {
         let (kind, namespace) = self.place(number);
         format!(
@@ -51,7 +53,6 @@ impl Fleet {
         (number % self.kinds, format!("ns-{namespace}"))
     }
 
-    /// Object `number`.
     pub(super) fn json(self, number: u64) -> Value {
         let (kind, namespace) = self.place(number);
         let fields = (0..FILLED).map(|field| (field_name(field), json!(letters(number * FILLED + field))));
@@ -69,8 +70,9 @@ impl Fleet {
         format!("/apis/{}/v1/{}", group(kind), plural(kind))
     }
 
-    /// The path that reads one object of a kind, if it has any, from the kind's watch cache. A list with a selector and
-    /// without a limit is refused with 429 while that is not loaded (`ResilientWatchCacheInitialization`, Kubernetes 1.35).
+    /// The path that reads one object of a kind, if there is one, from the kind's watch cache.
+    /// While the cache is not loaded, the API server rejects a list that has a selector and no
+    /// limit with 429 (`ResilientWatchCacheInitialization`, Kubernetes 1.35).
     pub(super) fn cached(kind: u64) -> String {
         format!(
             "{}?resourceVersion=0&fieldSelector=metadata.name%3D{}",
@@ -80,7 +82,7 @@ impl Fleet {
     }
 }
 
-/// A CRD, as much of it as is read.
+/// The fields of a CRD that the benchmark reads.
 #[derive(Deserialize)]
 pub(super) struct Crd {
     #[serde(default)]
@@ -100,7 +102,7 @@ struct Condition {
 }
 
 impl Crd {
-    /// Whether its condition says so.
+    /// Whether the condition `Established` is true.
     pub(super) fn is_established(&self) -> bool {
         let mut conditions = self.status.conditions.iter();
         conditions.any(|condition| condition.r#type == "Established" && condition.status == "True")
@@ -149,7 +151,6 @@ pub(super) fn crd(kind: u64) -> Vec<u8> {
     crd.to_string().into_bytes()
 }
 
-/// A namespace.
 pub(super) fn namespace(number: u64) -> Vec<u8> {
     let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": format!("ns-{number}")}});
     object.to_string().into_bytes()
@@ -175,7 +176,7 @@ fn field_name(field: u64) -> String {
     format!("field{field:02}")
 }
 
-/// Letters that no compression makes much smaller.
+/// A text of letters that does not compress well.
 fn letters(seed: u64) -> String {
     let mut state = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let letter = || {

@@ -1,4 +1,4 @@
-//! Objects as kube-apiserver stores them, for a store that is filled without it.
+//! Builds objects as kube-apiserver stores them, so that a store can be filled without it.
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::objects::Fleet;
 use crate::client::Client;
 
-/// What kube-apiserver stored of the first object of each kind; the others differ from it in little.
+/// The stored form of the first object of each kind. The other objects differ only in name,
+/// namespace, labels and spec.
 pub(super) struct Stored {
     fleet: Fleet,
     firsts: Vec<Value>,
@@ -28,7 +29,8 @@ impl Stored {
         Ok(Self { fleet, firsts })
     }
 
-    /// Key and value of an object. Its times and `managedFields` are those of the first one of its kind.
+    /// Key and value of an object. Timestamps and `managedFields` are those of the first object of
+    /// its kind.
     pub(super) fn object(&self, number: u64) -> (String, Bytes) {
         let mut stored = self.firsts[(number % self.fleet.kinds) as usize].clone();
         let mut object = self.fleet.json(number);

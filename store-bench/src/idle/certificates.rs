@@ -1,4 +1,5 @@
-//! The files that a control plane finds in its Secrets, under one CA in place of several.
+//! Writes the files that a control plane finds in its Secrets. One CA replaces the several real
+//! ones.
 
 use std::path::Path;
 
@@ -7,21 +8,22 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose
 use serde_json::json;
 use yoke_pki::service_account::ServiceAccountKey;
 
-/// Who may do everything, without being one of those whose requests do not count as use.
+/// Client with all permissions. Unlike requests of the components, its requests count as use of the
+/// cluster.
 const OWNER: (&str, &str, &str) = ("owner", "owner", "system:masters");
-/// Clients: name of the files, user, group.
+/// Client certificates: file name, user and group.
 const CLIENTS: [(&str, &str, &str); 3] = [
     ("kubelet-client", "yoke:kubelet-client", "yoke:kubelet-clients"),
     ("front-proxy-client", "front-proxy-client", "yoke"),
     OWNER,
 ];
-/// Clients that have a kubeconfig in a folder of their own.
+/// Clients that have a kubeconfig in their own folder.
 const COMPONENTS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
-/// Bundles that are all the one CA here.
+/// CA bundles. All of them contain the one CA.
 const BUNDLES: [&str; 4] = ["client-ca", "kubelet-ca", "front-proxy-ca", "root-ca"];
 
-/// Writes all of them into `dir`, and a kubeconfig of each component for `url` into the folder of its name. Answers the
-/// certificate and the key of who may do everything.
+/// Writes all files into `dir`. Each component's folder gets a kubeconfig for `url`. Returns the
+/// certificate and the key of the client with all permissions.
 pub(super) fn write(dir: &Path, url: &str) -> Result<(String, String)> {
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::new(vec![])?;

@@ -20,7 +20,7 @@ use super::variants::{LAUNCH, Variant};
 use crate::process::{Cores, Process, Used};
 use crate::stores::{Kind, Running, Store};
 
-/// Where the operator's templates have what is elsewhere here.
+/// Paths and addresses in the operator's templates that are replaced here.
 const PKI: &str = "/etc/kubernetes/pki";
 const CONFIG: &str = "/etc/kubernetes/config";
 const SOCKET: &str = "unix:///run/kine/kine.sock";
@@ -30,22 +30,22 @@ const API_SERVER: &str = "kube-apiserver";
 /// Clients of the API server, with the ports of their probes.
 const CLIENTS: [(&str, u16); 2] = [("kube-controller-manager", 10257), ("kube-scheduler", 10259)];
 const API_PORT: u16 = 6443;
-/// Says to its clients for which name it has its certificate.
+/// Option that sets the server name of the API server's certificate for its clients.
 const NAME: &str = "--name";
-/// What kube-controller-manager makes last of what a new cluster is waited for.
+/// The last of the initial objects that kube-controller-manager creates and the benchmark waits
+/// for.
 const LAST: &str = "/api/v1/namespaces/default/serviceaccounts/default";
-/// What is asked for where a control plane is used.
+/// Path that the load reads from a control plane in use.
 const READ: &str = "/api/v1/namespaces/default";
 const LIMIT: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
-/// Requests at a time; more of them wait.
+/// Maximum number of concurrent requests.
 const CONNECTIONS: u64 = 4;
 
-/// A control plane that runs.
+/// A running control plane.
 pub(super) struct Plane {
-    /// What it is.
     pub(super) variant: Variant,
-    /// Ended in this order: clients before servers.
+    /// Dropped in this order: clients before servers.
     _probes: JoinSet<()>,
     clients: Vec<Process>,
     api_server: Process,
@@ -55,22 +55,22 @@ pub(super) struct Plane {
     _dir: TempDir,
 }
 
-/// Requests that are sent until this is dropped.
+/// A load of requests. Stops when this is dropped.
 pub(super) struct Load {
     answered: Arc<AtomicUsize>,
     _sending: JoinSet<()>,
 }
 
-/// What the operator tells a store beside where things are.
+/// Options of a store that are taken from the operator's template. The addresses are set here.
 const FLAGS: [&str; 4] = ["--audit=", "--ignore-user-agent=", "--follow", "--end-when-replaced"];
 
-/// Where a control plane is started.
+/// State of a control plane while its processes are started.
 struct Site<'a> {
     variant: Variant,
     template: Template,
     cores: &'a Cores,
     path: &'a Path,
-    /// What of the template is elsewhere here.
+    /// Texts of the template, and their replacements.
     places: Vec<(String, String)>,
     probes: JoinSet<()>,
 }
@@ -81,7 +81,7 @@ impl Site<'_> {
         places.fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
     }
 
-    /// Starts the store. Answers by which address the API server finds it, too.
+    /// Starts the store. Also returns the address at which the API server finds it.
     async fn start_store(&mut self) -> Result<(Running, String)> {
         let store = Store {
             kind: self.variant.store(),
@@ -105,9 +105,10 @@ impl Site<'_> {
         Ok((running, address))
     }
 
-    /// Starts a component, whose probes usually go to another port.
+    /// Starts a component. In the template, its probes use the port `usual`.
     fn start(&mut self, name: &str, usual: u16, port: u16) -> Result<Process> {
-        // Each finds its own Secret there; what several of them have is in the folder above.
+        // Each component mounts its own Secret on the same path; files that several of them use are
+        // in the parent folder.
         let own = format!("{}/{name}/kubeconfig", self.path.display());
         let kubeconfig = format!("{PKI}/kubeconfig");
         let command = self.variant.change(name, self.template.command(name)?);
@@ -125,7 +126,8 @@ impl Site<'_> {
         Ok(process)
     }
 
-    /// Asks as the kubelet does: on a new connection each time, without asking for the certificate.
+    /// Probes as the kubelet does: on a new connection each time, without verifying the
+    /// certificate.
     fn probe(&mut self, name: &str, usual: u16, port: u16) -> Result<()> {
         let container = self.template.container(name)?;
         let liveness = (&container.liveness_probe, self.variant.liveness());
@@ -141,7 +143,7 @@ impl Site<'_> {
                 tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 loop {
                     tick.tick().await;
-                    // What it says is not looked at: whether the process goes on is seen elsewhere.
+                    // The result does not matter. Other code checks whether the process still runs.
                     if let Ok(client) = connect(&url, None) {
                         let _ = get(&client, &path).await;
                     }
@@ -153,7 +155,7 @@ impl Site<'_> {
 }
 
 impl Plane {
-    /// Starts it, and waits until it has what a new cluster has.
+    /// Starts the control plane, and waits until the objects of a new cluster exist.
     pub(super) async fn start(variant: Variant, cores: &Cores) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("store-bench-").tempdir()?;
         let (path, port) = (dir.path(), free_port());
@@ -173,9 +175,9 @@ impl Plane {
                 (CONFIG.to_owned(), config.display().to_string()),
                 (AUDIT.to_owned(), format!("127.0.0.1:{}", free_port())),
                 (format!("127.0.0.1:{API_PORT}"), format!("127.0.0.1:{port}")),
-                // The API server's certificate is for its address here.
+                // The API server's certificate is valid for its address here.
                 (name, "127.0.0.1".to_owned()),
-                // From PATH, as the programs that it starts.
+                // Found in PATH, as are the programs that it starts.
                 (LAUNCH.to_owned(), "yoke-launch".to_owned()),
             ],
             probes: JoinSet::new(),
@@ -202,7 +204,7 @@ impl Plane {
         })
     }
 
-    /// What its processes have used.
+    /// Resource usage of the processes.
     pub(super) fn used(&self) -> Result<Uses> {
         let used = |process: &Process| Used::by(&process.family()?);
         let mut uses: Uses = [None; COLUMNS.len()];
@@ -216,7 +218,7 @@ impl Plane {
         Ok(uses)
     }
 
-    /// An error when one of its processes has ended.
+    /// Fails if one of the processes has exited.
     pub(super) fn check(&mut self) -> Result<()> {
         for process in self
             .clients
@@ -228,7 +230,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Sends requests at a rate, of somebody who uses the cluster.
+    /// Sends requests at a rate, like a user of the cluster.
     pub(super) fn load(&self, rate: u64) -> Result<Load> {
         let answered = Arc::new(AtomicUsize::new(0));
         let mut sending = JoinSet::new();
@@ -254,7 +256,7 @@ impl Plane {
 }
 
 impl Load {
-    /// Requests that were answered so far.
+    /// Number of answered requests so far.
     pub(super) fn answered(&self) -> usize {
         self.answered.load(Ordering::Relaxed)
     }
@@ -262,7 +264,7 @@ impl Load {
 
 impl Drop for Plane {
     fn drop(&mut self) {
-        // A client whose server has gone would only write its log full.
+        // Clients stop first, because a client without its server would fill its log with errors.
         self.clients.clear();
     }
 }

@@ -1,10 +1,10 @@
-//! The table: a row a control plane, a column a process.
+//! The table: a row for each control plane, and a column for each process.
 
 use std::time::Duration;
 
 use crate::process::Used;
 
-/// The columns; the last one is not part of a control plane, and not in the sums.
+/// The columns. The last one is not part of a control plane, so the sums leave it out.
 pub(super) const COLUMNS: [&str; 5] = [
     "kube-apiserver",
     "kube-controller-manager",
@@ -14,17 +14,17 @@ pub(super) const COLUMNS: [&str; 5] = [
 ];
 const OUTSIDE: usize = 4;
 
-/// What the processes of a control plane have used, a number a column; none where there is no such process.
+/// Resource usage of a control plane, by column; `None` if the control plane has no such process.
 pub(super) type Uses = [Option<Used>; COLUMNS.len()];
 
-/// What was measured.
+/// The rows of the table.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     rows: String,
 }
 
 impl Report {
-    /// A row, of what was used before and after a time.
+    /// Adds a row for the difference in usage over an interval.
     pub(super) fn add(&mut self, label: &str, before: &Uses, after: &Uses, time: Duration) {
         let (mut cpu, mut memory, mut cells) = (0.0, 0.0, String::new());
         for (column, (before, after)) in before.iter().zip(after).enumerate() {

@@ -1,4 +1,5 @@
-//! What the operator builds of a control plane, from its golden files, in place of a copy that would age: its containers.
+//! Reads the containers of a control plane from the operator's golden files. A copy would become
+//! outdated.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -7,29 +8,29 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container};
 /// A Cluster of the operator's tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
-    /// One whose fields all have their defaults.
+    /// All fields have their defaults.
     Plain,
-    /// One that sleeps after a while without use, so that its API server tells of requests.
+    /// The Cluster sleeps after a time without use, so its API server sends audit events.
     Audited,
 }
 
-/// The containers of a control plane, and the files that its API server reads beside its Secret.
+/// The containers of a control plane, and the files of its ConfigMap.
 pub(super) struct Template {
     containers: Vec<Container>,
-    /// Name and text.
+    /// Name and content.
     pub(super) files: Vec<(String, String)>,
 }
 
-/// What a container runs.
+/// The command of a container.
 pub(super) struct Command {
-    /// Variables of the environment.
+    /// Environment variables.
     pub(super) environment: Vec<(String, String)>,
     /// Program and arguments.
     pub(super) arguments: Vec<String>,
 }
 
 impl Template {
-    /// Reads it.
+    /// Reads the golden files of a case.
     pub(super) fn read(case: Case) -> Result<Self> {
         let (set, files) = match case {
             Case::Plain => (
@@ -50,20 +51,20 @@ impl Template {
         })
     }
 
-    /// A container.
+    /// The container with this name.
     pub(super) fn container(&self, name: &str) -> Result<&Container> {
         let found = self.containers.iter().find(|container| container.name == name);
         found.with_context(|| format!("no container {name}"))
     }
 
-    /// What a container's program is told behind an option.
+    /// The argument after an option in a container's command.
     pub(super) fn option(&self, name: &str, option: &str) -> Result<String> {
         let arguments = self.command(name)?.arguments;
         let mut behind = arguments.into_iter().skip_while(|argument| argument != option).skip(1);
         behind.next().with_context(|| format!("{name} has no {option}"))
     }
 
-    /// What a container runs.
+    /// The command of a container.
     pub(super) fn command(&self, name: &str) -> Result<Command> {
         let container = self.container(name)?;
         let variables = container.env.iter().flatten();

@@ -1,12 +1,17 @@
-//! What is measured: control planes as the operator builds them, as nobody changed Kubernetes' defaults, without one of the
-//! operator's settings each, and with one more that it does not have, because it gives little and takes something away.
+//! The measured variants of a control plane:
+//!
+//! - as the operator builds it
+//! - with Kubernetes' defaults
+//! - without one of the operator's settings each
+//! - with one setting that the operator does not use, because its gain is small and it has
+//!   drawbacks
 
 use std::str::FromStr;
 
 use super::template::{Case, Command};
 use crate::stores::Kind;
 
-/// A control plane.
+/// A variant of a control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Variant(&'static Row);
 
@@ -16,22 +21,22 @@ struct Row {
     label: &'static str,
     case: Case,
     store: Kind,
-    /// What is taken back of what the operator sets.
+    /// Settings of the operator that this variant removes.
     without: &'static [&'static str],
-    /// What is set besides: an argument of a component.
+    /// An additional argument: the component and the argument.
     with: Option<(&'static str, &'static str)>,
-    /// Timer slack of kube-apiserver in ms, in place of the operator's.
+    /// Timer slack of kube-apiserver in ms, in place of the operator's value.
     slack: Option<&'static str>,
-    /// `GOGC` of kube-apiserver, in place of the operator's.
+    /// `GOGC` of kube-apiserver, in place of the operator's value.
     collector: Option<&'static str>,
-    /// Period of liveness probes in s, in place of the operator's.
+    /// Period of liveness probes in s, in place of the operator's value.
     liveness: Option<u64>,
-    /// Whether it is also measured while it is used.
+    /// Whether the variant is also measured while it is in use.
     used: bool,
 }
 
-/// The operator's settings whose only aim is that an idle control plane costs less. What another one is set for, as by whom
-/// requests are authenticated, is the same for all.
+/// The operator's settings whose only purpose is to make an idle control plane cheaper. Settings
+/// with another purpose, such as authentication of requests, are the same in all variants.
 const SETTINGS: &[&str] = &[
     LAUNCH,
     "--leader-elect=",
@@ -40,14 +45,15 @@ const SETTINGS: &[&str] = &[
     "GOGC",
     "GOMAXPROCS",
 ];
-/// The program that starts the components with a longer timer slack, which is the argument behind it.
+/// The program that starts the components with a longer timer slack, which is one of its arguments.
 pub(super) const LAUNCH: &str = "/run/launch/yoke-launch";
-/// Its flag of components that run beside the store that writes only, and how many arguments there are with it: that the API
-/// server serves before them is seen to here.
+/// Option of `LAUNCH` that makes a component wait until its store is the writer, and the number of
+/// arguments from this option on. The arguments also make the component wait for the API server,
+/// which the benchmark does itself.
 const WRITER: &str = "--writer";
 const CONDITIONS: usize = 8;
 
-/// What a cluster without workers could do without, until it has some.
+/// Argument that disables the controllers which a cluster without workers does not need.
 const FEW: &str = "--controllers=*,-persistentvolume-attach-detach-controller,-persistentvolume-binder-controller,\
     -persistentvolume-expander-controller,-horizontal-pod-autoscaler-controller,-taint-eviction-controller,-ttl-controller,\
     -ttl-after-finished-controller,-selinux-warning-controller,-ephemeral-volume-controller,-resourceclaim-controller";
@@ -186,45 +192,45 @@ const ROWS: &[Row] = &[
 ];
 
 impl Variant {
-    /// All there are.
+    /// All variants.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         ROWS.iter().map(Self)
     }
 
-    /// By which it is chosen.
+    /// Name that selects the variant on the command line.
     pub(super) fn name(self) -> &'static str {
         self.0.name
     }
 
-    /// Beginning of its row.
+    /// First column of its row.
     pub(super) fn label(self) -> &'static str {
         self.0.label
     }
 
-    /// The Cluster that it is of.
+    /// The Cluster from whose golden files the variant is built.
     pub(super) fn case(self) -> Case {
         self.0.case
     }
 
-    /// Its store.
+    /// The kind of its store.
     pub(super) fn store(self) -> Kind {
         self.0.store
     }
 
-    /// Period of its liveness probes in s, if it is not the operator's.
+    /// Period of the liveness probes in s, if it differs from the operator's.
     pub(super) fn liveness(self) -> Option<u64> {
         self.0.liveness
     }
 
-    /// Whether it is also measured while it is used.
+    /// Whether the variant is also measured while it is in use.
     pub(super) fn is_used_too(self) -> bool {
         self.0.used
     }
 
-    /// Takes back what a component is to be without, and adds what it is to have besides.
+    /// Changes the command of a component: removes and adds the settings of this variant.
     pub(super) fn change(self, component: &str, mut command: Command) -> Command {
         let stays = |text: &str| !self.0.without.iter().any(|without| text.starts_with(without));
-        // Another store does not tell whether it writes.
+        // Only kine-nats reports whether it is the writer.
         let is_asked = matches!(self.store(), Kind::KineNats(_)) && !self.0.without.contains(&LAUNCH);
         if !is_asked && command.arguments.get(1).is_some_and(|argument| argument == WRITER) {
             command.arguments.drain(1..=CONDITIONS);
@@ -268,7 +274,7 @@ mod tests {
     use super::super::template::Template;
     use super::*;
 
-    /// A setting that the operator no longer has, or calls otherwise, would be a row that says nothing.
+    /// If the operator removed or renamed a setting, the row without it would measure nothing.
     #[test]
     fn every_setting_that_is_taken_back_is_one_of_the_operator() {
         let containers = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];

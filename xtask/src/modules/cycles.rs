@@ -1,4 +1,4 @@
-//! Import cycles.
+//! Finds import cycles between files.
 
 use petgraph::algo::tarjan_scc;
 use petgraph::graphmap::DiGraphMap;
@@ -6,7 +6,8 @@ use petgraph::graphmap::DiGraphMap;
 use super::Graph;
 use crate::Complaints;
 
-/// Files of a cycle that may import each other: a type and the one function that makes it read well as a pair.
+/// Maximum number of files in an allowed cycle. A type and the one function that creates it are
+/// readable as a pair.
 const LARGEST: usize = 2;
 
 /// A cycle of a package: its number of files, and the complaint about it.
@@ -56,7 +57,7 @@ pub(super) fn find(graph: &Graph) -> Vec<Vec<String>> {
     cycles
 }
 
-/// The complaint about one cycle: its files, and the imports that tie them.
+/// Describes one cycle: its files, and the imports that form it.
 pub(super) fn describe(cycle: &[String], graph: &Graph) -> String {
     let mut text = format!(
         "{} files import each other in a cycle; move what ties them below both:",

@@ -1,4 +1,5 @@
-//! Which file imports which: from `use` items, and from paths in code that begin at `crate`, `super` or a child module.
+//! Collects the imports between files: from `use` items, and from paths in code that begin with
+//! `crate`, `super` or a child module.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use syn::{Item, ItemUse, UseTree, Visibility};
 use super::Graph;
 use super::tree::{ModulePath, Tree, is_test};
 
-/// The names that a module brings in by `use`, with their whole paths.
+/// The names that a module imports through `use`, with their full paths.
 type Names = BTreeMap<String, Vec<String>>;
 
 /// Collects the imports of every file.
@@ -23,7 +24,7 @@ pub(super) fn collect(tree: &Tree) -> Graph {
                 Item::Use(item) if matches!(item.vis, Visibility::Inherited) => {
                     paths.0.extend(flatten(item).into_iter().map(|(_, path)| path));
                 }
-                // A re-export: followed where it is used.
+                // A re-export counts where it is used.
                 Item::Use(_) => {}
                 item => paths.visit_item(item),
             }
@@ -45,7 +46,8 @@ pub(super) fn collect(tree: &Tree) -> Graph {
 
 struct Resolver<'a> {
     tree: &'a Tree,
-    /// Names that each module brings in, private ones too: a child may name them by `super::`.
+    /// Names that each module imports, including private ones, because a child module may use them
+    /// through `super::`.
     uses: BTreeMap<ModulePath, Names>,
 }
 
@@ -64,9 +66,10 @@ impl<'a> Resolver<'a> {
         Self { tree, uses }
     }
 
-    /// The file that defines what `path` names inside the module `at`, and the name; `None` outside this crate.
+    /// Finds the file that defines `path` as seen from the module `at`, and the name there. Returns
+    /// `None` for paths outside this crate.
     fn resolve(&self, at: &[String], path: &[String], depth: usize) -> Option<(String, String)> {
-        // A name may be exported again a few times on its way, and two globs could send us round in circles.
+        // A name may be re-exported several times. The limit ends cycles between two globs.
         if depth > 8 {
             return None;
         }
@@ -116,7 +119,7 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// The names that a `use` item brings in, each with its whole path.
+/// The names that a `use` item imports, each with its full path.
 fn flatten(item: &ItemUse) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     flatten_tree(&item.tree, &mut Vec::new(), &mut found);
@@ -153,7 +156,7 @@ fn flatten_tree(tree: &UseTree, prefix: &mut Vec<String>, found: &mut Vec<(Strin
     }
 }
 
-/// Paths of two and more segments in code.
+/// Paths of two or more segments in code.
 #[derive(Default)]
 struct Paths(Vec<Vec<String>>);
 
@@ -170,7 +173,7 @@ impl<'ast> Visit<'ast> for Paths {
         self.0.extend(flatten(item).into_iter().map(|(_, path)| path));
     }
 
-    // Names in macros are not parsed as paths; those of `format!` and of log lines are the ones that matter.
+    // syn does not parse paths in macros. The paths in `format!` and in log statements matter most.
     fn visit_macro(&mut self, mac: &'ast syn::Macro) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;

@@ -1,4 +1,4 @@
-//! The top-level modules of each crate, and which of them each may import: the module lines of docs/layers.txt.
+//! The imports between the top-level modules of each crate: the module lines of docs/layers.txt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,10 +11,10 @@ use super::tree::Tree;
 use crate::Complaints;
 
 const FILE: &str = "docs/layers.txt";
-/// The line of the file below which the module lines are.
+/// The module lines follow this line of the file.
 const HEADING: &str = "# Modules";
 
-/// For `crate::module` the modules of the same crate that it imports.
+/// The imported modules of the same crate, by `crate::module`.
 pub(crate) type ModuleLayers = BTreeMap<String, BTreeSet<String>>;
 
 /// Adds the imports between the top-level modules of one target.
@@ -40,7 +40,7 @@ pub(super) fn add(found: &mut ModuleLayers, package: &str, tree: &Tree, graph: &
     }
 }
 
-/// Reads the module lines of the file's text.
+/// Reads the module lines from the text of the file.
 pub(crate) fn parse(text: &str) -> (ModuleLayers, Complaints) {
     let (mut layers, mut complaints) = (ModuleLayers::new(), Complaints::new());
     for (index, line) in text.lines().enumerate() {
@@ -75,7 +75,7 @@ pub(super) fn read_largest_cycles(root: &Path) -> Result<BTreeMap<String, usize>
         .collect()
 }
 
-/// Compares the imports of the code with the file.
+/// Compares the imports in the code with the file.
 pub(super) fn compare(root: &Path, found: &ModuleLayers) -> Result<Complaints> {
     let text = std::fs::read_to_string(root.join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
     let (allowed, mut complaints) = parse(&text);
@@ -105,7 +105,8 @@ fn differences(allowed: &ModuleLayers, found: &ModuleLayers) -> Complaints {
     complaints
 }
 
-/// Writes the lines below the heading as the code is. The lines above it are by hand.
+/// Writes the lines below the heading from the code. The lines above the heading are written by
+/// hand.
 pub(super) fn write(root: &Path, found: &ModuleLayers) -> Result<()> {
     let file = root.join(FILE);
     let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {FILE}"))?;

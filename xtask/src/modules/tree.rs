@@ -1,4 +1,4 @@
-//! The modules of a target and the files that hold them.
+//! Reads the modules of a target, and the files that contain them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use syn::{Attribute, Item, ItemMod};
 
-/// A module's path from the crate root, which is empty.
+/// Path of a module from the crate root. The path of the root is empty.
 pub(super) type ModulePath = Vec<String>;
 
-/// One module: its file, and the items in it without its test code.
+/// A module: its file, and its items without test code.
 pub(super) struct Module {
-    /// Path from the workspace's root. Inline modules have the file of the module around them.
+    /// Path relative to the root of the workspace. An inline module has the file of its parent.
     pub(super) file: String,
     pub(super) items: Vec<Item>,
 }
@@ -105,7 +105,8 @@ fn path_attribute(attribute: &Attribute) -> Option<String> {
     }
 }
 
-/// Whether `#[cfg(…)]` keeps the item out of the product: any condition that names `test` or the feature `test-util`.
+/// Whether `#[cfg(…)]` excludes the item from the product. That is any condition that names `test`
+/// or the feature `test-util`.
 pub(super) fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else {

@@ -1,4 +1,4 @@
-//! What the host's processes use at rest.
+//! Measures the resource usage of the host's processes at rest.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use yoke_e2e::{Stack, Victim, process};
 
-/// What is looked at: a name for the table, and where it runs.
+/// The measured processes: a name for the table, and where each runs.
 fn processes() -> [(&'static str, Victim); 9] {
     let system = |selector, container| Victim::Container("yoke-system".to_owned(), selector, container);
     [
@@ -35,7 +35,6 @@ fn processes() -> [(&'static str, Victim); 9] {
     ]
 }
 
-/// The operator's process.
 pub(crate) fn operator() -> Victim {
     Victim::Container(
         "yoke-system".to_owned(),
@@ -44,13 +43,14 @@ pub(crate) fn operator() -> Victim {
     )
 }
 
-/// How long each look is by which it is told that the machine has come to rest, and how many there are at most.
+/// Interval between two checks whether the processes are at rest, and the maximum number of checks.
 const LOOK: Duration = Duration::from_secs(10);
 const LOOKS: u32 = 120;
-/// Cores of the host's processes above which none is at rest, however steady: one works off what has piled up.
+/// Maximum CPU usage of the host's processes at rest, in cores. Above it, a process is working off
+/// a backlog even if its usage is steady.
 const BUSY: f64 = 0.5;
 
-/// What one of them has used up to now.
+/// Resource usage of one process so far.
 #[derive(Clone, Debug)]
 struct Used {
     name: &'static str,
@@ -58,24 +58,24 @@ struct Used {
     memory: u64,
 }
 
-/// What all of them have used up to now, and what else there is.
+/// Resource usage of all processes and of the machine so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
     at: Instant,
     all: Vec<Used>,
-    /// Time of cores, of whatever runs on the machine.
+    /// CPU time of everything that runs on the machine.
     machine: Duration,
-    /// Memory of the machine that is taken.
+    /// Used memory of the machine, in bytes.
     taken: u64,
-    /// Bytes on the disk of NATS.
+    /// Disk space of NATS, in bytes.
     disk: u64,
 }
 
-/// The costs between two moments.
+/// The resource usage between two moments.
 pub(crate) struct Span(Costs, Costs);
 
 impl Costs {
-    /// What was used up to now.
+    /// Reads the resource usage so far.
     pub(crate) async fn read(stack: &Stack) -> Result<Self> {
         let mut all = Vec::new();
         for (name, victim) in processes() {
@@ -101,14 +101,15 @@ impl Costs {
 }
 
 impl Span {
-    /// The next so many seconds.
+    /// Measures for `length` from now on.
     pub(crate) async fn measure(stack: &Stack, length: Duration) -> Result<Self> {
         let before = Costs::read(stack).await?;
         tokio::time::sleep(length).await;
         Ok(Self(before, Costs::read(stack).await?))
     }
 
-    /// Waits until the processes have done what there was to do: they use little, and no less than a moment before.
+    /// Waits until the processes have finished their work: their CPU usage is low and no longer
+    /// falls.
     pub(crate) async fn wait_for_rest(stack: &Stack) -> Result<()> {
         let mut before = Costs::read(stack).await?;
         let mut last = f64::INFINITY;
@@ -124,14 +125,14 @@ impl Span {
         bail!("the machine has not come to rest")
     }
 
-    /// Time of a core that each used, in the order of [`processes`], and then all of the machine.
+    /// CPU time of each process, in the order of [`processes`], and then of the whole machine.
     fn used(&self) -> Vec<Duration> {
         let each = self.0.all.iter().zip(&self.1.all);
         let each = each.map(|(before, after)| after.time.saturating_sub(before.time));
         each.chain([self.1.machine.saturating_sub(self.0.machine)]).collect()
     }
 
-    /// The same a second, in milliseconds.
+    /// CPU usage in the same order, in milliseconds a second.
     fn rates(&self) -> Vec<f64> {
         let seconds = (self.1.at - self.0.at).as_secs_f64();
         self.used()
@@ -159,7 +160,7 @@ impl Span {
     }
 }
 
-/// Bytes that the files of a folder take on the disk.
+/// Disk space of the files in a folder, in bytes.
 fn disk_of(folder: &Path) -> std::io::Result<u64> {
     use std::os::unix::fs::MetadataExt as _;
     let mut bytes = 0;
@@ -170,13 +171,13 @@ fn disk_of(folder: &Path) -> std::io::Result<u64> {
             Ok(meta) => Ok(meta.blocks() * 512),
             Err(error) => Err(error),
         };
-        // A file may go meanwhile.
+        // A file may be deleted meanwhile.
         bytes += found.unwrap_or(0);
     }
     Ok(bytes)
 }
 
-/// Prints what is used at rest with Clusters.
+/// Prints the resource usage at rest with Clusters.
 pub(crate) fn print_with(with: &Span, clusters: usize) {
     println!("\n### What {clusters} Clusters cost at rest\n\n| process | CPU | memory |\n|---|---|---|");
     for ((name, rate), memory) in with.names().zip(with.rates()).zip(with.memory()) {
@@ -184,7 +185,7 @@ pub(crate) fn print_with(with: &Span, clusters: usize) {
     }
 }
 
-/// Prints what was used at rest without Clusters and with them, and while they were made.
+/// Prints the resource usage at rest without Clusters and with them, and while they were created.
 pub(crate) fn print(without: &Span, with: &Span, clusters: usize) {
     let making = Span(without.1.clone(), with.0.clone());
     let each = clusters.max(1) as u64;

@@ -1,4 +1,4 @@
-//! The Tenants and their Clusters.
+//! Creates and removes the Tenants and their Clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,13 +24,14 @@ use crate::table::{print_head, print_row};
 use crate::{Arguments, say};
 
 const TENANT: &str = "e2e-density";
-/// NATS reserves some times as much, and the stack's lets a terabyte be reserved.
+/// Storage of one Cluster. NATS reserves a multiple of it, and the stack's NATS may reserve a
+/// terabyte.
 const QUOTA: &str = "16Mi";
 const STEP_LIMIT: Duration = Duration::from_secs(180);
-/// How long all may take in which nothing more gets settled, or gone.
+/// Timeout without progress: maximum time in which no further Cluster is settled or removed.
 const STALLED: Duration = Duration::from_secs(300);
 
-/// What kind of Cluster.
+/// State in which a Cluster is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Asleep,
@@ -46,7 +47,7 @@ pub(crate) struct Fleet {
     files: tempfile::TempDir,
 }
 
-/// How long each Cluster took.
+/// How long the creation of each Cluster took.
 pub(crate) struct Made {
     accepted: Vec<Duration>,
     settled: BTreeMap<Kind, Vec<Duration>>,
@@ -55,7 +56,7 @@ pub(crate) struct Made {
 }
 
 impl Fleet {
-    /// As many as are asked for, of which none is made yet.
+    /// Plans the Clusters that the arguments request. Creates none of them.
     pub(crate) fn new(stack: &Stack, arguments: &Arguments) -> Result<Self> {
         ensure!(
             arguments.awake <= arguments.clusters,
@@ -71,7 +72,7 @@ impl Fleet {
         })
     }
 
-    /// Removes what an earlier run left, and makes the Tenants.
+    /// Removes the remains of an earlier run, and creates the Tenants.
     pub(crate) async fn prepare(&self) -> Result<()> {
         self.remove().await.context("removing what an earlier run left")?;
         let tenants: Api<Tenant> = Api::all(self.stack.host.clone());
@@ -101,18 +102,17 @@ impl Fleet {
         }
     }
 
-    /// How many Clusters there are.
     pub(crate) fn count(&self) -> usize {
         self.kinds.len()
     }
 
-    /// The numbers of those of a kind.
+    /// The numbers of the Clusters of a kind.
     pub(crate) fn of(&self, kind: Kind) -> impl Iterator<Item = usize> {
         let all = self.kinds.iter().enumerate();
         all.filter(move |(_, other)| **other == kind).map(|(number, _)| number)
     }
 
-    /// The Clusters of a Cluster's Tenant, and its name.
+    /// The Clusters API of the Cluster's Tenant, and the name of the Cluster.
     pub(crate) fn place(&self, number: usize) -> (Api<Cluster>, String) {
         (self.clusters_of(&self.tenant_of(number)), format!("c{number}"))
     }
@@ -125,7 +125,7 @@ impl Fleet {
         Api::namespaced(self.stack.host.clone(), tenant)
     }
 
-    /// Writes the kubeconfig of a Cluster to a file.
+    /// Writes the kubeconfig of a Cluster to a file, and returns its path.
     pub(crate) async fn kubeconfig(&self, number: usize) -> Result<PathBuf> {
         let secrets: Api<Secret> = Api::namespaced(self.stack.host.clone(), &self.tenant_of(number));
         let name = names::kubeconfig_secret(&format!("c{number}"));
@@ -138,7 +138,7 @@ impl Fleet {
         Ok(path)
     }
 
-    /// Makes all Clusters, so many a second whatever becomes of them, and waits until each is as it should be.
+    /// Creates all Clusters at a fixed rate, and waits until each is settled.
     pub(crate) async fn make(&self) -> Result<Made> {
         let begun = Instant::now();
         let watch = tokio::spawn(watch_settled(self.stack.clone(), self.kinds.clone()));
@@ -176,7 +176,7 @@ impl Fleet {
         })
     }
 
-    /// How many are not as they should be.
+    /// Number of Clusters that are not settled.
     pub(crate) async fn count_unsettled(&self) -> Result<usize> {
         let clusters: Api<Cluster> = Api::all(self.stack.host.clone());
         let is_right = |cluster: &&Cluster| {
@@ -193,7 +193,7 @@ impl Fleet {
         Ok(self.count().saturating_sub(settled))
     }
 
-    /// Removes all Clusters and Tenants, whatever run they are of.
+    /// Removes all Clusters and Tenants of this and earlier runs.
     pub(crate) async fn remove(&self) -> Result<()> {
         let tenants: Api<Tenant> = Api::all(self.stack.host.clone());
         let all = tenants.list(&Default::default()).await?.items;
@@ -234,7 +234,7 @@ impl Fleet {
     }
 }
 
-/// One that is awake in each part of the fleet.
+/// The kind of each Cluster. The awake ones are spread evenly over the fleet.
 fn plan_kinds(count: usize, awake: usize) -> Vec<Kind> {
     let before = |number: usize| number * awake / count.max(1);
     (0..count)
@@ -262,7 +262,7 @@ fn build(name: &str, kind: Kind) -> Cluster {
     cluster
 }
 
-/// Whether a Cluster is as it should be: its API answers, or whoever asks it would wake it.
+/// Whether a Cluster is settled: its API answers, or it is asleep and a request would wake it.
 pub(crate) fn is_settled(cluster: &Cluster, kind: Kind) -> bool {
     let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice());
     let is = |of| is_true(conditions.unwrap_or_default(), of);
@@ -274,13 +274,13 @@ pub(crate) fn is_settled(cluster: &Cluster, kind: Kind) -> bool {
     }
 }
 
-/// The number of a Cluster, if it is of a run.
+/// The number of a Cluster, if it belongs to a run.
 fn number_of(cluster: &Cluster) -> Option<usize> {
     cluster.namespace().filter(|namespace| namespace.starts_with(TENANT))?;
     cluster.name_any().strip_prefix('c')?.parse().ok()
 }
 
-/// Gives when each Cluster was settled, as a watch saw it.
+/// Watches the Clusters until all are settled. Returns when each was settled.
 async fn watch_settled(stack: Stack, kinds: Vec<Kind>) -> Result<Vec<(usize, Instant)>> {
     let clusters: Api<Cluster> = Api::all(stack.host.clone());
     let mut changes = watcher(clusters, watcher::Config::default())
@@ -292,7 +292,7 @@ async fn watch_settled(stack: Stack, kinds: Vec<Kind>) -> Result<Vec<(usize, Ins
         let Ok(change) = tokio::time::timeout(STALLED, changes.next()).await else {
             bail!("only {} of {} Clusters got settled", settled.len(), kinds.len());
         };
-        // The watch begins anew after an error.
+        // The watch restarts after an error.
         let Some(Ok(cluster)) = change else { continue };
         let Some(number) = number_of(&cluster) else { continue };
         let kind = *kinds.get(number).context("a Cluster of another run")?;

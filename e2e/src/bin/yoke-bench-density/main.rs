@@ -1,10 +1,10 @@
 //! `make bench-density`: many Clusters on one machine, most of them asleep, on the running stack.
 //!
 //! ```text
-//! run ─▶ fleet: Tenants and Clusters, made so many a second ─▶ when each was settled
-//!     ├▶ costs: processor time and memory of the host's processes, at rest, before and after
-//!     ├▶ wake:  a stock kubectl asks Clusters that sleep, and all that are awake
-//!     └▶ restart: the operator is killed; its writes after that, by the host's audit log
+//! run ─▶ fleet: Tenants and Clusters, created at a fixed rate ─▶ when each was settled
+//!     ├▶ costs: CPU time and memory of the host's processes, at rest, before and after
+//!     ├▶ wake:  an unmodified kubectl sends requests to sleeping Clusters, and to all awake ones
+//!     └▶ restart: the operator is killed; its writes after that, from the host's audit log
 //! ```
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the tables are the result")]
 
@@ -23,35 +23,37 @@ use yoke_e2e::Stack;
 use crate::costs::Span;
 use crate::fleet::Fleet;
 
-/// Measures what many Clusters cost that are asleep, on the running stack. They are removed at the end.
+/// Measures the cost of many sleeping Clusters on the running stack. Removes the Clusters at the
+/// end.
 #[derive(Debug, clap::Parser)]
 #[command(max_term_width = 110)]
 struct Arguments {
-    /// Clusters.
+    /// Number of Clusters.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     clusters: usize,
-    /// Those of them that are awake; the others are made asleep.
+    /// Number of awake Clusters among them. The others are created asleep.
     #[arg(long, value_name = "N", default_value_t = 30)]
     awake: usize,
-    /// Clusters made a second.
+    /// Number of Clusters that are created per second.
     #[arg(long, value_name = "N", default_value_t = 20.0, value_parser = parse_rate)]
     rate: f64,
-    /// Tenants that share the Clusters.
+    /// Number of Tenants that share the Clusters.
     #[arg(long, value_name = "N", default_value_t = 10)]
     tenants: usize,
-    /// Clusters that sleep and are woken, twice each.
+    /// Number of sleeping Clusters that are woken one after the other, twice each.
     #[arg(long, value_name = "N", default_value_t = 10)]
     wakes: usize,
-    /// Clusters that sleep and are woken at the same time.
+    /// Number of sleeping Clusters that are woken at the same time.
     #[arg(long, value_name = "N", default_value_t = 10)]
     together: usize,
-    /// How long each look at the costs at rest takes.
+    /// Duration of each measurement at rest.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     rest: u64,
-    /// Leaves the Clusters, for a look at them; the next run removes them.
+    /// Keep the Clusters for inspection. The next run removes them.
     #[arg(long)]
     keep: bool,
-    /// Measures the Clusters that an earlier run left, with the same numbers, in place of making others.
+    /// Measure the Clusters that an earlier run left, with the same numbers, instead of creating
+    /// new ones.
     #[arg(long)]
     kept: bool,
 }
@@ -94,7 +96,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Makes the Clusters. What the machine cost before.
+/// Creates the Clusters. Returns the resource usage before that.
 async fn make(fleet: &Fleet, rest: Duration) -> Result<Span> {
     fleet.prepare().await?;
     say("what the machine costs without them");
@@ -109,7 +111,7 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| "it is to be a number from 0.001 to 1000".to_owned())
 }
 
-/// Says what comes next, to who watches.
+/// Prints the next step for the user.
 fn say(what: &str) {
     eprintln!("-- {what}");
 }

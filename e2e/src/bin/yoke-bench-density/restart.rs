@@ -1,4 +1,5 @@
-//! The operator is killed: how long until it has looked at everything again, and what it writes.
+//! Kills the operator. Measures how long the next one takes to reconcile everything, and counts its
+//! writes.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -18,17 +19,18 @@ use crate::fleet::{Fleet, Kind};
 use crate::table::{print_target, print_targets_head};
 
 const LIMIT: Duration = Duration::from_secs(300);
-/// In what time it is to have come to rest.
+/// Target for the time until the operator is at rest.
 const SETTLED: Duration = Duration::from_secs(30);
-/// How often the operator looks at a Cluster at rest: one that is awake each half a minute, another about each three quarters of
-/// an hour.
+/// Seconds between two periodic reconciles of a Cluster at rest: half a minute if it is awake,
+/// about three quarters of an hour if it is asleep.
 const AWAKE_EVERY: f64 = 30.0;
 const ASLEEP_EVERY: f64 = 2700.0;
-/// How often it is looked whether the operator has come to rest, and for how long it must have.
+/// Interval between two checks whether the operator is at rest, and how long it must be quiet to
+/// count as settled.
 const LOOK: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Kills the operator, and looks at what the next one does until it is settled, and for `rest` after that.
+/// Kills the operator, and observes the next one until it is settled, and for `rest` after that.
 pub(crate) async fn measure(fleet: &Fleet, rest: Duration) -> Result<()> {
     let stack = &fleet.stack;
     let clusters: Api<Cluster> = Api::all(stack.host.clone());
@@ -75,21 +77,22 @@ pub(crate) async fn measure(fleet: &Fleet, rest: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the operator has looked at so many Clusters, looks at them no more often than at rest, and each is as it should be.
-/// When it came to that, and the processor time until then.
+/// Waits until the operator has done `count` reconciles, does no more than at rest, and every
+/// Cluster is settled. Returns when that was the case, and the CPU time until then.
 ///
-/// It looks at a Cluster several times until it is done with it: their number alone does not tell that it has seen all.
+/// The number of reconciles alone does not prove that the operator has seen every Cluster, because
+/// it reconciles each several times.
 async fn wait_settled(fleet: &Fleet, pid: u32, count: u64) -> Result<(Instant, Duration)> {
     let rate =
         fleet.of(Kind::Awake).count() as f64 / AWAKE_EVERY + fleet.of(Kind::Asleep).count() as f64 / ASLEEP_EVERY;
-    // What is looked at at rest comes now and then, not evenly.
+    // Periodic reconciles are not evenly spread, so allow three times the average.
     let few = (rate * LOOK.as_secs_f64()).max(1.0) * 3.0;
     let begun = Instant::now();
     let (mut seen, mut since, mut used) = (0, begun, Duration::ZERO);
     loop {
         tokio::time::sleep(LOOK).await;
         let now = counter(&fleet.stack, "yoke_operator_reconciles_total{controller=\"cluster\"}");
-        // It does not answer yet.
+        // The operator may not serve metrics yet.
         let now = now.await.unwrap_or_default();
         let is_quiet = now >= count && now.saturating_sub(seen) as f64 <= few;
         seen = now;
@@ -110,7 +113,7 @@ async fn wait_settled(fleet: &Fleet, pid: u32, count: u64) -> Result<(Instant, D
     }
 }
 
-/// A counter of the operator.
+/// Value of a counter of the operator.
 async fn counter(stack: &Stack, series: &str) -> Result<u64> {
     let pod = network::pod(stack, "yoke-system", "app.kubernetes.io/name=yoke-operator").await?;
     let pod = pod.metadata.name.context("a pod without a name")?;
@@ -123,10 +126,10 @@ async fn counter(stack: &Stack, series: &str) -> Result<u64> {
         .context("a counter that is no number")
 }
 
-/// The operator's writes from a moment on, as the host API's audit log has them.
+/// The operator's writes after a moment, from the host API's audit log.
 struct Audit {
     path: PathBuf,
-    /// Which file it was then, and how long.
+    /// Inode and length of the file at that moment.
     file: u64,
     begin: u64,
 }
@@ -141,7 +144,8 @@ impl Audit {
         })
     }
 
-    /// Writes by verb and kind. `None`: the API server has begun another file meanwhile.
+    /// Counts the writes by verb and resource. Returns `None` if the API server has started another
+    /// file meanwhile.
     fn count(&self) -> Result<Option<BTreeMap<String, u64>>> {
         let mut file = std::fs::File::open(&self.path).context("opening the host's audit log")?;
         let found = file.metadata().context("looking at the host's audit log")?;

@@ -1,13 +1,13 @@
-//! Rows of times.
+//! Prints tables of durations and targets.
 
 use std::time::Duration;
 
-/// Prints the head of a table of times.
+/// Prints the head of a table of durations.
 pub(crate) fn print_head(title: &str, first: &str) {
     println!("\n### {title}\n\n| {first} | number | min | median | p99 | max |\n|---|---|---|---|---|---|");
 }
 
-/// Prints how long each of many took.
+/// Prints statistics of durations as a row.
 pub(crate) fn print_row(what: &str, mut times: Vec<Duration>) {
     times.sort();
     let seconds = |time: Option<&Duration>| time.map_or("-".to_owned(), |time| format!("{:.2} s", time.as_secs_f64()));
@@ -21,17 +21,17 @@ pub(crate) fn print_row(what: &str, mut times: Vec<Duration>) {
     );
 }
 
-/// Prints the head of a table of what is aimed at.
+/// Prints the head of a table of targets.
 pub(crate) fn print_targets_head() {
     println!("\n| target | measured | |\n|---|---|---|");
 }
 
-/// Prints what is aimed at beside what was measured.
+/// Prints a target beside the measured value.
 pub(crate) fn print_target(aim: &str, measured: &str, is_met: bool) {
     println!("| {aim} | {measured} | {} |", if is_met { "met" } else { "missed" });
 }
 
-/// The same for so many hundredths of some times.
+/// Prints a target for a percentile of durations.
 pub(crate) fn print_time_target(what: &str, hundredths: usize, limit: Duration, times: &[Duration]) {
     let mut times = times.to_vec();
     times.sort();
@@ -45,7 +45,7 @@ pub(crate) fn print_time_target(what: &str, hundredths: usize, limit: Duration, 
     }
 }
 
-/// The time in which so many hundredths were done, of times in order.
+/// The given percentile of sorted durations.
 fn at(times: &[Duration], hundredths: usize) -> Option<&Duration> {
     times.get((times.len() * hundredths / 100).min(times.len().saturating_sub(1)))
 }

@@ -1,4 +1,4 @@
-//! How long it takes until Clusters answer.
+//! Measures how long it takes until Clusters answer.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,15 @@ use crate::say;
 use crate::table::{print_head, print_row, print_targets_head, print_time_target};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// In what time so many hundredths are to answer.
+/// Targets: a percentile, and the time in which this share of the Clusters must answer.
 const TARGETS: [(usize, Duration); 2] = [(50, Duration::from_secs(4)), (99, Duration::from_secs(6))];
-/// Waits as kubectl does by itself: for 50 s, and up to a minute if it has to ask first what an API serves, when it is ended.
+/// Uses kubectl's default, which is no request timeout. kubectl then retries for up to 50 s. If it
+/// must first discover the APIs of the server, it takes longer, and the stack ends it after a
+/// minute.
 const GET: [&str; 5] = ["get", "namespaces", "-o", "name", "--request-timeout=0"];
 
-/// Wakes some, one after the other, sends them to sleep again and wakes them once more; then so many at the same time; and asks
-/// all that are awake.
+/// Wakes some Clusters one after the other, lets them sleep again and wakes them a second time.
+/// Then wakes several at the same time. Finally sends requests to all awake Clusters.
 pub(crate) async fn measure(fleet: &Fleet, wakes: usize, together: usize) -> Result<()> {
     let asleep: Vec<_> = fleet.of(Kind::Asleep).collect();
     let every = (asleep.len() / wakes.max(1)).max(1);
@@ -62,7 +64,8 @@ pub(crate) async fn measure(fleet: &Fleet, wakes: usize, together: usize) -> Res
     Ok(())
 }
 
-/// How long it takes until a request is answered by which a Cluster wakes, and how long the start of its API server takes.
+/// Wakes a Cluster with a request. Returns how long the request took, and how long the start of its
+/// API server took.
 async fn wake(fleet: &Fleet, number: usize) -> Result<(Duration, Duration)> {
     let kubeconfig = fleet.kubeconfig(number).await?;
     let floor = Floor::before(&fleet.place(number).1)?;
@@ -76,7 +79,8 @@ async fn wake(fleet: &Fleet, number: usize) -> Result<(Duration, Duration)> {
     Ok(times)
 }
 
-/// The same of several at the same time, which start in turns; they are put to sleep again. Those that were answered.
+/// Wakes several Clusters at the same time. Their starts are queued. Afterwards lets them sleep
+/// again. Returns the durations of the requests that were answered.
 async fn wake_together(fleet: &Fleet, numbers: &[usize]) -> Result<Vec<Duration>> {
     let wake = async |number: &usize| {
         let kubeconfig = fleet.kubeconfig(*number).await?;
@@ -101,7 +105,7 @@ async fn put_to_sleep(fleet: &Fleet, number: usize) -> Result<()> {
     clusters
         .patch(&name, &PatchParams::default(), &Patch::Merge(annotation))
         .await?;
-    // It is asleep once its pod is gone.
+    // A Cluster is asleep once its pod is gone.
     until(fleet, number, |cluster| {
         let status = cluster.status.as_ref();
         status.is_some_and(|status| is_true(&status.conditions, ConditionType::Asleep))
@@ -118,7 +122,8 @@ async fn until(fleet: &Fleet, number: usize, holds: impl Fn(&Cluster) -> bool) -
     .await
 }
 
-/// The first request of a client has the handshakes in it.
+/// Measures a request to an awake Cluster. The first request of a client includes the handshakes,
+/// so the second one counts.
 async fn ask(fleet: &Fleet, number: usize) -> Result<Duration> {
     let kubeconfig = fleet.kubeconfig(number).await?;
     let namespaces: Api<Namespace> = Api::all(yoke_e2e::stack::client(&kubeconfig).await?);
