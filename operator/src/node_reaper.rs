@@ -2,7 +2,7 @@
 //! `reapAfter`.
 //!
 //! ```text
-//!  signer, before it signs: Lease of the Node, label reap-after                                    (tenant_api/nodes.rs)
+//!  signer, before it signs: Lease of the Node, label reap-after                                    (tenant_client/node_leases.rs)
 //!  successful probe of the API ─keep─▶ Keeper: Leases with that label ─▶ silent? (plan.rs)
 //!      ─▶ mark ─▶ taint out-of-service: Kubernetes ends its Pods ─▶ Node deleted, if its Lease has not changed
 //!      └─ Lease renewed meanwhile, or its label removed: mark and taint are removed

@@ -125,7 +125,7 @@ async fn namespace_that_is_not_there_asks_for_the_tenant() {
     assert_eq!(said.code, 1);
     assert!(
         said.err
-            .starts_with("error: creating Cluster demo: namespaces \"absent\" not found\nhint: a Tenant's namespace"),
+            .starts_with("error: creating Cluster demo: namespaces \"absent\" not found\nhint: the namespace is created with its Tenant"),
         "{}",
         said.err
     );

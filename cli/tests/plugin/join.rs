@@ -113,7 +113,7 @@ async fn a_token_that_is_refused_is_not_waited_for() {
     let said = running.end().await;
     assert_eq!(said.code, 1, "{said:?}");
     let told =
-        format!("JoinToken {name} is refused (QuotaExceeded): There are 64 older ones.\nhint: join again when that");
+        format!("JoinToken {name} is refused (QuotaExceeded): There are 64 older ones.\nhint: join again after this");
     assert!(said.err.contains(&told), "{said:?}");
     assert_eq!(host.find(MADE), None);
 }

@@ -40,7 +40,7 @@ async fn kubeconfig_is_merged_into_the_persons_own() {
     assert_eq!((said.code, said.out.as_str()), (0, ""));
     assert!(said.err.contains("added context t/demo to "), "{}", said.err);
     assert!(
-        said.err.contains("back with: kubectl config use-context host"),
+        said.err.contains("to go back: kubectl config use-context host"),
         "{}",
         said.err
     );

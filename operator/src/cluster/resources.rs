@@ -5,7 +5,7 @@
 //!  Accepted ──┬─▶ Issuers, Certificates (yoke-pki)          needs nothing else
 //!             ├─▶ Namespace, Service, NetworkPolicy
 //!  Materials ─┼─▶ Secrets of the components, kubeconfig     once certificates are issued
-//!        └─▶ Gist ─▶ StatefulSet, ConfigMap of the ingress  once the Secrets and streams exist
+//!        └─▶ IssuedSummary ─▶ StatefulSet, ConfigMap of the ingress  once the Secrets and streams exist
 //! ```
 
 pub mod affinity;

@@ -1,5 +1,5 @@
 //! Builds the status of a Cluster, and the states of its conditions, from the [`Outcome`] of a
-//! reconcile. Pure; `patch` writes the result.
+//! reconcile. Pure; `object` writes the result.
 
 mod phase;
 mod states;

@@ -2,7 +2,7 @@
 //! reconciliations.
 //!
 //! ```text
-//!  host API ─watch─▶ Store or Ledger (read by reconciliations) ─▶ Triggers ─▶ Controllers of Clusters, Tenants, JoinTokens
+//!  host API ─watch─▶ Store or CompactStore (read by reconciliations) ─▶ WatchRouter ─▶ Controllers of Clusters, Tenants, JoinTokens
 //! ```
 //!
 //! A trigger is sent after the store contains the change, so a reconciliation sees at least the

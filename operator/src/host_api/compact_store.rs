@@ -2,7 +2,7 @@
 //! forty objects per Cluster.
 //!
 //! ```text
-//!  watch ─▶ Scribe: is it as it was applied? ─▶ without fields that are not read ─▶ compressed with an example ─▶ record
+//!  watch ─▶ CompactWriter: is it as it was applied? ─▶ without fields that are not read ─▶ compressed with an example ─▶ record
 //!                                                                     reconciliation ◀─ decompressed ◀─┘
 //! ```
 //!

@@ -6,9 +6,9 @@
 //! - A takeover also starts for a single pod that is terminating.
 //!
 //! ```text
-//!  each second: Nodes with such a taint ─▶ pods on them ─plan.rs─▶ Notices ─▶ each of their Clusters is requeued
-//!      ─▶ another pod is standby, then takes over (cluster/gate/takeover.rs)
-//!  reconciliation: the pod that serves is terminating ─▶ Notices
+//!  each second: Nodes with such a taint ─▶ pods on them ─plan.rs─▶ DrainNotices ─▶ each of their Clusters is requeued
+//!      ─▶ another pod is standby, then takes over (cluster/failover/takeover.rs)
+//!  reconciliation: the pod that serves is terminating ─▶ DrainNotices
 //! ```
 //!
 //! See docs/adr/0023-planned-takeover.md.

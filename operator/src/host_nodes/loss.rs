@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  each second, for each node: end of the log of one of its control planes ─NATS─▶ plan.rs ─▶ lost?
-//!      ─▶ Losses ─▶ each of its Clusters is requeued
+//!      ─▶ LostPods ─▶ each of its Clusters is requeued
 //!                     ─▶ incarnation raised, template changed, pod deleted without its kubelet (cluster/apply.rs)
 //! ```
 //!

@@ -167,6 +167,6 @@ mod tests {
         validate(&older, &all, &config()).unwrap();
         let refusal = validate(&younger, &all, &config()).unwrap_err();
         assert_eq!(refusal.reason, Reason::SubjectConflict);
-        assert_eq!(refusal.message, "The SSH key laptop is another Tenant's.");
+        assert_eq!(refusal.message, "SSH key laptop belongs to another Tenant.");
     }
 }

@@ -131,7 +131,7 @@ fn build_validations() -> Vec<Validation> {
                  oldObject.spec.taints.all(taint, taint.key in [{state}] || {text} in variables.noted.split(','))"
             ),
             "a kubelet may not delete its Node while the Node has a taint of another client: delete the Node as \
-         an administrator, or remove the taint",
+             an administrator, or remove the taint",
         ),
         validation(
             "request.operation != 'DELETE' || !has(oldObject.metadata.labels) || \
@@ -139,7 +139,7 @@ fn build_validations() -> Vec<Validation> {
              key.contains('.node-restriction.kubernetes.io/'))"
                 .into(),
             "a kubelet may not delete its Node while the Node has a label of node-restriction.kubernetes.io: \
-         delete the Node as an administrator, or remove the label",
+             delete the Node as an administrator, or remove the label",
         ),
         validation(
             "variables.claimed == variables.noted".into(),

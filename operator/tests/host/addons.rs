@@ -293,7 +293,7 @@ async fn of_a_large_object_no_more_is_read_than_an_add_on_needs() {
     stage.host.restart_operator().await;
     stage.bring("False/AddonsPending").await;
     let message = stage.message().await;
-    assert!(message.contains("keeping ConfigMap kube-system/coredns"), "{message}");
+    assert!(message.contains("applying ConfigMap kube-system/coredns"), "{message}");
     {
         let behaviour = stage.server.behaviour.lock().unwrap();
         // Socket buffers take some of it as well.

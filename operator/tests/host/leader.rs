@@ -105,7 +105,7 @@ async fn a_lease_that_cannot_be_read_is_told() {
     let readiness = Readiness::new();
     let mut election = Election::new(nobody, NAMESPACE, "a".into(), TERMS, readiness.check("lease"));
     let told = async {
-        let is_told = |why: &String| why.starts_with("asking for the Lease yoke-operator");
+        let is_told = |why: &String| why.starts_with("requesting the Lease yoke-operator");
         while !readiness.failing().get("lease").is_some_and(is_told) {
             sleep(TERMS.look).await;
         }

@@ -89,13 +89,13 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
             "a taint",
             json!({"spec": {"taints": [state[0], taint(QUARANTINE, "yes")]}}),
             json!({"spec": {"taints": null}}),
-            "a taint that somebody else gave it",
+            "has a taint of another client",
         ),
         (
             "one that people set where a machine is off",
             json!({"spec": {"taints": [taint("node.kubernetes.io/out-of-service", "nodeshutdown")]}}),
             json!({"spec": {"taints": null}}),
-            "a taint that somebody else gave it",
+            "has a taint of another client",
         ),
         (
             "a label",
@@ -129,7 +129,7 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
     // An owner that the kubelet can delete must not take the Node with it.
     let owner = json!([{"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "name": "n", "uid": "1"}]);
     let why = refusal(make(kubelet, "n", json!({"ownerReferences": owner})).await);
-    assert!(why.contains("its Node an owner"), "{why}");
+    assert!(why.contains("may not set owner references of its Node"), "{why}");
     make(kubelet, "n", json!({})).await.unwrap();
     let why = refusal(patch(kubelet, "n", json!({"metadata": {"ownerReferences": owner}})).await);
     assert!(why.contains("ownerReferences"), "{why}");
@@ -154,7 +154,7 @@ async fn what_a_join_token_gave_goes_with_the_node() {
     make(kubelet, "n", json!({"spec": {"taints": given}})).await.unwrap();
     let why = refusal(delete(kubelet, "n").await);
     assert!(
-        why.contains("a taint that somebody else gave it"),
+        why.contains("has a taint of another client"),
         "nothing is noted yet: {why}"
     );
 
@@ -173,9 +173,9 @@ async fn what_a_join_token_gave_goes_with_the_node() {
     patch(admin, "n", json!({"spec": {"taints": more}})).await.unwrap();
     let claim = json!({"metadata": {"annotations": {JOINED_TAINTS: "gpu=b:NoSchedule,spot:NoSchedule"}}});
     let why = refusal(patch(kubelet, "n", claim.clone()).await);
-    assert!(why.contains("no kubelet says"), "{why}");
+    assert!(why.contains("may not change the record of its Node's taints"), "{why}");
     let why = refusal(nodes(kubelet).patch_status("n", &params, &Patch::Merge(claim)).await);
-    assert!(why.contains("no kubelet says"), "{why}");
+    assert!(why.contains("may not change the record of its Node's taints"), "{why}");
     refusal(delete(kubelet, "n").await);
 
     patch(admin, "n", json!({"spec": {"taints": given}})).await.unwrap();
@@ -186,7 +186,7 @@ async fn what_a_join_token_gave_goes_with_the_node() {
 /// Traffic for a range goes to the Node with that range.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_kubelet_says_which_addresses_its_pods_have() {
-    const WHY: &str = "no kubelet says which addresses";
+    const WHY: &str = "may not set podCIDRs of its Node";
     let stage = start().await;
     let (admin, kubelet) = (&stage.client, &stage.node("n"));
     let range = |range: &str| json!({"spec": {"podCIDR": range, "podCIDRs": [range]}});

@@ -339,7 +339,7 @@ async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
     host.bring("a", "it is said what that means", async || {
         let conditions = host.cluster("a").await.status.unwrap().conditions;
         let mut asleep = conditions.iter().filter(|condition| condition.type_ == "Asleep");
-        asleep.any(|condition| condition.message.contains("does not come back"))
+        asleep.any(|condition| condition.message.contains("cannot reconnect"))
     })
     .await;
     assert_eq!(replicas(&host).await, Some(0));
@@ -401,7 +401,7 @@ async fn a_wake_that_fails_says_so() {
     };
     assert_eq!(
         why,
-        "The host cannot carry it out (ReconcileFailed): see the Cluster's condition Degraded."
+        "The host cannot apply the Cluster (ReconcileFailed). See its condition Degraded."
     );
 }
 

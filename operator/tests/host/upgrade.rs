@@ -183,7 +183,7 @@ async fn workers_come_to_the_version_one_after_another() {
         .await;
     let message = workers.message().await;
     assert!(
-        message.contains("1 of 3 Nodes") && message.contains("Node b did not come to it: no room"),
+        message.contains("1 of 3 Nodes") && message.contains("The upgrade of Node b failed: no room"),
         "{message}"
     );
     assert!(stage.host.events().await.contains(&"WorkerUpgradeFailed".to_owned()));

@@ -1,5 +1,5 @@
 //! Runs the planned takeover of a control plane whose node is about to leave, or whose pod is being
-//! deleted. [`gate::takeover`] decides the next step. This module does what the StatefulSet does
+//! deleted. `takeover_plan` decides the next step. This module does what the StatefulSet does
 //! not: it releases pods, moves the Service and holds evictions.
 
 pub(crate) use crate::cluster::failover::takeover_plan::Step;

@@ -241,7 +241,7 @@ fn what_fails_beside_an_api_degrades_it_and_no_more() {
     );
     assert_eq!(said(&status, ConditionType::Degraded), ("True", "ContainerFailing"));
     let degraded = conditions::find(&status.conditions, ConditionType::Degraded).unwrap();
-    let expected = "Container kube-scheduler ends again and again (exit code 1).";
+    let expected = "Container kube-scheduler is crash-looping (exit code 1).";
     assert_eq!(degraded.message, expected);
 }
 

@@ -86,7 +86,7 @@ fn state_follows_set_and_pods() {
             "starting",
             Some(set(1)),
             vec![young],
-            ControlPlane::Pending("Container kube-apiserver is not started yet (PodInitializing).".into()),
+            ControlPlane::Pending("Container kube-apiserver has not started yet (PodInitializing).".into()),
         ),
         (
             "back-off",

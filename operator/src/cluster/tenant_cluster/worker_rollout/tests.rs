@@ -407,7 +407,7 @@ fn who_failed_is_named_with_why() {
     assert!(
         state
             .message
-            .starts_with("1 of 3 Nodes have kubelet v1.35.5. Node a did not come to it: no room. "),
+            .starts_with("1 of 3 Nodes have kubelet v1.35.5. The upgrade of Node a failed: no room. "),
         "{}",
         state.message
     );
@@ -421,7 +421,7 @@ fn who_never_ends_has_failed() {
     let (steps, _, state) = decide_after(&nodes, &limits(2, false), limit + Duration::from_secs(1));
     assert_eq!((steps.len(), state.reason), (0, Reason::WorkerUpgradeFailed));
     assert!(
-        state.message.contains("it was asked 25 minutes ago"),
+        state.message.contains("the upgrade was requested 25 minutes ago"),
         "{}",
         state.message
     );
@@ -450,7 +450,7 @@ fn a_status_is_bounded() {
     assert!(
         state
             .message
-            .ends_with("Being upgraded: n000, n001, n002 and 197 more."),
+            .ends_with("Upgrading: n000, n001, n002 and 197 more."),
         "{}",
         state.message
     );
