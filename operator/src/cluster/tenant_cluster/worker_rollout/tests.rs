@@ -448,9 +448,7 @@ fn a_status_is_bounded() {
     let (_, status, state) = decide(&nodes, &limits(1, false));
     assert_eq!((status.unavailable, status.upgrading.len()), (200, NAMED));
     assert!(
-        state
-            .message
-            .ends_with("Upgrading: n000, n001, n002 and 197 more."),
+        state.message.ends_with("Upgrading: n000, n001, n002 and 197 more."),
         "{}",
         state.message
     );
