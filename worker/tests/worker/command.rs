@@ -71,7 +71,10 @@ fn a_bad_token_is_refused_without_being_shown() {
     let other = token("demo.yoke.example", PEM, PEM, BOOTSTRAP);
     for (token, why) in [
         (BOOTSTRAP, "this is not a join token, which begins with yoke1."),
-        (&good[..good.len() - 4], "the join token is incomplete; copy all of it again"),
+        (
+            &good[..good.len() - 4],
+            "the join token is incomplete; copy all of it again",
+        ),
         (other.as_str(), "the join token has no valid server"),
     ] {
         for command in [["preflight", "--token"], ["run", "--rm"]] {
