@@ -24,6 +24,7 @@ use yoke_api::{Cluster, JoinToken, Tenant};
 use yoke_runtime::host_api::build_client;
 use yoke_runtime::{Check, Drain, Endpoint, Metrics, Readiness, Supervisor};
 
+use crate::cluster::tenant_cluster::endpoint_guard::EndpointGuardTask;
 use crate::config::Config;
 use crate::host_api::Host;
 use crate::host_api::cache::{self, CacheMetrics, Named, Triggered};
@@ -153,7 +154,7 @@ async fn hold(mut election: Election) -> Result<(), Infallible> {
 /// last.
 async fn run_controllers(
     contexts: Contexts,
-    endpoint_guard: cluster::EndpointGuardTask,
+    endpoint_guard: EndpointGuardTask,
     due: BoxStream<'static, ObjectRef<Cluster>>,
     triggered: Triggered,
     synced: Check,
@@ -174,7 +175,12 @@ async fn run_controllers(
     synced.set_ready();
     let orphans = cluster::lifecycle::orphans::run(Arc::clone(&cluster), drain.clone());
     let (calls, called) = mpsc::channel(CALLS);
-    let guarded = endpoint_guard.run(Arc::clone(&cluster), calls.clone(), drain.clone());
+    let guarded = endpoint_guard.run(
+        Arc::clone(&cluster.memory),
+        cluster.base_objects.clone(),
+        calls.clone(),
+        drain.clone(),
+    );
     let losses = loss::run(loss, calls.clone(), drain.clone());
     // Before the first reconciliation, which would otherwise revert the takeover of a previous
     // leader.

@@ -1,5 +1,7 @@
 //! Errors of a reconciliation, of a Cluster or of a Tenant.
 
+use std::sync::Arc;
+
 use yoke_api::Reason;
 use yoke_pki::bundle::BundleError;
 use yoke_pki::inspect::InspectError;
@@ -84,6 +86,9 @@ pub enum ReconcileError {
     /// A request to a tenant's own API failed.
     #[error(transparent)]
     Tenant(#[from] TenantApiError),
+    /// An error that was found while the Cluster was observed.
+    #[error(transparent)]
+    Shared(Arc<ReconcileError>),
     /// The control-plane namespace is being deleted.
     #[error("waiting for the deletion of namespace {0}")]
     Ending(String),
@@ -106,6 +111,7 @@ impl ReconcileError {
             Self::Root(_) => Reason::CertificatesPending,
             Self::Tenant(_) => Reason::ClusterNotReady,
             Self::Both { first, .. } => first.reason(),
+            Self::Shared(error) => error.reason(),
             _ => Reason::ReconcileFailed,
         }
     }

@@ -9,7 +9,7 @@ use yoke_api::cluster::{ClusterSpec, ExtraArg};
 use yoke_api::tenant::TenantSpec;
 use yoke_api::{Cluster, Reason, Tenant};
 
-use crate::cluster::outcome::Outcome;
+use crate::cluster::outcome::{Outcome, Store};
 use crate::cluster::sleep::state::SleepState;
 use crate::cluster::validate::ValidationContext;
 use crate::config::Config;
@@ -97,14 +97,16 @@ pub(crate) fn outcome() -> Outcome {
     Outcome {
         accepted: Ok(()),
         paused: false,
-        kept: false,
-        rest: SleepState::Awake,
+        maintained: false,
+        run_state: SleepState::Awake,
         ingress_message: None,
         version: Some("v1.35.4".into()),
         heads_for: None,
-        store: State::yes(Reason::AsExpected, "There."),
-        account: Some("A".into()),
-        bytes: Some(1),
+        store: Store {
+            state: State::yes(Reason::AsExpected, "There."),
+            account: Some("A".into()),
+            bytes: Some(1),
+        },
         certificates: State::yes(Reason::AsExpected, "Issued."),
         ca_not_after: Some(at(1_000_000)),
         control_plane: ControlPlane::Running {

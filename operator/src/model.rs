@@ -8,6 +8,7 @@ pub mod host_node;
 pub mod identity;
 pub mod join_token_term;
 pub mod lost_pod;
+pub mod not_ready;
 pub(crate) mod pod_security;
 pub mod public_ranges;
 pub mod quantity;

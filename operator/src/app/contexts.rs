@@ -5,21 +5,26 @@ use std::sync::Arc;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, stream};
 use kube::runtime::reflector::ObjectRef;
+use tokio::sync::Semaphore;
 use yoke_api::Cluster;
 use yoke_runtime::Metrics;
 
-use crate::cluster::context::Shared;
+use crate::cluster;
+use crate::cluster::context::{COPIED_AT_ONCE, SLOW_AT_ONCE};
 use crate::cluster::failover::start_queue::{QueueLimits, Queues, StartQueue};
 use crate::cluster::metrics::ClusterMetrics;
-use crate::cluster::{self, EndpointGuardHandle};
+use crate::cluster::tenant_cluster::endpoint_guard::{EndpointGuardHandle, EndpointGuardTask};
 use crate::csr_signer::{self, SignerHandle, SignerMetrics};
 use crate::host_api::Host;
+use crate::host_api::apply::Applier;
 use crate::host_nodes::drain::{DrainNotices, TakeoverMetrics};
 use crate::host_nodes::loss::{self, LossMetrics, LostPods};
 use crate::metrics::ReconcileMetrics;
+use crate::model::CLUSTER_CONTROLLER;
 use crate::nats::Nats;
 use crate::node_reaper::{self, Pace, ReaperHandle, ReaperMetrics};
-use crate::tenant_client::TenantApis;
+use crate::tenant_client::{TenantApis, build_base};
+use crate::tenant_slots::Slots;
 use crate::{join_token, tenant};
 
 /// The context of each controller.
@@ -48,7 +53,7 @@ pub struct Tasks {
     /// Metrics of the reaper.
     pub reaper_metrics: ReaperMetrics,
     /// Corrects the API's addresses in tenant clusters.
-    pub endpoint_guard: cluster::EndpointGuardTask,
+    pub endpoint_guard: EndpointGuardTask,
     /// Clusters that an admission queue admits.
     pub due: BoxStream<'static, ObjectRef<Cluster>>,
 }
@@ -71,29 +76,29 @@ impl Contexts {
         let apis = Arc::new(TenantApis::default());
         let losses = Arc::new(LostPods::default());
         let reconciles = ReconcileMetrics::new(metrics);
-        let shared = Shared {
+        let cluster = cluster::context::Context {
+            applier: Applier::new(host.client.clone(), CLUSTER_CONTROLLER),
+            base_objects: build_base(&host.config.ingress.address, host.config.ingress.port),
+            host: Arc::clone(&host),
+            nats: nats.clone(),
+            nats_ca,
             apis: Arc::clone(&apis),
-            losses: Arc::clone(&losses),
-            notices: Arc::new(DrainNotices::new(TakeoverMetrics::new(metrics))),
             guard,
             signer,
             reaper,
+            queues: Queues {
+                creations,
+                restarts,
+                starts,
+            },
+            losses: Arc::clone(&losses),
+            notices: Arc::new(DrainNotices::new(TakeoverMetrics::new(metrics))),
+            slow_cluster_slots: Slots::new(SLOW_AT_ONCE),
+            copying: Semaphore::new(COPIED_AT_ONCE),
+            memory: Arc::default(),
+            reconciles: reconciles.clone(),
+            metrics: ClusterMetrics::new(metrics),
         };
-        let queues = Queues {
-            creations,
-            restarts,
-            starts,
-        };
-        let cluster_metrics = ClusterMetrics::new(metrics);
-        let cluster = cluster::context::Context::new(
-            Arc::clone(&host),
-            nats.clone(),
-            nats_ca,
-            shared,
-            queues,
-            reconciles.clone(),
-            cluster_metrics,
-        );
         let contexts = Self {
             cluster: Arc::new(cluster),
             tenant: Arc::new(tenant::Context::new(

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use yoke_api::ClusterId;
 
-use crate::cluster::credentials::distribute::COPIED_AT_ONCE;
 use crate::cluster::failover::start_queue::Queues;
 use crate::cluster::memory::Memory;
 use crate::cluster::metrics::ClusterMetrics;
 use crate::cluster::tenant_cluster::endpoint_guard::EndpointGuardHandle;
-use crate::cluster::{CONTROLLER, SLOW_AT_ONCE};
 use crate::csr_signer::SignerHandle;
 use crate::host_api::Host;
 use crate::host_api::apply::Applier;
@@ -19,8 +17,15 @@ use crate::host_nodes::loss::LostPods;
 use crate::metrics::ReconcileMetrics;
 use crate::nats::Nats;
 use crate::node_reaper::ReaperHandle;
-use crate::tenant_client::{BaseObjects, TenantApis, build_base};
+use crate::tenant_client::{BaseObjects, TenantApis};
 use crate::tenant_slots::Slots;
+
+/// Clusters of one Tenant whose reconciles are slow and run concurrently: half of all concurrent
+/// reconciles.
+pub const SLOW_AT_ONCE: usize = 16;
+/// Clusters whose Secrets are read concurrently. Each read has its own connection to the host API,
+/// of some 100 KiB.
+pub const COPIED_AT_ONCE: usize = 8;
 
 /// Everything that the Cluster controller works with.
 pub struct Context {
@@ -53,28 +58,11 @@ pub struct Context {
     /// Permits to read the Secrets of a Cluster in order to copy them.
     pub copying: Semaphore,
     /// Last observations of sources that cannot be watched.
-    pub memory: Memory,
+    pub memory: Arc<Memory>,
     /// Metrics of reconciles.
     pub reconciles: ReconcileMetrics,
     /// Metrics of Clusters.
     pub metrics: ClusterMetrics,
-}
-
-/// Parts of the context that other controllers share.
-#[derive(Debug)]
-pub struct Shared {
-    /// See [`Context::apis`].
-    pub apis: Arc<TenantApis>,
-    /// See [`Context::losses`].
-    pub losses: Arc<LostPods>,
-    /// See [`Context::notices`].
-    pub notices: Arc<DrainNotices>,
-    /// See [`Context::guard`].
-    pub guard: EndpointGuardHandle,
-    /// See [`Context::signer`].
-    pub signer: SignerHandle,
-    /// See [`Context::reaper`].
-    pub reaper: ReaperHandle,
 }
 
 impl std::fmt::Debug for Context {
@@ -86,37 +74,6 @@ impl std::fmt::Debug for Context {
 }
 
 impl Context {
-    /// Creates the context of an operator that remembers nothing yet.
-    pub fn new(
-        host: Arc<Host>,
-        nats: Nats,
-        nats_ca: String,
-        shared: Shared,
-        queues: Queues,
-        reconciles: ReconcileMetrics,
-        metrics: ClusterMetrics,
-    ) -> Self {
-        Self {
-            applier: Applier::new(host.client.clone(), CONTROLLER),
-            base_objects: build_base(&host.config.ingress.address, host.config.ingress.port),
-            nats,
-            nats_ca,
-            apis: shared.apis,
-            guard: shared.guard,
-            signer: shared.signer,
-            reaper: shared.reaper,
-            queues,
-            losses: shared.losses,
-            notices: shared.notices,
-            slow_cluster_slots: Slots::new(SLOW_AT_ONCE),
-            copying: Semaphore::new(COPIED_AT_ONCE),
-            memory: Memory::default(),
-            reconciles,
-            metrics,
-            host,
-        }
-    }
-
     /// Forgets a cluster.
     pub fn forget(&self, id: &ClusterId) {
         self.memory.forget(id);

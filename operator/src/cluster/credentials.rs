@@ -3,3 +3,4 @@
 pub(crate) mod distribute;
 pub(crate) mod fencing;
 pub(crate) mod persisted;
+pub(crate) mod retained_stores;

@@ -2,7 +2,8 @@
 
 pub mod admission;
 pub(crate) mod node_loss;
+pub(crate) mod pod_deletion;
 pub mod pods;
-pub(crate) mod start_queue;
+pub mod start_queue;
 pub(crate) mod takeover;
 pub mod takeover_plan;

@@ -8,10 +8,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::{ClusterId, KubernetesVersion};
 
+use crate::cluster::outcome::Workers;
 use crate::cluster::resources::IssuedSummary;
-use crate::cluster::tenant_cluster::probe::ProbeResult;
-use crate::cluster::tenant_cluster::workers::WorkersSeen;
+use crate::cluster::tenant_cluster::worker_rollout::Asking;
 use crate::model::conditions::State;
+use crate::model::not_ready::NotReady;
 
 /// The last observations of all Clusters.
 #[derive(Debug, Default)]
@@ -135,6 +136,29 @@ pub struct RunningMemory {
     /// Probes in a row that failed only after a long time, when the next probe is due, and the last
     /// result.
     pub slow: Option<(u32, Instant, ProbeResult)>,
+}
+
+/// Result of a probe of a cluster's API.
+#[derive(Clone, Debug)]
+pub struct ProbeResult {
+    /// Whether the API answers inside the host.
+    pub inside: Result<(), NotReady>,
+    /// Whether the rest that a tenant needs is available: the ingress, the bindings, working
+    /// controllers.
+    pub outside: Result<(), NotReady>,
+}
+
+/// Last observation of a cluster's workers.
+#[derive(Clone, Debug, Default)]
+pub struct WorkersSeen {
+    /// Validity of this entry: generation of the spec, and accepted version.
+    pub(crate) key: Option<(Option<i64>, Option<KubernetesVersion>)>,
+    /// When the next check is due.
+    pub(crate) due: Option<Instant>,
+    /// Current requests to the workers.
+    pub(crate) asking: Asking,
+    /// Last state of the workers.
+    pub(crate) last_seen: Option<Workers>,
 }
 
 /// Last probe for an obstacle to sleep.

@@ -5,7 +5,8 @@ use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::DeletionPolicy;
 
 use crate::cluster::context::Context;
-use crate::cluster::observe::{Observed, is_foreign};
+use crate::cluster::observed::Observed;
+use crate::cluster::ownership::is_foreign;
 use crate::cluster::resources::objects;
 use crate::error::ReconcileError;
 use crate::model::identity::Identity;

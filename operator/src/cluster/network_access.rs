@@ -18,7 +18,7 @@ use yoke_api::labels;
 
 use crate::cluster::context::Context;
 use crate::cluster::failover::takeover;
-use crate::cluster::observe::Observed;
+use crate::cluster::observed::Observed;
 use crate::cluster::resources::network_policy::{self, AllowedPeers};
 use crate::cluster::resources::objects;
 use crate::error::ReconcileError;

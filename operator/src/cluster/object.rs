@@ -8,18 +8,16 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
-use yoke_api::cluster::{ClusterStatus, Phase};
+use yoke_api::cluster::ClusterStatus;
 use yoke_api::sleep::{ActivityStatus, SleepReason};
-use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, Lenient, VERSION, labels};
+use yoke_api::{Cluster, ClusterId, GROUP, Lenient, VERSION, labels};
 
 use crate::cluster::context::Context;
-use crate::cluster::outcome::Outcome;
 use crate::cluster::sleep::state::{self, SleepCommand, SleepState};
-use crate::cluster::{CONTROLLER, status};
+use crate::cluster::status;
 use crate::error::ReconcileError;
 use crate::host_api::apply::is_held;
-use crate::model::conditions;
-use crate::model::identity::Identity;
+use crate::model::CLUSTER_CONTROLLER;
 
 /// Owner of `status.activity.sleepRequestedTime` and `sleepReason`.
 const SLEEP_MANAGER: &str = "yoke-operator-sleep";
@@ -62,13 +60,13 @@ struct StatusPatch<'a> {
 
 /// Removes the annotation, if the object is unchanged since it was read.
 #[derive(Debug, Serialize)]
-struct WordPatch {
-    metadata: WordMetadata,
+struct AnnotationPatch {
+    metadata: AnnotationMetadata,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct WordMetadata {
+struct AnnotationMetadata {
     resource_version: String,
     annotations: std::collections::BTreeMap<&'static str, Option<String>>,
 }
@@ -125,44 +123,37 @@ pub(super) async fn overlay_pending_sleep(
     Ok(found)
 }
 
-/// Records the command of the annotation in the status, then removes the annotation; a paused
-/// Cluster keeps it. `None`: the object is gone, or was changed concurrently.
+/// Records the command of the annotation in the status, then removes the annotation. `None`: the object is gone, or was changed concurrently.
 ///
 /// An operator that stops in between repeats the command after its restart. A Cluster that was
 /// woken in the meantime then sleeps again, and wakes for the next request.
 pub(super) async fn consume_sleep_annotation(
     context: &Context,
-    cluster: Cluster,
+    cluster: &Cluster,
 ) -> Result<Option<Cluster>, ReconcileError> {
-    if state::is_overruled(&cluster) {
-        return request_sleep(context, &cluster, None).await;
-    }
-    if cluster.spec.paused || state::parse_sleep_annotation(&cluster).is_none() {
-        return Ok(Some(cluster));
-    }
     // The watch may lag behind an annotation that was just removed.
-    let Some(found) = find(context, &cluster).await? else {
+    let Some(found) = find(context, cluster).await? else {
         return Ok(None);
     };
-    let Some(word) = state::parse_sleep_annotation(&found) else {
+    let Some(command) = state::parse_sleep_annotation(&found) else {
         return Ok(Some(found));
     };
-    let Some(noted) = record_sleep_command(context, &found, word).await? else {
+    let Some(recorded) = record_sleep_command(context, &found, command).await? else {
         return Ok(None);
     };
-    tracing::info!(controller = CONTROLLER, cluster = ?noted.spec.id, ?word, "sleep annotation applied");
-    let patch = WordPatch {
-        metadata: WordMetadata {
+    tracing::info!(controller = CLUSTER_CONTROLLER, cluster = ?recorded.spec.id, ?command, "sleep annotation applied");
+    let patch = AnnotationPatch {
+        metadata: AnnotationMetadata {
             // A new annotation that was set in the meantime stays.
-            resource_version: noted.resource_version().unwrap_or_default(),
+            resource_version: recorded.resource_version().unwrap_or_default(),
             annotations: [(labels::SLEEP, None)].into(),
         },
     };
     let params = context.applier.merge_params();
-    let taken = api(context, &cluster)
+    let removed = api(context, cluster)
         .patch(&cluster.name_any(), &params, &Patch::Merge(&patch))
         .await;
-    match taken.and_then(Lenient::into_object) {
+    match removed.and_then(Lenient::into_object) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(kube::Error::Api(refused)) if matches!(refused.code, 404 | 409) => Ok(None),
         Err(error) => Err(ReconcileError::host("a Cluster's annotation")(error)),
@@ -171,24 +162,25 @@ pub(super) async fn consume_sleep_annotation(
 
 /// Records a command of the operator's own policies in the status, unless the Cluster was changed
 /// in the meantime; then the time up to which schedules are done. `None`: the object is gone.
-pub(super) async fn note(
+pub(super) async fn record_request(
     context: &Context,
     cluster: &Cluster,
-    word: Option<SleepCommand>,
+    command: Option<SleepCommand>,
     scheduled: Option<Timestamp>,
 ) -> Result<Option<Cluster>, ReconcileError> {
     let Some(mut found) = find(context, cluster).await? else {
         return Ok(None);
     };
-    let is_same = found.spec == cluster.spec && SleepState::of(&found) == SleepState::of(cluster);
+    let is_same =
+        found.metadata.generation == cluster.metadata.generation && SleepState::of(&found) == SleepState::of(cluster);
     if !is_same || state::parse_sleep_annotation(&found).is_some() {
         return Ok(Some(found));
     }
-    if let Some(word) = word {
-        let Some(noted) = record_sleep_command(context, &found, word).await? else {
+    if let Some(command) = command {
+        let Some(recorded) = record_sleep_command(context, &found, command).await? else {
             return Ok(None);
         };
-        found = noted;
+        found = recorded;
     }
     let Some(time) = scheduled else {
         return Ok(Some(found));
@@ -215,10 +207,10 @@ async fn find(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, R
 async fn record_sleep_command(
     context: &Context,
     found: &Cluster,
-    word: SleepCommand,
+    command: SleepCommand,
 ) -> Result<Option<Cluster>, ReconcileError> {
     let before = found.status.as_ref().and_then(|status| status.activity.as_ref());
-    let asked = state::plan_sleep_requested(before, word, Timestamp::now());
+    let asked = state::plan_sleep_requested(before, command, Timestamp::now());
     request_sleep(context, found, asked).await
 }
 
@@ -267,48 +259,6 @@ async fn write_identity(
         Err(kube::Error::Api(refused)) if refused.code == 404 || refused.code == 409 => Ok(None),
         applied => applied.map(Some).map_err(ReconcileError::host("a Cluster's identity")),
     }
-}
-
-/// Writes the status that follows from an outcome, and publishes the events.
-pub(super) async fn write_status(
-    context: &Context,
-    cluster: &Cluster,
-    identity: &Identity,
-    outcome: &Outcome,
-) -> Result<(), ReconcileError> {
-    let before = cluster.status.clone().unwrap_or_default();
-    let (status, states) = status::plan_status(cluster, identity, &context.host.config, outcome, Timestamp::now());
-    context.memory.note(&identity.id, |seen| seen.failures = None);
-    if !write(context, cluster, &status).await? {
-        return Ok(());
-    }
-    // A new Cluster that is awake is not worth an event.
-    let begins = conditions::find(&before.conditions, ConditionType::Asleep).is_none();
-    let reported = if begins {
-        &status::REPORTED[1..]
-    } else {
-        &status::REPORTED
-    };
-    let mut reported = reported.to_vec();
-    // Every other cause of `Degraded` has an event of another condition.
-    let is_degraded = outcome.takeover_failed() || outcome.fails_in_part();
-    reported.extend(is_degraded.then_some(ConditionType::Degraded));
-    let notices = conditions::build_notices(&states, &before.conditions, &reported, "Reconcile");
-    context.host.events.publish(cluster, &notices).await;
-    if let Some(woken) = state::plan_woken(&status) {
-        request_sleep(context, cluster, None).await?;
-        let seconds = Timestamp::now().duration_since(woken).as_secs_f64();
-        context.metrics.woke(seconds);
-        tracing::info!(controller = CONTROLLER, cluster = %identity.id, seconds, "cluster is awake");
-    }
-    let first = before.history.iter().all(|entry| entry.completed.is_none());
-    let ready = conditions::find(&status.conditions, ConditionType::Ready).is_some_and(|ready| ready.status == "True");
-    if let (true, true, Some(made)) = (first, ready, cluster.creation_timestamp()) {
-        let seconds = Timestamp::now().duration_since(made.0).as_secs_f64();
-        context.metrics.became_ready(seconds);
-        tracing::info!(controller = CONTROLLER, cluster = %identity.id, seconds, "cluster is ready for the first time");
-    }
-    Ok(())
 }
 
 /// Writes a status unless it equals the present one. Returns whether it wrote.
@@ -387,19 +337,4 @@ async fn apply_status(
         Err(kube::Error::Api(refused)) if refused.code == 404 => Ok(None),
         Err(error) => Err(ReconcileError::host("a Cluster's status")(error)),
     }
-}
-
-/// Writes the progress of a deletion to the status.
-pub(super) async fn write_deleting(context: &Context, cluster: &Cluster, message: &str) -> Result<(), ReconcileError> {
-    use crate::model::conditions::State;
-    use yoke_api::Reason;
-    let changes = vec![
-        (
-            ConditionType::Ready,
-            State::no(Reason::Deleting, "The cluster is being deleted."),
-        ),
-        (ConditionType::Progressing, State::yes(Reason::Deleting, message)),
-    ];
-    let status = status::plan_short(cluster, Phase::Deleting, &changes, Timestamp::now());
-    write(context, cluster, &status).await.map(|_| ())
 }

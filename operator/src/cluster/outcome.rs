@@ -5,31 +5,13 @@ use yoke_api::Reason;
 use yoke_api::ingress::Asleep;
 use yoke_api::workers::WorkersStatus;
 
-use crate::cluster::observe::Observed;
+use crate::cluster::observed::Observed;
 use crate::cluster::sleep::state::SleepState;
-use crate::cluster::store::streams::Store;
 use crate::host_nodes::drain;
 use crate::model::conditions::State;
 use crate::model::control_plane::{self, ControlPlane};
+use crate::model::not_ready::NotReady;
 use crate::model::refusal::Refusal;
-
-/// Why a Cluster is not ready for its tenant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotReady {
-    /// Reason of the condition.
-    pub reason: Reason,
-    /// Text of the error.
-    pub why: String,
-}
-
-impl From<String> for NotReady {
-    fn from(why: String) -> Self {
-        Self {
-            reason: Reason::APIServerNotReady,
-            why,
-        }
-    }
-}
 
 /// The result of one reconcile: everything that it observed and did.
 #[derive(Clone, Debug)]
@@ -39,29 +21,25 @@ pub struct Outcome {
     /// Whether `spec.paused` stops every change.
     pub paused: bool,
     /// Whether the spec was refused, and the control plane of an earlier spec is maintained.
-    pub kept: bool,
+    pub maintained: bool,
     /// The desired run state; for a spec that is not applied, the present run state.
-    pub rest: SleepState,
+    pub run_state: SleepState,
     /// The ingress message for callers while no API is available.
     pub ingress_message: Option<Asleep>,
     /// Version to run; absent if the spec was refused.
     pub version: Option<String>,
     /// The requested version, if an upgrade to it needs steps in between.
     pub heads_for: Option<String>,
-    /// State of the account and the streams, for the condition `StoreReady`.
-    pub store: State,
-    /// Public key of the NATS account.
-    pub account: Option<String>,
-    /// Size of the streams in bytes.
-    pub bytes: Option<i64>,
+    /// State of the account and the streams.
+    pub store: Store,
     /// Whether every certificate is issued and copied, for the condition `CertificatesReady`.
     pub certificates: State,
     /// Expiry of the signing CA.
     pub ca_not_after: Option<Timestamp>,
     /// State of the control plane's pod.
     pub control_plane: ControlPlane,
-    /// Whether the API answers inside the host; the error says why not.
-    pub inside: Result<(), String>,
+    /// Whether the API answers inside the host.
+    pub inside: Result<(), NotReady>,
     /// Whether the rest that a tenant needs is available: the ingress, the bindings in its API,
     /// working controllers.
     pub outside: Result<(), NotReady>,
@@ -92,6 +70,77 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// The outcome of a reconcile that has only observed. Whether the API is available comes from
+    /// the kubelet's status of the pod.
+    pub(crate) fn observed(observed: &Observed, run_state: SleepState) -> Self {
+        let unknown = || State::unknown(Reason::Paused, "Not checked.");
+        Self {
+            accepted: Ok(()),
+            paused: false,
+            maintained: false,
+            run_state,
+            ingress_message: None,
+            version: None,
+            heads_for: None,
+            store: Store::of(unknown()),
+            certificates: unknown(),
+            ca_not_after: None,
+            control_plane: control_plane::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
+            inside: observed.answers(),
+            outside: observed.answers(),
+            assumed_ready: false,
+            published: false,
+            nodes: None,
+            outlives_node_certificates: false,
+            sleep_possible: None,
+            used: None,
+            addons: None,
+            workers: None,
+            lost: false,
+            queued: false,
+            leaving: None,
+            failure: None,
+        }
+    }
+
+    /// The outcome of an apply that has only ensured the store.
+    pub(crate) fn with_store(observed: &Observed, run_state: SleepState, store: Store) -> Self {
+        Self {
+            store,
+            // Without a count: each change of it would be a status write.
+            certificates: State::no(Reason::CertificatesPending, "Certificates are being issued."),
+            ..Self::observed(observed, run_state)
+        }
+    }
+
+    /// The outcome of a creation that waits, because other Clusters come first.
+    pub(crate) fn queued(observed: &Observed, run_state: SleepState) -> Self {
+        // Without a count: each change of it would be a status write.
+        let waits = || {
+            State::no(
+                Reason::Queued,
+                "Waiting in the queue: only a few Clusters are created at a time.",
+            )
+        };
+        Self {
+            store: Store::of(waits()),
+            certificates: waits(),
+            queued: true,
+            ..Self::observed(observed, run_state)
+        }
+    }
+
+    /// Records that the API cannot be probed, because no control plane runs yet.
+    pub(crate) fn mark_unreachable(&mut self) {
+        let missing = || NotReady::api_server("the control plane is not running yet");
+        (self.inside, self.outside) = (Err(missing()), Err(missing()));
+    }
+
+    /// Whether the API answers and a tenant has everything that it needs.
+    pub(crate) const fn is_available(&self) -> bool {
+        self.inside.is_ok() && self.outside.is_ok()
+    }
+
     /// Whether a planned takeover failed: no other pod became ready in time.
     pub const fn takeover_failed(&self) -> bool {
         matches!(self.leaving, Some(drain::State::Failed(_)))
@@ -103,81 +152,38 @@ impl Outcome {
     }
 }
 
+/// The observed state of the store.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// State of the condition `StoreReady`.
+    pub state: State,
+    /// Public key of the NATS account.
+    pub account: Option<String>,
+    /// Size of the streams in bytes.
+    pub bytes: Option<i64>,
+}
+
+impl Store {
+    /// A store of which only the state is known.
+    pub(crate) const fn of(state: State) -> Self {
+        Self {
+            state,
+            account: None,
+            bytes: None,
+        }
+    }
+
+    /// Whether the account and the streams exist.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.state.status == Some(true)
+    }
+}
+
 /// The status of a cluster's workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workers {
     /// How many workers there are, and how many are updated.
     pub status: WorkersStatus,
-    /// State of the condition `StoreReady`.
+    /// State of the condition `WorkersUpdated`.
     pub state: State,
-}
-
-/// The result of an apply: everything that it did and observed.
-#[derive(Debug)]
-pub(crate) struct Applied {
-    pub(crate) store: Store,
-    pub(crate) certificates: State,
-    pub(crate) ca_not_after: Option<Timestamp>,
-    pub(crate) control_plane: ControlPlane,
-    pub(crate) inside: Result<(), String>,
-    pub(crate) outside: Result<(), NotReady>,
-    /// Whether the API is assumed ready while the operator itself reaches no API yet.
-    pub(crate) assumed_ready: bool,
-    pub(crate) published: bool,
-    pub(crate) nodes: Option<i32>,
-    pub(crate) addons: Option<State>,
-    pub(crate) workers: Option<crate::cluster::outcome::Workers>,
-    /// The ingress message for callers while no API is available.
-    pub(crate) ingress_message: Option<Asleep>,
-    /// Whether its pod was recently lost with its node.
-    pub(crate) lost: bool,
-    /// Whether it waits in the queue to be created or started.
-    pub(crate) queued: bool,
-    /// State of the planned takeover, if its node is about to leave.
-    pub(crate) leaving: Option<drain::State>,
-}
-
-impl Applied {
-    /// Nothing is done yet; whether the API is available comes from the pod status of the kubelet.
-    pub(crate) fn new(store: Store, observed: &Observed) -> Self {
-        Self {
-            store,
-            // Without a count: each change of it would be a status write.
-            certificates: State::no(Reason::CertificatesPending, "Certificates are being issued."),
-            ca_not_after: None,
-            control_plane: control_plane::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
-            inside: observed.answers(),
-            outside: observed.answers().map_err(NotReady::from),
-            assumed_ready: false,
-            published: false,
-            nodes: None,
-            addons: None,
-            workers: None,
-            ingress_message: None,
-            lost: false,
-            leaving: None,
-            queued: false,
-        }
-    }
-
-    /// Nothing is done: other Clusters come first.
-    pub(crate) fn queued(observed: &Observed) -> Self {
-        // Without a count, as above.
-        let waits = || {
-            State::no(
-                Reason::Queued,
-                "Waiting in the queue: only a few Clusters are created at a time.",
-            )
-        };
-        let store = Store {
-            state: waits(),
-            account: None,
-            bytes: None,
-        };
-        Self {
-            certificates: waits(),
-            queued: true,
-            ..Self::new(store, observed)
-        }
-    }
 }

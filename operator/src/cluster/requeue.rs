@@ -5,12 +5,10 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::Reason;
 
+use crate::cluster::intervals::{ASLEEP, BUSY, STARTING, STEADY};
 use crate::cluster::outcome::Outcome;
-use crate::cluster::tenant_cluster::workers::BUSY;
 use crate::model::control_plane::ControlPlane;
 
-/// Requeue interval while a cluster starts, for state that cannot be watched.
-pub(super) const STARTING: Duration = Duration::from_millis(200);
 /// How long a control plane counts as starting, in seconds.
 const YOUNG: i64 = 60;
 /// Requeue interval while a missing store prevents a start: at first, and after a while.
@@ -18,27 +16,21 @@ const STORELESS: Duration = Duration::from_millis(500);
 const STORELESS_LONGEST: Duration = Duration::from_secs(10);
 /// Requeue interval while another step must finish first.
 const WAITING: Duration = Duration::from_secs(2);
-/// Requeue interval of a healthy cluster. Intervals from here on get jitter.
-pub(super) const STEADY: Duration = Duration::from_secs(30);
-/// Requeue interval of a sleeping cluster. Its schedules have times of their own, and watches
-/// report other changes. Changes of its streams are not watched, but do not matter before it wakes.
-/// There may be thousands of such clusters.
-pub(super) const ASLEEP: Duration = Duration::from_secs(1800);
 /// Requeue interval for a store that the host's NATS has no room for, if nothing else is pending.
 const LIMITED: Duration = Duration::from_secs(300);
 
 /// The requeue delay after an outcome. `storeless`: since when the store is known to be missing.
 pub(super) fn requeue_after(outcome: &Outcome, storeless: Option<Timestamp>, now: Timestamp) -> Duration {
-    if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
+    if (outcome.accepted.is_err() && !outcome.maintained) || outcome.paused {
         return STEADY;
     }
     if outcome.queued {
         // The queue enqueues the Cluster.
         return STEADY;
     }
-    let answers = outcome.inside.is_ok() && outcome.outside.is_ok();
+    let answers = outcome.is_available();
     // No event reports new room: other stores are deleted, or NATS gets more storage.
-    let is_limited = outcome.store.reason == Reason::StoreQuotaExceeded;
+    let is_limited = outcome.store.state.reason == Reason::StoreQuotaExceeded;
     match &outcome.control_plane {
         // Readiness is only assumed. A late check would leave a wrong state of the previous process
         // in place.
@@ -54,12 +46,12 @@ pub(super) fn requeue_after(outcome: &Outcome, storeless: Option<Timestamp>, now
         ControlPlane::Running { .. } if outcome.heads_for.is_some() => WAITING,
         ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
         ControlPlane::Running { .. } if is_upgrading(outcome) => BUSY,
-        ControlPlane::Asleep if !outcome.kept && outcome.store.status == Some(true) => ASLEEP,
+        ControlPlane::Asleep if !outcome.maintained && outcome.store.state.status == Some(true) => ASLEEP,
         ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
         // The store of a maintained Cluster is not checked. A lost store recovers only by manual
         // action.
-        _ if !outcome.kept && outcome.store.reason == Reason::StoreLost => STEADY,
-        _ if !outcome.kept && outcome.store.status != Some(true) && !is_limited => {
+        _ if !outcome.maintained && outcome.store.state.reason == Reason::StoreLost => STEADY,
+        _ if !outcome.maintained && outcome.store.state.status != Some(true) && !is_limited => {
             let missing = storeless.map(|since| now.duration_since(since).unsigned_abs());
             (missing.unwrap_or_default() / 8).clamp(STORELESS, STORELESS_LONGEST)
         }
@@ -76,17 +68,18 @@ fn is_upgrading(outcome: &Outcome) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::outcome::{NotReady, Workers};
+    use crate::cluster::outcome::{Store, Workers};
     use crate::fixtures::outcome;
     use crate::model::conditions::State;
     use crate::model::control_plane::Failure;
+    use crate::model::not_ready::NotReady;
 
     #[test]
     fn what_is_waited_for_sets_the_pace() {
         let limited = || State::no(Reason::StoreQuotaExceeded, "x");
         let silent = |control_plane: ControlPlane| Outcome {
-            inside: Err("x".into()),
-            outside: Err("x".to_owned().into()),
+            inside: Err(NotReady::api_server("x")),
+            outside: Err(NotReady::api_server("x")),
             control_plane,
             ..outcome()
         };
@@ -98,11 +91,14 @@ mod tests {
         };
         let running = || outcome().control_plane;
         let (absent, asleep) = (silent(ControlPlane::Absent), silent(ControlPlane::Asleep));
-        let with = |store: State, outcome: Outcome| Outcome { store, ..outcome };
+        let with = |store: State, outcome: Outcome| Outcome {
+            store: Store::of(store),
+            ..outcome
+        };
         let lacking = Outcome {
             outside: Err(NotReady {
                 reason: Reason::IngressPending,
-                why: "x".into(),
+                message: "x".into(),
             }),
             ..outcome()
         };

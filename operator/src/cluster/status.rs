@@ -66,7 +66,7 @@ pub fn plan_status(
         history,
         // A Cluster that never ran has no endpoint: no host name can be built from a name that is
         // too long.
-        endpoint: (outcome.accepted.is_ok() || outcome.kept)
+        endpoint: (outcome.accepted.is_ok() || outcome.maintained)
             .then(|| build_endpoint(identity, config))
             .or(before.endpoint),
         kubeconfig_ref: outcome
@@ -76,12 +76,16 @@ pub fn plan_status(
             })
             .or(before.kubeconfig_ref),
         storage: outcome
+            .store
             .account
             .clone()
             .map(|account| StorageStatus {
                 account,
                 stream: identity.id.stream(),
-                bytes: plan_bytes(before.storage.as_ref().and_then(|storage| storage.bytes), outcome.bytes),
+                bytes: plan_bytes(
+                    before.storage.as_ref().and_then(|storage| storage.bytes),
+                    outcome.store.bytes,
+                ),
             })
             .or(before.storage),
         pki: outcome

@@ -1,7 +1,7 @@
 //! The tenant's own cluster: its API, add-ons, workers and the addresses of its API.
 
 pub(crate) mod addons;
-pub(crate) mod endpoint_guard;
+pub mod endpoint_guard;
 pub(crate) mod konnectivity;
 pub(crate) mod probe;
 pub(crate) mod worker_rollout;

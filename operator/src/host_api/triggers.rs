@@ -19,8 +19,8 @@ use serde_json::Value;
 use yoke_api::labels::component;
 use yoke_api::{Cluster, ConditionType, JoinToken, Tenant, labels, names};
 
-use crate::cluster::ClusterSummary;
 use crate::host_api::cache::Summaries;
+use crate::model::cluster_summary::ClusterSummary;
 use crate::model::join_token_term;
 
 /// Sends the requeues that follow from the events of one watch.

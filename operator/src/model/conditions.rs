@@ -123,6 +123,12 @@ pub fn is_reconciled(cluster: &Cluster) -> bool {
     !cluster.spec.paused && status_of(cluster, ConditionType::Accepted) == Some("True")
 }
 
+/// Returns whether the current spec of a Cluster is known to be applied, by its last status.
+pub fn is_current(cluster: &Cluster) -> bool {
+    let observed = cluster.status.as_ref().and_then(|status| status.observed_generation);
+    is_reconciled(cluster) && observed == cluster.metadata.generation
+}
+
 fn is_bad(type_: ConditionType, state: &State) -> bool {
     match type_ {
         ConditionType::Degraded => state.status == Some(true),

@@ -14,7 +14,7 @@ use yoke_api::names::{SSH_SERVICE_ACCOUNT, kubeconfig_secret};
 use yoke_api::tenant::SubjectKind;
 use yoke_api::{GROUP, JoinToken, Tenant};
 
-use crate::cluster::ClusterSummary;
+use crate::model::cluster_summary::ClusterSummary;
 use crate::model::rbac::{build_role_ref, build_rule};
 use crate::model::tenant_namespace::TENANT_MAX;
 use crate::model::tenant_namespace::{ROLE, labels_of};

@@ -660,9 +660,12 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
         reaped.await;
         Ok::<_, std::io::Error>(())
     });
-    let kept = tasks
-        .endpoint_guard
-        .run(Arc::clone(&contexts.cluster), calls, supervisor.drain());
+    let kept = tasks.endpoint_guard.run(
+        Arc::clone(&contexts.cluster.memory),
+        contexts.cluster.base_objects.clone(),
+        calls,
+        supervisor.drain(),
+    );
     supervisor.spawn_background("keeper", async move {
         kept.await;
         Ok::<_, std::io::Error>(())

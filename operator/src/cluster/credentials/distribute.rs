@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!  unchanged? (versions of the Secrets, ingress configuration, digests of the copies)
-//!    yes ─▶ the cached gist
-//!    no  ─▶ read the Secrets from the host API ─▶ Materials ─▶ apply the copies ─▶ cache the gist
+//!    yes ─▶ the cached summary
+//!    no  ─▶ read the Secrets from the host API ─▶ Materials ─▶ apply the copies ─▶ cache the summary
 //! ```
 //!
 //! Keys are in memory only while they are copied. The exception is the operator's own key for a
@@ -25,10 +25,7 @@ use yoke_pki::plan::{LeafRole, Plan};
 
 use crate::cluster::context::Context;
 use crate::cluster::credentials::persisted;
-use crate::cluster::failover::pods;
-use crate::cluster::lifecycle::delete;
-use crate::cluster::observe::Observed;
-use crate::cluster::outcome::Applied;
+use crate::cluster::outcome::Outcome;
 use crate::cluster::resources::objects::{self, IngressIntent};
 use crate::cluster::resources::secrets::{self, Data};
 use crate::cluster::resources::{IssuedSummary, Materials};
@@ -40,24 +37,21 @@ use crate::model::identity::Identity;
 
 /// Secrets of one Cluster that are read concurrently.
 const READ_AT_ONCE: usize = 4;
-/// Clusters whose Secrets are read concurrently. Each read has its own connection to the host API,
-/// of some 100 KiB.
-pub const COPIED_AT_ONCE: usize = 8;
 
 /// The result of a copy.
 #[derive(Debug)]
 pub(crate) struct Copied {
-    pub(crate) gist: IssuedSummary,
+    pub(crate) issued: IssuedSummary,
     /// Whether the tenant has the kubeconfig. The Tenant's namespace may be terminating while the
     /// control plane is not.
-    pub(crate) given: Result<(), ReconcileError>,
+    pub(crate) delivered: Result<(), ReconcileError>,
 }
 
 /// Inputs that determine the copies, apart from static configuration.
 #[derive(Hash)]
 struct CopyFingerprint<'a> {
     identity: String,
-    asked: String,
+    intent: String,
     root: &'a str,
     /// Resource versions of the Secrets by their names.
     sources: BTreeMap<String, String>,
@@ -65,56 +59,74 @@ struct CopyFingerprint<'a> {
     copies: BTreeMap<(String, String), String>,
 }
 
+/// The copies that a control plane and its users need.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    /// The certificates to copy.
+    pub(crate) plan: &'a Plan,
+    /// The ingress configuration to publish.
+    pub(crate) intent: &'a IngressIntent,
+    /// Whether the operator needs access to the API.
+    pub(crate) needs_api: bool,
+}
+
 /// Copies certificates and credentials, unless the copies are current. `None` while a certificate
-/// is not issued yet. `is_awake`: whether the operator needs access to the API.
-pub(crate) async fn bring(
+/// is not issued yet.
+pub(crate) async fn distribute(
     context: &Context,
     identity: &Identity,
-    plan: &Plan,
-    (asked, is_awake): (IngressIntent, bool),
-    applied: &mut Applied,
+    wanted: &Wanted<'_>,
+    outcome: &mut Outcome,
 ) -> Result<Option<Copied>, ReconcileError> {
+    let Wanted {
+        plan,
+        intent,
+        needs_api,
+    } = *wanted;
     let root = context.host.root_certificate().await?;
     let Some(sources) = find_sources(context, identity, plan) else {
         return Ok(None);
     };
-    let mut ground = CopyFingerprint {
+    let mut fingerprint = CopyFingerprint {
         identity: format!("{identity:?}"),
-        asked: format!("{asked:?}"),
+        intent: format!("{intent:?}"),
         root: &root,
         copies: find_copies(context, identity, plan, &sources),
         sources,
     };
     let known = context.memory.seen(&identity.id).copied;
-    let known = known.filter(|(key, gist)| *key == hash_of(&ground) && (gist.reach.is_some() || !is_awake));
+    let known = known.filter(|(key, issued)| *key == hash_of(&fingerprint) && (issued.reach.is_some() || !needs_api));
     let copied = match known {
-        Some((_, gist)) => Copied { gist, given: Ok(()) },
+        Some((_, issued)) => Copied {
+            issued,
+            delivered: Ok(()),
+        },
         None => {
             let Some((materials, sources)) = read(context, identity, plan, &root).await? else {
                 return Ok(None);
             };
-            (ground.sources, ground.copies) = (sources, BTreeMap::new());
-            let given = apply(context, identity, asked, &materials, &mut ground).await?;
-            let gist = IssuedSummary::of(&materials, &identity.public_name, is_awake);
-            if given.is_ok() {
+            (fingerprint.sources, fingerprint.copies) = (sources, BTreeMap::new());
+            let delivered = apply(context, identity, intent.clone(), &materials, &mut fingerprint).await?;
+            let issued = IssuedSummary::of(&materials, &identity.public_name, needs_api);
+            if delivered.is_ok() {
                 context.memory.note(&identity.id, |seen| {
-                    seen.copied = Some((hash_of(&ground), gist.clone()))
+                    seen.copied = Some((hash_of(&fingerprint), issued.clone()))
                 });
             }
-            Copied { gist, given }
+            Copied { issued, delivered }
         }
     };
-    tell(identity, &copied, applied);
+    report(identity, &copied, outcome);
     Ok(Some(copied))
 }
 
-fn tell(identity: &Identity, copied: &Copied, applied: &mut Applied) {
-    let former = &copied.gist.former;
+fn report(identity: &Identity, copied: &Copied, outcome: &mut Outcome) {
+    let former = &copied.issued.former;
     if !former.is_empty() {
         tracing::warn!(cluster = %identity.id, leaves = former.join(" "), "certificates are signed by a lost CA");
     }
-    applied.published = copied.given.is_ok();
-    applied.ca_not_after = Some(copied.gist.ca_not_after);
+    outcome.published = copied.delivered.is_ok();
+    outcome.ca_not_after = Some(copied.issued.ca_not_after);
     let message = match former.len() {
         0 => "Every certificate is issued and copied.".to_owned(),
         count => format!(
@@ -122,7 +134,7 @@ fn tell(identity: &Identity, copied: &Copied, applied: &mut Applied) {
          CA stays trusted until they are renewed."
         ),
     };
-    applied.certificates = State::yes(Reason::AsExpected, message);
+    outcome.certificates = State::yes(Reason::AsExpected, message);
 }
 
 /// Resource versions of the source Secrets, from the watch cache; `None` while a required Secret is
@@ -235,29 +247,29 @@ async fn read(
 async fn apply(
     context: &Context,
     identity: &Identity,
-    asked: IngressIntent,
+    intent: IngressIntent,
     materials: &Materials,
-    ground: &mut CopyFingerprint<'_>,
+    fingerprint: &mut CopyFingerprint<'_>,
 ) -> Result<Result<(), ReconcileError>, ReconcileError> {
     let caches = &context.host.caches;
     let components = secrets::build_component_secrets(identity, materials)?;
     let kubeconfig = secrets::build_kubeconfig(identity, &context.host.config, materials)?;
-    let ingress = objects::build_ingress(identity, asked, &materials.trust());
+    let ingress = objects::build_ingress(identity, intent, &materials.trust());
     let copies = components
         .iter()
         .map(|secret| context.applier.apply(&caches.secrets, secret));
     // Try every copy, then return the first failure.
-    let (copies, kubeconfig_given, ingress_told) = tokio::join!(
+    let (copies, kubeconfig_delivered, ingress_published) = tokio::join!(
         futures::future::join_all(copies),
         context.applier.apply(&caches.secrets, &kubeconfig),
         context.applier.apply(&caches.config_maps, &ingress),
     );
-    for result in copies.into_iter().chain([ingress_told]) {
+    for result in copies.into_iter().chain([ingress_published]) {
         result?;
     }
     let secrets = components.iter().chain([&kubeconfig]).map(digest);
-    ground.copies = secrets.chain([digest(&ingress)]).collect();
-    Ok(kubeconfig_given.map_err(ReconcileError::from))
+    fingerprint.copies = secrets.chain([digest(&ingress)]).collect();
+    Ok(kubeconfig_delivered.map_err(ReconcileError::from))
 }
 
 /// The place of a copy, and the digest of its content.
@@ -267,20 +279,4 @@ fn digest<K: Resource + Serialize>(copy: &K) -> ((String, String), String) {
         (copy.namespace().unwrap_or_default(), copy.name_any()),
         digest_of(&value),
     )
-}
-
-/// Replaces a pod that is in a long crash-loop backoff.
-pub(crate) async fn replace_stuck(context: &Context, observed: &Observed) -> Result<(), ReconcileError> {
-    let Some(pod) = pods::plan_replacement(&observed.pods, Timestamp::now()) else {
-        return Ok(());
-    };
-    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    tracing::info!(
-        namespace,
-        pod = name,
-        "pod is in a long crash-loop backoff and is replaced"
-    );
-    let deleted = delete::remove_pod(context, pod, None).await;
-    deleted.map_err(ReconcileError::host("the stuck pod of a control plane"))?;
-    Ok(())
 }

@@ -22,9 +22,8 @@ use serde::Serialize;
 use yoke_api::names::PKI_NAMESPACE;
 
 use crate::cluster::context::Context;
-use crate::cluster::credentials::persisted::Texts;
 use crate::cluster::failover::pods::{self, Incarnation, LastStart};
-use crate::cluster::observe::Observed;
+use crate::cluster::observed::Observed;
 use crate::error::ReconcileError;
 use crate::host_api::secrets::data_of;
 use crate::model::control_plane::{self, NAME};
@@ -84,7 +83,7 @@ pub(crate) fn is_noted(store: &Secret) -> bool {
 
 /// Marks a new Secret that replaces the lost one of a store: a control plane may have been started.
 /// Without a template the record matches no known start.
-pub(crate) fn note_unknown(texts: &mut Texts) {
+pub(crate) fn note_unknown(texts: &mut BTreeMap<String, String>) {
     texts.insert(NUMBER.to_owned(), first().to_string());
 }
 

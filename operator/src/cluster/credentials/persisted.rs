@@ -11,30 +11,31 @@
 //! An account outlives its Cluster if the data does. Its Secret then names the previous owner, and
 //! says whether the store may have data.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ObjectMeta, Patch};
+use kube::api::Patch;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Resource as _, ResourceExt as _};
+use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::labels::component;
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_api::{Cluster, ClusterId, Reason, labels};
+use yoke_api::{Cluster, Reason};
 use yoke_pki::service_account::ServiceAccountKey;
 
 use crate::cluster::context::Context;
 use crate::cluster::credentials::fencing;
+use crate::cluster::history::had_api;
+use crate::cluster::ownership::is_of;
 use crate::cluster::resources::secrets;
 use crate::error::ReconcileError;
-use crate::host_api::Host;
 use crate::host_api::events::Notice;
 use crate::host_api::secrets::get_secret;
 use crate::host_api::secrets::{data_of, text_of};
-use crate::model::identity::{Identity, store_secret};
+use crate::model::identity::Identity;
 use crate::model::quantity;
 use crate::nats::account::{ACCOUNT, CREDENTIALS, QUOTA, REPLICAS};
 use crate::nats::{Account, ClusterUser, Size};
@@ -53,12 +54,6 @@ struct Place<'a> {
     key: &'static str,
     /// Name of the copy in the control-plane namespace.
     copy: &'a str,
-}
-
-/// Whether this Cluster object ever had an API, and so has state that depends on its credentials.
-pub(crate) fn had_api(cluster: &Cluster) -> bool {
-    let mut history = cluster.status.iter().flat_map(|status| &status.history);
-    history.any(|entry| entry.completed.is_some())
 }
 
 /// Whether the store may have data, even from a deleted Cluster with this identity. The status of
@@ -292,53 +287,6 @@ pub(crate) async fn retain(context: &Context, identity: &Identity, account: Acco
     Ok(())
 }
 
-/// The store of a deleted Cluster.
-pub(crate) struct RetainedStore {
-    /// The identity of the deleted Cluster.
-    pub(crate) id: ClusterId,
-    /// The account with its data.
-    pub(crate) account: Account,
-    /// The Secret that names the account.
-    pub(crate) secret: Secret,
-    /// The copy of its user's credentials in the control-plane namespace, if it still exists.
-    pub(crate) copy: Option<ObjectRef<Secret>>,
-}
-
-/// The stores of a Tenant's deleted Clusters: their data is retained, or not collected yet.
-pub(crate) fn find_retained_stores(host: &Host, tenant: &str) -> Vec<RetainedStore> {
-    // A Cluster that only claims the identity is refused, and owns none of the data.
-    let clusters = host.caches.clusters.summaries_in(tenant);
-    let had: HashSet<_> = clusters
-        .iter()
-        .filter_map(|cluster| Some((cluster.id.as_deref()?, &*cluster.name)))
-        .collect();
-    let secrets = &host.caches.secrets;
-    let reserved = host.caches.reserved.of(tenant);
-    let left = reserved.keys().filter_map(|id| {
-        let secret = secrets.get(&ObjectRef::new(&store_secret(id)).within(PKI_NAMESPACE))?;
-        let name = secret.labels().get(labels::CLUSTER).map(String::as_str);
-        if name.is_some_and(|name| had.contains(&(id.as_str(), name))) {
-            return None;
-        }
-        let account = Account::from_data(&data_of(&secret)).ok()?;
-        let copy = ObjectRef::<Secret>::new(secrets::STORE).within(id.hosted_namespace().as_str());
-        let is_there = secrets.get(&copy).is_some_and(|copy| is_of_tenant(copy.meta(), tenant));
-        Some(RetainedStore {
-            account,
-            secret: (*secret).clone(),
-            copy: is_there.then_some(copy),
-            id: id.clone(),
-        })
-    });
-    left.collect()
-}
-
-/// Whether the labels of an object name this Tenant.
-pub(crate) fn is_of_tenant(meta: &ObjectMeta, tenant: &str) -> bool {
-    let label = meta.labels.as_ref().and_then(|labels| labels.get(labels::TENANT));
-    label.map(String::as_str) == Some(tenant)
-}
-
 /// Whether a Secret names an account without credentials: its Cluster is deleted, and its data
 /// retained.
 pub(crate) fn is_retained(secret: &Secret) -> bool {
@@ -435,13 +383,4 @@ fn build(identity: &Identity, name: &str, component: &str, texts: Texts) -> Secr
         type_: Some("Opaque".into()),
         ..Secret::default()
     }
-}
-
-/// Whether a Secret belongs to this Cluster. Another Cluster with the same identity may have left
-/// one.
-pub(crate) fn is_of(secret: &Secret, identity: &Identity) -> bool {
-    let has = |key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
-    has(labels::ID, identity.id.as_str())
-        && has(labels::TENANT, &identity.tenant)
-        && has(labels::CLUSTER, &identity.cluster)
 }

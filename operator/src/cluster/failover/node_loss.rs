@@ -8,9 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::cluster::context::Context;
-use crate::cluster::failover::pods;
-use crate::cluster::lifecycle::delete;
-use crate::cluster::observe::Observed;
+use crate::cluster::failover::{pod_deletion, pods};
+use crate::cluster::observed::Observed;
 use crate::cluster::resources::affinity;
 use crate::error::ReconcileError;
 use crate::host_nodes::loss::LostPod;
@@ -61,7 +60,7 @@ pub(crate) async fn remove(
     if pods.is_empty() {
         return Ok(());
     }
-    delete::force(context, &pods).await?;
+    pod_deletion::force(context, &pods).await?;
     context.apis.forget_way(&identity.id, Way::Inside);
     context.memory.note_awake(&identity.id, |awake| awake.slow = None);
     Ok(())

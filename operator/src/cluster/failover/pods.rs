@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod}
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 
+use crate::cluster::failover::start_queue::Admission;
 use crate::model::control_plane::{
     self, API_SERVER, ControlPlane, find_unscheduled, incarnation_of, is_backing_off, is_of_api, running_incarnation,
     statuses,
@@ -69,18 +70,7 @@ fn has_served(pod: &Pod, began: Timestamp, end: Timestamp) -> bool {
     is_old(began) || was_ready && pod.creation_timestamp().is_some_and(|made| is_old(made.0))
 }
 
-/// The state of a control plane in the start queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// The control plane starts now, if it gets a slot.
-    Begins,
-    /// The control plane is starting.
-    Goes,
-    /// The control plane needs no slot, or no longer.
-    Over,
-}
-
-/// Whether a stopped control plane is starting. `is_lost`: its pod was lost with its node, and no
+/// What a control plane needs from the start queue. `is_lost`: its pod was lost with its node, and no
 /// replacement was requested yet.
 pub fn plan_start<P: AsRef<Pod>>(
     control_plane: &ControlPlane,
@@ -88,16 +78,16 @@ pub fn plan_start<P: AsRef<Pod>>(
     is_asleep: bool,
     is_lost: bool,
     answers: bool,
-) -> Start {
+) -> Admission {
     match control_plane {
-        _ if is_asleep => Start::Over,
-        _ if is_lost => Start::Begins,
-        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => Start::Begins,
-        ControlPlane::Failing(_) => Start::Over,
+        _ if is_asleep => Admission::Finish,
+        _ if is_lost => Admission::Take,
+        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => Admission::Take,
+        ControlPlane::Failing(_) => Admission::Finish,
         // The node's work is not what delays it.
-        ControlPlane::Pending(_) if is_unschedulable(pods) => Start::Over,
-        ControlPlane::Running { .. } if answers => Start::Over,
-        ControlPlane::Pending(_) | ControlPlane::Running { .. } => Start::Goes,
+        ControlPlane::Pending(_) if is_unschedulable(pods) => Admission::Finish,
+        ControlPlane::Running { .. } if answers => Admission::Finish,
+        ControlPlane::Pending(_) | ControlPlane::Running { .. } => Admission::Continue,
     }
 }
 

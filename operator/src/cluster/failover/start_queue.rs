@@ -66,6 +66,17 @@ impl QueueLimits {
     }
 }
 
+/// What a control plane needs from an admission queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It needs a slot to go on.
+    Take,
+    /// It goes on as it is: with a slot if it has one.
+    Continue,
+    /// It goes on, and needs no slot any more.
+    Finish,
+}
+
 /// Clusters with a slot, and Clusters that wait for one.
 #[derive(Debug)]
 pub struct StartQueue {
@@ -108,7 +119,8 @@ impl StartQueue {
         self.lock().rule = rule;
     }
 
-    /// Whether a Cluster has a slot. If not, it waits, and is enqueued when it gets one.
+    /// Takes a slot for a Cluster. Returns false if none is free: the Cluster then waits, and is enqueued
+    /// when it gets one.
     pub(crate) fn try_admit(&self, wanted: Wanted) -> bool {
         let id = wanted.id.clone();
         let (mut state, now) = (self.lock(), Instant::now());
@@ -118,6 +130,16 @@ impl StartQueue {
         }
         self.call(state.fill(now), Some(&id));
         state.taken.contains_key(&id)
+    }
+
+    /// Carries out an admission. Returns whether the control plane may go on.
+    pub(crate) fn admit(&self, admission: Admission, wanted: Wanted) -> bool {
+        match admission {
+            Admission::Take => return self.try_admit(wanted),
+            Admission::Continue => {}
+            Admission::Finish => self.finish(&wanted.id),
+        }
+        true
     }
 
     /// Whether a Cluster neither waits for a slot nor got one less than `long` ago.

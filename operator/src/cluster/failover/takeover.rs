@@ -2,8 +2,6 @@
 //! deleted. `takeover_plan` decides the next step. This module does what the StatefulSet does
 //! not: it releases pods, moves the Service and holds evictions.
 
-pub(crate) use crate::cluster::failover::takeover_plan::Step;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,14 +13,13 @@ use kube::Api;
 use kube::runtime::reflector::ObjectRef;
 
 use crate::cluster::context::Context;
-use crate::cluster::failover::takeover_plan::{self, Cause};
-use crate::cluster::observe::Observed;
+use crate::cluster::failover::takeover_plan::{self, Pods, Step};
+use crate::cluster::observed::Observed;
 use crate::cluster::resources::{ApiAccess, Blueprint, objects};
 use crate::cluster::store::http;
 use crate::cluster::tenant_cluster::probe;
 use crate::host_api::apply::ApplyError;
 use crate::host_nodes::drain::{self, State};
-use crate::model::control_plane::ControlPlane;
 use crate::model::control_plane::{self, NAME};
 use crate::model::identity::Identity;
 use crate::tenant_client::{Access, TenantApi, Way};
@@ -35,69 +32,30 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// Timeout while another pod still serves.
 const SHORT: Duration = Duration::from_secs(3);
 
-/// The wanted pods of a control plane.
-#[derive(Clone, Debug)]
-pub(crate) struct Pods {
-    /// Ordinal of the serving pod.
-    pub(crate) first: i32,
-    /// Number of pods.
-    pub(crate) replicas: i32,
-    /// The next step of the takeover.
-    pub(crate) step: Step,
-    /// The pod that still serves while it is being deleted, and the state of its takeover.
-    pub(crate) lingering: Option<(Arc<Pod>, State)>,
-}
-
 /// Ordinal of the serving pod. The watch may lag behind the applied one.
 pub(crate) fn find_first(context: &Context, identity: &Identity, set: Option<&StatefulSet>) -> i32 {
     control_plane::first_of(set).max(context.memory.seen(&identity.id).first)
 }
 
-impl Pods {
-    /// No pods, for a control plane that is asleep.
-    pub(crate) const fn none(first: i32) -> Self {
-        Self {
-            first,
-            replicas: 0,
-            step: Step::Alone,
-            lingering: None,
-        }
-    }
-}
-
-/// The wanted pods of an awake control plane that must run with this incarnation.
-pub(crate) fn plan_pods(context: &Context, identity: &Identity, observed: &Observed, incarnation: u64) -> Pods {
+/// The wanted pods of an awake control plane that must run with this incarnation. Starts the takeover of
+/// a pod that is being deleted.
+pub(crate) fn start_takeover(context: &Context, identity: &Identity, observed: &Observed, incarnation: u64) -> Pods {
     let set = observed.stateful_set.as_deref();
     let first = find_first(context, identity, set);
-    let is_known = control_plane::first_of(set) == first;
-    let lingering = is_known
-        .then(|| find_lingering(context, identity, observed, incarnation))
-        .flatten();
-    let cause = match (&lingering, find_state(context, observed)) {
-        (Some((_, State::StandBy(_))), _) => Some(Cause::End),
-        (None, Some(State::StandBy(_))) => Some(Cause::HostNode),
-        _ => None,
-    };
-    let step = match is_known {
-        false => Step::Alone,
-        true => takeover_plan::plan_step(set, &observed.pods, incarnation, cause),
-    };
-    let (first, replicas) = match step {
-        Step::Alone => (first, 1),
-        Step::StandBy => (first, 2),
-        Step::TakeOver | Step::Replace => (first.saturating_add(1), 1),
-    };
-    Pods {
-        first,
-        replicas,
-        step,
-        lingering,
+    // The watch has not shown the last takeover yet.
+    if control_plane::first_of(set) != first {
+        return Pods::after(Step::Alone, first, None);
     }
+    let lingering = record_lingering(context, identity, observed, incarnation);
+    let state = lingering.as_ref().map(|(_, state)| *state);
+    let cause = takeover_plan::plan_cause(state, find_state(context, observed));
+    let step = takeover_plan::plan_step(set, &observed.pods, incarnation, cause);
+    Pods::after(step, first, lingering)
 }
 
-/// The pod that still serves while it is being deleted, if another pod takes over, and the state of
-/// that takeover.
-fn find_lingering(
+/// Records that the serving pod is being deleted. Returns the pod if it still serves and another pod takes
+/// over, and the state of that takeover.
+fn record_lingering(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
@@ -130,13 +88,6 @@ fn find_pod(observed: &Observed) -> Option<&Pod> {
     serving.find(|pod| !control_plane::ends(pod))
 }
 
-/// State of a control plane whose pod still serves while it is being deleted.
-pub(crate) fn plan_lingering(pods: &Pods, set: &StatefulSet) -> Option<ControlPlane> {
-    let (pod, _) = pods.lingering.as_ref()?;
-    let serves = pod.metadata.name == Some(control_plane::pod_name(pods.first));
-    serves.then(|| control_plane::plan_pod(Some(set), pod))
-}
-
 /// Whether the serving pod is being deleted.
 pub(crate) fn is_ending(observed: &Observed) -> bool {
     control_plane::serving(observed.stateful_set.as_deref(), &observed.pods).any(control_plane::ends)
@@ -150,8 +101,7 @@ pub(crate) async fn release_others(
     incarnation: u64,
     wanted: &Pods,
 ) {
-    let lingers = wanted.lingering.is_some();
-    let pods = takeover_plan::plan_released(&observed.pods, incarnation, (wanted.first, wanted.replicas), lingers);
+    let pods = takeover_plan::plan_released(&observed.pods, incarnation, wanted);
     release(context, identity, observed, &pods).await;
 }
 
@@ -202,13 +152,14 @@ async fn release(context: &Context, identity: &Identity, observed: &Observed, po
 /// it denies every request, as it has not read the RBAC objects; clients in its queue would be the
 /// first to see that.
 ///
-/// Returns false if the pod did not answer in time and another pod still serves.
+/// Returns false if the pod did not answer in time and `has_other`: another pod still serves.
 pub(crate) async fn hand_over(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
     reach: Option<&ApiAccess>,
-    (first, has_other): (i32, bool),
+    first: i32,
+    has_other: bool,
 ) -> Result<bool, ApplyError> {
     let (identity, konnectivity) = (blueprint.identity, blueprint.open().konnectivity);
     let name = control_plane::pod_name(first);

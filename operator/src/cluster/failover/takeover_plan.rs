@@ -12,12 +12,15 @@
 //!
 //! The template stays the same, or a rolling update would stop the previous pod first.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::cluster::resources::stateful_set;
-use crate::model::control_plane::{self, ends, first_of, has_ready_api, numbered, serving};
+use crate::host_nodes::drain::State;
+use crate::model::control_plane::{self, ControlPlane, ends, first_of, has_ready_api, numbered, serving};
 use crate::model::control_plane::{incarnation_of, running_incarnation};
 
 /// The next step of a takeover.
@@ -70,15 +73,68 @@ pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnati
     }
 }
 
-/// The pods to release, so that they exit at once: all but the wanted ones of this incarnation. If
-/// `lingers`, the serving pod still serves although it is being deleted.
-pub fn plan_released<P: AsRef<Pod>>(
-    pods: &[P],
-    incarnation: u64,
-    (first, replicas): (i32, i32),
-    lingers: bool,
-) -> Vec<&Pod> {
-    let names: Vec<_> = (first..first.saturating_add(replicas))
+/// The wanted pods of a control plane.
+#[derive(Clone, Debug)]
+pub struct Pods {
+    /// Ordinal of the serving pod.
+    pub first: i32,
+    /// Number of pods.
+    pub replicas: i32,
+    /// The next step of the takeover.
+    pub step: Step,
+    /// The pod that still serves while it is being deleted, and the state of its takeover.
+    pub lingering: Option<(Arc<Pod>, State)>,
+}
+
+impl Pods {
+    /// No pods, for a control plane that is asleep.
+    pub const fn none(first: i32) -> Self {
+        Self {
+            first,
+            replicas: 0,
+            step: Step::Alone,
+            lingering: None,
+        }
+    }
+
+    /// The pods of an awake control plane after a step, when pod `first` serves.
+    pub const fn after(step: Step, first: i32, lingering: Option<(Arc<Pod>, State)>) -> Self {
+        let (first, replicas) = match step {
+            Step::Alone => (first, 1),
+            Step::StandBy => (first, 2),
+            Step::TakeOver | Step::Replace => (first.saturating_add(1), 1),
+        };
+        Self {
+            first,
+            replicas,
+            step,
+            lingering,
+        }
+    }
+
+    /// State of a control plane whose pod still serves while it is being deleted.
+    pub fn plan_lingering(&self, set: &StatefulSet) -> Option<ControlPlane> {
+        let (pod, _) = self.lingering.as_ref()?;
+        let serves = pod.metadata.name == Some(control_plane::pod_name(self.first));
+        serves.then(|| control_plane::plan_pod(Some(set), pod))
+    }
+}
+
+/// Why the serving pod must be taken over, if it must. `lingering` is the takeover of a pod that is being
+/// deleted, `leaving` that of a pod whose node is about to leave.
+pub const fn plan_cause(lingering: Option<State>, leaving: Option<State>) -> Option<Cause> {
+    match (lingering, leaving) {
+        (Some(State::StandBy(_)), _) => Some(Cause::End),
+        (None, Some(State::StandBy(_))) => Some(Cause::HostNode),
+        _ => None,
+    }
+}
+
+/// The pods to release, so that they exit at once: all but the wanted ones of this incarnation. A
+/// lingering pod still serves although it is being deleted.
+pub fn plan_released<'p, P: AsRef<Pod>>(pods: &'p [P], incarnation: u64, wanted: &Pods) -> Vec<&'p Pod> {
+    let lingers = wanted.lingering.is_some();
+    let names: Vec<_> = (wanted.first..wanted.first.saturating_add(wanted.replicas))
         .map(control_plane::pod_name)
         .collect();
     let stays = |pod: &Pod| {
@@ -286,7 +342,14 @@ mod tests {
             ("another start", 8, (3, 1), false, vec![old()], &[3]),
             ("sleep", 7, (3, 0), false, ends(), &[3, 4]),
         ] {
-            let released = plan_released(&pods, incarnation, wanted, lingers);
+            let (first, replicas) = wanted;
+            let wanted = Pods {
+                first,
+                replicas,
+                step: Step::Alone,
+                lingering: lingers.then(|| (old(), State::Waiting)),
+            };
+            let released = plan_released(&pods, incarnation, &wanted);
             let names: Vec<_> = released.iter().filter_map(|pod| pod.metadata.name.clone()).collect();
             let expected: Vec<_> = expected
                 .iter()

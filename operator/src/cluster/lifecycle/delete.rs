@@ -8,26 +8,27 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, PartialObjectMeta, Preconditions};
+use kube::api::PartialObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use yoke_api::cluster::DeletionPolicy;
+use yoke_api::cluster::{DeletionPolicy, Phase};
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE, kubeconfig_secret};
-use yoke_api::{Cluster, labels};
+use yoke_api::{Cluster, ConditionType, Reason, labels};
 
 use crate::cluster::context::Context;
 use crate::cluster::credentials::persisted;
-use crate::cluster::failover::{pods, takeover};
-use crate::cluster::observe::{self, Observed};
+use crate::cluster::failover::{pod_deletion, pods, takeover};
+use crate::cluster::observed::{self, Observed};
 use crate::cluster::resources::secrets;
-use crate::cluster::{object, validate};
+use crate::cluster::{object, status, validate};
 use crate::error::ReconcileError;
 use crate::host_api::apply::is_held;
 use crate::host_api::compact_store::CompactStore;
+use crate::model::conditions::State;
 use crate::model::identity::Identity;
 use crate::nats::Account;
 
@@ -42,7 +43,7 @@ pub(crate) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     let Some(identity) = Identity::of(cluster, &context.host.config.base_domain) else {
         return release(context, cluster, None).await;
     };
-    let observed = observe::observe(&context.host.caches, cluster, &identity);
+    let observed = observed::find_for(&context.host.caches, cluster, &identity);
     // Objects with this identity may belong to another Cluster, which had it first.
     if !owns(context, cluster, &observed) {
         return release(context, cluster, Some(&identity)).await;
@@ -52,10 +53,23 @@ pub(crate) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     let known = known.map(|storage| storage.account.as_str());
     let account = persisted::find_account(context, &identity, known, persisted::size_of(context, cluster)).await?;
     if let Some(waiting) = remove(context, cluster.spec.deletion_policy, &identity, &observed, account).await? {
-        object::write_deleting(context, cluster, waiting).await?;
+        write_deleting(context, cluster, waiting).await?;
         return Ok(Action::requeue(AGAIN));
     }
     release(context, cluster, Some(&identity)).await
+}
+
+/// Writes the progress of a deletion to the status.
+async fn write_deleting(context: &Context, cluster: &Cluster, message: &str) -> Result<(), ReconcileError> {
+    let changes = vec![
+        (
+            ConditionType::Ready,
+            State::no(Reason::Deleting, "The cluster is being deleted."),
+        ),
+        (ConditionType::Progressing, State::yes(Reason::Deleting, message)),
+    ];
+    let status = status::plan_short(cluster, Phase::Deleting, &changes, Timestamp::now());
+    object::write(context, cluster, &status).await.map(|_| ())
 }
 
 fn owns(context: &Context, cluster: &Cluster, observed: &Observed) -> bool {
@@ -117,7 +131,7 @@ pub(crate) async fn stop(
         context.nats.close_account(&identity.id, account.clone()).await?;
     }
     if !lost.is_empty() {
-        force(context, &lost).await?;
+        pod_deletion::force(context, &lost).await?;
         return Ok(Some("Pods on an unresponsive node are being deleted by force."));
     }
     Ok(None)
@@ -183,39 +197,6 @@ fn is_labelled<K: Resource>(object: &K, identity: &Identity) -> bool {
     has(labels::ID, identity.id.as_str())
         && has(labels::CLUSTER, &identity.cluster)
         && has(labels::TENANT, &identity.tenant)
-}
-
-/// Force-deletes pods that no kubelet has terminated in time.
-pub(crate) async fn force(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
-    for pod in pods {
-        let deleted = remove_pod(context, pod, Some(0)).await;
-        if deleted.map_err(ReconcileError::host("a pod that does not terminate"))? {
-            tracing::warn!(
-                pod = pod.name_any(),
-                "pod did not terminate in time and was deleted by force"
-            );
-        }
-    }
-    Ok(())
-}
-
-/// Deletes a pod by its UID, with its own grace period unless another one is set. Returns whether
-/// it existed.
-pub(crate) async fn remove_pod(context: &Context, pod: &Pod, grace_seconds: Option<u32>) -> kube::Result<bool> {
-    let api = Api::<Pod>::namespaced(context.host.client.clone(), &pod.namespace().unwrap_or_default());
-    let params = DeleteParams {
-        grace_period_seconds: grace_seconds,
-        preconditions: Some(Preconditions {
-            uid: pod.uid(),
-            resource_version: None,
-        }),
-        ..DeleteParams::default()
-    };
-    match api.delete(&pod.name_any(), &params).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 /// Deletes the streams with their account, then the Secret that names the account. Returns whether

@@ -8,16 +8,18 @@ use kube::api::Patch;
 use yoke_api::{Cluster, Reason};
 
 use crate::cluster::context::Context;
-use crate::cluster::credentials::distribute::{self, Copied};
+use crate::cluster::credentials::distribute::{self, Copied, Wanted};
 use crate::cluster::credentials::{fencing, persisted};
-use crate::cluster::failover::{node_loss, takeover};
+use crate::cluster::failover::{node_loss, pod_deletion, takeover};
 use crate::cluster::namespace::ensure_namespace;
-use crate::cluster::observe::Observed;
-use crate::cluster::outcome::Applied;
+use crate::cluster::observe::View;
+use crate::cluster::observed::Observed;
+use crate::cluster::outcome::{Outcome, Store};
 use crate::cluster::resources::network_policy::AllowedPeers;
 use crate::cluster::resources::objects::IngressIntent;
 use crate::cluster::resources::{IssuedSummary, affinity, stateful_set};
-use crate::cluster::store::streams::{self, Store};
+use crate::cluster::sleep::state::SleepState;
+use crate::cluster::store::streams;
 use crate::cluster::tenant_cluster::{probe, workers};
 use crate::cluster::{network_access, validate};
 use crate::error::ReconcileError;
@@ -26,67 +28,77 @@ use crate::model::control_plane::{self, NAME};
 use crate::model::identity::Identity;
 
 /// Copies the issued material to an existing control plane, and probes its API.
-pub(crate) async fn keep(
+pub(crate) async fn maintain(
     context: &Context,
-    cluster: &Cluster,
-    identity: &Identity,
-    observed: &Observed,
-    asked: IngressIntent,
-) -> Result<Applied, ReconcileError> {
+    view: &View<'_>,
+    intent: IngressIntent,
+    run_state: SleepState,
+) -> Result<Outcome, ReconcileError> {
+    let (cluster, identity, observed) = (&view.cluster, &view.identity, &view.observed);
+    let set = observed.stateful_set.as_deref();
     ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
     let open = AllowedPeers {
-        provider: observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns),
-        konnectivity: asked.konnectivity,
+        provider: set.is_some_and(stateful_set::has_dns),
+        konnectivity: intent.konnectivity,
     };
     network_access::apply(context, identity, observed, open, observed.is_asleep()).await?;
     let ((), account) = tokio::try_join!(
         persisted::ensure_service_account(context, cluster, identity),
         persisted::ensure_account(context, cluster, identity, persisted::size_of(context, cluster)),
     )?;
-    let mut applied = Applied::new(streams::look(context, cluster, identity, &account).await?, observed);
-    let plan = validate::plan_names(identity, asked.konnectivity);
-    let wanted = (asked.clone(), !observed.is_asleep());
-    if let Some(Copied { gist, given }) = distribute::bring(context, identity, &plan, wanted, &mut applied).await? {
-        stand_down(context, identity, observed).await?;
-        restart(context, identity, observed, &gist).await?;
-        distribute::replace_stuck(context, observed).await?;
-        let set = observed.stateful_set.as_deref();
-        applied.control_plane = node_loss::plan_control_plane(context, identity, set, observed);
-        applied.lost = context.losses.of(&identity.id).is_some();
-        match &gist.reach {
-            Some(reach) => probe::probe_api(context, identity, observed, reach, &asked, &mut applied).await,
-            None => probe::mark_unreachable(&mut applied),
-        }
-        // The versions of the workers may be the reason for the refusal.
-        applied.workers = workers::ensure(context, cluster, &identity.id, None, &applied).await;
-        given?;
+    let store = streams::check(context, cluster, identity, &account).await?;
+    let mut outcome = Outcome::with_store(observed, run_state, store);
+    let wanted = Wanted {
+        plan: &validate::plan_names(identity, intent.konnectivity),
+        intent: &intent,
+        needs_api: !observed.is_asleep(),
+    };
+    let copied = distribute::distribute(context, identity, &wanted, &mut outcome).await?;
+    let Some(Copied { issued, delivered }) = copied else {
+        return Ok(outcome);
+    };
+    stand_down(context, identity, observed).await?;
+    restart(context, identity, observed, &issued).await?;
+    pod_deletion::replace_stuck(context, observed).await?;
+    outcome.control_plane = node_loss::plan_control_plane(context, identity, set, observed);
+    outcome.lost = context.losses.of(&identity.id).is_some();
+    match &issued.reach {
+        Some(access) => probe::probe_api(context, view, access, &intent, &mut outcome).await,
+        None => outcome.mark_unreachable(),
     }
-    Ok(applied)
+    // The versions of the workers may be the reason for the refusal.
+    outcome.workers = workers::ensure(context, view, None, &outcome).await;
+    delivered?;
+    Ok(outcome)
 }
 
 /// Copies the issued material to the control plane of a paused Cluster. It does nothing else, and
 /// restores nothing that is lost.
 pub(crate) async fn copy(
     context: &Context,
-    cluster: &Cluster,
-    identity: &Identity,
-    observed: &Observed,
-    asked: IngressIntent,
-) -> Result<Applied, ReconcileError> {
-    let mut applied = Applied::new(find_store(cluster), observed);
+    view: &View<'_>,
+    intent: IngressIntent,
+    run_state: SleepState,
+) -> Result<Outcome, ReconcileError> {
+    let identity = &view.identity;
+    let mut outcome = Outcome::with_store(&view.observed, run_state, find_store(&view.cluster));
     if !persisted::are_known(context, identity) {
-        applied.certificates = State::no(
+        outcome.certificates = State::no(
             Reason::KeyLost,
             "Certificates are not copied: a credential Secret is lost and is not restored while the Cluster is \
          paused. Unset spec.paused, or restore the Secret.",
         );
-        return Ok(applied);
+        return Ok(outcome);
     }
-    let plan = validate::plan_names(identity, asked.konnectivity);
-    if let Some(copied) = distribute::bring(context, identity, &plan, (asked, false), &mut applied).await? {
-        copied.given?;
+    let wanted = Wanted {
+        plan: &validate::plan_names(identity, intent.konnectivity),
+        intent: &intent,
+        needs_api: false,
+    };
+    if let Some(copied) = distribute::distribute(context, identity, &wanted, &mut outcome).await? {
+        copied.delivered?;
     }
-    Ok(applied)
+    Ok(outcome)
 }
 
 /// The state of the store as last observed.
@@ -122,12 +134,12 @@ async fn restart(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
-    gist: &IssuedSummary,
+    issued: &IssuedSummary,
 ) -> Result<(), ReconcileError> {
     let Some(set) = observed.stateful_set.as_deref() else {
         return Ok(());
     };
-    let digest = gist.restart_digest(stateful_set::has_konnectivity(set));
+    let digest = issued.restart_digest(stateful_set::has_konnectivity(set));
     let lost = node_loss::find(context, identity, observed);
     if stateful_set::read_digest(set) == Some(&digest) && affinity::read_lost(set) == lost {
         let number = control_plane::running_incarnation(Some(set)).unwrap_or_default();

@@ -24,7 +24,7 @@ use yoke_runtime::Drain;
 use crate::cluster::context::Context;
 use crate::cluster::credentials::persisted;
 use crate::cluster::lifecycle::delete;
-use crate::cluster::observe;
+use crate::cluster::observed;
 use crate::error::ReconcileError;
 use crate::host_api::events::Notice;
 use crate::model::identity::Identity;
@@ -223,7 +223,7 @@ async fn tell(context: &Context, identity: &Identity) {
 }
 
 async fn collect(context: &Context, identity: &Identity) -> Result<(), ReconcileError> {
-    let observed = observe::observe_identity(&context.host.caches, identity);
+    let observed = observed::find(&context.host.caches, identity);
     let annotations = observed.namespace.as_deref().map(|namespace| namespace.annotations());
     let policy = match annotations
         .and_then(|all| all.get(labels::DELETION_POLICY))

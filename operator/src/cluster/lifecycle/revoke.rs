@@ -5,22 +5,23 @@
 //! Revocation waits for nothing, neither for certificates nor for the end of a pause: another
 //! Cluster may own the name by now.
 
-use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::EndpointSpec;
-use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, MAX_SOURCES};
+use yoke_api::ingress::{IngressConfig, MAX_SOURCES};
 use yoke_api::labels::component;
-use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
-use yoke_api::{Cidr, Cluster};
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_api::{Cidr, Cluster, Reason};
 use yoke_pki::cert_manager::{Certificate, CertificateSpec};
 use yoke_pki::plan::LeafRole;
 
 use crate::cluster::context::Context;
-use crate::cluster::resources::objects;
+use crate::cluster::ingress_config;
+use crate::cluster::observe::View;
 use crate::cluster::validate::{self, ValidationContext};
 use crate::error::ReconcileError;
 use crate::model::identity::Identity;
+use crate::model::refusal::Refusal;
 
 /// Host names and sources that remain after revocation.
 #[derive(Clone, Debug)]
@@ -34,73 +35,50 @@ pub(crate) struct Remaining {
 
 /// The published configuration and certificates from which something may have to be revoked.
 #[derive(Debug)]
-pub(crate) struct Published {
+struct Published {
     config: Option<IngressConfig>,
     certificates: Vec<Certificate>,
     /// Whether the spec is not applied otherwise.
-    held: bool,
+    is_refused: bool,
 }
 
-/// The published ingress configuration, without certificates and keys.
-pub(crate) fn read_ingress_config(context: &Context, identity: &Identity) -> Option<IngressConfig> {
-    let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
-    let map = context.host.caches.config_maps.get(&key)?;
-    read_config(&map)
-}
-
-fn read_config(map: &ConfigMap) -> Option<IngressConfig> {
-    let text = map.data.as_ref()?.get(CONFIG_KEY)?;
-    serde_json::from_str(text).ok()
-}
-
-/// Changes the published ingress configuration, which is read from the host API first.
-async fn write_ingress_config(
+/// Revokes host names and sources that a Cluster may no longer have, and returns those that remain.
+///
+/// Returns `None` if nothing can be revoked, or if the objects with its identity are not known to
+/// belong to it.
+pub(crate) async fn revoke(
     context: &Context,
-    identity: &Identity,
-    change: impl FnOnce(&mut IngressConfig),
-) -> Result<(), ReconcileError> {
-    let api = Api::<ConfigMap>::namespaced(context.host.client.clone(), identity.hosted().as_str());
-    let map = api.get_opt(INGRESS_CONFIG_MAP).await;
-    let map = map.map_err(ReconcileError::host("the ingress configuration"))?;
-    let Some(mut ingress_config) = map.as_ref().and_then(read_config) else {
-        return Ok(());
-    };
-    change(&mut ingress_config);
-    let map = objects::build_ingress_map(identity, &ingress_config);
-    context.applier.apply(&context.host.caches.config_maps, &map).await?;
-    Ok(())
-}
-
-/// Publishes whether the API is available; the rest of the ingress configuration stays.
-pub(crate) async fn publish_sleep_state(
-    context: &Context,
-    identity: &Identity,
-    asleep: Option<Asleep>,
-) -> Result<(), ReconcileError> {
-    if read_ingress_config(context, identity).is_none_or(|ingress_config| ingress_config.asleep == asleep) {
-        return Ok(());
+    view: &View<'_>,
+    refusal: Option<&Refusal>,
+) -> Result<Option<Remaining>, ReconcileError> {
+    let identity = &view.identity;
+    let is_anothers = refusal.is_some_and(|refusal| refusal.reason == Reason::IdentityConflict);
+    if view.observed.namespace.is_none() || view.observed.is_foreign || is_anothers {
+        return Ok(None);
     }
-    write_ingress_config(context, identity, |ingress_config| ingress_config.asleep = asleep).await
+    let is_refused = refusal.is_some() && !view.cluster.spec.paused;
+    let Some(published) = find(context, identity, is_refused).await? else {
+        return Ok(None);
+    };
+    let remaining = plan(published, &view.cluster, identity, &view.validation_context());
+    apply(context, identity, &remaining).await?;
+    Ok(Some(remaining))
 }
 
 /// Finds host names and sources that may have to be revoked. Returns `None` if there are none (the
 /// usual case).
-pub(crate) async fn find(
-    context: &Context,
-    identity: &Identity,
-    held: bool,
-) -> Result<Option<Published>, ReconcileError> {
-    let config = read_ingress_config(context, identity);
+async fn find(context: &Context, identity: &Identity, is_refused: bool) -> Result<Option<Published>, ReconcileError> {
+    let config = ingress_config::read(context, identity);
     let mut certificates = Vec::new();
     for role in [LeafRole::ApiServer, LeafRole::Sleeper] {
         certificates.extend(find_certificate(context, identity, role).await?);
     }
-    let had = Published {
-        config: config.filter(|config| held || !config.extra_names.is_empty()),
+    let published = Published {
+        config: config.filter(|config| is_refused || !config.extra_names.is_empty()),
         certificates,
-        held,
+        is_refused,
     };
-    Ok((had.config.is_some() || !had.certificates.is_empty()).then_some(had))
+    Ok((published.config.is_some() || !published.certificates.is_empty()).then_some(published))
 }
 
 /// A serving certificate that has other names than the Cluster's own.
@@ -130,17 +108,12 @@ fn own_names(identity: &Identity) -> [String; 3] {
 }
 
 /// Compares what a Cluster has with what it may have.
-pub(crate) fn plan(
-    had: Published,
-    cluster: &Cluster,
-    identity: &Identity,
-    around: &ValidationContext<'_, '_>,
-) -> Remaining {
+fn plan(published: Published, cluster: &Cluster, identity: &Identity, around: &ValidationContext<'_, '_>) -> Remaining {
     let may_have = |name: &String| validate::may_have(cluster, name, around);
-    let left = had.config.as_ref().map(|config| {
+    let left = published.config.as_ref().map(|config| {
         let mut left = config.clone();
         left.extra_names.retain(may_have);
-        if had.held {
+        if published.is_refused {
             left.allowed_sources = narrow(left.allowed_sources, &cluster.spec.endpoint);
         }
         left
@@ -155,8 +128,8 @@ pub(crate) fn plan(
         })
     };
     Remaining {
-        certificates: had.certificates.iter().filter_map(narrow).collect(),
-        is_less: left.is_some() && left != had.config,
+        certificates: published.certificates.iter().filter_map(narrow).collect(),
+        is_less: left.is_some() && left != published.config,
         ingress_config: left,
     }
 }
@@ -199,10 +172,10 @@ fn without_dns_names(
 }
 
 /// Writes the remaining configuration and certificates, if anything was revoked.
-pub(crate) async fn apply(context: &Context, identity: &Identity, left: &Remaining) -> Result<(), ReconcileError> {
+async fn apply(context: &Context, identity: &Identity, left: &Remaining) -> Result<(), ReconcileError> {
     if let Some(left) = left.ingress_config.as_ref().filter(|_| left.is_less) {
         tracing::info!(cluster = %identity.id, "host names or sources are revoked from the ingress");
-        write_ingress_config(context, identity, |ingress_config| {
+        ingress_config::update(context, identity, |ingress_config| {
             ingress_config.extra_names.clone_from(&left.extra_names);
             ingress_config.allowed_sources.clone_from(&left.allowed_sources);
         })

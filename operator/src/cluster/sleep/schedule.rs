@@ -42,7 +42,7 @@ pub enum ScheduleError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
     /// The command to apply; `None` if it would change nothing.
-    pub word: Option<SleepCommand>,
+    pub command: Option<SleepCommand>,
     /// The due time. All earlier due times are done too.
     pub time: Timestamp,
 }
@@ -59,7 +59,7 @@ struct Moment {
 struct Line {
     times: Crontab,
     zone: TimeZone,
-    word: SleepCommand,
+    command: SleepCommand,
 }
 
 impl Line {
@@ -129,20 +129,23 @@ pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
     let done = status.and_then(|status| status.activity.as_ref()?.scheduled_time.as_ref());
     let is_known = status.is_some_and(|status| status.observed_generation == cluster.metadata.generation);
     let Some(done) = done.filter(|_| is_known) else {
-        return Some(Due { word: None, time: now });
+        return Some(Due {
+            command: None,
+            time: now,
+        });
     };
-    let lasts = lines.iter().filter_map(|line| Some((line.last(now)?, line.word)));
+    let lasts = lines.iter().filter_map(|line| Some((line.last(now)?, line.command)));
     // If both are due at once, being awake does less harm.
-    let (Moment { time, .. }, word) = lasts
+    let (Moment { time, .. }, command) = lasts
         .filter(|(moment, _)| moment.time <= now)
-        .max_by_key(|(moment, word)| (*moment, *word == SleepCommand::Wake))?;
+        .max_by_key(|(moment, command)| (*moment, *command == SleepCommand::Wake))?;
     let rest = SleepState::of(cluster);
-    let changes = match word {
+    let changes = match command {
         SleepCommand::Sleep(_) => !rest.is_asleep(),
         SleepCommand::Wake => rest.is_asleep() && rest != SleepState::ByOwner,
     };
     (time > done.0).then_some(Due {
-        word: changes.then_some(word),
+        command: changes.then_some(command),
         time,
     })
 }
@@ -161,11 +164,11 @@ fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
     for schedule in schedules {
         let name = schedule.time_zone.as_deref().unwrap_or("UTC");
         let zone = find_zone(name).ok_or_else(|| ScheduleError::Zone(name.to_owned()))?;
-        let words = [
+        let commands = [
             (&schedule.sleep, SleepCommand::Sleep(SleepReason::Schedule)),
             (&schedule.wake, SleepCommand::Wake),
         ];
-        for (expression, word) in words {
+        for (expression, command) in commands {
             let Some(expression) = expression else { continue };
             let wrong = || ScheduleError::Expression(expression.clone());
             if asks_for_last(expression) {
@@ -174,7 +177,7 @@ fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
             let line = Line {
                 times: cronexpr::parse_crontab_with(expression, options).map_err(|_| wrong())?,
                 zone: zone.clone(),
-                word,
+                command,
             };
             line.next(DateTime::constant(2024, 1, 1, 0, 0, 0, 0))
                 .ok_or_else(wrong)?;
@@ -304,8 +307,8 @@ mod tests {
                 Some((None, "2026-11-21T08:00:00Z")),
             ),
         ] {
-            let due = plan_due(&cluster, at(now)).map(|due| (due.word, due.time));
-            assert_eq!(due, expected.map(|(word, time)| (word, at(time))), "{rule}");
+            let due = plan_due(&cluster, at(now)).map(|due| (due.command, due.time));
+            assert_eq!(due, expected.map(|(command, time)| (command, at(time))), "{rule}");
         }
     }
 
@@ -326,7 +329,10 @@ mod tests {
     #[test]
     fn a_spec_that_is_new_begins_now() {
         let now = at("2026-11-20T21:00:00Z");
-        let begins = Some(Due { word: None, time: now });
+        let begins = Some(Due {
+            command: None,
+            time: now,
+        });
         let mut changed = done(office(), "2026-11-20T07:00:00Z");
         changed.metadata.generation = Some(2);
         assert_eq!(plan_due(&changed, now), begins);
@@ -350,13 +356,13 @@ mod tests {
         let short = asleep(done(schedule("30 2 * * *", "0 3 * * *", "Europe/Berlin"), spring));
         let woken = plan_due(&short, at("2026-03-29T02:00:00Z")).unwrap();
         assert_eq!(
-            (woken.word, woken.time),
+            (woken.command, woken.time),
             (Some(SleepCommand::Wake), at("2026-03-29T01:00:00Z"))
         );
         let job = asleep(done(schedule("45 2 * * *", "0 2 * * *", "Europe/Berlin"), spring));
         let slept = plan_due(&job, at("2026-03-29T02:00:00Z")).unwrap();
         assert_eq!(
-            (slept.word, slept.time),
+            (slept.command, slept.time),
             (None, at("2026-03-29T01:00:00Z")),
             "it sleeps on"
         );

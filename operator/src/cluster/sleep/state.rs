@@ -265,14 +265,14 @@ pub fn parse_sleep_annotation(cluster: &Cluster) -> Option<SleepCommand> {
 /// clock set that.
 pub fn plan_sleep_requested(
     before: Option<&ActivityStatus>,
-    word: SleepCommand,
+    command: SleepCommand,
     now: Timestamp,
 ) -> Option<(Time, SleepReason)> {
     let woken = before.and_then(|before| before.wake_requested_time.as_ref().map(|time| time.0));
     let next = |time: Timestamp| time.checked_add(SignedDuration::from_secs(1)).unwrap_or(time);
     let now = woken.map_or(now, |woken| now.max(next(woken)));
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
-    match word {
+    match command {
         SleepCommand::Sleep(reason) => Some((Time(now), reason)),
         SleepCommand::Wake => None,
     }

@@ -61,7 +61,7 @@ pub(super) fn plan_phase(
         return Phase::Refused;
     }
     match outcome.control_plane {
-        ControlPlane::Asleep | ControlPlane::Absent if outcome.rest.is_asleep() => return Phase::Asleep,
+        ControlPlane::Asleep | ControlPlane::Absent if outcome.run_state.is_asleep() => return Phase::Asleep,
         ControlPlane::GoingToSleep => return Phase::Updating,
         _ => {}
     }

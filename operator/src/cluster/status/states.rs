@@ -55,7 +55,7 @@ pub(super) fn plan_states(
         (ConditionType::Progressing, progressing),
         (ConditionType::Degraded, degraded),
     ];
-    if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
+    if (outcome.accepted.is_err() && !outcome.maintained) || outcome.paused {
         let mut states = first;
         // Certificates are copied during a pause too.
         if outcome.certificates.status.is_some() {
@@ -63,11 +63,11 @@ pub(super) fn plan_states(
         }
         return carry_over(before, outcome, states, generation, &NOT_LOOKED_AT);
     }
-    let rest = &outcome.rest;
-    let available = match (&outcome.inside, rest.is_asleep()) {
+    let run_state = &outcome.run_state;
+    let available = match (&outcome.inside, run_state.is_asleep()) {
         (Ok(()), _) => State::yes(Reason::APIServerReady, "The API server answers /readyz."),
-        (Err(_), true) => State::no(rest.reason(), "No control plane runs."),
-        (Err(why), false) => State::no(Reason::APIServerNotReady, sentence(why)),
+        (Err(_), true) => State::no(run_state.reason(), "No control plane runs."),
+        (Err(not_ready), false) => State::no(not_ready.reason, sentence(&not_ready.message)),
     };
     let published = if outcome.published {
         State::yes(
@@ -86,11 +86,11 @@ pub(super) fn plan_states(
         (ConditionType::EndpointPublished, published),
     ];
     let states = [first, looked].concat();
-    if outcome.kept {
+    if outcome.maintained {
         return carry_over(before, outcome, states, generation, &NOT_CARRIED_OUT);
     }
     let last = vec![
-        (ConditionType::StoreReady, outcome.store.clone()),
+        (ConditionType::StoreReady, outcome.store.state.clone()),
         (ConditionType::Asleep, plan_asleep(before, outcome)),
     ];
     let possible = outcome.sleep_possible.clone();
@@ -111,19 +111,19 @@ pub(super) fn plan_states(
 }
 
 fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
-    let rest = &outcome.rest;
-    match (rest.is_asleep(), &outcome.control_plane) {
+    let run_state = &outcome.run_state;
+    match (run_state.is_asleep(), &outcome.control_plane) {
         (true, ControlPlane::Asleep | ControlPlane::Absent) => {
-            let mut message = format!("No control plane runs, {}, {}.", rest.why(), rest.until());
+            let mut message = format!("No control plane runs, {}, {}.", run_state.why(), run_state.until());
             if outcome.outlives_node_certificates {
                 message += " Kubelets cannot renew their certificates while it sleeps: a Node with an expired certificate \
          cannot reconnect.";
             }
-            State::yes(rest.reason(), message)
+            State::yes(run_state.reason(), message)
         }
         (true, _) => State::no(
-            rest.reason(),
-            format!("The control plane is being stopped, {}.", rest.why()),
+            run_state.reason(),
+            format!("The control plane is being stopped, {}.", run_state.why()),
         ),
         (false, _)
             if let Some(Asleep::Waking {
@@ -193,11 +193,11 @@ fn carry_over(
 }
 
 fn plan_ready(outcome: &Outcome) -> State {
-    if outcome.rest.is_asleep() {
-        let message = format!("The cluster is asleep {}.", outcome.rest.until());
-        return State::no(outcome.rest.reason(), message);
+    if outcome.run_state.is_asleep() {
+        let message = format!("The cluster is asleep {}.", outcome.run_state.until());
+        return State::no(outcome.run_state.reason(), message);
     }
-    if outcome.lost && (outcome.inside.is_err() || outcome.outside.is_err()) {
+    if outcome.lost && !outcome.is_available() {
         return State::no(
             Reason::MachineLost,
             "The node of the control plane was lost; the control plane is starting on another node.",
@@ -211,7 +211,7 @@ fn plan_ready(outcome: &Outcome) -> State {
             "The control plane's pod is being replaced by one with the new configuration.",
         );
     }
-    if outcome.inside.is_ok() && outcome.outside.is_ok() {
+    if outcome.is_available() {
         return match &outcome.heads_for {
             Some(goal) => State::no(Reason::Updating, tell_goal(goal)),
             None => State::yes(Reason::AsExpected, "The API answers."),
@@ -229,12 +229,11 @@ fn plan_ready(outcome: &Outcome) -> State {
         ControlPlane::Failing(failure) => State::no(Reason::ContainerFailing, failure.to_string()),
         ControlPlane::Pending(why) => State::no(Reason::PodPending, why.clone()),
         ControlPlane::Running { .. } => match (&outcome.inside, &outcome.outside) {
-            (Err(why), _) => State::no(Reason::APIServerNotReady, sentence(why)),
-            (Ok(()), Err(lack)) => State::no(lack.reason, sentence(&lack.why)),
+            (Err(not_ready), _) | (Ok(()), Err(not_ready)) => State::no(not_ready.reason, sentence(&not_ready.message)),
             (Ok(()), Ok(())) => State::yes(Reason::AsExpected, "The API answers."),
         },
         ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => {
-            let waiting = [&outcome.store, &outcome.certificates];
+            let waiting = [&outcome.store.state, &outcome.certificates];
             match waiting.into_iter().find(|state| state.status != Some(true)) {
                 Some(state) => State::no(state.reason, state.message.clone()),
                 None if outcome.queued => State::no(
@@ -274,7 +273,9 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
             State::yes(Reason::Updating, tell_goal(goal))
         }
         (_, Some(true)) => State::no(Reason::AsExpected, "The cluster matches its spec."),
-        (_, _) if outcome.rest.is_asleep() => State::no(outcome.rest.reason(), "The cluster matches its spec."),
+        (_, _) if outcome.run_state.is_asleep() => {
+            State::no(outcome.run_state.reason(), "The cluster matches its spec.")
+        }
         _ => State::yes(Reason::Provisioning, ready.message.clone()),
     }
 }
@@ -297,11 +298,11 @@ fn plan_degraded(outcome: &Outcome) -> State {
         );
     }
     let lacks = matches!(
-        outcome.store.reason,
+        outcome.store.state.reason,
         Reason::StoreUnavailable | Reason::StoreLost | Reason::IdentityConflict
     );
     if outcome.accepted.is_ok() && lacks {
-        return State::yes(outcome.store.reason, outcome.store.message.clone());
+        return State::yes(outcome.store.state.reason, outcome.store.state.message.clone());
     }
     State::no(Reason::AsExpected, "Nothing needs attention.")
 }

@@ -1,11 +1,12 @@
 use yoke_api::Reason;
 use yoke_api::workers::WorkersStatus;
 
-use crate::cluster::outcome::{NotReady, Workers};
+use crate::cluster::outcome::{Store, Workers};
 use crate::cluster::sleep::state::SleepState;
 use crate::cluster::status::*;
 use crate::fixtures::{cluster, config, identity, outcome};
 use crate::model::control_plane::Failure;
+use crate::model::not_ready::NotReady;
 use crate::model::refusal::Refusal;
 
 fn at(second: i64) -> Timestamp {
@@ -44,7 +45,7 @@ fn hours_awake_are_counted_when_they_end() {
         ..outcome()
     };
     let asleep = Outcome {
-        rest: SleepState::ByOwner,
+        run_state: SleepState::ByOwner,
         ..outcome()
     };
     let never = Outcome {
@@ -57,7 +58,7 @@ fn hours_awake_are_counted_when_they_end() {
         ..outcome()
     };
     let stopped = Outcome {
-        rest: SleepState::ByOwner,
+        run_state: SleepState::ByOwner,
         control_plane: ControlPlane::Asleep,
         ..refused.clone()
     };
@@ -95,7 +96,7 @@ fn ready_and_phase_follow_what_was_found() {
             Outcome {
                 outside: Err(NotReady {
                     reason: Reason::IngressPending,
-                    why: "x".into(),
+                    message: "x".into(),
                 }),
                 ..outcome()
             },
@@ -105,8 +106,8 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "not inside",
             Outcome {
-                inside: Err("x".into()),
-                outside: Err("x".to_owned().into()),
+                inside: Err(NotReady::api_server("x")),
+                outside: Err(NotReady::api_server("x")),
                 ..outcome()
             },
             Phase::Provisioning,
@@ -115,8 +116,8 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "no pod",
             Outcome {
-                inside: Err("x".into()),
-                outside: Err("x".to_owned().into()),
+                inside: Err(NotReady::api_server("x")),
+                outside: Err(NotReady::api_server("x")),
                 control_plane: pending,
                 ..outcome()
             },
@@ -126,10 +127,10 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "store missing",
             Outcome {
-                inside: Err("x".into()),
-                outside: Err("x".to_owned().into()),
+                inside: Err(NotReady::api_server("x")),
+                outside: Err(NotReady::api_server("x")),
                 control_plane: ControlPlane::Absent,
-                store: State::no(Reason::StoreUnavailable, "x"),
+                store: Store::of(State::no(Reason::StoreUnavailable, "x")),
                 ..outcome()
             },
             Phase::Provisioning,
@@ -138,9 +139,9 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "asleep",
             Outcome {
-                rest: SleepState::ByOwner,
+                run_state: SleepState::ByOwner,
                 control_plane: ControlPlane::Asleep,
-                inside: Err("x".into()),
+                inside: Err(NotReady::api_server("x")),
                 ..outcome()
             },
             Phase::Asleep,
@@ -150,8 +151,8 @@ fn ready_and_phase_follow_what_was_found() {
             "its turn to wake comes",
             Outcome {
                 control_plane: ControlPlane::Asleep,
-                inside: Err("x".into()),
-                outside: Err("x".to_owned().into()),
+                inside: Err(NotReady::api_server("x")),
+                outside: Err(NotReady::api_server("x")),
                 queued: true,
                 ..outcome()
             },
@@ -162,8 +163,8 @@ fn ready_and_phase_follow_what_was_found() {
             "lost with its machine, and its turn comes",
             Outcome {
                 control_plane: ControlPlane::Asleep,
-                inside: Err("x".into()),
-                outside: Err("x".to_owned().into()),
+                inside: Err(NotReady::api_server("x")),
+                outside: Err(NotReady::api_server("x")),
                 queued: true,
                 lost: true,
                 ..outcome()
@@ -174,7 +175,7 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "going to sleep",
             Outcome {
-                rest: SleepState::ByOwner,
+                run_state: SleepState::ByOwner,
                 control_plane: ControlPlane::GoingToSleep,
                 ..outcome()
             },
@@ -186,8 +187,8 @@ fn ready_and_phase_follow_what_was_found() {
             Outcome {
                 accepted: Err(refused.clone()),
                 control_plane: ControlPlane::Absent,
-                inside: Err("x".into()),
-                outside: Err("x".to_owned().into()),
+                inside: Err(NotReady::api_server("x")),
+                outside: Err(NotReady::api_server("x")),
                 version: None,
                 ..outcome()
             },
@@ -341,8 +342,8 @@ fn a_machine_that_is_about_to_go_shows() {
 fn silence_after_the_start_time_is_unavailable() {
     let ran = plan(None, &outcome(), 1001);
     let silent = Outcome {
-        inside: Err("x".into()),
-        outside: Err("x".to_owned().into()),
+        inside: Err(NotReady::api_server("x")),
+        outside: Err(NotReady::api_server("x")),
         ..outcome()
     };
     assert_eq!(plan(Some(ran.clone()), &silent, 1030).phase, Some(Phase::Provisioning));

@@ -21,7 +21,7 @@ pub(super) fn plan_usage(
         outcome.control_plane,
         ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep
     );
-    let is_awake = is_there && !outcome.rest.is_asleep();
+    let is_awake = is_there && !outcome.run_state.is_asleep();
     if before.is_none() && !is_awake {
         return None;
     }

@@ -7,6 +7,7 @@ use yoke_api::{Cluster, Reason};
 
 use crate::cluster::context::Context;
 use crate::cluster::credentials::persisted;
+use crate::cluster::outcome::Store;
 use crate::error::ReconcileError;
 use crate::host_api::comparison::hash_of;
 use crate::model::conditions::State;
@@ -21,17 +22,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(600);
 /// twice, and adds a line to NATS's log.
 const ROOM_EVERY: Duration = Duration::from_secs(60);
 
-/// The observed state of the store.
-#[derive(Clone, Debug)]
-pub(crate) struct Store {
-    /// State of the condition `StoreReady`.
-    pub(crate) state: State,
-    /// Public key of the account.
-    pub(crate) account: Option<String>,
-    /// Size of the streams in bytes.
-    pub(crate) bytes: Option<i64>,
-}
-
 /// Ensures the store of an accepted spec.
 pub(crate) async fn ensure(
     context: &Context,
@@ -40,15 +30,15 @@ pub(crate) async fn ensure(
     size: Size,
 ) -> Result<Store, ReconcileError> {
     let mut account = persisted::ensure_account(context, cluster, identity, size).await?;
-    let noted = std::mem::replace(&mut account.size, size);
+    let recorded = std::mem::replace(&mut account.size, size);
     // The recorded size counts against the Tenant's quota. A larger size is recorded before it is
     // reserved, and a smaller one after the rest is released.
-    let gives_back = limits::disk_storage(size) < limits::disk_storage(noted);
-    if noted != size && !gives_back {
+    let gives_back = limits::disk_storage(size) < limits::disk_storage(recorded);
+    if recorded != size && !gives_back {
         persisted::note_size(context, identity, &account).await?;
     }
-    let store = look(context, cluster, identity, &account).await?;
-    if gives_back && store.state.status == Some(true) {
+    let store = check(context, cluster, identity, &account).await?;
+    if gives_back && store.is_ready() {
         persisted::note_size(context, identity, &account).await?;
     }
     Ok(store)
@@ -57,7 +47,7 @@ pub(crate) async fn ensure(
 /// Pushes the account to NATS, and creates or finds the streams. A failure of NATS becomes a
 /// condition, not an error. A lost log is never replaced: an empty log would be an empty cluster to
 /// every client that acts on its API.
-pub(crate) async fn look(
+pub(crate) async fn check(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,

@@ -9,11 +9,11 @@ use yoke_api::{Reason, labels};
 
 use crate::addons::{Addon, Facts, plan};
 use crate::cluster::context::Context;
+use crate::cluster::intervals::{BASE_EVERY, STARTING, STEADY};
 use crate::cluster::memory::AddonsSeen;
-use crate::cluster::outcome::Applied;
-use crate::cluster::requeue::{STARTING, STEADY};
+use crate::cluster::observe::View;
+use crate::cluster::outcome::Outcome;
 use crate::cluster::resources::Blueprint;
-use crate::cluster::tenant_cluster::probe::BASE_EVERY;
 use crate::model::conditions::State;
 use crate::model::control_plane::ControlPlane;
 use crate::model::identity::Identity;
@@ -27,17 +27,17 @@ const NAMED_AT_MOST: usize = 5;
 /// Applies the add-ons of a spec if they are due; `None` while their state is not known.
 pub(crate) async fn ensure(
     context: &Context,
+    view: &View<'_>,
     blueprint: &Blueprint<'_>,
-    generation: Option<i64>,
     kubelet_ca: &str,
-    applied: &Applied,
+    outcome: &Outcome,
 ) -> Option<State> {
-    let identity = blueprint.identity;
+    let (identity, generation) = (&view.identity, view.cluster.metadata.generation);
     // A pod that is about to be replaced may run an older version than the plan is made for.
-    let ControlPlane::Running { pod, current: true, .. } = &applied.control_plane else {
+    let ControlPlane::Running { pod, current: true, .. } = &outcome.control_plane else {
         return None;
     };
-    if applied.inside.is_err() || applied.outside.is_err() || applied.assumed_ready {
+    if !outcome.is_available() || outcome.assumed_ready {
         return None;
     }
     let api = context.apis.known(&identity.id, Way::Inside)?;
@@ -71,7 +71,8 @@ pub(crate) async fn ensure(
     };
     let (state, pause) = judge(result, blueprint, began.elapsed());
     let is_same = seen.key.as_ref() == Some(&key);
-    let state = last_addon_state((seen.state.filter(|_| is_same), seen.is_late), state, is_late);
+    let before = seen.state.filter(|_| is_same);
+    let state = last_addon_state(before, seen.is_late, state, is_late);
     context.memory.note_awake(&identity.id, |awake| {
         awake.addons = AddonsSeen {
             key: Some(key),
@@ -96,7 +97,7 @@ fn plan_pause(seen: &AddonsSeen, now: Instant) -> Duration {
 
 /// The state to publish after a round. A single timeout does not change it, but a second one in a
 /// row does: an operator that starts checks all clusters at once.
-fn last_addon_state((before, was_late): (Option<State>, bool), state: State, is_late: bool) -> Option<State> {
+fn last_addon_state(before: Option<State>, was_late: bool, state: State, is_late: bool) -> Option<State> {
     match is_late && !was_late {
         true => before,
         false => Some(state),
@@ -182,7 +183,8 @@ mod tests {
             ("late again", (Some(fine()), true), pending(), true, Some(pending())),
             ("fine again", (Some(pending()), true), fine(), false, Some(fine())),
         ] {
-            assert_eq!(last_addon_state(before, state, is_late), expected, "{rule}");
+            let (before, was_late) = before;
+            assert_eq!(last_addon_state(before, was_late, state, is_late), expected, "{rule}");
         }
     }
 }

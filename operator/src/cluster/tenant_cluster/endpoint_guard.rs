@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use yoke_api::{Cluster, ClusterId};
 use yoke_runtime::Drain;
 
-use crate::cluster::context::Context;
+use crate::cluster::memory::Memory;
 use crate::model::identity::Identity;
 use crate::tenant_client::{BaseObjects, TenantApi, TenantApiError};
 
@@ -88,7 +88,13 @@ impl EndpointGuardHandle {
 
 impl EndpointGuardTask {
     /// Watches clusters, and enqueues those whose addresses were changed, until the drain starts.
-    pub async fn run(mut self, context: Arc<Context>, mut calls: calls::Sender<ObjectRef<Cluster>>, drain: Drain) {
+    pub async fn run(
+        mut self,
+        memory: Arc<Memory>,
+        base_objects: BaseObjects,
+        mut calls: calls::Sender<ObjectRef<Cluster>>,
+        drain: Drain,
+    ) {
         let mut watched = HashSet::new();
         let mut strikes = Strikes::default();
         let mut watches = FuturesUnordered::new();
@@ -98,7 +104,7 @@ impl EndpointGuardTask {
                 Some(ward) = self.wards.recv() => {
                     if watched.insert(ward.id.clone()) {
                         let before = strikes.take(&ward.id);
-                        watches.push(Box::pin(watch(&context, ward, before)));
+                        watches.push(Box::pin(watch(&base_objects, ward, before)));
                     }
                 }
                 Some((ward, count, ended)) = watches.next() => {
@@ -107,7 +113,7 @@ impl EndpointGuardTask {
                     match ended {
                         Ok(()) => {
                             tracing::info!(cluster = %ward.id, "addresses of default/kubernetes were changed");
-                            context.memory.note_if_awake(&ward.id, |awake| awake.base = None);
+                            memory.note_if_awake(&ward.id, |awake| awake.base = None);
                             // An error means that the controller has ended, and the process is
                             // about to end.
                             let _ = calls.send(ward.cluster).await;
@@ -140,12 +146,12 @@ impl Strikes {
 /// Returns some time after the addresses were changed, or when the watch fails, with the number of
 /// repeated changes in a row.
 async fn watch(
-    context: &Context,
+    base_objects: &BaseObjects,
     ward: WatchedCluster,
     before: u32,
 ) -> (WatchedCluster, u32, Result<(), TenantApiError>) {
     let began = Instant::now();
-    if let Err(error) = ward.api.watch_base(&context.base_objects).await {
+    if let Err(error) = ward.api.watch_base(base_objects).await {
         let held = began.elapsed() >= CALM;
         return (ward, if held { 0 } else { before }, Err(error));
     }

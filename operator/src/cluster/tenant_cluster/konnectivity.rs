@@ -5,7 +5,7 @@ use kube::ResourceExt as _;
 use yoke_api::cluster::Konnectivity;
 use yoke_api::{Cluster, JoinToken};
 
-use crate::cluster::observe::{self, Observed};
+use crate::cluster::observed::{self, Observed};
 use crate::cluster::resources::stateful_set;
 use crate::host_api::cache::Caches;
 use crate::model::conditions;
@@ -41,7 +41,7 @@ pub(crate) fn are_due(caches: &Caches, cluster: &Cluster, identity: &Identity) -
     if cluster.spec.konnectivity != Konnectivity::Automatic || !conditions::is_reconciled(cluster) {
         return false;
     }
-    let observed = observe::observe_identity(caches, identity);
+    let observed = observed::find(caches, identity);
     let set = observed.stateful_set.as_deref();
     let control_plane = control_plane::plan_control_plane(set, &observed.pods);
     !set.is_some_and(stateful_set::has_konnectivity)

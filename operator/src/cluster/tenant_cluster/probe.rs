@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Service;
 use yoke_api::names::API_PORT;
-use yoke_api::{Cluster, ClusterId, Reason};
+use yoke_api::{ClusterId, Reason};
 
 use crate::cluster::context::Context;
-use crate::cluster::credentials::persisted;
-use crate::cluster::observe::Observed;
-use crate::cluster::outcome::{Applied, NotReady};
+use crate::cluster::history::had_api;
+use crate::cluster::intervals::BASE_EVERY;
+use crate::cluster::memory::ProbeResult;
+use crate::cluster::observe::View;
+use crate::cluster::outcome::Outcome;
 use crate::cluster::resources::ApiAccess;
 use crate::cluster::resources::objects::IngressIntent;
 use crate::cluster::resources::stateful_set::to_serving;
 use crate::model::control_plane::ControlPlane;
 use crate::model::identity::Identity;
+use crate::model::not_ready::NotReady;
 use crate::tenant_client::{Access, Secret, TenantApi, TenantApiError, Way};
 
-/// Interval for applying the base objects again: a tenant may have removed them, and only the
-/// addresses are watched.
-pub(crate) const BASE_EVERY: Duration = Duration::from_secs(600);
 /// How long the readiness found by the previous operator process is assumed, while this process
 /// reaches no API.
-const DOORS_OPEN: Duration = Duration::from_secs(10);
+const ASSUMED_READY: Duration = Duration::from_secs(10);
 const NODES_EVERY: Duration = Duration::from_secs(30);
 /// Timeout of one probe in total.
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const PROBE_LIMIT: Duration = Duration::from_secs(5);
 /// Interval of probing an API that a caller is waiting for.
 const EVERY: Duration = Duration::from_millis(25);
 /// How long it is probed before the Cluster is requeued.
@@ -35,35 +35,24 @@ const WAIT: Duration = Duration::from_millis(500);
 /// An API whose failures take longer than this is probed less often.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// Result of a probe.
-#[derive(Clone, Debug)]
-pub struct ProbeResult {
-    /// Whether the API answers inside the host; the error says why not.
-    pub inside: Result<(), String>,
-    /// Whether the rest that a tenant needs is available: the ingress, the bindings, working
-    /// controllers.
-    pub outside: Result<(), NotReady>,
-}
-
 /// Probes the API, and records the result.
 pub(crate) async fn probe_api(
     context: &Context,
-    identity: &Identity,
-    observed: &Observed,
-    reach: &ApiAccess,
-    asked: &IngressIntent,
-    applied: &mut Applied,
+    view: &View<'_>,
+    access: &ApiAccess,
+    intent: &IngressIntent,
+    outcome: &mut Outcome,
 ) {
-    mark_unreachable(applied);
-    let ControlPlane::Running { pod, .. } = &applied.control_plane else {
+    outcome.mark_unreachable();
+    let (identity, observed) = (&view.identity, &view.observed);
+    let ControlPlane::Running { pod, .. } = &outcome.control_plane else {
         return;
     };
-    let Some(inside) = inside(identity, observed.service.as_deref(), reach) else {
+    let Some(inside) = inside(identity, observed.service.as_deref(), access) else {
         return;
     };
-    let id = &identity.id;
     // Where sources are restricted, the operator itself may not be admitted.
-    let outside = context.host.config.ingress.probe && asked.sources.is_none();
+    let outside = context.host.config.ingress.probe && intent.sources.is_none();
     let ingress = outside.then(|| through_ingress(context, identity, &inside));
     let target = Target {
         identity,
@@ -71,75 +60,60 @@ pub(crate) async fn probe_api(
         inside: &inside,
         ingress,
     };
-    let answer = probe_with_backoff(context, &target).await;
-    let works = answer.inside.is_ok() && answer.outside.is_ok();
-    let mut began = Instant::now();
-    let mut answered = works;
-    context.memory.note_awake(id, |seen| {
-        let (since, before) = seen.asked.unwrap_or((began, false));
-        seen.asked = Some((since, before || works));
-        (began, answered) = (since, before || works);
-    });
+    let result = probe_with_backoff(context, &target).await;
+    let (since, has_answered) = record_answer(context, &identity.id, &result);
     // An operator that has just started may not be admitted yet: the NetworkPolicy must first allow
     // the address of its pod.
-    if !answered && observed.is_trusted && began.elapsed() < DOORS_OPEN {
-        (applied.inside, applied.outside) = (Ok(()), Ok(()));
-        applied.assumed_ready = true;
+    if !has_answered && observed.is_trusted && since.elapsed() < ASSUMED_READY {
+        (outcome.inside, outcome.outside) = (Ok(()), Ok(()));
+        outcome.assumed_ready = true;
         return;
     }
-    applied.inside = answer.inside;
-    applied.outside = answer.outside;
-    if applied.inside.is_err() {
+    (outcome.inside, outcome.outside) = (result.inside, result.outside);
+    if outcome.inside.is_err() {
         return;
     }
-    applied.nodes = match context.memory.awake(id).nodes {
-        Some((nodes, since)) if since.elapsed() < NODES_EVERY => nodes,
-        _ => {
-            let nodes = count_nodes(context, id, &inside).await;
-            context
-                .memory
-                .note_awake(id, |seen| seen.nodes = Some((nodes, Instant::now())));
-            nodes
-        }
-    };
-    if applied.nodes.is_some_and(|nodes| nodes > 0)
-        && let Some(api) = context.apis.known(id, Way::Inside)
+    outcome.nodes = find_nodes(context, &identity.id, &inside).await;
+    if outcome.nodes.is_some_and(|nodes| nodes > 0)
+        && let Some(api) = context.apis.known(&identity.id, Way::Inside)
     {
         context.reaper.keep(identity, api);
     }
 }
 
-/// Records that there is no API to probe.
-pub(crate) fn mark_unreachable(applied: &mut Applied) {
-    let missing = || "the control plane is not running yet".to_owned();
-    (applied.inside, applied.outside) = (Err(missing()), Err(missing().into()));
+/// Records whether the API has answered. Returns when this process first probed it, and whether it has
+/// answered since.
+fn record_answer(context: &Context, id: &ClusterId, result: &ProbeResult) -> (Instant, bool) {
+    let works = result.inside.is_ok() && result.outside.is_ok();
+    let mut answered = (Instant::now(), works);
+    context.memory.note_awake(id, |seen| {
+        let (since, before) = seen.asked.unwrap_or((answered.0, false));
+        answered = (since, before || works);
+        seen.asked = Some(answered);
+    });
+    answered
 }
 
 /// Whether the API answers within a moment, inside the host, ready for the clients of the cluster.
-pub(crate) async fn answers(
-    context: &Context,
-    cluster: &Cluster,
-    identity: &Identity,
-    observed: &Observed,
-    reach: &ApiAccess,
-) -> bool {
+pub(crate) async fn answers(context: &Context, view: &View<'_>, access: &ApiAccess) -> bool {
+    let (identity, observed) = (&view.identity, &view.observed);
     let pod = observed.staying_pod().and_then(|pod| pod.metadata.uid.as_deref());
-    let inside = inside(identity, observed.service.as_deref(), reach);
+    let inside = inside(identity, observed.service.as_deref(), access);
     let (Some(pod), Some(inside)) = (pod, inside) else {
         return false;
     };
-    let asked = async {
+    let answered = async {
         let api = context.apis.client(&identity.id, Way::Inside, &inside)?;
         wait(&api, &to_serving("/readyz"), WAIT).await?;
-        if !persisted::had_api(cluster) {
+        if !had_api(&view.cluster) {
             // Without the bindings every request is denied.
             api.begin(&context.base_objects, context.applier.params()).await?;
             note_base(context, &identity.id, pod);
         }
         Ok::<_, TenantApiError>(())
     };
-    let asked = tokio::time::timeout(LOOK_LIMIT, asked).await;
-    asked.is_ok_and(|answered| answered.is_ok())
+    let answered = tokio::time::timeout(PROBE_LIMIT, answered).await;
+    answered.is_ok_and(|answered| answered.is_ok())
 }
 
 /// Probes an API until a path answers 200, for `longest` at most. Returns the last error otherwise.
@@ -155,18 +129,18 @@ pub(crate) async fn wait(api: &TenantApi, path: &str, longest: Duration) -> Resu
 }
 
 /// Access to the API inside the host; `None` while the Service has no address.
-fn inside(identity: &Identity, service: Option<&Service>, reach: &ApiAccess) -> Option<Access> {
+fn inside(identity: &Identity, service: Option<&Service>, access: &ApiAccess) -> Option<Access> {
     let address = service?.spec.as_ref()?.cluster_ip.as_deref()?;
-    Some(at(identity, address.parse().ok()?, reach))
+    Some(at(identity, address.parse().ok()?, access))
 }
 
 /// Access to the API server of one pod.
-pub(crate) fn at(identity: &Identity, address: IpAddr, reach: &ApiAccess) -> Access {
-    let operator = &reach.operator;
+pub(crate) fn at(identity: &Identity, address: IpAddr, access: &ApiAccess) -> Access {
+    let operator = &access.operator;
     Access {
         url: format!("https://{}", SocketAddr::new(address, API_PORT)),
         server_name: identity.upstream_name(),
-        authority: reach.root_ca.clone(),
+        authority: access.root_ca.clone(),
         certificate: operator.certificate.clone(),
         key: Secret(operator.key.clone()),
     }
@@ -201,13 +175,13 @@ async fn probe_with_backoff(context: &Context, target: &Target<'_>) -> ProbeResu
         return answer.clone();
     }
     let began = Instant::now();
-    let answer = match tokio::time::timeout(LOOK_LIMIT, probe(context, target)).await {
+    let answer = match tokio::time::timeout(PROBE_LIMIT, probe(context, target)).await {
         Ok(answer) => answer,
         Err(_) => {
-            let why = format!("the API did not accept the base objects within {LOOK_LIMIT:?}");
+            let why = format!("the API did not accept the base objects within {PROBE_LIMIT:?}");
             ProbeResult {
                 inside: Ok(()),
-                outside: Err(why.into()),
+                outside: Err(NotReady::api_server(why)),
             }
         }
     };
@@ -232,10 +206,10 @@ async fn probe(context: &Context, target: &Target<'_>) -> ProbeResult {
     let api = match ask(context, id, Way::Inside, target.inside).await {
         Ok(api) => api,
         Err(error) => {
-            let why = crate::chain(&error);
+            let not_ready = NotReady::api_server(crate::chain(&error));
             return ProbeResult {
-                inside: Err(why.clone()),
-                outside: Err(why.into()),
+                inside: Err(not_ready.clone()),
+                outside: Err(not_ready),
             };
         }
     };
@@ -246,12 +220,12 @@ async fn probe(context: &Context, target: &Target<'_>) -> ProbeResult {
         let asked = ask(context, id, Way::Ingress, ingress).await;
         asked.map(|_| ()).map_err(|error| NotReady {
             reason: Reason::IngressPending,
-            why: format!("through the ingress: {}", crate::chain(&error)),
+            message: format!("through the ingress: {}", crate::chain(&error)),
         })
     };
     let base = async {
         let applied = apply_base(context, target, &api).await;
-        applied.map_err(|error| NotReady::from(crate::chain(&error)))?;
+        applied.map_err(|error| NotReady::api_server(crate::chain(&error)))?;
         context.guard.keep(identity, &api, &context.base_objects);
         context.signer.keep(identity, &api);
         Ok(())
@@ -260,7 +234,7 @@ async fn probe(context: &Context, target: &Target<'_>) -> ProbeResult {
         let checked = check_controllers(context, id, pod, &api).await;
         checked.map_err(|error| NotReady {
             reason: Reason::ControllersPending,
-            why: crate::chain(&error),
+            message: crate::chain(&error),
         })
     };
     // Run all of them: a failure of one must not stop another.
@@ -317,16 +291,25 @@ fn note_base(context: &Context, id: &ClusterId, pod: &str) {
         .note_awake(id, |awake| awake.base = Some((pod.to_owned(), Instant::now())));
 }
 
-/// Number of Nodes; `None` if the API does not answer.
-async fn count_nodes(context: &Context, id: &ClusterId, inside: &Access) -> Option<i32> {
+/// Number of Nodes, counted again if the last count is too old; `None` if the API does not answer.
+async fn find_nodes(context: &Context, id: &ClusterId, inside: &Access) -> Option<i32> {
+    if let Some((nodes, since)) = context.memory.awake(id).nodes
+        && since.elapsed() < NODES_EVERY
+    {
+        return nodes;
+    }
     let counted = async { context.apis.client(id, Way::Inside, inside)?.count_nodes().await };
-    match counted.await {
+    let nodes = match counted.await {
         Ok(nodes) => Some(nodes),
         Err(error) => {
             tracing::warn!(cluster = %id, error = %crate::chain(&error), "Nodes cannot be counted");
             None
         }
-    }
+    };
+    context
+        .memory
+        .note_awake(id, |seen| seen.nodes = Some((nodes, Instant::now())));
+    nodes
 }
 
 #[cfg(test)]

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Node;
 use yoke_api::workers::UpgradeSpec;
-use yoke_api::{Cluster, ClusterId, KubernetesVersion, Reason};
+use yoke_api::{ClusterId, KubernetesVersion, Reason};
 
 use crate::cluster::context::Context;
-use crate::cluster::outcome::{Applied, Workers};
-use crate::cluster::requeue::STEADY;
+use crate::cluster::intervals::{BUSY, STEADY};
+use crate::cluster::memory::WorkersSeen;
+use crate::cluster::observe::View;
+use crate::cluster::outcome::{Outcome, Workers};
 use crate::cluster::tenant_cluster::worker_rollout::{Asking, Plan, Step, Worker, plan};
 use crate::model::conditions::State;
 use crate::model::control_plane::ControlPlane;
@@ -19,8 +21,6 @@ use crate::tenant_client::{TenantApi, TenantApiError, Way};
 
 /// Timeout of one check.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Check interval while an upgrade is pending.
-pub(crate) const BUSY: Duration = Duration::from_secs(5);
 /// Check interval while none is: an older worker may join.
 const CALM: Duration = Duration::from_secs(60);
 /// Pause after a check: at least this many times its duration.
@@ -28,81 +28,69 @@ const REST: u32 = 10;
 /// Maximum number of characters of the reason why a request failed.
 const WHY_MAX: usize = 200;
 
-/// Last observation of a cluster's workers.
-#[derive(Clone, Debug, Default)]
-pub struct WorkersSeen {
-    /// Generation of the spec, and accepted version, that the observation is for.
-    key: Option<(Option<i64>, Option<KubernetesVersion>)>,
-    due: Option<Instant>,
-    asking: Asking,
-    said: Option<Workers>,
-}
-
 /// Checks a cluster's workers if that is due, and requests the next upgrades to the accepted
 /// version. With a refused spec nothing is requested. `None` if nothing is known about workers.
 pub(crate) async fn ensure(
     context: &Context,
-    cluster: &Cluster,
-    id: &ClusterId,
+    view: &View<'_>,
     accepted: Option<KubernetesVersion>,
-    applied: &Applied,
+    outcome: &Outcome,
 ) -> Option<Workers> {
+    let (cluster, id) = (&view.cluster, &view.identity.id);
     // Workers may match the version of a pod that is about to be replaced.
-    let ControlPlane::Running { current: true, .. } = &applied.control_plane else {
+    let ControlPlane::Running { current: true, .. } = &outcome.control_plane else {
         return None;
     };
-    let answers = applied.inside.is_ok() && applied.outside.is_ok() && !applied.assumed_ready;
     let mut seen = context.memory.awake(id).workers;
     // A cluster that never had workers has no status of them.
     let had_any = cluster.status.as_ref().is_some_and(|status| status.workers.is_some());
-    let any = applied.nodes.is_some_and(|nodes| nodes > 0) || seen.key.is_some() || had_any;
-    if !answers || !any {
+    let has_any = outcome.nodes.is_some_and(|nodes| nodes > 0) || seen.key.is_some() || had_any;
+    if !outcome.is_available() || outcome.assumed_ready || !has_any {
         return None;
     }
     let key = Some((cluster.metadata.generation, accepted));
     if seen.key != key {
-        (seen.key, seen.due, seen.said) = (key, None, None);
+        (seen.key, seen.due, seen.last_seen) = (key, None, None);
     }
     if seen.due.is_some_and(|due| Instant::now() < due) {
-        return seen.said;
+        return seen.last_seen;
     }
     let api = context.apis.known(id, Way::Inside)?;
     let began = Instant::now();
     let upgrade = &cluster.spec.workers.upgrade;
-    let looking = async {
+    let check = async {
         match accepted {
-            Some(target) => look(&api, id, target, upgrade, &mut seen.asking).await,
+            Some(target) => upgrade_next(&api, id, target, upgrade, &mut seen.asking).await,
             None => count(&api, &mut seen.asking).await,
         }
     };
-    let pause = match tokio::time::timeout(LIMIT, looking)
-        .await
-        .unwrap_or(Err(TenantApiError::Limit))
-    {
+    let found = tokio::time::timeout(LIMIT, check).await;
+    let pause = record_found(id, found.unwrap_or(Err(TenantApiError::Limit)), &mut seen);
+    let now = Instant::now();
+    seen.due = Some(now + pause.max((now - began) * REST));
+    let last_seen = seen.last_seen.clone();
+    context.memory.note_awake(id, |awake| awake.workers = seen);
+    last_seen
+}
+
+/// Records the result of a check. Returns the interval until the next one.
+fn record_found(id: &ClusterId, found: Result<Found, TenantApiError>, seen: &mut WorkersSeen) -> Duration {
+    match found {
         Ok(found) => {
-            let pause = if found.workers.state.status == Some(true) {
-                CALM
-            } else {
-                BUSY
-            };
-            let is_known = seen.said.as_ref() == Some(&found.workers);
+            let is_known = seen.last_seen.as_ref() == Some(&found.workers);
             if let Some(problem) = found.problem.filter(|_| !is_known) {
                 tracing::warn!(cluster = %id, problem, "upgrade of a worker cannot be requested");
             }
-            seen.said = Some(found.workers);
-            pause
+            let is_updated = found.workers.state.status == Some(true);
+            seen.last_seen = Some(found.workers);
+            if is_updated { CALM } else { BUSY }
         }
         Err(error) => {
             let error = crate::chain(&error);
             tracing::debug!(cluster = %id, error, "workers cannot be checked");
             STEADY
         }
-    };
-    let now = Instant::now();
-    seen.due = Some(now + pause.max((now - began) * REST));
-    let said = seen.said.clone();
-    context.memory.note_awake(id, |awake| awake.workers = seen);
-    said
+    }
 }
 
 /// The result of a check.
@@ -113,7 +101,7 @@ struct Found {
     problem: Option<String>,
 }
 
-async fn look(
+async fn upgrade_next(
     api: &TenantApi,
     id: &ClusterId,
     target: KubernetesVersion,

@@ -190,7 +190,7 @@ mod tests {
         for secret in [seed.lines().nth(1).unwrap(), signature] {
             assert!(secret.len() > 50 && !all.contains(secret), "{all}");
         }
-        let known = Account::from_data(&crate::cluster::data_of(&store)).unwrap();
+        let known = Account::from_data(&crate::host_api::secrets::data_of(&store)).unwrap();
         assert_eq!(known.terms(), account.terms());
         assert_eq!(
             store.metadata.uid.as_deref(),

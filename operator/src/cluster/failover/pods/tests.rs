@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use yoke_api::labels;
 
 use crate::cluster::failover::pods::*;
+use crate::cluster::failover::start_queue::Admission;
 use crate::model::control_plane::{Failure, find_restarted, plan_control_plane};
 
 fn set(replicas: i32) -> StatefulSet {
@@ -196,48 +197,66 @@ fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
     };
     let failing = ControlPlane::Failing(failure("x"));
     for (rule, control_plane, pods, (asleep, lost, answers), expected) in [
-        ("made", ControlPlane::Absent, none, (false, false, false), Start::Begins),
+        (
+            "made",
+            ControlPlane::Absent,
+            none,
+            (false, false, false),
+            Admission::Take,
+        ),
         (
             "woken",
             ControlPlane::Asleep,
             none,
             (false, false, false),
-            Start::Begins,
+            Admission::Take,
         ),
         (
             "woken early",
             ControlPlane::GoingToSleep,
             none,
             (false, false, false),
-            Start::Begins,
+            Admission::Take,
         ),
-        ("asleep", ControlPlane::Asleep, none, (true, false, false), Start::Over),
+        (
+            "asleep",
+            ControlPlane::Asleep,
+            none,
+            (true, false, false),
+            Admission::Finish,
+        ),
         (
             "made asleep",
             ControlPlane::Absent,
             none,
             (true, false, false),
-            Start::Over,
+            Admission::Finish,
         ),
-        ("lost", runs(), none, (false, true, true), Start::Begins),
+        ("lost", runs(), none, (false, true, true), Admission::Take),
         (
             "lost, and to sleep",
             ControlPlane::GoingToSleep,
             none,
             (true, true, false),
-            Start::Over,
+            Admission::Finish,
         ),
-        ("its pod comes", pending(), none, (false, false, false), Start::Goes),
+        (
+            "its pod comes",
+            pending(),
+            none,
+            (false, false, false),
+            Admission::Continue,
+        ),
         (
             "no machine has room",
             pending(),
             &nowhere,
             (false, false, false),
-            Start::Over,
+            Admission::Finish,
         ),
-        ("it starts", runs(), none, (false, false, false), Start::Goes),
-        ("it serves", runs(), none, (false, false, true), Start::Over),
-        ("it fails", failing, none, (false, false, false), Start::Over),
+        ("it starts", runs(), none, (false, false, false), Admission::Continue),
+        ("it serves", runs(), none, (false, false, true), Admission::Finish),
+        ("it fails", failing, none, (false, false, false), Admission::Finish),
     ] {
         assert_eq!(
             plan_start(&control_plane, pods, asleep, lost, answers),

@@ -1,0 +1,93 @@
+//! Decides to whom an object of the host belongs. Pure.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::ResourceExt as _;
+use kube::api::ObjectMeta;
+use yoke_api::labels::{self, component};
+
+use crate::model::cluster_summary::ClusterSummary;
+use crate::model::identity::Identity;
+
+/// Whether a namespace belongs to another owner than this Cluster.
+///
+/// The Cluster owns a namespace with its UID. It also owns one that was left by the Cluster from
+/// which it was restored. All of this must hold for such a namespace:
+/// - Its labels have the identity, the name and the Tenant of this Cluster.
+/// - Its annotations name no other owner.
+/// - Its annotations do not have the UID of an existing Cluster.
+pub(crate) fn is_foreign(
+    namespace: &Namespace,
+    identity: &Identity,
+    clusters: impl FnOnce() -> Vec<Arc<ClusterSummary>>,
+) -> bool {
+    let annotation = |key: &str| namespace.annotations().get(key);
+    if annotation(labels::OWNER_UID) == Some(&identity.uid) {
+        return false;
+    }
+    let lives = |uid: &String| clusters().iter().any(|cluster| *cluster.uid == **uid);
+    let labelled = identity.labels(component::CONTROL_PLANE);
+    let mut labels = labelled.iter();
+    let is_labelled = labels.all(|(key, value)| namespace.labels().get(key) == Some(value));
+    let owner = identity.owner_annotations().remove(labels::OWNER);
+    let is_anothers = annotation(labels::OWNER).is_some_and(|other| Some(other) != owner.as_ref())
+        || annotation(labels::OWNER_UID).is_some_and(lives);
+    !is_labelled || is_anothers
+}
+
+/// Whether a Secret belongs to this Cluster. Another Cluster with the same identity may have left
+/// one.
+pub(crate) fn is_of(secret: &Secret, identity: &Identity) -> bool {
+    let has = |key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
+    has(labels::ID, identity.id.as_str())
+        && has(labels::TENANT, &identity.tenant)
+        && has(labels::CLUSTER, &identity.cluster)
+}
+
+/// Whether the labels of an object name this Tenant.
+pub(crate) fn is_of_tenant(meta: &ObjectMeta, tenant: &str) -> bool {
+    let label = meta.labels.as_ref().and_then(|labels| labels.get(labels::TENANT));
+    label.map(String::as_str) == Some(tenant)
+}
+
+#[cfg(test)]
+mod tests {
+    use yoke_api::Cluster;
+
+    use super::*;
+    use crate::cluster::resources::objects::build_namespace;
+    use crate::fixtures::{cluster, identity};
+
+    #[test]
+    fn namespace_is_adopted_from_a_namesake_that_is_gone() {
+        let (former, mut present) = (cluster("a"), cluster("a"));
+        present.metadata.uid = Some("another".into());
+        let mut elsewhere = former.clone();
+        elsewhere.metadata.namespace = Some("other".into());
+        let namespace = |cluster: &Cluster| build_namespace(&identity(cluster), Default::default());
+        let mut unsigned = namespace(&former);
+        unsigned.metadata.annotations = None;
+        let mut nobodys = unsigned.clone();
+        nobodys.metadata.labels = None;
+        let mut half = namespace(&elsewhere);
+        half.metadata.annotations = None;
+        let living = |cluster: &Cluster| vec![Arc::new(ClusterSummary::of(cluster))];
+        for (rule, namespace, clusters, expected) in [
+            ("its own", namespace(&present), living(&present), false),
+            ("a namesake's that is gone", namespace(&former), living(&present), false),
+            ("a namesake's that lives", namespace(&former), living(&former), true),
+            ("of another Tenant", namespace(&elsewhere), living(&present), true),
+            ("of another name", namespace(&cluster("b")), living(&present), true),
+            ("its own without annotations", unsigned, living(&present), false),
+            ("of another Tenant without annotations", half, living(&present), true),
+            ("nobody's", nobodys, living(&present), true),
+        ] {
+            assert_eq!(
+                is_foreign(&namespace, &identity(&present), || clusters),
+                expected,
+                "{rule}"
+            );
+        }
+    }
+}
