@@ -12,10 +12,10 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use yoke_api::Cluster;
 
-use crate::cluster::ClusterSummary;
 use crate::host_api::cache::sink::WatchSink;
-use crate::host_api::cache::wait_for;
+use crate::host_api::cache::sync::wait_for;
 use crate::host_api::compact_store::{self, CompactStore, CompactWriter, Ended, Retention, by_version};
+use crate::model::cluster_summary::ClusterSummary;
 
 /// A Cluster reduced to its name.
 pub type Named = PartialObjectMeta<Cluster>;
