@@ -7,6 +7,7 @@
 //!                                                 control plane is maintained (keep)
 //! ```
 
+pub mod accepted;
 mod apply;
 pub mod context;
 pub mod credentials;
