@@ -24,6 +24,7 @@ use yoke_api::{Cluster, JoinToken, Tenant};
 use yoke_runtime::host_api::build_client;
 use yoke_runtime::{Check, Drain, Endpoint, Metrics, Readiness, Supervisor};
 
+use crate::cluster::resources::stateful_set;
 use crate::cluster::tenant_cluster::endpoint_guard::EndpointGuardTask;
 use crate::config::Config;
 use crate::host_api::Host;
@@ -99,7 +100,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let ca = config.nats.secret_dir.join("ca.crt");
     let nats_ca = std::fs::read_to_string(&ca).with_context(|| format!("reading {}", ca.display()))?;
     let nats = Nats::connect(&config.nats).await?;
-    let (caches, triggered) = cache::start(&client, &mut supervisor, &CacheMetrics::new(&metrics));
+    let (caches, triggered) = cache::start(
+        &client,
+        &mut supervisor,
+        &CacheMetrics::new(&metrics),
+        stateful_set::keep_facts,
+    );
     let host = Arc::new(Host::new(client, config, caches));
     let (contexts, tasks) = Contexts::new(host, nats, nats_ca, node_reaper::Pace::default(), &metrics);
     let Contexts { host, cluster, .. } = &contexts;

@@ -12,7 +12,8 @@
 //! `apply` for an accepted spec, `lifecycle::maintain` for a refused or paused one. A Cluster that is
 //! being deleted goes to `lifecycle::delete` instead.
 
-pub(crate) mod apply;
+pub mod accepted;
+mod apply;
 pub mod context;
 pub mod credentials;
 mod decide;

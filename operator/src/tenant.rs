@@ -8,7 +8,7 @@ mod patch;
 pub mod status;
 pub mod validate;
 
-pub use crate::tenant::context::Context;
+pub use crate::tenant::context::{CONTROLLER, Context};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,9 +27,6 @@ use crate::model::{join_token_term, tenant_namespace};
 use crate::tenant::status::Outcome;
 use crate::tenant::validate::Refusal;
 use crate::{cluster, join_token};
-
-/// Name of the controller, in metrics and field managers.
-pub const CONTROLLER: &str = "tenant";
 
 /// Requeue interval to count retained data. The end of a retention also requeues the Tenant.
 const STEADY: Duration = Duration::from_secs(60);

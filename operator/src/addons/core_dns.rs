@@ -11,11 +11,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 use yoke_api::Cidr;
 
+use crate::addons::facts::Facts;
+use crate::addons::images;
 use crate::addons::kube_system::{
     DaemonPods, build_account, build_account_binding, build_daemon_set, build_files, build_metadata, build_mount,
     build_toleration, build_volume, to_labels, to_map,
 };
-use crate::addons::{Facts, Parts, images};
+use crate::addons::part::Parts;
 use crate::config::DNS_NUMBER;
 use crate::model::pod_security::build_security;
 use crate::model::rbac::{build_role, build_rule};

@@ -2,7 +2,7 @@
 
 use yoke_api::KubernetesVersion;
 
-use crate::addons::Facts;
+use crate::addons::facts::Facts;
 
 /// CoreDNS releases by the first minor version of Kubernetes that uses them, as in kubeadm.
 const CORE_DNS: [(u16, &str); 3] = [(33, "v1.12.0"), (34, "v1.12.1"), (35, "v1.13.1")];

@@ -13,10 +13,11 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use yoke_pki::plan::KONNECTIVITY_USER;
 
+use crate::addons::facts::Facts;
 use crate::addons::kube_system::{
     DaemonPods, build_daemon_set, build_metadata, build_mount, build_toleration, build_variable, to_labels,
 };
-use crate::addons::{Facts, Parts};
+use crate::addons::part::Parts;
 use crate::model::pod_security::build_security;
 use crate::model::rbac::{build_binding, to_user};
 

@@ -13,11 +13,13 @@ use serde::Serialize;
 use yoke_api::KubernetesVersion;
 use yoke_pki::kubeconfig::{Authority, Credential, Kubeconfig};
 
+use crate::addons::facts::Facts;
+use crate::addons::images;
 use crate::addons::kube_system::{
     DaemonPods, build_account, build_account_binding, build_daemon_set, build_files, build_mount, build_toleration,
     build_variable, build_volume, to_map,
 };
-use crate::addons::{Facts, Parts, digest, images};
+use crate::addons::part::{Parts, digest};
 use crate::config::ingress_url;
 use crate::model::pod_security::build_security;
 

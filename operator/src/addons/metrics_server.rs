@@ -17,11 +17,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec, ServiceReference};
 use kube::api::ObjectMeta;
 
+use crate::addons::facts::Facts;
+use crate::addons::images;
 use crate::addons::kube_system::{
     NAMESPACE, build_account, build_account_binding, build_files, build_metadata, build_mount, build_subject,
     build_template, build_toleration, build_volume, to_labels, to_map, to_selector,
 };
-use crate::addons::{Facts, Parts, digest, images};
+use crate::addons::part::{Parts, digest};
 use crate::model::pod_security::build_security;
 use crate::model::rbac::{build_role, build_role_ref, build_rule};
 

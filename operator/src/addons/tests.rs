@@ -4,12 +4,16 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use kube::ResourceExt as _;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use yoke_api::cluster::Konnectivity;
+use yoke_api::{ClusterSpec, labels};
 use yoke_pki::kubeconfig::{Credential, Kubeconfig};
 
 use crate::addons::*;
+use crate::config::Config;
 
 fn config() -> Config {
     Config::parse(include_str!("../../testdata/config.yaml")).unwrap()

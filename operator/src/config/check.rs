@@ -7,7 +7,9 @@ use yoke_api::join_token::program::{are_digests, is_ssh_host};
 use yoke_api::usage::Money;
 use yoke_api::{Cidr, KubernetesVersion};
 
-use crate::config::{Config, ConfigError, DNS_NUMBER};
+use crate::config::Config;
+use crate::config::error::ConfigError;
+use crate::config::tenant_cluster::DNS_NUMBER;
 
 impl Config {
     pub(super) fn check(&self) -> Result<(), ConfigError> {

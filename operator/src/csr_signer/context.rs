@@ -8,12 +8,14 @@ use tokio::sync::Semaphore;
 use yoke_runtime::budget::Budgets;
 use yoke_runtime::budget::Rate;
 
-use crate::csr_signer::CONTROLLER;
 use crate::csr_signer::metrics::SignerMetrics;
 use crate::csr_signer::queue::SigningQueue;
 use crate::host_api::Host;
 use crate::host_api::apply::Applier;
 use crate::model::CLUSTER_CONTROLLER;
+
+/// Name of the controller, in metrics and field managers.
+pub const CONTROLLER: &str = "signer";
 
 /// Requests of one Tenant that are read, answered or not.
 const READS: Rate = Rate {

@@ -10,8 +10,7 @@ use serde_json::json;
 use yoke_api::join_token::Use;
 use yoke_api::{JoinToken, Lenient};
 
-use crate::csr_signer::CONTROLLER;
-use crate::csr_signer::context::Context;
+use crate::csr_signer::context::{CONTROLLER, Context};
 use crate::csr_signer::refusal::Refusal;
 use crate::error::ReconcileError;
 use crate::model::identity::Identity;

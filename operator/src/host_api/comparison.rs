@@ -21,7 +21,7 @@ pub trait Known<K: Resource> {
     }
 
     /// Returns whether a later [`Known::compare`] will show that the object is current. Otherwise
-    /// the [`Applier`] remembers its version.
+    /// the [`Applier`](crate::host_api::apply::Applier) remembers its version.
     fn sees(&self, found: &K, wanted: &Value) -> bool;
 }
 

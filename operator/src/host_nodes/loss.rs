@@ -235,41 +235,43 @@ impl Watch {
                 );
                 self.sights.remove(&node);
             }
-            Conclusion::Lost => {
-                self.sights.remove(&node);
-                let members = list_machines(context).remove(&node).unwrap_or_default();
-                let is_given = members
-                    .iter()
-                    .all(|member| !serves(context, member) || context.losses.has(&member.id, Some(&member.pod)));
-                let most = context.host.config.machine_loss.per_minute;
-                match plan::plan_loss(&mut self.past, is_given, now, most) {
-                    Room::Given => {}
-                    Room::There => {
-                        context.metrics.lost_machine();
-                        tracing::warn!(
-                            node,
-                            control_planes = members.len(),
-                            "node is lost; starting its control planes on other nodes"
-                        );
-                    }
-                    Room::Taken => {
-                        context.metrics.held_loss();
-                        tracing::warn!(
-                            node,
-                            most,
-                            "node is unresponsive, but the limit of lost nodes per minute is reached (machineLoss.perMinute)"
-                        );
-                        return Vec::new();
-                    }
-                }
-                return give_up(context, &node, &members.iter().collect::<Vec<_>>());
-            }
+            Conclusion::Lost => return self.lose(context, &node, now),
         }
         Vec::new()
     }
-}
 
-impl Watch {
+    /// Gives up a lost node, unless too many were given up within a minute. Returns the Clusters to
+    /// requeue.
+    fn lose(&mut self, context: &Context, node: &str, now: Instant) -> Vec<ObjectRef<Cluster>> {
+        self.sights.remove(node);
+        let members = list_machines(context).remove(node).unwrap_or_default();
+        let is_given = members
+            .iter()
+            .all(|member| !serves(context, member) || context.losses.has(&member.id, Some(&member.pod)));
+        let most = context.host.config.machine_loss.per_minute;
+        match plan::plan_loss(&mut self.past, is_given, now, most) {
+            Room::Given => {}
+            Room::There => {
+                context.metrics.lost_machine();
+                tracing::warn!(
+                    node,
+                    control_planes = members.len(),
+                    "node is lost; starting its control planes on other nodes"
+                );
+            }
+            Room::Taken => {
+                context.metrics.held_loss();
+                tracing::warn!(
+                    node,
+                    most,
+                    "node is unresponsive, but the limit of lost nodes per minute is reached (machineLoss.perMinute)"
+                );
+                return Vec::new();
+            }
+        }
+        give_up(context, node, &members.iter().collect::<Vec<_>>())
+    }
+
     fn is_credible(&self, context: &Context, node: &str, now: Instant) -> bool {
         let nodes = list_machines(context);
         let sights = plan::plan_others(&nodes, node).map(|name| self.sights.get(name));

@@ -104,6 +104,28 @@ pub(super) fn build_secret(
         (labels::COMPONENT, component::JOIN),
         (labels::MANAGED_BY, labels::MANAGED_BY_OPERATOR),
     ];
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(secret_name(&token.name_any())),
+            namespace: Some(identity.tenant.clone()),
+            labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        data: Some(build_data(token, identity, config, materials, bootstrap)),
+        type_: Some("yoke.drzzl.io/join".into()),
+        ..Secret::default()
+    }
+}
+
+/// Builds the join data.
+fn build_data(
+    token: &JoinToken,
+    identity: &Identity,
+    config: &Config,
+    materials: &Materials,
+    bootstrap: &BootstrapToken,
+) -> BTreeMap<String, ByteString> {
     let server = format!("{}:{}", identity.public_name, config.ingress.port);
     let text = format!("{}.{}", bootstrap.id, bootstrap.secret);
     let mut data: BTreeMap<_, _> = [
@@ -142,18 +164,7 @@ pub(super) fn build_secret(
     if let Some(address) = address.filter(|address| is_distant(*address)) {
         data.insert(key::ADDRESS.into(), ByteString(address.to_string().into()));
     }
-    Secret {
-        metadata: ObjectMeta {
-            name: Some(secret_name(&token.name_any())),
-            namespace: Some(identity.tenant.clone()),
-            labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
-            owner_references: Some(vec![owner]),
-            ..ObjectMeta::default()
-        },
-        data: Some(data),
-        type_: Some("yoke.drzzl.io/join".into()),
-        ..Secret::default()
-    }
+    data
 }
 
 #[cfg(test)]

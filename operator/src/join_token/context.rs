@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use crate::host_api::Host;
 use crate::host_api::apply::Applier;
-use crate::join_token::{AT_ONCE, CONTROLLER};
 use crate::metrics::ReconcileMetrics;
 use crate::tenant_client::TenantApis;
 use crate::tenant_slots::Slots;
+
+/// Name of the controller, in metrics and field managers.
+pub const CONTROLLER: &str = "join-token";
+/// JoinTokens of one Tenant reconciled concurrently.
+pub const AT_ONCE: usize = 2;
 
 /// Everything that the JoinToken controller works with.
 #[derive(Debug)]

@@ -13,6 +13,8 @@ use crate::model::tenant_namespace::TENANT_MAX;
 
 /// Maximum number of valid JoinTokens of a Cluster.
 pub(crate) const CLUSTER_MAX: usize = 16;
+/// Requeue delay if too many other JoinTokens of the Tenant are in progress.
+pub(crate) const BUSY: Duration = Duration::from_secs(2);
 /// Minimum and maximum requeue delay while a precondition is missing.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 

@@ -211,22 +211,7 @@ impl Nats {
             .reconnect_delay_callback(reconnect_delay)
             .event_callback(move |event| {
                 let senders = Arc::clone(&senders);
-                async move {
-                    let (sender, lost) = senders.as_ref();
-                    match event {
-                        Event::Connected => {
-                            lost.send_replace(None);
-                            sender.send_modify(|times| *times += 1);
-                        }
-                        Event::Disconnected => {
-                            lost.send_modify(|since| {
-                                since.get_or_insert_with(Instant::now);
-                            });
-                            tracing::warn!("connection to NATS lost");
-                        }
-                        other => tracing::debug!(event = %other, "event on the connection to NATS"),
-                    }
-                }
+                async move { record_event(event, &senders.0, &senders.1) }
             })
             .connect(config.urls.as_slice())
             .await
@@ -301,6 +286,23 @@ impl Nats {
                 return Err(NatsError::Lost);
             }
         }
+    }
+}
+
+/// Publishes whether the connection is up.
+fn record_event(event: Event, connected: &watch::Sender<u64>, lost: &watch::Sender<Option<Instant>>) {
+    match event {
+        Event::Connected => {
+            lost.send_replace(None);
+            connected.send_modify(|times| *times += 1);
+        }
+        Event::Disconnected => {
+            lost.send_modify(|since| {
+                since.get_or_insert_with(Instant::now);
+            });
+            tracing::warn!("connection to NATS lost");
+        }
+        other => tracing::debug!(event = %other, "event on the connection to NATS"),
     }
 }
 

@@ -6,7 +6,9 @@ use crate::host_api::Host;
 use crate::host_api::apply::Applier;
 use crate::metrics::ReconcileMetrics;
 use crate::nats::Nats;
-use crate::tenant::CONTROLLER;
+
+/// Name of the controller, in metrics and field managers.
+pub const CONTROLLER: &str = "tenant";
 
 /// Everything that the Tenant controller works with.
 #[derive(Debug)]

@@ -6,8 +6,9 @@ use kube::api::PatchParams;
 use yoke_api::labels;
 
 use crate::addons::{Owner, Part, Plan};
+use crate::tenant_client::api::TenantApi;
+use crate::tenant_client::error::TenantApiError;
 use crate::tenant_client::object::{Objects, is_so};
-use crate::tenant_client::{TenantApi, TenantApiError};
 
 /// An object of an add-on could not be reconciled.
 #[derive(Debug, thiserror::Error)]

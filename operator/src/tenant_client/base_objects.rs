@@ -10,7 +10,7 @@ use kube::api::ObjectMeta;
 use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
 use crate::model::rbac::{build_binding, build_role, build_rule, to_group};
-use crate::tenant_client::bootstrap::JOINING_GROUP;
+use crate::tenant_client::groups::{JOINING_GROUP, NODES_GROUP};
 use crate::tenant_client::node_admission_policy::build_policy;
 
 /// Namespace of the Service through which workloads reach their API.
@@ -18,8 +18,6 @@ pub(crate) const NAMESPACE: &str = "default";
 /// Name of that Service, and of the objects with its addresses.
 pub(crate) const SERVICE: &str = "kubernetes";
 
-/// Group of kubelets.
-pub(crate) const NODES_GROUP: &str = "system:nodes";
 const ADMIN_ROLE: &str = "cluster-admin";
 const LEAVING_ROLE: &str = "yoke:leaving-nodes";
 const NETWORK_ROLE: &str = "yoke:worker-network";

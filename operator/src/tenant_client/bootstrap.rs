@@ -16,12 +16,13 @@ use kube::{Api, Resource as _, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::{Lenient, labels};
 
+use crate::tenant_client::api::TenantApi;
+use crate::tenant_client::error::TenantApiError;
+use crate::tenant_client::groups::JOINING_GROUP;
+use crate::tenant_client::limits::limited;
 use crate::tenant_client::paged_list::Pages;
 use crate::tenant_client::watch::{Change, changes};
-use crate::tenant_client::{TenantApi, TenantApiError, limited};
 
-/// Group of clients with a bootstrap token of a JoinToken.
-pub(crate) const JOINING_GROUP: &str = "system:bootstrappers:yoke";
 const NAMESPACE: &str = "kube-system";
 const TOKEN_TYPE: &str = "bootstrap.kubernetes.io/token";
 /// One object per page: each may have 1.5 MiB. If there are more, the first ones by name are

@@ -13,7 +13,8 @@ use rustls::pki_types::ServerName;
 use tower::{BoxError, ServiceBuilder};
 use yoke_runtime::host_api::build_tcp;
 
-use crate::tenant_client::Access;
+use crate::tenant_client::access::Access;
+use crate::tenant_client::limits::AnswerMax;
 use crate::tenant_client::line_limit::Lines;
 
 /// Timeout of a connection attempt, TLS included.
@@ -36,10 +37,6 @@ const REFUSAL_MAX: usize = 64 << 10;
 /// HTTP/2 flow-control windows in bytes, of one answer and of the connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-
-/// Size limit of the answer to the request that has this extension.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AnswerMax(pub(crate) usize);
 
 /// Builds a client, which connects at its first use.
 pub(crate) fn build_client(access: &Access) -> Result<Client, BoxError> {

@@ -8,9 +8,11 @@ use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::{KubernetesVersion, Lenient, labels};
 
+use crate::tenant_client::api::TenantApi;
+use crate::tenant_client::error::TenantApiError;
+use crate::tenant_client::limits::limited;
 use crate::tenant_client::node_leases::PAGES;
 use crate::tenant_client::paged_list::{cut, find_in_pages, list_pages};
-use crate::tenant_client::{TenantApi, TenantApiError, limited};
 
 /// Maximum length in bytes: of a sentence; of a version or a word.
 const TEXT_MAX: usize = 512;

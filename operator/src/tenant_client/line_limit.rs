@@ -8,7 +8,7 @@ use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tower::BoxError;
 
-use crate::tenant_client::REQUEST_LIMIT;
+use crate::tenant_client::limits::REQUEST_LIMIT;
 
 /// Maximum length of a line in bytes. An object has at most 1.5 MiB, and few take much more as
 /// JSON.

@@ -16,7 +16,7 @@ use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use yoke_api::labels::JOINED_TAINTS;
 
-use crate::tenant_client::base_objects::NODES_GROUP;
+use crate::tenant_client::groups::NODES_GROUP;
 
 const NAME: &str = "leaving-nodes.yoke.drzzl.io";
 /// Taints that controllers of Kubernetes set and remove, by the Node's state. The kubelet itself

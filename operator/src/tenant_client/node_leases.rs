@@ -17,9 +17,11 @@ use kube::{Api, Resource as _, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::{Lenient, labels};
 
+use crate::tenant_client::api::TenantApi;
+use crate::tenant_client::error::TenantApiError;
+use crate::tenant_client::limits::limited;
 use crate::tenant_client::node_admission_policy::is_restricted;
 use crate::tenant_client::paged_list::{Pages, cut, find_in_pages, list_pages};
-use crate::tenant_client::{TenantApi, TenantApiError, limited};
 
 /// Namespace of kubelets' Leases.
 const NAMESPACE: &str = "kube-node-lease";

@@ -13,8 +13,8 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::{Map, Value};
 
 use crate::host_api::comparison::is_part;
-use crate::tenant_client::connection::AnswerMax;
-use crate::tenant_client::{TenantApiError, limited};
+use crate::tenant_client::error::TenantApiError;
+use crate::tenant_client::limits::{AnswerMax, limited};
 
 /// Size limit of an answer about one object in bytes: the operator's own objects have a few
 /// thousand.

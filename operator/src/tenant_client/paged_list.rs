@@ -13,7 +13,8 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, SeqAccess, Visitor};
 use yoke_api::Lenient;
 
-use crate::tenant_client::{TenantApiError, limited};
+use crate::tenant_client::error::TenantApiError;
+use crate::tenant_client::limits::limited;
 
 /// Maximum number of objects on a page, whatever the request says.
 const OBJECTS_MAX: usize = 16;

@@ -23,8 +23,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use yoke_api::Lenient;
 
+use crate::tenant_client::error::TenantApiError;
+use crate::tenant_client::limits::{WATCH_SECONDS, limited};
 use crate::tenant_client::paged_list::{Pages, list_page};
-use crate::tenant_client::{TenantApiError, WATCH_SECONDS, limited};
 
 /// Maximum silence of a watch: its duration, with some tolerance.
 const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
@@ -93,25 +94,50 @@ async fn next<T>(
     None
 }
 
+/// Sends the list, then the changes.
 async fn tell<K, T>(
     what: &'static str,
     api: &Api<Lenient<K>>,
-    mut params: ListParams,
+    params: ListParams,
     pages: usize,
-    keep: impl Fn(Lenient<K>) -> T,
+    mut keep: impl FnMut(Lenient<K>) -> T,
     to: &mpsc::Sender<Received<T>>,
 ) -> Result<Infallible, TenantApiError>
 where
     Lenient<K>: Resource + Clone + DeserializeOwned,
 {
-    let say = async |change| to.send(Ok(change)).await.map_err(|_| TenantApiError::Ended);
+    let watch = WatchParams {
+        label_selector: params.label_selector.clone(),
+        field_selector: params.field_selector.clone(),
+        ..WatchParams::default().timeout(WATCH_SECONDS).disable_bookmarks()
+    };
+    let version = send_list(what, api, params, pages, &mut keep, to).await?;
+    send_changes(what, api, &watch, &version, keep, to).await
+}
+
+async fn send<T>(to: &mpsc::Sender<Received<T>>, change: Change<T>) -> Result<(), TenantApiError> {
+    to.send(Ok(change)).await.map_err(|_| TenantApiError::Ended)
+}
+
+/// Sends the list, and returns its version.
+async fn send_list<K, T>(
+    what: &'static str,
+    api: &Api<Lenient<K>>,
+    mut params: ListParams,
+    pages: usize,
+    keep: &mut impl FnMut(Lenient<K>) -> T,
+    to: &mpsc::Sender<Received<T>>,
+) -> Result<String, TenantApiError>
+where
+    Lenient<K>: Resource + Clone + DeserializeOwned,
+{
     let mut version = None;
     for _ in 0..pages {
         let page = list_page(what, api, &params).await?;
         version = page.metadata.resource_version.clone();
         let next = page.next().map(|token| params.clone().continue_token(token));
-        for kept in page.items.into_iter().map(&keep).collect::<Vec<_>>() {
-            say(Change::Is(kept)).await?;
+        for kept in page.items.into_iter().map(&mut *keep).collect::<Vec<_>>() {
+            send(to, Change::Is(kept)).await?;
         }
         match next {
             Some(next) => params = next,
@@ -120,13 +146,23 @@ where
     }
     let version = version.filter(|version| !version.is_empty());
     let version = version.ok_or(TenantApiError::Ended)?;
-    say(Change::Listed).await?;
-    let watch = WatchParams {
-        label_selector: params.label_selector,
-        field_selector: params.field_selector,
-        ..WatchParams::default().timeout(WATCH_SECONDS).disable_bookmarks()
-    };
-    let request = Request::new(api.resource_url()).watch(&watch, &version);
+    send(to, Change::Listed).await?;
+    Ok(version)
+}
+
+/// Sends the changes since a version.
+async fn send_changes<K, T>(
+    what: &'static str,
+    api: &Api<Lenient<K>>,
+    watch: &WatchParams,
+    version: &str,
+    mut keep: impl FnMut(Lenient<K>) -> T,
+    to: &mpsc::Sender<Received<T>>,
+) -> Result<Infallible, TenantApiError>
+where
+    Lenient<K>: Resource + Clone + DeserializeOwned,
+{
+    let request = Request::new(api.resource_url()).watch(watch, version);
     let client: Client = api.clone().into_client();
     let lines = limited(what, async {
         client.request_stream(request.map_err(kube::Error::BuildRequest)?).await
@@ -154,7 +190,7 @@ where
         };
         // Frees the memory while the event waits in the channel.
         line = Vec::new();
-        say(change).await?;
+        send(to, change).await?;
     }
 }
 

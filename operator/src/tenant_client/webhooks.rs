@@ -13,8 +13,9 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use yoke_api::Lenient;
 
+use crate::tenant_client::api::TenantApi;
+use crate::tenant_client::error::TenantApiError;
 use crate::tenant_client::paged_list::{Pages, find_in_pages};
-use crate::tenant_client::{TenantApi, TenantApiError};
 
 /// Small pages: each configuration may have 1.5 MiB.
 const PAGES: Pages = Pages { size: 4, max: 32 };

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant};
 use yoke_operator::app::Contexts;
 use yoke_operator::cluster::context::Context;
+use yoke_operator::cluster::resources::stateful_set;
 use yoke_operator::cluster::{self, QueueLimits};
 use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::host_api::cache::{self, CacheMetrics};
@@ -622,7 +623,12 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
     let nats_ca = std::fs::read_to_string(config.nats.secret_dir.join("ca.crt")).unwrap();
     let metrics = Metrics::new("operator");
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
-    let (caches, triggered) = cache::start(client, &mut supervisor, &CacheMetrics::new(&metrics));
+    let (caches, triggered) = cache::start(
+        client,
+        &mut supervisor,
+        &CacheMetrics::new(&metrics),
+        stateful_set::keep_facts,
+    );
     let triggered = triggered.wait(&caches).await.unwrap();
     // The triggers are ignored here: a test says when to reconcile.
     let mut clusters = triggered.clusters;

@@ -9,6 +9,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use yoke_api::labels;
+use yoke_operator::cluster::resources::stateful_set;
 use yoke_operator::host_api::cache::{self, CacheMetrics};
 use yoke_runtime::{Metrics, Supervisor};
 use yoke_test_support::kubernetes::connect;
@@ -186,7 +187,7 @@ async fn the_operator_starts_without_the_kind() {
     .await;
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
     let metrics = CacheMetrics::new(&Metrics::new("operator"));
-    let (caches, triggered) = cache::start(&host.client, &mut supervisor, &metrics);
+    let (caches, triggered) = cache::start(&host.client, &mut supervisor, &metrics, stateful_set::keep_facts);
     triggered.wait(&caches).await.unwrap();
     assert!(
         caches

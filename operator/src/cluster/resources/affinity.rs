@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use yoke_api::labels;
 
-use crate::host_nodes::loss::LostPod;
+use crate::model::lost_pod::LostPod;
 
 /// The field of a Node that the affinity matches.
 const NAME: &str = "metadata.name";

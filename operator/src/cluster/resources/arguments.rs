@@ -1,30 +1,21 @@
-//! Command lines of the components. The paths are mounted by [`super::stateful_set`].
+//! Command lines of the components. The file `components.rs` mounts the paths.
+
+pub(crate) use crate::cluster::resources::ports::STORE_PORT;
 
 use yoke_api::cluster::ExtraArg;
 use yoke_api::names::API_PORT;
 use yoke_pki::plan::FRONT_PROXY_USER;
 
-use crate::cluster::resources::konnectivity::EGRESS_FILE;
-use crate::cluster::resources::stateful_set::Start;
-use crate::cluster::resources::{Blueprint, audit};
+use crate::cluster::resources::audit;
+use crate::cluster::resources::blueprint::Blueprint;
+use crate::cluster::resources::paths::{
+    AUTHENTICATION_FILE, CONFIG, EGRESS_FILE, LAUNCH, LAUNCH_DIR, PKI, SOCKET_DIR, STORE,
+};
+use crate::cluster::resources::start::Start;
 use crate::model::identity::Identity;
 
 /// The flag that makes a store write every other snapshot to a stream of its own.
 pub(crate) const SPARE: &str = "--spare";
-/// Folder of a component's Secret.
-pub(crate) const PKI: &str = "/etc/kubernetes/pki";
-/// Folder of kube-apiserver's ConfigMap.
-pub(crate) const CONFIG: &str = "/etc/kubernetes/config";
-/// Folder of kine-nats's Secret.
-pub(crate) const STORE: &str = "/etc/kine-nats";
-/// Name of the authentication configuration in [`CONFIG`].
-pub(crate) const AUTHENTICATION_FILE: &str = "authentication.yaml";
-/// Folder of the store's socket.
-pub(crate) const SOCKET_DIR: &str = "/run/kine";
-/// Folder into which the store copies the launcher of the other components.
-pub(crate) const LAUNCH_DIR: &str = "/run/launch";
-/// Name of the launcher in that folder and in the store's image.
-pub(crate) const LAUNCH: &str = "yoke-launch";
 /// Timer slack in milliseconds. An idle control plane spent half of its CPU time on hundreds of
 /// timers a second, and each timer woke a process by itself. One request in a hundred waits for a
 /// timer, so the API server gets the value at which the delay begins to show.
@@ -62,12 +53,8 @@ const UNCACHED: &[&str] = &[
     "volumeattachments.storage.k8s.io",
     "volumeattributesclasses.storage.k8s.io",
 ];
-/// Port of the store's metrics and probes, and of its activity report.
-pub(crate) const STORE_PORT: u16 = 2381;
-
 /// Prefix of the argument that gives the store its incarnation.
 const INCARNATION: &str = "--incarnation=";
-
 /// The audience that Kubernetes' own clients request by name.
 pub const COMMON_AUDIENCE: &str = "https://kubernetes.default.svc";
 

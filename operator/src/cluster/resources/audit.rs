@@ -8,7 +8,7 @@ use serde::Serialize;
 use yoke_api::sleep::SleepSpec;
 use yoke_pki::plan::{KONNECTIVITY_USER, KUBELET_CLIENT_USER, OPERATOR_USER};
 
-use crate::cluster::resources::arguments::CONFIG;
+use crate::cluster::resources::paths::CONFIG;
 
 /// Name of the file with the audit policy: which requests are sent.
 pub const POLICY_FILE: &str = "audit-policy.yaml";

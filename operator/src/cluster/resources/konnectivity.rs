@@ -16,19 +16,16 @@ use serde::Serialize;
 use yoke_api::names::{KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 
 use crate::addons::{self, konnectivity as agent};
-use crate::cluster::resources::arguments::PKI;
-use crate::cluster::resources::stateful_set::{SECRET_MODE, build_container, build_liveness, build_mount};
-use crate::cluster::resources::{Blueprint, secrets};
+use crate::cluster::resources::blueprint::Blueprint;
+use crate::cluster::resources::container::{SECRET_MODE, build_container, build_mount};
+use crate::cluster::resources::names;
+use crate::cluster::resources::paths::{KONNECTIVITY_SOCKET_DIR, PKI};
+use crate::cluster::resources::probes::build_liveness;
 
 /// Name of the container.
 pub(crate) const NAME: &str = "konnectivity-server";
-/// Name of kube-apiserver's file that routes these requests to the socket.
-pub(crate) const EGRESS_FILE: &str = "egress-selector.yaml";
 /// Name of the volume with the socket.
 pub(crate) const SOCKET: &str = "konnectivity";
-/// Folder of the socket.
-pub(crate) const SOCKET_DIR: &str = "/run/konnectivity";
-
 const ADMIN_PORT: u16 = 8133;
 const HEALTH_PORT: u16 = 8134;
 
@@ -64,8 +61,8 @@ struct Uds {
     uds_name: String,
 }
 
-/// The text of [`EGRESS_FILE`], as JSON, which is YAML too. Requests to other networks, such as to
-/// an OIDC provider, are sent directly.
+/// The text of [`EGRESS_FILE`](super::paths::EGRESS_FILE), as JSON, which is YAML too. Requests to
+/// other networks, such as to an OIDC provider, are sent directly.
 ///
 /// Format: <https://kubernetes.io/docs/tasks/extend-kubernetes/setup-konnectivity/>.
 pub(crate) fn to_egress_file() -> String {
@@ -86,7 +83,7 @@ pub(crate) fn to_egress_file() -> String {
 }
 
 fn to_socket() -> String {
-    format!("{SOCKET_DIR}/server.sock")
+    format!("{KONNECTIVITY_SOCKET_DIR}/server.sock")
 }
 
 /// Builds the container. It has no readiness probe: without an agent the server reports not ready,
@@ -106,8 +103,8 @@ pub(crate) fn build_server(blueprint: &Blueprint<'_>) -> Container {
         }]),
         liveness_probe: Some(build_liveness("/healthz", HEALTH_PORT, "HTTP")),
         volume_mounts: Some(vec![
-            build_mount(secrets::KONNECTIVITY, PKI, true),
-            build_mount(SOCKET, SOCKET_DIR, false),
+            build_mount(names::KONNECTIVITY, PKI, true),
+            build_mount(SOCKET, KONNECTIVITY_SOCKET_DIR, false),
         ]),
         ..build_container(blueprint, blueprint.accepted.class.resources.konnectivity.clone())
     }
@@ -123,8 +120,8 @@ fn to_arguments() -> Vec<String> {
         format!("--agent-port={KONNECTIVITY_PORT}"),
         format!("--admin-port={ADMIN_PORT}"),
         format!("--health-port={HEALTH_PORT}"),
-        format!("--cluster-cert={PKI}/{}", secrets::SERVING_CERTIFICATE),
-        format!("--cluster-key={PKI}/{}", secrets::SERVING_KEY),
+        format!("--cluster-cert={PKI}/{}", names::SERVING_CERTIFICATE),
+        format!("--cluster-key={PKI}/{}", names::SERVING_KEY),
         format!("--kubeconfig={PKI}/kubeconfig"),
         format!("--authentication-audience={}", agent::AUDIENCE),
         format!("--agent-namespace={}", addons::NAMESPACE),
@@ -141,9 +138,9 @@ fn to_arguments() -> Vec<String> {
 pub(crate) fn build_volumes() -> [Volume; 2] {
     [
         Volume {
-            name: secrets::KONNECTIVITY.into(),
+            name: names::KONNECTIVITY.into(),
             secret: Some(SecretVolumeSource {
-                secret_name: Some(secrets::KONNECTIVITY.into()),
+                secret_name: Some(names::KONNECTIVITY.into()),
                 default_mode: Some(SECRET_MODE),
                 ..SecretVolumeSource::default()
             }),

@@ -17,7 +17,7 @@ use yoke_api::Cidr;
 use yoke_api::labels::component;
 use yoke_api::names::{API_PORT, KONNECTIVITY_PORT};
 
-use crate::cluster::resources::arguments::STORE_PORT;
+use crate::cluster::resources::ports::STORE_PORT;
 use crate::config::{Config, OidcConfig};
 use crate::model::identity::Identity;
 use crate::model::public_ranges::PRIVATE;

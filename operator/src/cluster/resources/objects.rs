@@ -14,12 +14,13 @@ use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 
-use crate::cluster::resources::{Blueprint, Trust, arguments, audit, authentication, konnectivity};
+use crate::cluster::resources::blueprint::Blueprint;
+use crate::cluster::resources::names::{API_SERVER_FILES, selector};
+use crate::cluster::resources::summary::Trust;
+use crate::cluster::resources::{arguments, audit, authentication, konnectivity, paths};
 use crate::model::control_plane::{self, NAME};
 use crate::model::identity::Identity;
 
-/// Name of the ConfigMap with kube-apiserver's files.
-pub(crate) const API_SERVER_FILES: &str = "kube-apiserver";
 /// The well-known label of a StatefulSet's pod.
 const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 
@@ -99,21 +100,12 @@ fn build_port(name: &str, port: u16) -> ServicePort {
     }
 }
 
-/// Labels that select the control plane's pods.
-pub(crate) fn selector(identity: &Identity) -> BTreeMap<String, String> {
-    [
-        (labels::ID.to_owned(), identity.id.to_string()),
-        (labels::COMPONENT.to_owned(), component::CONTROL_PLANE.to_owned()),
-    ]
-    .into()
-}
-
 /// Builds the ConfigMap with the files of kube-apiserver that are not secret.
 pub fn build_api_server_files(blueprint: &Blueprint<'_>) -> ConfigMap {
     let authentication = authentication::to_file(&blueprint.spec.extra_args.api_server);
-    let mut files = BTreeMap::from([(arguments::AUTHENTICATION_FILE.to_owned(), authentication)]);
+    let mut files = BTreeMap::from([(paths::AUTHENTICATION_FILE.to_owned(), authentication)]);
     if blueprint.spec.konnectivity.is_enabled() {
-        files.insert(konnectivity::EGRESS_FILE.to_owned(), konnectivity::to_egress_file());
+        files.insert(paths::EGRESS_FILE.to_owned(), konnectivity::to_egress_file());
     }
     if blueprint.spec.sleep.after_inactivity.is_some() {
         files.insert(audit::POLICY_FILE.to_owned(), audit::to_policy_file());

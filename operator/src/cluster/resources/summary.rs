@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use yoke_api::names::PublicName;
 use yoke_pki::plan::LeafRole;
 
-use crate::cluster::resources::secrets::{Leaf, Materials};
+use crate::cluster::resources::materials::{Leaf, Materials};
 
 /// Facts about the issued certificates and credentials of one cluster, for every reconcile.
 #[derive(Clone, Debug)]

@@ -10,6 +10,7 @@ use yoke_api::Cluster;
 use yoke_pki::plan::{AuthorityRole, LeafRole};
 use yoke_pki::service_account::ServiceAccountKey;
 
+use crate::cluster::accepted::Accepted;
 use crate::cluster::resources::secrets::{Data, Sources};
 use crate::cluster::resources::*;
 use crate::cluster::validate;

@@ -3,7 +3,7 @@
 use yoke_api::cluster::{Cluster, ExtraArg};
 use yoke_api::{Reason, extra_args};
 
-use crate::cluster::validate::refuse;
+use crate::cluster::validate::refuse::refuse;
 use crate::model::refusal::Refusal;
 
 pub(super) fn check(cluster: &Cluster) -> Result<(), Refusal> {

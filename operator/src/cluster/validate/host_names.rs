@@ -4,7 +4,9 @@ use kube::ResourceExt as _;
 use yoke_api::cluster::Cluster;
 use yoke_api::{Reason, Tenant, names};
 
-use crate::cluster::validate::{ClusterSummary, ValidationContext, refuse};
+use crate::cluster::validate::context::ValidationContext;
+use crate::cluster::validate::refuse::refuse;
+use crate::model::cluster_summary::ClusterSummary;
 use crate::model::refusal::Refusal;
 
 pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &ValidationContext<'_, '_>) -> Result<(), Refusal> {
@@ -18,7 +20,7 @@ pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &ValidationConte
 
 /// Whether a Cluster, accepted or not, may have a host name: its spec requests it, its Tenant
 /// allows it, and no older Cluster claims it.
-pub(in crate::cluster) fn may_have(cluster: &Cluster, name: &String, around: &ValidationContext<'_, '_>) -> bool {
+pub(crate) fn may_have(cluster: &Cluster, name: &String, around: &ValidationContext<'_, '_>) -> bool {
     let own = ClusterSummary::of(cluster);
     claims(&own, name, around) && check_taken(name, &own, around).is_ok()
 }

@@ -1,7 +1,10 @@
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::cluster::validate::*;
 use crate::fixtures::{ID, argument, around, cluster, config, identity, made_at, tenant, with};
+use crate::model::cluster_summary::ClusterSummary;
 
 fn reason(cluster: &Cluster, around: &ValidationContext<'_, '_>) -> Option<Reason> {
     validate(cluster, &identity(cluster), around)

@@ -13,7 +13,7 @@ use kube::runtime::watcher::Event;
 use yoke_api::Cluster;
 
 use crate::host_api::cache::sink::WatchSink;
-use crate::host_api::cache::wait_for;
+use crate::host_api::cache::sync::wait_for;
 use crate::host_api::compact_store::{self, CompactStore, CompactWriter, Ended, Retention, by_version};
 use crate::model::cluster_summary::ClusterSummary;
 

@@ -15,7 +15,6 @@ use yoke_api::labels::{self, component};
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
 use yoke_pki::cert_manager::{Certificate, CertificateSpec, Issuer};
 
-use crate::cluster::resources::stateful_set::keep_facts;
 use crate::host_api::compact_store::{Retention, by_generation, by_version};
 use crate::nats::account::CREDENTIALS;
 use crate::nats::claims;
@@ -28,12 +27,6 @@ pub(crate) const SERVICES: Retention<Service> = whole();
 pub(crate) const SECRETS: Retention<Secret> = part(keep_public);
 /// ConfigMaps: the published ingress configuration, see [`keep_told`].
 pub(crate) const CONFIG_MAPS: Retention<ConfigMap> = part(keep_told);
-/// StatefulSets of control planes: the fields of the pod template that the operator reads.
-pub(crate) const STATEFUL_SETS: Retention<StatefulSet> = Retention {
-    trim: keep_facts,
-    is_whole: false,
-    version: by_generation,
-};
 /// NetworkPolicies: only their existence.
 pub(crate) const NETWORK_POLICIES: Retention<NetworkPolicy> = part(|policy| {
     keep_labels(&mut policy.metadata);
@@ -54,6 +47,15 @@ pub(crate) const ISSUERS: Retention<Issuer> = part(|issuer| {
     issuer.status = None;
     issuer.spec = Default::default();
 });
+
+/// StatefulSets of control planes: the fields that `trim` leaves, which their controller reads.
+pub(crate) const fn of_stateful_sets(trim: fn(&mut StatefulSet)) -> Retention<StatefulSet> {
+    Retention {
+        trim,
+        is_whole: false,
+        version: by_generation,
+    }
+}
 
 const fn whole<K>() -> Retention<K> {
     Retention {
