@@ -16,7 +16,7 @@ use crate::harness::{Host, TENANT};
 const FAR: &str = "9999-12-31T23:59:59Z";
 
 /// Creates an object with managed fields whose time is far in the future.
-async fn make_odd<K: Resource<DynamicType = ()>>(client: &Client, namespace: Option<&str>, mut object: Value) {
+async fn make_undecodable<K: Resource<DynamicType = ()>>(client: &Client, namespace: Option<&str>, mut object: Value) {
     object["apiVersion"] = K::api_version(&()).into();
     object["kind"] = K::kind(&()).into();
     object["metadata"]["managedFields"] = json!([{"manager": "odd", "operation": "Update", "time": FAR,
@@ -25,8 +25,8 @@ async fn make_odd<K: Resource<DynamicType = ()>>(client: &Client, namespace: Opt
         .header("content-type", "application/json")
         .body(object.to_string().into_bytes())
         .unwrap();
-    let made = client.request_text(request).await.unwrap();
-    assert!(made.contains(FAR), "{made}");
+    let created = client.request_text(request).await.unwrap();
+    assert!(created.contains(FAR), "{created}");
 }
 
 /// Reconciles a Cluster from the operator's cache once. Returns its control-plane namespace, if it
@@ -46,19 +46,17 @@ async fn reconcile_known(host: &Host, name: &str) -> Option<String> {
 async fn an_odd_cluster_is_read_and_stops_no_other() {
     let mut host = Host::start().await;
     let odd = json!({"metadata": {"name": "odd"}, "spec": {}});
-    make_odd::<Cluster>(&host.client, Some(TENANT), odd).await;
+    make_undecodable::<Cluster>(&host.client, Some(TENANT), odd).await;
     // An operator that starts lists it.
     host.restart_operator().await;
     host.make_cluster("b").await;
     for name in ["b", "odd"] {
-        host.until(
-            &format!("a control plane is asked for: {name}"),
-            async || match reconcile_known(&host, name).await {
-                Some(hosted) => host.stateful_set(&hosted).await.is_some(),
-                None => false,
-            },
-        )
-        .await;
+        let has_set = async || match reconcile_known(&host, name).await {
+            Some(hosted) => host.stateful_set(&hosted).await.is_some(),
+            None => false,
+        };
+        let what = format!("the existence of a StatefulSet of {name}");
+        host.until_equal(&what, has_set, true).await;
     }
     let path = format!("/apis/yoke.drzzl.io/v1alpha1/namespaces/{TENANT}/clusters/odd");
     let text = host
@@ -66,7 +64,7 @@ async fn an_odd_cluster_is_read_and_stops_no_other() {
         .request_text(http::Request::get(&path).body(vec![]).unwrap())
         .await
         .unwrap();
-    assert!(text.contains(FAR), "it is as odd as it was: {text}");
+    assert!(text.contains(FAR), "the operator changed the time: {text}");
     let known = host
         .context
         .host
@@ -77,14 +75,14 @@ async fn an_odd_cluster_is_read_and_stops_no_other() {
 
     let delete = http::Request::delete(&path).body(vec![]).unwrap();
     host.client.request_text(delete).await.unwrap();
-    host.until("the odd one goes", async || {
+    let observe = async || {
         let hosted = reconcile_known(&host, "odd").await;
         if let Some(hosted) = &hosted {
             host.finalize(hosted).await;
         }
-        hosted.is_none()
-    })
-    .await;
+        hosted
+    };
+    host.until_none("the deletion of the Cluster", observe).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,18 +91,20 @@ async fn odd_objects_of_a_tenants_own_are_read() {
     host.bring_up("a").await;
     let (_process, client) = host.start_tenant_api("a").await;
     let slice = json!({"metadata": {"name": "kubernetes"}, "addressType": "IPv4", "endpoints": []});
-    make_odd::<k8s_openapi::api::discovery::v1::EndpointSlice>(&client, Some("default"), slice).await;
-    make_odd::<Node>(&client, None, json!({"metadata": {"name": "n"}})).await;
+    make_undecodable::<k8s_openapi::api::discovery::v1::EndpointSlice>(&client, Some("default"), slice).await;
+    make_undecodable::<Node>(&client, None, json!({"metadata": {"name": "n"}})).await;
     run_pod(&host, "a").await;
-    host.bring("a", "it is ready, and its node is counted", async || {
+    let observe = async || {
         let nodes = host.cluster("a").await.status.and_then(|status| status.nodes);
-        ready(&host).await == "True/AsExpected" && nodes == Some(1)
-    })
-    .await;
+        (ready(&host).await, nodes)
+    };
+    let expected = ("True/AsExpected".to_owned(), Some(1));
+    host.bring_equal("a", "the condition Ready and the number of nodes", observe, expected)
+        .await;
     // A later change there is also detected.
     let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
     let deleted = http::Request::delete(path).body(vec![]).unwrap();
     client.request_text(deleted).await.unwrap();
-    let called = tokio::time::timeout(std::time::Duration::from_secs(20), host.called.next()).await;
-    assert_eq!(called.unwrap().unwrap().name, "a");
+    let requeued = tokio::time::timeout(std::time::Duration::from_secs(20), host.requeued.next()).await;
+    assert_eq!(requeued.unwrap().unwrap().name, "a");
 }
