@@ -14,8 +14,8 @@ use tokio::net::TcpListener;
 use yoke_api::JoinToken;
 use yoke_api::sleep::SleepReason;
 
-use crate::answers::{run_pod, run_ready};
 use crate::harness::{Host, TENANT, condition};
+use crate::readiness::{run_pod, run_ready};
 use crate::tenant_api::TenantServer;
 
 /// A store that only reports activity. It stops listening when dropped.
@@ -87,33 +87,33 @@ async fn counts_requests(host: &Host) -> bool {
     store.args.unwrap().contains(&"--audit=127.0.0.1:2382".to_owned())
 }
 
-async fn bring_counting_store(host: &Host) {
+async fn reconcile_until_counting(host: &Host) {
     let observe = async || counts_requests(host).await;
-    host.bring_equal("a", "the store's counting of requests", observe, true)
+    host.reconcile_until_equal("a", "the store's counting of requests", observe, true)
         .await;
 }
 
 /// Makes the operator query the store at once, as after a restart.
 async fn query_store(host: &mut Host) {
     host.restart_operator().await;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
 }
 
 /// Creates a Cluster that goes to sleep after ten idle minutes, with a store that counts requests.
-async fn bring_up_to_sleep(host: &Host) -> TenantServer {
+async fn bring_up_with_sleep(host: &Host) -> TenantServer {
     host.bring_up("a").await;
     host.patch_cluster("a", json!({"spec": {"sleep": {"afterInactivity": "10m"}}}))
         .await;
     let server = TenantServer::start(host, "a").await;
     server.behaviour.lock().unwrap().has_account = true;
-    bring_counting_store(host).await;
+    reconcile_until_counting(host).await;
     server
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
+async fn an_idle_cluster_goes_to_sleep() {
     let mut host = Host::start().await;
-    let server = bring_up_to_sleep(&host).await;
+    let server = bring_up_with_sleep(&host).await;
     let hosted = host.hosted("a").await;
     let policy = host.api::<NetworkPolicy>(&hosted).get("control-plane").await.unwrap();
     assert!(
@@ -132,7 +132,7 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
         let activity = host.context.memory.awake(&id).activity;
         activity.map(|activity| activity.due.saturating_duration_since(Instant::now()))
     };
-    host.bring("a", "a next query in more than a minute", due_in, |due_in| {
+    host.reconcile_until("a", "a next query in more than a minute", due_in, |due_in| {
         due_in.is_some_and(|due_in| due_in > Duration::from_mins(1))
     })
     .await;
@@ -159,7 +159,8 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     store.set_report(9000, 10, 0);
     query_store(&mut host).await;
     assert_eq!(host.replicas("a").await, Some(1), "a JoinToken blocks sleep");
-    host.bring_condition("a", "SleepPossible", "False/JoinTokenHolds").await;
+    host.reconcile_until_condition("a", "SleepPossible", "False/JoinTokenHolds")
+        .await;
     tokens.delete("j", &Default::default()).await.unwrap();
 
     // A worker is connected, and then silent for as long as the last use is ago.
@@ -171,12 +172,12 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     server.behaviour.lock().unwrap().nodes = vec![node("True")];
     query_store(&mut host).await;
     assert_eq!(host.replicas("a").await, Some(1), "a worker is connected");
-    host.bring_condition("a", "SleepPossible", "False/WorkersConnected")
+    host.reconcile_until_condition("a", "SleepPossible", "False/WorkersConnected")
         .await;
     server.behaviour.lock().unwrap().nodes = vec![node("Unknown")];
 
     host.restart_operator().await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     let cluster = host.cluster("a").await;
     assert_eq!(condition(&cluster, "Ready"), "False/AsleepOnInactivity");
     let activity = cluster.status.unwrap().activity.unwrap();
@@ -184,14 +185,15 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     let pods = host.api::<Pod>(&hosted);
     let now = kube::api::DeleteParams::default().grace_period(0);
     pods.delete("control-plane-0", &now).await.unwrap();
-    host.bring_condition("a", "Asleep", "True/AsleepOnInactivity").await;
+    host.reconcile_until_condition("a", "Asleep", "True/AsleepOnInactivity")
+        .await;
     let queries = store.queries();
     host.reconcile("a").await.unwrap();
     assert_eq!(store.queries(), queries, "a sleeping store was queried");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_that_workers_serve_stands_against_sleep() {
+async fn a_webhook_on_workers_blocks_sleep() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     host.patch_cluster(
@@ -199,7 +201,7 @@ async fn a_webhook_that_workers_serve_stands_against_sleep() {
         json!({"spec": {"sleep": {"afterInactivity": "10m", "withWorkers": "Allow"}}}),
     )
     .await;
-    bring_counting_store(&host).await;
+    reconcile_until_counting(&host).await;
     let server = run_ready(&host).await;
     let store = Store::start(&host, "a").await;
     store.set_report(9000, 10, 0);
@@ -215,22 +217,22 @@ async fn a_webhook_that_workers_serve_stands_against_sleep() {
         behaviour.webhooks = vec![hook("Fail")];
     }
     query_store(&mut host).await;
-    host.bring_condition("a", "SleepPossible", "False/WebhookBlocksWake")
+    host.reconcile_until_condition("a", "SleepPossible", "False/WebhookBlocksWake")
         .await;
     assert_eq!(host.replicas("a").await, Some(1));
 
     server.behaviour.lock().unwrap().webhooks = vec![hook("Ignore")];
     host.restart_operator().await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
 }
 
 /// Sets the last handled time of a schedule to a day ago.
-async fn make_schedule_late(host: &Host) {
+async fn age_schedule(host: &Host) {
     let scheduled = async || {
         let status = host.cluster("a").await.status.unwrap_or_default();
         status.activity.and_then(|activity| activity.scheduled_time)
     };
-    host.bring("a", "a last handled time of the schedule", scheduled, Option::is_some)
+    host.reconcile_until("a", "a last handled time of the schedule", scheduled, Option::is_some)
         .await;
     let past = Timestamp::now() - SignedDuration::from_hours(24);
     let status = json!({"status": {"activity": {"scheduledTime": past.to_string()}}});
@@ -245,7 +247,7 @@ async fn schedule(host: &Host, schedule: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_sleeps_and_wakes_by_the_clock() {
+async fn a_schedule_puts_a_cluster_to_sleep_and_wakes_it() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let _server = run_ready(&host).await;
@@ -255,38 +257,40 @@ async fn it_sleeps_and_wakes_by_the_clock() {
     host.reconcile("a").await.unwrap();
     assert_eq!(host.replicas("a").await, Some(1));
     schedule(&host, json!({"sleep": "* * * * *"})).await;
-    make_schedule_late(&host).await;
-    host.bring_replicas("a", 0).await;
+    age_schedule(&host).await;
+    host.reconcile_until_replicas("a", 0).await;
     let cluster = host.cluster("a").await;
     assert_eq!(condition(&cluster, "Ready"), "False/AsleepOnSchedule");
 
     // The schedule wakes it, without a connection.
     schedule(&host, json!({"wake": "* * * * *"})).await;
-    make_schedule_late(&host).await;
-    host.bring_replicas("a", 1).await;
+    age_schedule(&host).await;
+    host.reconcile_until_replicas("a", 1).await;
 
     // With an unknown time zone.
     schedule(&host, json!({"wake": "0 8 * * *", "timeZone": "Europe/Atlantis"})).await;
-    host.bring_condition("a", "Accepted", "False/ScheduleInvalid").await;
+    host.reconcile_until_condition("a", "Accepted", "False/ScheduleInvalid")
+        .await;
 }
 
 /// A refused Cluster continues to run. Otherwise a missed sleep would take effect when the spec is
 /// fixed, while the Cluster is in use.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_refused_is_not_put_to_sleep() {
+async fn a_refused_cluster_is_not_put_to_sleep() {
     let mut host = Host::start().await;
-    let _server = bring_up_to_sleep(&host).await;
+    let _server = bring_up_with_sleep(&host).await;
     run_pod(&host, "a").await;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     let store = Store::start(&host, "a").await;
     let change = json!({"spec": {"class": "huge", "sleep": {"schedules": [{"sleep": "0 0 * * *"}]}}});
     host.patch_cluster("a", change).await;
-    host.bring_condition("a", "Accepted", "False/UnknownClass").await;
+    host.reconcile_until_condition("a", "Accepted", "False/UnknownClass")
+        .await;
 
     // The Cluster has been idle for hours, and it was midnight.
     store.set_report(9000, 10, 0);
     host.restart_operator().await;
-    make_schedule_late(&host).await;
+    age_schedule(&host).await;
     let scheduled = async || {
         host.cluster("a")
             .await
@@ -298,7 +302,7 @@ async fn what_is_refused_is_not_put_to_sleep() {
             .unwrap()
     };
     let late = scheduled().await;
-    host.bring("a", "a later handled time of the schedule", scheduled, |time| {
+    host.reconcile_until("a", "a later handled time of the schedule", scheduled, |time| {
         time.0 > late.0
     })
     .await;
@@ -312,7 +316,7 @@ async fn what_is_refused_is_not_put_to_sleep() {
     store.set_report(9000, 8990, 0);
     host.patch_cluster("a", json!({"spec": {"class": null}})).await;
     host.restart_operator().await;
-    host.bring_condition("a", "Accepted", "True/Valid").await;
+    host.reconcile_until_condition("a", "Accepted", "True/Valid").await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
@@ -322,9 +326,9 @@ async fn what_is_refused_is_not_put_to_sleep() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn times_that_make_no_sense_are_refused() {
+async fn invalid_sleep_settings_are_refused() {
     let host = Host::start().await;
-    host.make_cluster("a").await;
+    host.create_cluster("a").await;
     for (sleep, part) in [
         (json!({"afterInactivity": "0m"}), "afterInactivity"),
         (json!({"afterInactivity": "30s"}), "afterInactivity"),

@@ -9,8 +9,8 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::answers::{ready, run_pod};
 use crate::harness::Host;
+use crate::readiness::{ready, run_pod};
 
 /// The ingress's address and port in the tests' configuration.
 const INGRESS: (&str, i32) = ("100.64.0.2", 443);
@@ -36,12 +36,12 @@ async fn read_addresses(client: &Client) -> (Value, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn addresses_that_a_tenant_changes_come_back() {
+async fn changed_api_addresses_are_restored() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let (_process, client) = host.start_tenant_api("a").await;
     run_pod(&host, "a").await;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     let (address, port) = INGRESS;
     let expected = (
         json!(["IPv4", [address], [["https", port]]]),

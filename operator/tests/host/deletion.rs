@@ -14,7 +14,7 @@ use yoke_operator::cluster::lifecycle::orphans::Orphans;
 use crate::harness::{Host, PKI, TENANT};
 
 /// Creates a pod of a control plane that no kubelet ends.
-async fn make_pod(host: &Host, hosted: &str, id: &str) {
+async fn create_pod(host: &Host, hosted: &str, id: &str) {
     let pod: Pod = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "control-plane-0", "labels": {
             "yoke.drzzl.io/id": id, "yoke.drzzl.io/tenant": TENANT, "yoke.drzzl.io/cluster": "a",
@@ -76,12 +76,12 @@ async fn list_remaining(host: &Host, hosted: &str, id: &str, account: &str) -> V
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_goes_in_order_and_its_data_last() {
+async fn a_cluster_is_deleted_in_order_and_its_data_last() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
     let id = id.as_str();
-    make_pod(&host, &hosted, id).await;
+    create_pod(&host, &hosted, id).await;
     let (account, credentials) = store_of(&host, id).await;
     let order = [
         "ingress",
@@ -97,7 +97,7 @@ async fn cluster_goes_in_order_and_its_data_last() {
     host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
     // While the pod runs, nothing that it depends on is deleted.
     let has_set = async || host.stateful_set(&hosted).await.is_some();
-    host.bring_equal("a", "the existence of the StatefulSet", has_set, false)
+    host.reconcile_until_equal("a", "the existence of the StatefulSet", has_set, false)
         .await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
@@ -130,9 +130,9 @@ async fn cluster_goes_in_order_and_its_data_last() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn finalizers_of_others_are_left_to_them() {
+async fn finalizers_of_other_controllers_are_not_removed() {
     let host = Host::start().await;
-    host.make_cluster("a").await;
+    host.create_cluster("a").await;
     host.reconcile("a").await.unwrap();
     let both = serde_json::json!({"metadata": {"finalizers": ["yoke.drzzl.io/operator", "other.example/hold"]}});
     host.patch_cluster("a", both).await;
@@ -151,7 +151,7 @@ async fn finalizers_of_others_are_left_to_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_tenant_loses_the_subjects_that_it_loses() {
+async fn a_refused_tenant_loses_its_removed_subjects() {
     let host = Host::start().await;
     let people = |names: &[&str]| -> serde_json::Value {
         let subjects = names
@@ -191,7 +191,7 @@ async fn assert_copy_is_deleted_first(host: &Host, hosted: &str, id: &str, accou
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenant_takes_what_an_orphan_left() {
+async fn a_deleted_tenant_takes_its_orphans_along() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -212,7 +212,7 @@ async fn tenant_takes_what_an_orphan_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenant_stays_while_one_of_its_clusters_cannot_be_read() {
+async fn a_tenant_with_an_unreadable_cluster_is_not_deleted() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let (account, _) = store_of(&host, id.as_str()).await;
@@ -238,7 +238,7 @@ async fn tenant_stays_while_one_of_its_clusters_cannot_be_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_cluster_left_is_collected_after_a_while() {
+async fn orphaned_objects_are_deleted_after_a_delay() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -279,7 +279,7 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
 
 /// Only the copy of its user's credentials names the account.
 #[tokio::test(flavor = "multi_thread")]
-async fn orphan_without_its_secret_leaves_nothing_at_nats() {
+async fn the_account_of_an_orphan_without_its_secret_is_deleted() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -309,7 +309,7 @@ async fn annotation(host: &Host, hosted: &str, key: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn namespace_tells_what_becomes_of_the_data() {
+async fn the_namespace_records_the_deletion_policy() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let hosted = host.hosted("a").await;
@@ -319,7 +319,7 @@ async fn namespace_tells_what_becomes_of_the_data() {
         host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": expected}}))
             .await;
         let expected = Some(expected.to_owned());
-        host.bring_equal("a", "the policy of the namespace", policy, expected)
+        host.reconcile_until_equal("a", "the policy of the namespace", policy, expected)
             .await;
     };
     set_policy("Retain").await;
@@ -362,13 +362,14 @@ async fn retained_data_outlives_its_cluster() {
         host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
     };
     create("b").await;
-    host.bring_condition("b", "Accepted", "False/IdentityConflict").await;
+    host.reconcile_until_condition("b", "Accepted", "False/IdentityConflict")
+        .await;
     assert_eq!(retained().await, Some(256 << 20));
     host.take_down("b").await;
     assert!(is_retained().await);
     // The first Cluster gets its data back, with a new user.
     create("a").await;
-    host.bring_control_plane("a").await;
+    host.reconcile_until_started("a").await;
     let (again, credentials) = store_of(&host, id).await;
     assert_eq!(again, account);
     assert!(host.accepts_user(&credentials).await && !host.accepts_user(&previous).await);

@@ -29,7 +29,7 @@ where
 }
 
 /// Applies an object with another field manager.
-async fn apply_other<K>(host: &Host, hosted: &str, name: &str, mut object: Value)
+async fn apply_with_other_manager<K>(host: &Host, hosted: &str, name: &str, mut object: Value)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
 {
@@ -112,7 +112,7 @@ fn assert_owned(object: &Value, golden: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_apply_stays_and_what_is_built_is_owned() {
+async fn fields_of_other_managers_stay_and_built_fields_are_owned() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let hosted = host.hosted("a").await;
@@ -121,10 +121,11 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
         json!({"metadata": {"labels": labels, "annotations": annotations}, "spec": spec})
     };
     // Metadata of another manager, and a field that the operator does not build.
-    apply_other::<StatefulSet>(&host, &hosted, "control-plane", marked(json!({"minReadySeconds": 3}))).await;
-    apply_other::<Service>(&host, &hosted, "a", marked(json!({"sessionAffinity": "ClientIP"}))).await;
+    apply_with_other_manager::<StatefulSet>(&host, &hosted, "control-plane", marked(json!({"minReadySeconds": 3})))
+        .await;
+    apply_with_other_manager::<Service>(&host, &hosted, "a", marked(json!({"sessionAffinity": "ClientIP"}))).await;
     // A field that the operator builds, taken over by another manager.
-    apply_other::<NetworkPolicy>(
+    apply_with_other_manager::<NetworkPolicy>(
         &host,
         &hosted,
         "control-plane",
@@ -139,7 +140,8 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
         set["spec"]["template"]["spec"]["containers"][1]["image"].clone()
     };
     let expected = "registry.k8s.io/kube-apiserver:v1.35.5";
-    host.bring_equal("a", "the API server's image", image, expected).await;
+    host.reconcile_until_equal("a", "the API server's image", image, expected)
+        .await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
@@ -169,7 +171,7 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_as_it_was_applied_is_not_written_again() {
+async fn unchanged_objects_are_not_written_again() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let hosted = host.hosted("a").await;
@@ -184,14 +186,15 @@ async fn what_is_as_it_was_applied_is_not_written_again() {
     }
     assert_eq!(host.count_applies().await, before, "a restarted operator wrote objects");
     let taken = json!({"spec": {"policyTypes": ["Ingress"]}});
-    apply_other::<NetworkPolicy>(&host, &hosted, "control-plane", taken).await;
+    apply_with_other_manager::<NetworkPolicy>(&host, &hosted, "control-plane", taken).await;
     host.restart_operator().await;
     let policy_types = async || {
         let policy = read::<NetworkPolicy>(&host, &hosted, "control-plane").await;
         policy["spec"]["policyTypes"].clone()
     };
     let expected = json!(["Ingress", "Egress"]);
-    host.bring_equal("a", "the policy types", policy_types, expected).await;
+    host.reconcile_until_equal("a", "the policy types", policy_types, expected)
+        .await;
     assert_eq!(
         host.count_applies().await,
         before + 2,

@@ -134,7 +134,7 @@ impl Host {
             url,
             dir,
         };
-        host.make_tenant().await;
+        host.create_tenant().await;
         host
     }
 
@@ -207,13 +207,13 @@ impl Host {
     }
 
     /// Creates a folder for the test, which is deleted with the host.
-    pub(crate) fn make_dir(&self, name: &str) -> std::path::PathBuf {
+    pub(crate) fn create_dir(&self, name: &str) -> std::path::PathBuf {
         let dir = self.dir.path().join(name);
         std::fs::create_dir(&dir).unwrap();
         dir
     }
 
-    async fn make_tenant(&self) {
+    async fn create_tenant(&self) {
         let mut tenant = Tenant::new(TENANT, Default::default());
         tenant.spec.quota.clusters = 3;
         let api = Api::<Tenant>::all(self.client.clone());
@@ -281,7 +281,7 @@ impl Host {
     }
 
     /// Creates a Cluster in the Tenant's namespace.
-    pub(crate) async fn make_cluster(&self, name: &str) {
+    pub(crate) async fn create_cluster(&self, name: &str) {
         let cluster = Cluster::new(name, Default::default());
         self.clusters().create(&PostParams::default(), &cluster).await.unwrap();
     }
@@ -355,14 +355,14 @@ impl Host {
     }
 
     /// Gives the watches a moment to deliver the last writes. A later reconciliation handles the
-    /// writes that arrive after that: [`Self::bring`] and [`Self::until`] repeat it.
+    /// writes that arrive after that: [`Self::reconcile_until`] and [`Self::until`] repeat it.
     async fn settle(&self) {
         tokio::time::sleep(Duration::from_millis(60)).await;
     }
 
     /// Reconciles the Cluster and issues certificates until `holds` accepts the observed value, and
     /// returns that value.
-    pub(crate) async fn bring<T: Debug>(
+    pub(crate) async fn reconcile_until<T: Debug>(
         &self,
         name: &str,
         what: &str,
@@ -380,39 +380,45 @@ impl Host {
         self.until(what, observe, |observed| holds(&observed.value)).await.value
     }
 
-    /// Like [`Self::bring`], until the observed value is the expected one.
-    pub(crate) async fn bring_equal<T, E>(&self, name: &str, what: &str, observe: impl AsyncFn() -> T, expected: E)
-    where
+    /// Like [`Self::reconcile_until`], until the observed value is the expected one.
+    pub(crate) async fn reconcile_until_equal<T, E>(
+        &self,
+        name: &str,
+        what: &str,
+        observe: impl AsyncFn() -> T,
+        expected: E,
+    ) where
         T: Debug + PartialEq<E>,
         E: Debug,
     {
         let what = format!("{what} to be {expected:?}");
-        self.bring(name, &what, observe, |value| *value == expected).await;
+        self.reconcile_until(name, &what, observe, |value| *value == expected)
+            .await;
     }
 
-    /// Like [`Self::bring`], until a condition of the Cluster is `Status/Reason`.
-    pub(crate) async fn bring_condition(&self, name: &str, type_: &str, expected: &str) {
+    /// Like [`Self::reconcile_until`], until a condition of the Cluster is `Status/Reason`.
+    pub(crate) async fn reconcile_until_condition(&self, name: &str, type_: &str, expected: &str) {
         let what = format!("condition {type_} of Cluster {name}");
         let observe = async || condition(&self.cluster(name).await, type_);
-        self.bring_equal(name, &what, observe, expected).await;
+        self.reconcile_until_equal(name, &what, observe, expected).await;
     }
 
-    /// Like [`Self::bring`], until the Cluster is Ready.
-    pub(crate) async fn bring_ready(&self, name: &str) {
-        self.bring_condition(name, "Ready", "True/AsExpected").await;
+    /// Like [`Self::reconcile_until`], until the Cluster is Ready.
+    pub(crate) async fn reconcile_until_ready(&self, name: &str) {
+        self.reconcile_until_condition(name, "Ready", "True/AsExpected").await;
     }
 
-    /// Like [`Self::bring`], until the StatefulSet of the Cluster requests this number of pods.
-    pub(crate) async fn bring_replicas(&self, name: &str, expected: i32) {
+    /// Like [`Self::reconcile_until`], until the StatefulSet of the Cluster requests this number of pods.
+    pub(crate) async fn reconcile_until_replicas(&self, name: &str, expected: i32) {
         let what = format!("the replicas of Cluster {name}");
         let observe = async || self.replicas(name).await;
-        self.bring_equal(name, &what, observe, Some(expected)).await;
+        self.reconcile_until_equal(name, &what, observe, Some(expected)).await;
     }
 
-    /// Like [`Self::bring`], until the Cluster has a StatefulSet.
-    pub(crate) async fn bring_control_plane(&self, name: &str) {
+    /// Like [`Self::reconcile_until`], until the Cluster has a StatefulSet.
+    pub(crate) async fn reconcile_until_started(&self, name: &str) {
         let has_set = async || self.stateful_set(&self.hosted(name).await).await.is_some();
-        self.bring_equal(name, "the existence of a StatefulSet", has_set, true)
+        self.reconcile_until_equal(name, "the existence of a StatefulSet", has_set, true)
             .await;
     }
 
@@ -428,8 +434,8 @@ impl Host {
 
     /// Creates a Cluster, and reconciles until its control plane is requested.
     pub(crate) async fn bring_up(&self, name: &str) -> Cluster {
-        self.make_cluster(name).await;
-        self.bring_control_plane(name).await;
+        self.create_cluster(name).await;
+        self.reconcile_until_started(name).await;
         self.cluster(name).await
     }
 
@@ -481,15 +487,15 @@ impl Host {
         let mut cluster = Cluster::new(name, Default::default());
         cluster.spec.endpoint.extra_sans = vec![host_name.into()];
         self.clusters().create(&PostParams::default(), &cluster).await.unwrap();
-        self.bring_control_plane(name).await;
-        self.bring_names(name, Names::BOTH).await;
+        self.reconcile_until_started(name).await;
+        self.reconcile_until_names(name, Names::BOTH).await;
     }
 
-    /// Like [`Self::bring`], until the extra host name of the Cluster is in use like this.
-    pub(crate) async fn bring_names(&self, name: &str, expected: Names) {
+    /// Like [`Self::reconcile_until`], until the extra host name of the Cluster is in use like this.
+    pub(crate) async fn reconcile_until_names(&self, name: &str, expected: Names) {
         let what = format!("the use of the host name of Cluster {name}");
         let observe = async || self.names_of(name).await;
-        self.bring_equal(name, &what, observe, expected).await;
+        self.reconcile_until_equal(name, &what, observe, expected).await;
     }
 
     /// Returns how the extra host name of a Cluster is in use, or any other under `example.org`.
@@ -535,7 +541,7 @@ impl Host {
     }
 
     /// Creates an account with the name of an identity, which belongs to no Cluster.
-    pub(crate) async fn make_account(&self, id: &str) -> String {
+    pub(crate) async fn create_account(&self, id: &str) -> String {
         let id = id.parse().unwrap();
         let account = Account::draw(&id, Size::default(), 0).unwrap();
         self.context.nats.ensure_account(&id, &account).await.unwrap();

@@ -8,7 +8,7 @@ const COPY: &str = "yoke-sleeper";
 
 /// The ingress uses the certificate while the Cluster sleeps.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_have_a_certificate_for_the_clusters_sleep() {
+async fn extra_host_names_have_a_certificate_for_the_activator() {
     let host = Host::start().await;
     host.bring_up_named("a", "api.example.org").await;
     let id = host.cluster("a").await.id().unwrap();
@@ -17,7 +17,7 @@ async fn names_have_a_certificate_for_the_clusters_sleep() {
         let copy = host.text(&hosted, COPY, "tls.crt").await;
         !copy.is_empty() && copy == host.text(PKI, &own, "tls.crt").await
     };
-    host.bring_equal("a", "the copy of the certificate", is_copied, true)
+    host.reconcile_until_equal("a", "the copy of the certificate", is_copied, true)
         .await;
     let requested = host.api::<Certificate>(PKI).get(&own).await.unwrap().spec;
     assert_eq!(requested.dns_names, ["api.example.org"]);
@@ -29,7 +29,7 @@ async fn names_have_a_certificate_for_the_clusters_sleep() {
         .await;
     host.lose_secret(PKI, &own).await;
     let is_renewed = async || host.text(&hosted, COPY, "tls.crt").await != before && is_copied().await;
-    host.bring_equal("a", "the copy of the renewed certificate", is_renewed, true)
+    host.reconcile_until_equal("a", "the copy of the renewed certificate", is_renewed, true)
         .await;
     assert_eq!(condition(&host.cluster("a").await, "Accepted"), "False/UnknownClass");
 
@@ -44,5 +44,6 @@ async fn names_have_a_certificate_for_the_clusters_sleep() {
         ]
     };
     let expected = [("Certificate", false), ("Secret", false), ("copy", false)];
-    host.bring_equal("a", "the existing objects", observe, expected).await;
+    host.reconcile_until_equal("a", "the existing objects", observe, expected)
+        .await;
 }

@@ -24,8 +24,8 @@ const EARLY: &str = "abcdef";
 async fn a_join_token_does_not_outlive_its_cluster() {
     let stage = Stage::start().await;
     let host = &stage.host;
-    stage.make_token("j", json!({"clusterName": "a"})).await;
-    stage.bring_token("j", READY).await;
+    stage.create_token("j", json!({"clusterName": "a"})).await;
+    stage.reconcile_token_until("j", READY).await;
     let id = host.cluster("a").await.id().unwrap().to_string();
     let served_id = async || {
         let status = stage.tokens().get("j").await.unwrap().status;
@@ -39,7 +39,7 @@ async fn a_join_token_does_not_outlive_its_cluster() {
     host.take_down("a").await;
     host.bring_up("a").await;
     assert_ne!(host.cluster("a").await.id().unwrap().to_string(), id);
-    stage.bring_token("j", "False/ClusterReplaced").await;
+    stage.reconcile_token_until("j", "False/ClusterReplaced").await;
     assert_eq!(served_id().await, json!(id), "the token serves the next Cluster");
     assert!(
         host.secret(TENANT, "j-join").await.is_none(),
@@ -54,10 +54,10 @@ async fn a_join_token_does_not_outlive_its_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_told_is_kept_by_who_knows_an_older_state() {
+async fn a_reconcile_with_an_outdated_status_keeps_the_recorded_token() {
     let stage = Stage::start().await;
-    stage.make_token("j", json!({"clusterName": "b"})).await;
-    stage.bring_token("j", "False/ClusterMissing").await;
+    stage.create_token("j", json!({"clusterName": "b"})).await;
+    stage.reconcile_token_until("j", "False/ClusterMissing").await;
     let before = stage.tokens().get("j").await.unwrap();
     let status = json!({"tokenId": "abcdef", "clusterId": "aaaaaaaaaa"});
     let params = PatchParams::apply("yoke-operator/join-token").force();
@@ -79,27 +79,27 @@ async fn what_was_told_is_kept_by_who_knows_an_older_state() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_of_somebody_else_is_left_alone() {
+async fn a_secret_of_another_owner_is_not_changed() {
     let stage = Stage::start().await;
     let host = &stage.host;
     let secrets = host.api::<Secret>(TENANT);
     let tenants_secret =
         serde_json::from_value(json!({"metadata": {"name": "j-join"}, "stringData": {"password": "x"}})).unwrap();
     let before = secrets.create(&PostParams::default(), &tenants_secret).await.unwrap();
-    stage.make_token("j", json!({"clusterName": "a"})).await;
-    stage.bring_token("j", "False/SecretConflict").await;
+    stage.create_token("j", json!({"clusterName": "a"})).await;
+    stage.reconcile_token_until("j", "False/SecretConflict").await;
     let role = host.api::<Role>(TENANT).get("yoke-tenant").await.unwrap();
     assert!(!format!("{role:?}").contains("j-join"), "{role:?}");
     assert_eq!(secrets.get("j-join").await.unwrap(), before);
     secrets.delete("j-join", &Default::default()).await.unwrap();
-    stage.bring_token("j", READY).await;
+    stage.reconcile_token_until("j", READY).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_much_keeps_no_other_waiting() {
+async fn many_requests_of_one_client_do_not_delay_others() {
     let stage = Stage::start().await;
-    stage.make_token("j", json!({"clusterName": "a"})).await;
-    stage.bring_token("j", READY).await;
+    stage.create_token("j", json!({"clusterName": "a"})).await;
+    stage.reconcile_token_until("j", READY).await;
     let bootstrap = connect(&stage.url, &stage.join_line("j").await.token);
     // More than one requester's budget: further requests of this requester wait, but those of
     // others do not.
@@ -117,7 +117,7 @@ async fn who_asks_much_keeps_no_other_waiting() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_is_gone_costs_no_use() {
+async fn a_deleted_request_does_not_count_as_a_use() {
     let stage = Stage::start().await;
     let early = stage.early_client();
     stage.request(&early, "deleted", CLIENT, "deleted", &[]).await;
@@ -128,7 +128,7 @@ async fn a_request_that_is_gone_costs_no_use() {
         refused("RequesterInvalid")
     );
     stage.requests().delete("deleted", &Default::default()).await.unwrap();
-    stage.make_early_token().await;
+    stage.create_early_token().await;
     let answer = stage.answer("waiting").await;
     assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
     let uses = stage.tokens().get("j").await.unwrap().status.unwrap().uses;
@@ -137,14 +137,14 @@ async fn a_request_that_is_gone_costs_no_use() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_is_not_known_yet_is_waited_for() {
+async fn a_request_waits_for_an_unknown_token() {
     let stage = Stage::start().await;
     stage.request(&stage.early_client(), "early", CLIENT, "n", &[]).await;
     assert_eq!(
         stage.request_and_wait(&stage.client, "last", CLIENT, "n", &[]).await,
         refused("RequesterInvalid")
     );
-    stage.make_early_token().await;
+    stage.create_early_token().await;
     let answer = stage.answer("early").await;
     assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
 }
@@ -159,8 +159,8 @@ impl Stage {
     }
 
     /// Creates that JoinToken, for two workers.
-    async fn make_early_token(&self) {
-        self.make_token("j", json!({"clusterName": "a", "maxUses": 2})).await;
+    async fn create_early_token(&self) {
+        self.create_token("j", json!({"clusterName": "a", "maxUses": 2})).await;
         let id = self.host.cluster("a").await.id().unwrap();
         let status = Patch::Merge(json!({"status": {"tokenId": EARLY, "clusterId": id.as_str()}}));
         let params = PatchParams::default();
@@ -169,7 +169,7 @@ impl Stage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_operator_starts_without_the_kind() {
+async fn the_operator_starts_without_the_join_token_crd() {
     let host = Host::start().await;
     let crds = Api::<CustomResourceDefinition>::all(host.client.clone());
     let name = "jointokens.yoke.drzzl.io";
@@ -205,7 +205,7 @@ async fn the_operator_starts_without_the_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_makes_no_more_objects_than_it_may() {
+async fn the_number_of_a_tenants_objects_is_limited() {
     let host = Host::start().await;
     let _counting = host.start_counting();
     host.patch_tenant(json!({"spec": {"quota": {"joinTokens": 6}}})).await;
@@ -247,7 +247,7 @@ async fn a_tenant_makes_no_more_objects_than_it_may() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn subjects_are_bound_where_objects_cannot_be_counted() {
+async fn subjects_are_bound_although_the_resource_quota_fails() {
     let host = Host::start().await;
     // The scopes of a ResourceQuota are immutable.
     let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota",

@@ -6,8 +6,8 @@ use yoke_api::cluster::Konnectivity;
 use yoke_api::{Cluster, JoinToken};
 use yoke_pki::cert_manager::Certificate;
 
-use crate::answers::run_ready;
 use crate::harness::{Host, PKI, TENANT};
+use crate::readiness::run_ready;
 
 const SERVER: &str = "konnectivity-server";
 
@@ -29,9 +29,9 @@ async fn has_server(host: &Host, hosted: &str) -> bool {
 }
 
 /// Reconciles until the control plane has a konnectivity-server, or until it has none.
-async fn bring_server(host: &Host, hosted: &str, expected: bool) {
+async fn reconcile_until_server(host: &Host, hosted: &str, expected: bool) {
     let observe = async || has_server(host, hosted).await;
-    host.bring_equal("a", "the existence of a konnectivity-server", observe, expected)
+    host.reconcile_until_equal("a", "the existence of a konnectivity-server", observe, expected)
         .await;
 }
 
@@ -52,13 +52,13 @@ async fn bring_up(host: &Host) -> (String, String) {
     let mut cluster = Cluster::new("a", Default::default());
     cluster.spec.konnectivity = Konnectivity::Enabled;
     host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
-    host.bring_control_plane("a").await;
+    host.reconcile_until_started("a").await;
     let id = host.cluster("a").await.id().unwrap();
     (id.to_string(), id.hosted_namespace().to_string())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() {
+async fn konnectivity_waits_for_its_certificate_and_is_removed_completely() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -70,7 +70,7 @@ async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() 
     host.patch_cluster("a", serde_json::json!({"spec": {"konnectivity": "Enabled"}}))
         .await;
     let has_copy = async || host.secret(&hosted, SERVER).await.is_some();
-    host.bring_equal("a", "the copy of the server's certificate", has_copy, true)
+    host.reconcile_until_equal("a", "the copy of the server's certificate", has_copy, true)
         .await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
@@ -87,7 +87,7 @@ async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() 
     );
 
     host.lose_secret(PKI, &serving).await;
-    bring_server(&host, &hosted, true).await;
+    reconcile_until_server(&host, &hosted, true).await;
     assert_eq!(
         host.text(&hosted, SERVER, "serving.crt").await,
         host.text(PKI, &serving, "tls.crt").await
@@ -106,7 +106,8 @@ async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() 
         ]
     };
     let expected = [("Certificate", false), ("Secret", false), ("copy", false)];
-    host.bring_equal("a", "the existing objects", observe, expected).await;
+    host.reconcile_until_equal("a", "the existing objects", observe, expected)
+        .await;
     assert!(!has_server(&host, &hosted).await);
     assert!(!published(&host, &hosted).await.contains("konnectivity"));
     assert_eq!(ports(&host, &hosted).await, [6443]);
@@ -119,7 +120,7 @@ async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() 
 
 /// konnectivity-server loads its certificate only once. A refused Cluster has workers too.
 #[tokio::test(flavor = "multi_thread")]
-async fn server_is_started_again_for_a_renewed_certificate() {
+async fn a_renewed_certificate_restarts_the_konnectivity_server() {
     let host = Host::start().await;
     let (id, hosted) = bring_up(&host).await;
     let serving = format!("{id}-apiserver");
@@ -132,13 +133,13 @@ async fn server_is_started_again_for_a_renewed_certificate() {
         ),
     ] {
         host.patch_cluster("a", change).await;
-        host.bring_condition("a", "Accepted", accepted).await;
+        host.reconcile_until_condition("a", "Accepted", accepted).await;
         let before = template(&host, &hosted).await;
         host.reconcile("a").await.unwrap();
         assert_eq!(template(&host, &hosted).await, before, "{rule}: nothing changed");
         host.lose_secret(PKI, &serving).await;
         let digest = async || template(&host, &hosted).await.1;
-        host.bring("a", "another digest of the files", digest, |digest| *digest != before.1)
+        host.reconcile_until("a", "another digest of the files", digest, |digest| *digest != before.1)
             .await;
         let (containers, _) = template(&host, &hosted).await;
         assert_eq!(containers, before.0, "{rule}");
@@ -156,12 +157,13 @@ async fn server_is_started_again_for_a_renewed_certificate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_are_kept_in_the_tenants_cluster() {
+async fn konnectivity_agents_are_maintained_in_the_cluster() {
     const AGENTS: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/konnectivity-agent";
     let mut host = Host::start().await;
     bring_up(&host).await;
     let server = run_ready(&host).await;
-    host.bring_condition("a", "AddonsReady", "True/AsExpected").await;
+    host.reconcile_until_condition("a", "AddonsReady", "True/AsExpected")
+        .await;
     let written = || {
         let behaviour = server.behaviour.lock().unwrap();
         let objects = behaviour.objects.keys().cloned();
@@ -180,7 +182,7 @@ async fn agents_are_kept_in_the_tenants_cluster() {
     // A deleted object is created again, and no other is written.
     server.behaviour.lock().unwrap().objects.remove(AGENTS);
     host.restart_operator().await;
-    host.bring("a", "three objects", async || written().0, |own| own.len() == 3)
+    host.reconcile_until("a", "three objects", async || written().0, |own| own.len() == 3)
         .await;
     assert_eq!(written().1, writes + 1);
 
@@ -194,14 +196,14 @@ async fn agents_are_kept_in_the_tenants_cluster() {
     }
     host.restart_operator().await;
     let agents = async || server.behaviour.lock().unwrap().objects[AGENTS].clone();
-    host.bring("a", "the label of the add-on", agents, |agents| {
+    host.reconcile_until("a", "the label of the add-on", agents, |agents| {
         agents.contains("yoke.drzzl.io/addon")
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_join_token_brings_it_for_good() {
+async fn the_first_join_token_enables_konnectivity_permanently() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -213,12 +215,12 @@ async fn the_first_join_token_brings_it_for_good() {
     tokens.create(&PostParams::default(), &token).await.unwrap();
     let serving = format!("{id}-apiserver");
     let requested = async || host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
-    host.bring("a", "the name in the API server's Certificate", requested, |names| {
+    host.reconcile_until("a", "the name in the API server's Certificate", requested, |names| {
         names.iter().any(|name| name.starts_with("konnectivity.a-"))
     })
     .await;
     host.lose_secret(PKI, &serving).await;
-    bring_server(&host, &hosted, true).await;
+    reconcile_until_server(&host, &hosted, true).await;
     assert_eq!(host.cluster("a").await.spec.konnectivity, Konnectivity::Automatic);
 
     tokens.delete("first", &Default::default()).await.unwrap();
@@ -230,5 +232,5 @@ async fn the_first_join_token_brings_it_for_good() {
     assert!(has_server(&host, &hosted).await, "workers may have joined");
     host.patch_cluster("a", serde_json::json!({"spec": {"konnectivity": "Disabled"}}))
         .await;
-    bring_server(&host, &hosted, false).await;
+    reconcile_until_server(&host, &hosted, false).await;
 }

@@ -37,7 +37,7 @@ async fn holder(host: &Host) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_stands_by_until_the_lease_is_left() {
+async fn a_standby_waits_until_the_lease_is_released() {
     let host = Host::start().await;
     let (mut first, mut second) = (operator(&host.client, "a"), operator(&host.client, "b"));
     win(&mut first).await;
@@ -61,7 +61,7 @@ async fn another_stands_by_until_the_lease_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_fell_silent_is_followed_and_hears_of_it() {
+async fn a_silent_leader_is_replaced_and_notices_it() {
     let host = Host::start().await;
     let (mut first, mut second) = (operator(&host.client, "a"), operator(&host.client, "b"));
     win(&mut first).await;
@@ -81,7 +81,7 @@ async fn one_that_fell_silent_is_followed_and_hears_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_process_of_a_pod_goes_on_at_once() {
+async fn a_restarted_process_of_the_leader_wins_at_once() {
     let host = Host::start().await;
     win(&mut operator(&host.client, "a")).await;
     let waited = win(&mut operator(&host.client, "a")).await;
@@ -92,7 +92,7 @@ async fn the_next_process_of_a_pod_goes_on_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_gone_is_made_anew() {
+async fn a_deleted_lease_is_created_again() {
     let host = Host::start().await;
     let mut first = operator(&host.client, "a");
     win(&mut first).await;
@@ -106,7 +106,7 @@ async fn a_lease_that_is_gone_is_made_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_cannot_be_read_is_told() {
+async fn an_unreadable_lease_is_reported() {
     yoke_runtime::install_crypto();
     let unreachable = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
     let readiness = Readiness::new();

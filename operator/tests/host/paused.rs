@@ -14,7 +14,7 @@ async fn renewed_certificates_reach_a_paused_cluster() {
     let before = host.stateful_set(&hosted).await.unwrap().spec;
     let change = serde_json::json!({"spec": {"paused": true, "version": "v1.35.5"}});
     host.patch_cluster("a", change).await;
-    host.bring_condition("a", "Progressing", "False/Paused").await;
+    host.reconcile_until_condition("a", "Progressing", "False/Paused").await;
     for name in ["apiserver", "admin"] {
         host.lose_secret(PKI, &format!("{id}-{name}")).await;
     }
@@ -26,7 +26,7 @@ async fn renewed_certificates_reach_a_paused_cluster() {
     host.issuer.issue(&host.client).await;
     let renewed = host.text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
     let copy = async || host.text(&hosted, "kube-apiserver", "tls.crt").await;
-    host.bring_equal("a", "the copy of the serving certificate", copy, renewed)
+    host.reconcile_until_equal("a", "the copy of the serving certificate", copy, renewed)
         .await;
     let admin = host.text(PKI, &format!("{id}-admin"), "tls.crt").await;
     let admin = data_encoding::BASE64.encode(admin.as_bytes());
@@ -50,7 +50,7 @@ async fn renewed_certificates_reach_a_paused_cluster() {
 
 /// A tenant cannot use a pause to withhold a host name from others.
 #[tokio::test(flavor = "multi_thread")]
-async fn pause_holds_no_name_that_was_withdrawn() {
+async fn a_paused_cluster_loses_a_withdrawn_host_name() {
     let host = Host::start().await;
     host.bring_up_named("a", "api.example.org").await;
     host.patch_cluster("a", serde_json::json!({"spec": {"paused": true}}))
@@ -59,5 +59,5 @@ async fn pause_holds_no_name_that_was_withdrawn() {
     assert!(host.names_of("a").await.is_published);
     host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": []}}))
         .await;
-    host.bring_names("a", Names::NEITHER).await;
+    host.reconcile_until_names("a", Names::NEITHER).await;
 }

@@ -12,11 +12,12 @@ use crate::harness::{Host, Names, PKI, TENANT, condition};
 /// The schema accepts the name, so that the status can report the reason. No object is created with
 /// that name.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_whose_name_is_too_long_says_so_and_goes() {
+async fn a_cluster_with_a_too_long_name_is_refused_and_deletable() {
     let host = Host::start().await;
     let name = &"n".repeat(63);
-    host.make_cluster(name).await;
-    host.bring_condition(name, "Accepted", "False/NameInvalid").await;
+    host.create_cluster(name).await;
+    host.reconcile_until_condition(name, "Accepted", "False/NameInvalid")
+        .await;
     assert_eq!(host.events().await, ["NameInvalid"]);
     let status = host.cluster(name).await.status.unwrap();
     assert_eq!(status.endpoint, None, "no DNS label is that long");
@@ -27,7 +28,7 @@ async fn cluster_whose_name_is_too_long_says_so_and_goes() {
     assert_eq!(hosted, None);
     host.clusters().delete(name, &Default::default()).await.unwrap();
     let observe = async || host.clusters().get_opt(name).await.unwrap();
-    host.bring(name, "the deletion of the Cluster", observe, Option::is_none)
+    host.reconcile_until(name, "the deletion of the Cluster", observe, Option::is_none)
         .await;
     let longer = Cluster::new(&"n".repeat(64), Default::default());
     let refused = host.clusters().create(&Default::default(), &longer).await.unwrap_err();
@@ -45,7 +46,8 @@ async fn renewed_certificates_reach_a_refused_cluster() {
     // Refused: the quota is now below the usage.
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
-    host.bring_condition("a", "Accepted", "False/QuotaExceeded").await;
+    host.reconcile_until_condition("a", "Accepted", "False/QuotaExceeded")
+        .await;
     // Renewal of the certificates.
     for name in ["apiserver", "admin"] {
         host.delete::<Secret>(PKI, &format!("{id}-{name}")).await;
@@ -60,7 +62,7 @@ async fn renewed_certificates_reach_a_refused_cluster() {
     };
     let renewed = text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
     let copy = async || text(&hosted, "kube-apiserver", "tls.crt").await;
-    host.bring_equal("a", "the copy of the serving certificate", copy, renewed)
+    host.reconcile_until_equal("a", "the copy of the serving certificate", copy, renewed)
         .await;
     let admin = data_encoding::BASE64.encode(text(PKI, &format!("{id}-admin"), "tls.crt").await.as_bytes());
     assert!(text("demo", "a-kubeconfig", "value").await.contains(&admin));
@@ -70,11 +72,12 @@ async fn renewed_certificates_reach_a_refused_cluster() {
         .delete(TENANT, &Default::default())
         .await
         .unwrap();
-    host.bring_condition("a", "Accepted", "False/TenantMissing").await;
+    host.reconcile_until_condition("a", "Accepted", "False/TenantMissing")
+        .await;
     host.delete::<Secret>(PKI, &format!("{id}-apiserver")).await;
     host.issuer.issue(&host.client).await;
     let renewed = text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
-    host.bring_equal("a", "the copy of the next serving certificate", copy, renewed)
+    host.reconcile_until_equal("a", "the copy of the next serving certificate", copy, renewed)
         .await;
     assert_eq!(
         host.stateful_set(&hosted).await.unwrap().spec,
@@ -99,14 +102,15 @@ async fn start(host: &Host, hosted: &str) -> (u64, String) {
 /// A change of files that are read only once restarts a maintained control plane, with another
 /// incarnation. The tenant's namespace cannot be written meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn kept_cluster_starts_again_under_another_number() {
+async fn a_refused_cluster_restarts_with_a_higher_incarnation() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let hosted = host.hosted("a").await;
     let (number, digest) = start(&host, &hosted).await;
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
-    host.bring_condition("a", "Accepted", "False/QuotaExceeded").await;
+    host.reconcile_until_condition("a", "Accepted", "False/QuotaExceeded")
+        .await;
     assert_eq!(start(&host, &hosted).await, (number, digest.clone()));
     let action = host.reconcile("a").await.unwrap();
     assert_eq!(action, Action::requeue(Duration::from_secs(2)), "no wait for its pod");
@@ -122,7 +126,8 @@ async fn kept_cluster_starts_again_under_another_number() {
     let root = root.self_signed(&key).unwrap().pem();
     host.context.host.replace_root_certificate(root).await;
     let incarnation = async || start(&host, &hosted).await.0;
-    host.bring_equal("a", "the incarnation", incarnation, number + 1).await;
+    host.reconcile_until_equal("a", "the incarnation", incarnation, number + 1)
+        .await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap_err();
         let (current_number, current_digest) = start(&host, &hosted).await;
@@ -135,12 +140,12 @@ async fn kept_cluster_starts_again_under_another_number() {
 /// The ingress configuration loses a name that the Tenant may no longer have, and the next serving
 /// certificate does not contain it.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_of_a_domain_that_was_withdrawn_go() {
+async fn host_names_of_a_withdrawn_domain_are_removed() {
     let host = Host::start().await;
     host.bring_up_named("a", "api.example.org").await;
     host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": []}}))
         .await;
-    host.bring_names("a", Names::NEITHER).await;
+    host.reconcile_until_names("a", Names::NEITHER).await;
     assert_eq!(
         condition(&host.cluster("a").await, "Accepted"),
         "False/HostnameNotAllowed"
@@ -149,33 +154,33 @@ async fn names_of_a_domain_that_was_withdrawn_go() {
     // With the domain allowed again, the name is back.
     host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": ["example.org"]}}))
         .await;
-    host.bring_names("a", Names::BOTH).await;
+    host.reconcile_until_names("a", Names::BOTH).await;
 }
 
 /// If two Clusters request a name, the older gets it, even if the younger had it before.
 #[tokio::test(flavor = "multi_thread")]
-async fn younger_cluster_gives_a_name_to_the_older() {
+async fn the_older_of_two_clusters_gets_a_host_name() {
     let host = Host::start().await;
     host.bring_up("a").await;
     host.bring_up_named("b", "api.example.org").await;
     let claim = |names: &[&str]| serde_json::json!({"spec": {"endpoint": {"extraSANs": names}}});
     host.patch_cluster("a", claim(&["api.example.org"])).await;
-    host.bring_names("b", Names::NEITHER).await;
+    host.reconcile_until_names("b", Names::NEITHER).await;
     assert_eq!(
         condition(&host.cluster("b").await, "Accepted"),
         "False/HostnameConflict"
     );
     assert!(host.stateful_set(&host.hosted("b").await).await.is_some());
-    host.bring_names("a", Names::BOTH).await;
+    host.reconcile_until_names("a", Names::BOTH).await;
     host.patch_cluster("a", claim(&[])).await;
     let names = async || host.names_of("b").await;
-    host.bring("b", "the publication of the name", names, |names| names.is_published)
+    host.reconcile_until("b", "the publication of the name", names, |names| names.is_published)
         .await;
     assert_eq!(condition(&host.cluster("b").await, "Accepted"), "True/Valid");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusal_is_told_though_keeping_fails() {
+async fn a_refusal_is_reported_although_maintenance_fails() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let key = rcgen::KeyPair::generate().unwrap();
@@ -188,7 +193,7 @@ async fn refusal_is_told_though_keeping_fails() {
         ["Accepted", "Degraded"].map(|type_| condition(&cluster, type_))
     };
     let expected = ["False/QuotaExceeded", "True/ReconcileFailed"];
-    host.bring_equal("a", "the conditions Accepted and Degraded", conditions, expected)
+    host.reconcile_until_equal("a", "the conditions Accepted and Degraded", conditions, expected)
         .await;
     let reasons = host.events().await;
     assert!(reasons.contains(&"QuotaExceeded".to_owned()), "{reasons:?}");

@@ -12,8 +12,8 @@ use yoke_api::Cluster;
 use yoke_api::cluster::{ClusterSpec, DesiredState};
 use yoke_api::ingress::{Asleep, Callers, IngressConfig};
 
-use crate::answers::{ready, report_set, run_pod, run_ready};
 use crate::harness::{Host, TENANT, condition};
+use crate::readiness::{ready, report_set, run_pod, run_ready};
 use crate::support::Server;
 use crate::tenant_api::TenantServer;
 
@@ -27,8 +27,9 @@ async fn published(host: &Host) -> Option<Asleep> {
 }
 
 /// Reconciles until the published sleep state is as wanted.
-async fn bring_published(host: &Host, what: &str, holds: impl FnMut(&Option<Asleep>) -> bool) {
-    host.bring("a", what, async || published(host).await, holds).await;
+async fn reconcile_until_published(host: &Host, what: &str, holds: impl FnMut(&Option<Asleep>) -> bool) {
+    host.reconcile_until("a", what, async || published(host).await, holds)
+        .await;
 }
 
 async fn annotate(host: &Host, value: &str) {
@@ -77,7 +78,7 @@ async fn connect_later(host: &Host) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
+async fn a_connection_wakes_a_cluster_that_sleeps_by_annotation() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let _server = run_ready(&host).await;
@@ -86,7 +87,7 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     annotate(&host, "now").await;
     let observe = async || (ready(&host).await, host.replicas("a").await);
     let expected = ("False/AsleepOnRequest".to_owned(), Some(0));
-    host.bring_equal("a", "the condition Ready and the replicas", observe, expected)
+    host.reconcile_until_equal("a", "the condition Ready and the replicas", observe, expected)
         .await;
     let cluster = host.cluster("a").await;
     assert!(!cluster.metadata.annotations.unwrap_or_default().contains_key(SLEEP));
@@ -95,7 +96,8 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     };
     assert_eq!(callers, Callers::Authenticated);
     end_pod(&host).await;
-    host.bring_condition("a", "Asleep", "True/AsleepOnRequest").await;
+    host.reconcile_until_condition("a", "Asleep", "True/AsleepOnRequest")
+        .await;
 
     // An operator that has just started finds the same state.
     let mut host = host;
@@ -107,7 +109,7 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     );
 
     connect_later(&host).await;
-    host.bring_replicas("a", 1).await;
+    host.reconcile_until_replicas("a", 1).await;
     let waking = published(&host).await;
     assert!(
         matches!(waking, Some(Asleep::Waking { .. })),
@@ -115,13 +117,13 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     );
     run_pod(&host, "a").await;
     report_unready(&host).await;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     assert_eq!(published(&host).await, None);
     assert_eq!(asleep_condition(&host).await, "False/WokenOnConnect");
 
     // Again within the same second.
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     let activity = host.cluster("a").await.status.unwrap().activity.unwrap();
     assert!(
         activity.sleep_requested_time > activity.wake_requested_time,
@@ -142,11 +144,11 @@ async fn write_sleep(host: &Host, time: Option<Timestamp>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sleep_that_the_watch_does_not_tell_yet_starts_nothing() {
+async fn a_sleep_newer_than_the_cache_starts_no_control_plane() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     connect_later(&host).await;
     host.stop_watches("a").await;
     // The cluster was woken, and has gone to sleep again since.
@@ -182,45 +184,47 @@ fn version_of<K: Resource>(object: &K) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_network_policy_is_there_as_long_as_there_may_be_a_pod() {
+async fn the_network_policy_exists_while_a_pod_may_exist() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let _server = run_ready(&host).await;
     for _ in 0..3 {
         let version = policy_version(&host).await.expect("a pod exists");
         annotate(&host, "now").await;
-        host.bring_replicas("a", 0).await;
+        host.reconcile_until_replicas("a", 0).await;
         host.reconcile("a").await.unwrap();
         assert_eq!(policy_version(&host).await, Some(version), "the pod still exists");
         end_pod(&host).await;
-        host.bring_condition("a", "Asleep", "True/AsleepOnRequest").await;
+        host.reconcile_until_condition("a", "Asleep", "True/AsleepOnRequest")
+            .await;
         host.reconcile("a").await.unwrap();
         assert_eq!(policy_version(&host).await, Some(version), "a pod may still be created");
         report_set(&host, "a", 0).await;
         let version = async || policy_version(&host).await;
-        host.bring("a", "no NetworkPolicy", version, Option::is_none).await;
+        host.reconcile_until("a", "no NetworkPolicy", version, Option::is_none)
+            .await;
 
         // Before a watch may deliver its deletion.
         connect_later(&host).await;
-        host.bring_replicas("a", 1).await;
+        host.reconcile_until_replicas("a", 1).await;
         let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
         let version = policy_version(&host).await.expect("a pod is requested");
         assert!(version < version_of(&set), "the pod was requested first");
         run_pod(&host, "a").await;
-        host.bring_ready("a").await;
+        host.reconcile_until_ready("a").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_was_never_awake_has_no_network_policy() {
+async fn a_cluster_that_never_ran_has_no_network_policy() {
     let host = Host::start().await;
     let mut cluster = Cluster::new("a", ClusterSpec::default());
     cluster.spec.state = DesiredState::Asleep;
     host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     assert_eq!(policy_version(&host).await, None);
     host.patch_cluster("a", json!({"spec": {"state": "Running"}})).await;
-    host.bring_replicas("a", 1).await;
+    host.reconcile_until_replicas("a", 1).await;
     let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
     assert!(policy_version(&host).await.expect("a pod is requested") < version_of(&set));
 }
@@ -228,7 +232,7 @@ async fn one_that_was_never_awake_has_no_network_policy() {
 /// Puts it to sleep, and records a connection.
 async fn wake(host: &Host) {
     annotate(host, "now").await;
-    bring_published(host, "a sleep until a connection", |asleep| {
+    reconcile_until_published(host, "a sleep until a connection", |asleep| {
         matches!(asleep, Some(Asleep::OnConnect { .. }))
     })
     .await;
@@ -242,12 +246,12 @@ async fn wake(host: &Host) {
         end_pod(host).await;
     }
     connect_later(host).await;
-    host.bring_replicas("a", 1).await;
+    host.reconcile_until_replicas("a", 1).await;
     run_pod(host, "a").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
+async fn callers_are_admitted_before_all_objects_are_verified() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let server = TenantServer::start(&host, "a").await;
@@ -270,16 +274,16 @@ async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
         assert!(matches!(asleep, Some(Asleep::Waking { .. })), "{rule}: {asleep:?}");
     }
     server.behaviour.lock().unwrap().lacks_namespaces = false;
-    bring_published(&host, "the admission of callers", Option::is_none).await;
+    reconcile_until_published(&host, "the admission of callers", Option::is_none).await;
     assert_eq!(ready(&host).await, "False/APIServerNotReady", "roles are still missing");
     server.behaviour.lock().unwrap().is_starting = false;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     assert_eq!(published(&host).await, None);
 
     server.behaviour.lock().unwrap().is_starting = true;
     wake(&host).await;
     report_unready(&host).await;
-    bring_published(&host, "the admission of callers", Option::is_none).await;
+    reconcile_until_published(&host, "the admission of callers", Option::is_none).await;
     assert_eq!(ready(&host).await, "False/APIServerNotReady");
 }
 
@@ -292,7 +296,7 @@ async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
     host.patch_cluster("a", json!({"spec": {"sleep": sleep}})).await;
     let _server = run_ready(&host).await;
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     end_pod(&host).await;
     let write_past_sleep = async |days: i64, nodes: i32| {
         let since = Timestamp::now() - SignedDuration::from_hours(24 * days);
@@ -321,7 +325,7 @@ async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
         let mut asleep = conditions.into_iter().filter(|condition| condition.type_ == "Asleep");
         asleep.next().map(|condition| condition.message)
     };
-    host.bring("a", "a message about the Nodes", message, |message| {
+    host.reconcile_until("a", "a message about the Nodes", message, |message| {
         message
             .as_ref()
             .is_some_and(|message| message.contains("cannot reconnect"))
@@ -330,12 +334,12 @@ async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
     assert_eq!(host.replicas("a").await, Some(0));
     host.patch_cluster("a", json!({"spec": {"sleep": {"withWorkers": "Allow"}}}))
         .await;
-    host.bring_replicas("a", 1).await;
+    host.reconcile_until_replicas("a", 1).await;
     let events = host.api::<Event>(TENANT).list(&Default::default()).await.unwrap().items;
     let mut reasons = events.iter().filter_map(|event| event.reason.as_deref());
     assert!(reasons.any(|reason| reason == "WokenForWorkers"));
     run_pod(&host, "a").await;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     assert_eq!(host.replicas("a").await, Some(1));
 }
 
@@ -355,19 +359,19 @@ async fn age_wake_request(host: &Host) {
 
 /// Waiting clients get a reason that the owner can act on, but no internal failure of the host.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_that_fails_says_so() {
+async fn a_failed_wake_reports_its_reason() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let _server = run_ready(&host).await;
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     end_pod(&host).await;
     let key = rcgen::KeyPair::generate().unwrap();
     let not_a_ca = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
     host.context.host.replace_root_certificate(not_a_ca).await;
     connect_later(&host).await;
     let observe = async || (published(&host).await, condition(&host.cluster("a").await, "Degraded"));
-    host.bring(
+    host.reconcile_until(
         "a",
         "a wake without a problem, and a failure",
         observe,
@@ -377,7 +381,7 @@ async fn a_wake_that_fails_says_so() {
     )
     .await;
     age_wake_request(&host).await;
-    bring_published(&host, "a wake with a problem", |asleep| {
+    reconcile_until_published(&host, "a wake with a problem", |asleep| {
         matches!(asleep, Some(Asleep::Waking { problem: Some(_), .. }))
     })
     .await;
@@ -394,21 +398,22 @@ async fn a_wake_that_fails_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_without_a_store_says_so() {
+async fn a_wake_without_a_store_reports_its_reason() {
     // Room for the host's own store, and for less than the default size of a Cluster's.
     let host = Host::start_on(Server::start_with_room("3GB").await).await;
-    host.make_cluster("a").await;
+    host.create_cluster("a").await;
     annotate(&host, "now").await;
-    host.bring_condition("a", "CertificatesReady", "True/AsExpected").await;
+    host.reconcile_until_condition("a", "CertificatesReady", "True/AsExpected")
+        .await;
     let store = condition(&host.cluster("a").await, "StoreReady");
     assert_eq!(store, "False/StoreQuotaExceeded");
     connect_later(&host).await;
-    bring_published(&host, "a wake without a problem", |asleep| {
+    reconcile_until_published(&host, "a wake without a problem", |asleep| {
         matches!(asleep, Some(Asleep::Waking { problem: None, .. }))
     })
     .await;
     age_wake_request(&host).await;
-    bring_published(&host, "a wake without a store", |asleep| {
+    reconcile_until_published(&host, "a wake without a store", |asleep| {
         matches!(asleep, Some(Asleep::Waking { problem: Some(problem), .. }) if problem.contains("StoreQuotaExceeded"))
     })
     .await;
@@ -416,22 +421,22 @@ async fn a_wake_without_a_store_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_that_takes_too_long_says_why() {
+async fn a_late_wake_reports_its_reason() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let server = run_ready(&host).await;
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     end_pod(&host).await;
     connect_later(&host).await;
-    bring_published(&host, "a wake without a problem", |asleep| {
+    reconcile_until_published(&host, "a wake without a problem", |asleep| {
         matches!(asleep, Some(Asleep::Waking { problem: None, .. }))
     })
     .await;
 
     // No pod has appeared either.
     age_wake_request(&host).await;
-    host.bring_condition("a", "Asleep", "False/WakeDelayed").await;
+    host.reconcile_until_condition("a", "Asleep", "False/WakeDelayed").await;
     let late = published(&host).await;
     assert!(
         matches!(&late, Some(Asleep::Waking { problem: Some(problem), .. }) if problem.contains("pod")),
@@ -444,7 +449,7 @@ async fn a_wake_that_takes_too_long_says_why() {
     .await;
 
     run_pod(&host, "a").await;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     assert_eq!(
         (published(&host).await, asleep_condition(&host).await),
         (None, "False/WokenOnConnect".into())
@@ -453,13 +458,14 @@ async fn a_wake_that_takes_too_long_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_owners_word_wins() {
+async fn the_owners_state_overrides_other_requests() {
     let host = Host::start().await;
     host.bring_up("a").await;
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     host.patch_cluster("a", json!({"spec": {"state": "Asleep"}})).await;
-    host.bring_condition("a", "Asleep", "True/AsleepByOwner").await;
+    host.reconcile_until_condition("a", "Asleep", "True/AsleepByOwner")
+        .await;
     let Some(Asleep::Held { why }) = published(&host).await else {
         panic!("{:?}", published(&host).await);
     };
@@ -473,37 +479,37 @@ async fn the_owners_word_wins() {
 
     // The owner's request to run also counts: the earlier sleep request is over.
     host.patch_cluster("a", json!({"spec": {"state": "Running"}})).await;
-    host.bring_replicas("a", 1).await;
+    host.reconcile_until_replicas("a", 1).await;
 
     // A connection does not wake a Cluster whose owner forbids that, but the owner can.
     host.patch_cluster("a", json!({"spec": {"sleep": {"wakeOnConnect": "Never"}}}))
         .await;
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
-    let held = published(&host).await;
+    host.reconcile_until_replicas("a", 0).await;
+    let asleep = published(&host).await;
     assert!(
-        matches!(&held, Some(Asleep::Held { why }) if why.contains("sleep=end")),
-        "{held:?}"
+        matches!(&asleep, Some(Asleep::Held { why }) if why.contains("sleep=end")),
+        "{asleep:?}"
     );
     annotate(&host, "end").await;
-    host.bring_replicas("a", 1).await;
+    host.reconcile_until_replicas("a", 1).await;
     let annotations = host.cluster("a").await.metadata.annotations.unwrap_or_default();
     assert!(!annotations.contains_key(SLEEP));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_paused_or_refused_stays_as_it_is() {
+async fn a_connection_wakes_no_paused_or_refused_cluster() {
     let host = Host::start().await;
     host.bring_up("a").await;
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     for (change, part) in [
         (json!({"spec": {"paused": true}}), "spec.paused"),
         (json!({"spec": {"paused": false, "class": "huge"}}), "refused"),
     ] {
         host.patch_cluster("a", change).await;
         let what = format!("a sleep without a wake, by {part}");
-        bring_published(
+        reconcile_until_published(
             &host,
             &what,
             |asleep| matches!(asleep, Some(Asleep::Held { why }) if why.contains(part)),
@@ -518,7 +524,7 @@ async fn what_is_paused_or_refused_stays_as_it_is() {
 
 /// The node of its pod is down, and its kubelet with it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_nobody_ends_keeps_no_cluster_from_sleep() {
+async fn a_pod_on_a_dead_node_does_not_block_sleep() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let _server = run_ready(&host).await;
@@ -538,11 +544,11 @@ async fn a_pod_that_nobody_ends_keeps_no_cluster_from_sleep() {
     let before = incarnation().await;
 
     annotate(&host, "now").await;
-    host.bring_replicas("a", 0).await;
+    host.reconcile_until_replicas("a", 0).await;
     let short = DeleteParams::default().grace_period(1);
     pods.delete("control-plane-0", &short).await.unwrap();
     // The pod may still run: the next one has another incarnation.
-    host.bring("a", "a higher incarnation", incarnation, |incarnation| {
+    host.reconcile_until("a", "a higher incarnation", incarnation, |incarnation| {
         *incarnation > before
     })
     .await;
@@ -551,7 +557,7 @@ async fn a_pod_that_nobody_ends_keeps_no_cluster_from_sleep() {
         report_set(&host, "a", 0).await;
         asleep_condition(&host).await
     };
-    host.bring_equal("a", "the condition Asleep", observe, "True/AsleepOnRequest")
+    host.reconcile_until_equal("a", "the condition Asleep", observe, "True/AsleepOnRequest")
         .await;
     assert!(pods.get_opt("control-plane-0").await.unwrap().is_none());
 
@@ -560,6 +566,6 @@ async fn a_pod_that_nobody_ends_keeps_no_cluster_from_sleep() {
         report_set(&host, "a", 1).await;
         host.replicas("a").await
     };
-    host.bring_equal("a", "the replicas", observe, Some(1)).await;
+    host.reconcile_until_equal("a", "the replicas", observe, Some(1)).await;
     assert!(incarnation().await > before);
 }

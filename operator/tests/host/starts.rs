@@ -8,13 +8,13 @@ use kube::{Api, ResourceExt as _};
 use yoke_api::JoinToken;
 use yoke_pki::cert_manager::Certificate;
 
-use crate::answers::run_pod;
 use crate::harness::{Host, PKI, TENANT, condition};
+use crate::readiness::run_pod;
 
 /// Users may create any number of objects with the operator's label. The first lists still
 /// complete.
 #[tokio::test(flavor = "multi_thread")]
-async fn operator_starts_on_a_host_that_is_full() {
+async fn the_operator_starts_with_more_than_a_thousand_objects() {
     let mut host = Host::start().await;
     let maps = host.api::<ConfigMap>("yoke-system");
     let make = |index: usize| {
@@ -48,7 +48,7 @@ async fn incarnation_of(host: &Host, hosted: &str) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn incarnation_rises_with_each_start_and_with_nothing_else() {
+async fn only_a_start_raises_the_incarnation() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -70,7 +70,7 @@ async fn incarnation_rises_with_each_start_and_with_nothing_else() {
         .await;
     // A change of the version raises it.
     let incarnation = async || incarnation_of(&host, &hosted).await;
-    host.bring_equal("a", "the incarnation", incarnation, Some(first + 1))
+    host.reconcile_until_equal("a", "the incarnation", incarnation, Some(first + 1))
         .await;
     assert_stable(&host, first + 1).await;
     // Sleep and wake use the same template.
@@ -79,7 +79,7 @@ async fn incarnation_rises_with_each_start_and_with_nothing_else() {
     assert_stable(&host, first + 1).await;
     host.delete::<StatefulSet>(&hosted, "control-plane").await;
     // A StatefulSet that is created again has another one.
-    host.bring_equal("a", "the incarnation", incarnation, Some(first + 2))
+    host.reconcile_until_equal("a", "the incarnation", incarnation, Some(first + 2))
         .await;
     assert_stable(&host, first + 2).await;
     // The incarnation survives the loss of the user's copy and of the persisted Secret.
@@ -90,7 +90,7 @@ async fn incarnation_rises_with_each_start_and_with_nothing_else() {
 /// While a certificate is being issued again, the control plane is still repaired, and follows its
 /// spec.
 #[tokio::test(flavor = "multi_thread")]
-async fn control_plane_is_mended_while_certificates_are_pending() {
+async fn the_control_plane_is_repaired_while_certificates_are_pending() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -127,13 +127,14 @@ async fn control_plane_is_mended_while_certificates_are_pending() {
         condition(&host.cluster("a").await, "CertificatesReady"),
         "False/CertificatesPending"
     );
-    host.bring_condition("a", "CertificatesReady", "True/AsExpected").await;
+    host.reconcile_until_condition("a", "CertificatesReady", "True/AsExpected")
+        .await;
     assert_eq!(incarnation_of(&host, &hosted).await, first.map(|first| first + 1));
 }
 
 /// On a node that is about to shut down without a replacement, a stopped pod may not start again.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_waits_where_nobody_takes_over() {
+async fn upgrades_on_a_draining_node_run_one_at_a_time() {
     let mut host = Host::start().await;
     let node = serde_json::json!({"metadata": {"name": "one"},
         "spec": {"taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}});
@@ -160,7 +161,7 @@ async fn an_upgrade_waits_where_nobody_takes_over() {
     };
     host.until_equal("the known drains of the pods", drains_known, [true, true])
         .await;
-    host.bring_equal("a", "the upgrade of a", async || is_upgraded(&host, 0, "a").await, true)
+    host.reconcile_until_equal("a", "the upgrade of a", async || is_upgraded(&host, 0, "a").await, true)
         .await;
     for _ in 0..3 {
         host.reconcile("b").await.unwrap();
@@ -171,7 +172,7 @@ async fn an_upgrade_waits_where_nobody_takes_over() {
 /// A new release of the operator changes one control plane at a time: the next one only when the
 /// last one runs. In production it is four at a time, here one.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
+async fn an_operator_upgrade_restarts_a_few_control_planes_at_a_time() {
     let mut host = Host::start().await;
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 5}}}))
         .await;
@@ -185,7 +186,7 @@ async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
         incarnation_of(host, &host.hosted(name).await).await == Some(firsts[index] + 1)
     };
     host.upgrade_operator("registry.example/kine-nats:next").await;
-    host.bring_equal("a", "the upgrade of a", async || is_upgraded(&host, 0, "a").await, true)
+    host.reconcile_until_equal("a", "the upgrade of a", async || is_upgraded(&host, 0, "a").await, true)
         .await;
     for _ in 0..4 {
         host.reconcile("a").await.unwrap();
@@ -195,7 +196,7 @@ async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
     host.patch_cluster("c", serde_json::json!({"spec": {"version": "v1.35.5"}}))
         .await;
     // A change by the owner does not wait.
-    host.bring_equal("c", "the update of c", async || is_upgraded(&host, 2, "c").await, true)
+    host.reconcile_until_equal("c", "the update of c", async || is_upgraded(&host, 2, "c").await, true)
         .await;
     let token = serde_json::json!({"metadata": {"name": "j"}, "spec": {"clusterName": "d"}});
     let token: JoinToken = serde_json::from_value(token).unwrap();
@@ -203,13 +204,13 @@ async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
     tokens.create(&Default::default(), &token).await.unwrap();
     let serving = format!("{}-apiserver", host.cluster("d").await.id().unwrap());
     let requested = async || host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
-    host.bring("d", "another name in the Certificate", requested, |names| {
+    host.reconcile_until("d", "another name in the Certificate", requested, |names| {
         names.iter().any(|name| name.starts_with("konnectivity."))
     })
     .await;
     host.lose_secret(PKI, &serving).await;
     // A change for a worker does not wait.
-    host.bring_equal("d", "the update of d", async || is_upgraded(&host, 3, "d").await, true)
+    host.reconcile_until_equal("d", "the update of d", async || is_upgraded(&host, 3, "d").await, true)
         .await;
 
     let pods = host.api::<Pod>(&host.hosted("a").await);
@@ -220,7 +221,7 @@ async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
         host.reconcile("a").await.unwrap();
         is_upgraded(&host, 1, "b").await
     };
-    host.bring_equal("b", "the upgrade of b", observe, true).await;
+    host.reconcile_until_equal("b", "the upgrade of b", observe, true).await;
 
     host.reconcile("e").await.unwrap();
     assert!(!is_upgraded(&host, 4, "e").await, "the upgrade of b was not complete");
@@ -230,5 +231,5 @@ async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
         host.reconcile("b").await.unwrap();
         is_upgraded(&host, 4, "e").await
     };
-    host.bring_equal("e", "the upgrade of e", observe, true).await;
+    host.reconcile_until_equal("e", "the upgrade of e", observe, true).await;
 }

@@ -58,7 +58,7 @@ impl Stage {
 
     /// Binds a pod to a node, as the scheduler does, and reports it as running.
     async fn run_pod_on(&self, pod: &str, node: &str) {
-        self.bring_pod(pod).await;
+        self.reconcile_until_pod(pod).await;
         self.host.bind(&self.hosted, pod, node).await;
         // A standby pod is not ready yet.
         self.report_pod(pod, pod == FIRST).await;
@@ -106,38 +106,38 @@ impl Stage {
     }
 
     /// Checks Nodes and reconciles until `holds` accepts the observed value.
-    async fn bring<T: Debug>(&self, what: &str, observe: impl AsyncFn() -> T, holds: impl FnMut(&T) -> bool) {
+    async fn reconcile_until<T: Debug>(&self, what: &str, observe: impl AsyncFn() -> T, holds: impl FnMut(&T) -> bool) {
         let observe = async || {
             self.host.context.notices.look(&self.host.context.host);
             observe().await
         };
-        self.host.bring("a", what, observe, holds).await;
+        self.host.reconcile_until("a", what, observe, holds).await;
     }
 
-    /// Like [`Self::bring`], until the observed value is the expected one.
-    async fn bring_equal<T: Debug + PartialEq>(&self, what: &str, observe: impl AsyncFn() -> T, expected: T) {
+    /// Like [`Self::reconcile_until`], until the observed value is the expected one.
+    async fn reconcile_until_equal<T: Debug + PartialEq>(&self, what: &str, observe: impl AsyncFn() -> T, expected: T) {
         let what = format!("{what} to be {expected:?}");
-        self.bring(&what, observe, |value| *value == expected).await;
+        self.reconcile_until(&what, observe, |value| *value == expected).await;
     }
 
-    /// Like [`Self::bring`], until there is this pod.
-    async fn bring_pod(&self, name: &str) {
+    /// Like [`Self::reconcile_until`], until there is this pod.
+    async fn reconcile_until_pod(&self, name: &str) {
         let exists = async || self.pod(name).await.is_some();
-        self.bring_equal(&format!("the existence of {name}"), exists, true)
+        self.reconcile_until_equal(&format!("the existence of {name}"), exists, true)
             .await;
     }
 
-    /// Like [`Self::bring`], until the StatefulSet requests this number of pods.
-    async fn bring_replicas(&self, expected: i32) {
-        self.bring_equal("the replicas", async || self.set().await.1, expected)
+    /// Like [`Self::reconcile_until`], until the StatefulSet requests this number of pods.
+    async fn reconcile_until_replicas(&self, expected: i32) {
+        self.reconcile_until_equal("the replicas", async || self.set().await.1, expected)
             .await;
     }
 
-    /// Like [`Self::bring`], until there is a PodDisruptionBudget, which makes evictions wait, or
+    /// Like [`Self::reconcile_until`], until there is a PodDisruptionBudget, which makes evictions wait, or
     /// until there is none.
-    async fn bring_budget(&self, expected: bool) {
+    async fn reconcile_until_budget(&self, expected: bool) {
         let exists = async || self.budget().await.is_some();
-        self.bring_equal("the existence of a PodDisruptionBudget", exists, expected)
+        self.reconcile_until_equal("the existence of a PodDisruptionBudget", exists, expected)
             .await;
     }
 
@@ -151,7 +151,7 @@ impl Stage {
             let ready = conditions.find(|condition| condition.type_ == "Ready");
             ready.map(|condition| condition.status.clone())
         };
-        self.bring_equal("the cached Ready status", ready, Some(status.to_owned()))
+        self.reconcile_until_equal("the cached Ready status", ready, Some(status.to_owned()))
             .await;
         self.host.context.notices.look(&self.host.context.host);
         self.host.reconcile("a").await.unwrap();
@@ -243,7 +243,7 @@ fn nodes(host: &Host) -> Api<Node> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_pod_takes_over_before_its_machine_goes() {
+async fn a_standby_takes_over_before_its_node_shuts_down() {
     let mut stage = Stage::start(&["one", "two"]).await;
     let (_, _, incarnation) = stage.set().await;
     let healthy = async || {
@@ -251,7 +251,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
         status.map(|status| status.current_healthy)
     };
     stage
-        .bring_equal("the healthy pods of the PodDisruptionBudget", healthy, Some(1))
+        .reconcile_until_equal("the healthy pods of the PodDisruptionBudget", healthy, Some(1))
         .await;
     assert!(!stage.evict().await, "evicted without a standby");
     let key = kube::runtime::reflector::ObjectRef::new("one");
@@ -262,7 +262,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     );
 
     stage.taint("one", &["karpenter.sh/disrupted"]).await;
-    stage.bring_pod(SECOND).await;
+    stage.reconcile_until_pod(SECOND).await;
     assert_eq!(stage.set().await, (0, 2, incarnation.clone()));
     let state = condition(&stage.host.cluster("a").await, "Progressing");
     assert_eq!(state, "True/MachineLeaving");
@@ -295,7 +295,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     let (_api, _) = stage.host.start_tenant_api("a").await;
     stage.report_address(SECOND, stage.address().await).await;
     let is_deleted = async || stage.pod(FIRST).await.unwrap().metadata.deletion_timestamp.is_some();
-    stage.bring_equal("the takeover", is_deleted, true).await;
+    stage.reconcile_until_equal("the takeover", is_deleted, true).await;
     assert_eq!(stage.set().await, (1, 1, incarnation.clone()));
     assert_eq!(stage.target().await.as_deref(), Some(SECOND));
     let now = DeleteParams::default().grace_period(0);
@@ -313,7 +313,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     // Asleep there is no pod, and the next one has the ordinal of the last.
     for (state, replicas) in [("Asleep", 0), ("Running", 1)] {
         stage.host.patch_cluster("a", json!({"spec": {"state": state}})).await;
-        stage.bring_replicas(replicas).await;
+        stage.reconcile_until_replicas(replicas).await;
         assert_eq!(stage.set().await.0, 1);
         assert!(stage.budget().await.is_none(), "a PodDisruptionBudget without a pod");
         let _ = stage.host.api::<Pod>(&stage.hosted).delete(SECOND, &now).await;
@@ -321,15 +321,15 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     stage.run_pod_on(SECOND, "two").await;
     stage.report_pod(SECOND, true).await;
     stage.taint("one", &[]).await;
-    stage.bring_budget(true).await;
+    stage.reconcile_until_budget(true).await;
 }
 
 /// A node that shuts down tells Kubernetes nothing else: its kubelet ends pods, and the only taint
 /// is "not ready".
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_that_is_shut_down_gives_notice() {
+async fn a_node_shutdown_starts_a_takeover() {
     let stage = Stage::start(&["one", "two"]).await;
-    stage.bring_budget(true).await;
+    stage.reconcile_until_budget(true).await;
     let report_node = async |status: &str, message: &str| {
         let ready = json!({"type": "Ready", "status": status, "reason": "KubeletNotReady", "message": message});
         let patch = Patch::Merge(json!({"status": {"conditions": [ready]}}));
@@ -347,38 +347,40 @@ async fn a_machine_that_is_shut_down_gives_notice() {
         "a node that is only not ready counts as draining"
     );
     report_node("False", "node is shutting down").await;
-    stage.bring_replicas(2).await;
+    stage.reconcile_until_replicas(2).await;
     let state = condition(&stage.host.cluster("a").await, "Progressing");
     assert_eq!(state, "True/MachineLeaving");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_without_another_is_drained_all_the_same() {
+async fn a_node_is_drained_even_without_another_node() {
     let stage = Stage::start(&["one", "two"]).await;
-    stage.bring_budget(true).await;
+    stage.reconcile_until_budget(true).await;
     // The taint is removed before the other pod is standby.
     stage.taint("one", &["node.kubernetes.io/unschedulable"]).await;
-    stage.bring_replicas(2).await;
+    stage.reconcile_until_replicas(2).await;
     stage.taint("one", &[]).await;
-    stage.bring_replicas(1).await;
+    stage.reconcile_until_replicas(1).await;
     assert_eq!(stage.set().await.0, 0);
 
     // A paused control plane stays as it is, and does not block an eviction.
     stage.host.patch_cluster("a", json!({"spec": {"paused": true}})).await;
-    stage.bring_budget(false).await;
+    stage.reconcile_until_budget(false).await;
     stage.host.patch_cluster("a", json!({"spec": {"paused": false}})).await;
-    stage.bring_budget(true).await;
+    stage.reconcile_until_budget(true).await;
 
     stage.taint("two", &["node.kubernetes.io/unschedulable"]).await;
     stage.taint("one", &["node.kubernetes.io/unschedulable"]).await;
-    stage.bring_budget(false).await;
+    stage.reconcile_until_budget(false).await;
     assert_eq!(stage.set().await.1, 1);
     let evicted = async || stage.evict().await;
-    stage.bring_equal("the success of an eviction", evicted, true).await;
+    stage
+        .reconcile_until_equal("the success of an eviction", evicted, true)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_to_end_serves_until_another_one_does() {
+async fn a_terminating_pod_serves_until_its_standby_does() {
     let stage = Stage::start(&["one"]).await;
     let (_, _, incarnation) = stage.set().await;
     let api = stage.address().await;
@@ -387,14 +389,14 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() {
     stage.report_address(FIRST, previous.address).await;
     let ready = async || condition(&stage.host.cluster("a").await, "Ready");
     stage
-        .bring_equal("the condition Ready", ready, "True/AsExpected".to_owned())
+        .reconcile_until_equal("the condition Ready", ready, "True/AsExpected".to_owned())
         .await;
     assert_eq!(previous.released(), 0);
 
     // No node has a shutdown taint, and there is no other node.
     let pods = stage.host.api::<Pod>(&stage.hosted);
     pods.delete(FIRST, &DeleteParams::default()).await.unwrap();
-    stage.bring_pod(SECOND).await;
+    stage.reconcile_until_pod(SECOND).await;
     assert_eq!(stage.set().await, (0, 2, incarnation.clone()));
     assert_eq!(stage.target().await.as_deref(), Some(FIRST));
     stage.run_pod_on(SECOND, "one").await;
@@ -410,7 +412,7 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() {
     stage.report_address(SECOND, api).await;
     stage.report_pod(SECOND, true).await;
     stage
-        .bring(
+        .reconcile_until(
             "the release of the previous pod",
             async || previous.released(),
             |count| *count > 0,
@@ -436,13 +438,13 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() {
         .await;
     // The pod is released before it ends.
     stage
-        .bring_equal("the releases of the next pod", async || next.released(), 1)
+        .reconcile_until_equal("the releases of the next pod", async || next.released(), 1)
         .await;
-    stage.bring_replicas(0).await;
+    stage.reconcile_until_replicas(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_from_which_nobody_takes_over_ends_at_once() {
+async fn a_terminating_pod_without_a_standby_is_released_at_once() {
     let stage = Stage::start(&["one"]).await;
     let store = Store::start(stage.address().await).await;
     stage.report_address(FIRST, store.address).await;
@@ -460,7 +462,7 @@ async fn a_pod_from_which_nobody_takes_over_ends_at_once() {
         })
     };
     stage
-        .bring("only false conditions of the cached pod", statuses, |statuses| {
+        .reconcile_until("only false conditions of the cached pod", statuses, |statuses| {
             statuses
                 .as_ref()
                 .is_some_and(|statuses| statuses.iter().all(|status| status == "False"))
@@ -469,7 +471,7 @@ async fn a_pod_from_which_nobody_takes_over_ends_at_once() {
     let pods = stage.host.api::<Pod>(&stage.hosted);
     pods.delete(FIRST, &DeleteParams::default()).await.unwrap();
     stage
-        .bring_equal("the releases of the pod", async || store.released(), 1)
+        .reconcile_until_equal("the releases of the pod", async || store.released(), 1)
         .await;
     assert_eq!(stage.set().await.1, 1, "a standby was requested");
 }

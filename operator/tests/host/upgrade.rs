@@ -153,7 +153,7 @@ impl<'a> Workers<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_come_to_the_version_one_after_another() {
+async fn workers_are_upgraded_one_after_another() {
     let stage = Stage::start().await;
     let workers = Workers::of(&stage).await;
     assert_eq!(workers.state().await, "", "a condition without workers");
@@ -229,7 +229,7 @@ async fn workers_come_to_the_version_one_after_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_is_refused_only_as_long_as_a_node_is_too_old() {
+async fn a_version_is_refused_while_a_node_is_too_old() {
     let stage = Stage::start().await;
     let workers = Workers::of(&stage).await;
     let old = "v1.31.9";
@@ -261,15 +261,15 @@ async fn a_version_is_refused_only_as_long_as_a_node_is_too_old() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_version_is_followed_by_is_checked() {
+async fn invalid_upgrade_settings_are_refused() {
     let stage = Stage::start().await;
     let clusters = stage.host.clusters();
     for (rule, upgrade) in [
-        ("none at a time", json!({"maxUnavailable": 0})),
-        ("too many", json!({"maxUnavailable": 101})),
-        ("no time", json!({"drainTimeout": "soon"})),
-        ("too long", json!({"drainTimeout": "25h"})),
-        ("negative", json!({"drainTimeout": "-5m"})),
+        ("no node at a time", json!({"maxUnavailable": 0})),
+        ("too many nodes at a time", json!({"maxUnavailable": 101})),
+        ("an invalid timeout", json!({"drainTimeout": "soon"})),
+        ("a timeout that is too long", json!({"drainTimeout": "25h"})),
+        ("a negative timeout", json!({"drainTimeout": "-5m"})),
     ] {
         let patch = Patch::Merge(json!({"spec": {"workers": {"upgrade": upgrade}}}));
         let refused = clusters.patch("a", &PatchParams::default(), &patch).await;

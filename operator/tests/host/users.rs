@@ -30,7 +30,7 @@ async fn request(stage: &Stage, name: &str, subject: (&str, &[&str]), names: &[&
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_whom_the_tenant_approves_is_let_in() {
+async fn an_approved_user_is_authenticated() {
     let stage = Stage::start().await;
     let key = request(&stage, "jane", ("jane", &["team:a"]), &[], "client auth").await;
     for (name, subject, names, usage, reason) in [

@@ -14,8 +14,8 @@ use yoke_pki::cert_manager::CertificateRequest;
 use yoke_test_support::Process;
 use yoke_test_support::kubernetes::{OWNER_TOKEN, connect};
 
-use crate::answers::run_pod;
 use crate::harness::{Host, PKI, TENANT};
+use crate::readiness::run_pod;
 
 pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub(crate) const SERVING: &str = "kubernetes.io/kubelet-serving";
@@ -47,7 +47,7 @@ impl Stage {
             .await;
         let (process, client) = host.start_tenant_api("a").await;
         run_pod(&host, "a").await;
-        host.bring_ready("a").await;
+        host.reconcile_until_ready("a").await;
         let hosted = host.hosted("a").await;
         let service = host.api::<k8s_openapi::api::core::v1::Service>(&hosted).get("a").await;
         let address = service.unwrap().spec.unwrap().cluster_ip.unwrap();
@@ -63,7 +63,7 @@ impl Stage {
         self.host.api(TENANT)
     }
 
-    pub(crate) async fn make_token(&self, name: &str, spec: Value) {
+    pub(crate) async fn create_token(&self, name: &str, spec: Value) {
         let token: JoinToken =
             serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
             "metadata": {"name": name}, "spec": spec}))
@@ -79,7 +79,7 @@ impl Stage {
     }
 
     /// Reconciles a JoinToken until its condition has this value.
-    pub(crate) async fn bring_token(&self, name: &str, condition: &str) {
+    pub(crate) async fn reconcile_token_until(&self, name: &str, condition: &str) {
         let observe = async || {
             let _ = self.host.reconcile_tenant().await;
             self.reconcile_token(name).await;
@@ -206,12 +206,12 @@ pub(crate) fn certificate_of(answer: Answer) -> ParsedCertificate {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_joins_once_and_is_given_certificates() {
+async fn a_worker_joins_once_and_gets_certificates() {
     let mut stage = Stage::start().await;
     let host = &stage.host;
     let taints = json!([{"key": "gpu", "value": "a", "effect": "NoSchedule"}]);
     let spec = json!({"clusterName": "a", "nodeLabels": {"example.org/disk": "ssd"}, "taints": taints});
-    stage.make_token("j", spec).await;
+    stage.create_token("j", spec).await;
     let observe = async || {
         stage.reconcile_token("j").await;
         stage.condition("j").await
@@ -219,7 +219,7 @@ async fn a_worker_joins_once_and_is_given_certificates() {
     // The Role names its Secret first.
     host.until_equal("the condition of JoinToken j", observe, "False/RolePending")
         .await;
-    stage.bring_token("j", "True/AsExpected").await;
+    stage.reconcile_token_until("j", "True/AsExpected").await;
     // An operator that has just started has probed no API yet, and reports nothing about it.
     stage.host.restart_operator().await;
     let host = &stage.host;
@@ -296,8 +296,8 @@ async fn a_worker_joins_once_and_is_given_certificates() {
     let addons = json!({"spec": {"addons": {"podNetwork": {"enabled": false}}}});
     host.patch_cluster("a", addons).await;
     host.reconcile("a").await.unwrap();
-    stage.make_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
-    stage.bring_token("k", "True/AsExpected").await;
+    stage.create_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
+    stage.reconcile_token_until("k", "True/AsExpected").await;
     assert!(!stage.join_line("k").await.pod_network);
     let other = connect(&stage.url, &stage.join_line("k").await.token);
     assert_eq!(
@@ -338,19 +338,19 @@ async fn a_join_token_waits_for_its_cluster() {
         (status.conditions[0].reason.clone(), status.secret_ref)
     };
     assert_eq!(reconcile().await, ("ClusterMissing".to_owned(), None));
-    host.make_cluster("a").await;
+    host.create_cluster("a").await;
     let expected = ("ClusterNotReady".to_owned(), None);
-    host.bring_equal("a", "reason and Secret of the JoinToken", reconcile, expected)
+    host.reconcile_until_equal("a", "reason and Secret of the JoinToken", reconcile, expected)
         .await;
     // The JoinToken has no finalizer yet, so it is deleted at once.
     tokens.delete("j", &Default::default()).await.unwrap();
     assert!(tokens.get_opt("j").await.unwrap().is_none());
     for (rule, spec) in [
-        ("too long", json!({"clusterName": "a", "ttl": "25h"})),
-        ("no time", json!({"clusterName": "a", "ttl": "0m"})),
-        ("too many", json!({"clusterName": "a", "maxUses": 101})),
-        ("none", json!({"clusterName": "a", "maxUses": 0})),
-        ("no Cluster", json!({"clusterName": ""})),
+        ("a ttl that is too long", json!({"clusterName": "a", "ttl": "25h"})),
+        ("a ttl of zero", json!({"clusterName": "a", "ttl": "0m"})),
+        ("too many uses", json!({"clusterName": "a", "maxUses": 101})),
+        ("no uses", json!({"clusterName": "a", "maxUses": 0})),
+        ("no name of a Cluster", json!({"clusterName": ""})),
     ] {
         let mut refused = token.clone();
         refused.spec = serde_json::from_value(spec).unwrap();
@@ -360,7 +360,7 @@ async fn a_join_token_waits_for_its_cluster() {
 
 /// The CRD accepts exactly what a worker accepts in its join line.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_node_is_given_is_checked_alike_everywhere() {
+async fn the_crd_and_the_worker_accept_the_same_labels_and_taints() {
     let host = Host::start().await;
     let tokens = host.api::<JoinToken>(TENANT);
     let dry = PostParams {
@@ -417,32 +417,36 @@ async fn what_a_node_is_given_is_checked_alike_everywhere() {
     for (rule, spec, good) in [
         ("32 labels", json!({"nodeLabels": many(32)}), true),
         ("33 labels", json!({"nodeLabels": many(33)}), false),
-        ("a long value", json!({"nodeLabels": {"a": part}}), true),
+        ("a value of 63 characters", json!({"nodeLabels": {"a": part}}), true),
         (
-            "a longer value",
+            "a value of 64 characters",
             json!({"nodeLabels": {"a": format!("{part}a")}}),
             false,
         ),
-        ("no value", json!({"nodeLabels": {"a": "b c"}}), false),
+        ("an invalid value", json!({"nodeLabels": {"a": "b c"}}), false),
         ("16 taints", json!({"taints": taints(16)}), true),
         ("17 taints", json!({"taints": taints(17)}), false),
         (
-            "one twice",
+            "the same key and effect twice",
             json!({"taints": [taint("a", "b"), taint("a", "c")]}),
             false,
         ),
         (
-            "Kubernetes' own",
+            "a taint of Kubernetes",
             json!({"taints": [taint("node.kubernetes.io/not-ready", "")]}),
             false,
         ),
         (
-            "a role",
+            "a taint of a role",
             json!({"taints": [taint("node-role.kubernetes.io/a", "")]}),
             true,
         ),
-        ("no key", json!({"taints": [taint("a b", "")]}), false),
-        ("no value of a taint", json!({"taints": [taint("a", "b:c")]}), false),
+        ("an invalid key", json!({"taints": [taint("a b", "")]}), false),
+        (
+            "an invalid value of a taint",
+            json!({"taints": [taint("a", "b:c")]}),
+            false,
+        ),
     ] {
         let mut spec = spec;
         spec["clusterName"] = "a".into();

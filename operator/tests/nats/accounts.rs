@@ -15,7 +15,7 @@ use crate::support::Server;
 use crate::{Connection, LIMIT, OTHER, OWN, Store, connect, id, now, plan};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn closed_account_cuts_a_live_connection() {
+async fn closing_an_account_disconnects_its_user() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let mut store = Store::new(&nats, OWN).await;
@@ -43,7 +43,7 @@ async fn closed_account_cuts_a_live_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn account_is_limited_to_what_its_streams_reserve() {
+async fn the_account_limit_is_the_reserved_storage_of_its_streams() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let mut store = Store::new(&nats, OWN).await;
@@ -64,7 +64,7 @@ async fn account_is_limited_to_what_its_streams_reserve() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quota_is_not_lowered_below_what_the_streams_hold() {
+async fn the_quota_is_not_lowered_below_the_data_in_the_streams() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let mut store = Store::new(&nats, OWN).await;
@@ -105,7 +105,7 @@ async fn reserved_storage(store: &Store) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_has_no_room_for_is_not_reserved_storage() {
+async fn storage_that_the_server_lacks_is_not_reserved() {
     // Room for two stores, but not for three.
     let mut server = Server::start_with_room("450MB").await;
     let nats = connect(&server).await;
@@ -157,7 +157,7 @@ async fn what_the_server_has_no_room_for_is_not_reserved_storage() {
 
 /// Data that is not reachable now retains its claim, and gets its room as soon as there is some.
 #[tokio::test(flavor = "multi_thread")]
-async fn data_without_room_waits_for_it() {
+async fn data_without_storage_is_restored_when_storage_is_free() {
     let mut server = Server::start_with_room("450MB").await;
     let nats = connect(&server).await;
     let stores = [Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await];
@@ -205,7 +205,7 @@ async fn data_without_room_waits_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deletion_takes_the_data_and_only_its_own() {
+async fn deleting_an_account_deletes_only_its_own_data() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let store = Store::new(&nats, OWN).await;
@@ -256,7 +256,7 @@ async fn deletion_takes_the_data_and_only_its_own() {
 
 /// The class of a store gets replicas. The spare stream is not replicated, and follows the quota.
 #[tokio::test(flavor = "multi_thread")]
-async fn spare_stream_stays_in_step_with_a_store_that_was_given_replicas() {
+async fn the_spare_stream_follows_the_quota_but_not_the_replicas() {
     let server = Server::start_cluster().await;
     let nats = connect(&server).await;
     let mut store = Store::draw(&nats, OWN);
@@ -298,7 +298,7 @@ async fn spare_stream_stays_in_step_with_a_store_that_was_given_replicas() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_log_is_not_made_anew_for_a_cluster_that_has_state() {
+async fn a_lost_log_is_not_created_again_for_a_cluster_with_data() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let store = Store::new(&nats, OWN).await;
@@ -317,7 +317,7 @@ async fn lost_log_is_not_made_anew_for_a_cluster_that_has_state() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_server_keeps_nobody_waiting() {
+async fn requests_to_a_lost_server_fail_fast() {
     let mut server = Server::start().await;
     let store = Store::new(&connect(&server).await, OWN).await;
     let key = store.account.public_key.clone();

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod accounts;
-mod ends;
+mod log_end;
 mod rights;
 #[path = "../support/mod.rs"]
 mod support;

@@ -9,7 +9,7 @@ use crate::support::Server;
 use crate::{Answer, Connection, LIMIT, OTHER, OWN, Store, connect, id, serve};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
+async fn a_cluster_user_reaches_only_its_own_streams() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
@@ -231,7 +231,7 @@ async fn attack(user: &mut Connection, reply: &'static str) {
 
 /// The server sends answers to any reply subject, whatever its user may publish to.
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_reach_no_neighbour() {
+async fn replies_do_not_reach_another_account() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
@@ -271,7 +271,7 @@ async fn answers_reach_no_neighbour() {
 
 /// Two Clusters with the same identity, so that no permission separates them.
 #[tokio::test(flavor = "multi_thread")]
-async fn accounts_share_nothing_but_the_server() {
+async fn accounts_share_only_the_server() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let (one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OWN).await);

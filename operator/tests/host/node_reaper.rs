@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use yoke_api::ClusterId;
 use yoke_test_support::kubernetes::connect;
 
-use crate::answers::ready;
 use crate::harness::{Host, TENANT};
+use crate::readiness::ready;
 use crate::workers::{Answer, CLIENT, Stage};
 
 const REAP_AFTER: &str = "yoke.drzzl.io/reap-after";
@@ -159,7 +159,7 @@ async fn run_pod(stage: &Stage, node: &str) -> Api<Pod> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_node_goes_with_its_pods_and_no_other() {
+async fn only_the_silent_node_is_deleted_with_its_pods() {
     let stage = Stage::start().await;
     let host = &stage.host;
     let workers = Workers::of(&stage).await;
@@ -167,10 +167,10 @@ async fn a_silent_node_goes_with_its_pods_and_no_other() {
     let names = "pod-garbage-collector-controller,taint-eviction-controller,node-lifecycle-controller";
     let _controllers = host.start_controllers(&stage.url, names);
     let spec = json!({"clusterName": "a", "maxUses": 4, "reapAfter": "1m"});
-    stage.make_token("j", spec).await;
-    stage.make_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
-    stage.bring_token("j", "True/AsExpected").await;
-    stage.bring_token("k", "True/AsExpected").await;
+    stage.create_token("j", spec).await;
+    stage.create_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
+    stage.reconcile_token_until("j", "True/AsExpected").await;
+    stage.reconcile_token_until("k", "True/AsExpected").await;
     join(&stage, "j", &["dead", "back", "spared", "alive"]).await;
     join(&stage, "k", &["other"]).await;
     assert_eq!(workers.promise("dead").await.as_deref(), Some("1m"));
@@ -250,13 +250,13 @@ async fn a_silent_node_goes_with_its_pods_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_left_is_replaced_before_its_name_is_given_again() {
+async fn a_remaining_lease_is_replaced_when_its_node_name_is_reused() {
     let stage = Stage::start().await;
     let workers = Workers::of(&stage).await;
     stage
-        .make_token("j", json!({"clusterName": "a", "maxUses": 2, "reapAfter": "1h"}))
+        .create_token("j", json!({"clusterName": "a", "maxUses": 2, "reapAfter": "1h"}))
         .await;
-    stage.bring_token("j", "True/AsExpected").await;
+    stage.reconcile_token_until("j", "True/AsExpected").await;
     join(&stage, "j", &["n"]).await;
     workers.register("n", 0).await;
     let first = workers.lease("n").await.unwrap();
@@ -269,7 +269,11 @@ async fn a_lease_that_is_left_is_replaced_before_its_name_is_given_again() {
     assert_ne!(second.metadata.uid, first.metadata.uid);
     assert_eq!(second.metadata.owner_references, None);
     assert_eq!(workers.promise("n").await.as_deref(), Some("1h"));
-    for (rule, time) in [("too short", "59s"), ("too long", "25h"), ("none", "")] {
+    for (rule, time) in [
+        ("below the minimum", "59s"),
+        ("above the maximum", "25h"),
+        ("empty", ""),
+    ] {
         let spec = json!({"clusterName": "a", "reapAfter": time});
         let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken", "metadata": {"name": "k"}, "spec": spec});
         let token = serde_json::from_value(token).unwrap();

@@ -70,7 +70,7 @@ async fn start() -> Stage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
+async fn a_kubelet_cannot_remove_taints_by_deleting_its_node() {
     let stage = start().await;
     let (admin, kubelet) = (&stage.client, &stage.node("n"));
     create(kubelet, "n", json!({})).await.unwrap();
@@ -143,14 +143,14 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_join_token_gave_goes_with_the_node() {
+async fn taints_of_the_join_token_do_not_block_the_deletion_of_the_node() {
     let stage = start().await;
     let (admin, kubelet) = (&stage.client, &stage.node("n"));
     let taints = json!([taint("gpu", "a"), {"key": "spot", "effect": "NoExecute"}]);
     stage
-        .make_token("j", json!({"clusterName": "a", "taints": taints}))
+        .create_token("j", json!({"clusterName": "a", "taints": taints}))
         .await;
-    stage.bring_token("j", "True/AsExpected").await;
+    stage.reconcile_token_until("j", "True/AsExpected").await;
     let bootstrap = connect(&stage.url, &stage.join_line("j").await.token);
     certificate_of(stage.request_and_wait(&bootstrap, "c1", CLIENT, "n", &[]).await);
     create(kubelet, "n", json!({"spec": {"taints": taints}})).await.unwrap();
@@ -187,7 +187,7 @@ async fn what_a_join_token_gave_goes_with_the_node() {
 
 /// Traffic for a range goes to the Node with that range.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_kubelet_says_which_addresses_its_pods_have() {
+async fn a_kubelet_cannot_set_its_pod_cidrs() {
     const WHY: &str = "may not set podCIDRs of its Node";
     let stage = start().await;
     let (admin, kubelet) = (&stage.client, &stage.node("n"));

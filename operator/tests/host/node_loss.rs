@@ -18,8 +18,8 @@ use yoke_operator::tenant_client::Way;
 use yoke_runtime::Supervisor;
 use yoke_test_support::{Process, eventually};
 
-use crate::answers::ready;
 use crate::harness::{Host, condition};
+use crate::readiness::ready;
 
 /// Longer than a suspicion and a trial, several times.
 const LONG: Duration = Duration::from_secs(15);
@@ -81,7 +81,7 @@ impl Stage {
             _tenant: tenant,
         };
         stage.run_pod_on("one").await;
-        stage.host.bring_ready("a").await;
+        stage.host.reconcile_until_ready("a").await;
         stage
     }
 
@@ -113,10 +113,10 @@ impl Stage {
     }
 
     /// Reconciles until there is another pod than this one.
-    async fn bring_another_pod(&self, previous: &Pod) {
+    async fn reconcile_until_replaced(&self, previous: &Pod) {
         let uid = async || self.pod().await.map(|pod| pod.uid());
         self.host
-            .bring("a", "another pod", uid, |uid| {
+            .reconcile_until("a", "another pod", uid, |uid| {
                 uid.as_ref().is_some_and(|uid| *uid != previous.uid())
             })
             .await;
@@ -149,7 +149,7 @@ async fn start_store(host: &Host, hosted: &str) -> Process {
     let template = host.stateful_set(hosted).await.unwrap().spec.unwrap().template;
     let arguments = template.spec.unwrap().containers.remove(0).args.unwrap();
     let number = template.metadata.unwrap().annotations.unwrap()["yoke.drzzl.io/incarnation"].clone();
-    let dir = host.make_dir(&format!("store-{number}"));
+    let dir = host.create_dir(&format!("store-{number}"));
     for (key, file) in [("user.creds", "user.creds"), ("ca.crt", "ca.crt")] {
         std::fs::write(dir.join(file), host.text(hosted, "kine-nats", key).await).unwrap();
     }
@@ -164,7 +164,7 @@ async fn start_store(host: &Host, hosted: &str) -> Process {
 
 /// Creates a node of the host with one core, enough for one start of a Tenant's control plane at a
 /// time.
-async fn make_node(host: &Host, name: &str) {
+async fn create_node(host: &Host, name: &str) {
     let nodes = Api::<Node>::all(host.client.clone());
     let node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
     nodes.create(&PostParams::default(), &node).await.unwrap();
@@ -183,9 +183,9 @@ async fn make_node(host: &Host, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
+async fn the_control_plane_of_a_lost_node_starts_elsewhere() {
     let mut stage = Stage::start().await;
-    make_node(&stage.host, "two").await;
+    create_node(&stage.host, "two").await;
     let (host, before) = (&stage.host, stage.incarnation().await);
     let previous = stage.pod().await.unwrap();
     until_writer(host, &stage.store).await;
@@ -201,14 +201,15 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
     .await
     .unwrap();
     println!("lost after {:?}", start.elapsed());
-    stage.bring_another_pod(&previous).await;
+    stage.reconcile_until_replaced(&previous).await;
     println!("another pod after {:?}", start.elapsed());
     assert!(start.elapsed() < LIMIT, "{:?}", start.elapsed());
     assert_eq!(stage.incarnation().await, before + 1);
     assert_eq!(ready(host).await, "False/MachineLost");
     // The Cluster remains admitted until its next pod serves.
-    host.make_cluster("b").await;
-    host.bring_condition("b", "CertificatesReady", "True/AsExpected").await;
+    host.create_cluster("b").await;
+    host.reconcile_until_condition("b", "CertificatesReady", "True/AsExpected")
+        .await;
     host.reconcile("b").await.unwrap();
     assert_eq!(condition(&host.cluster("b").await, "Ready"), "False/Queued");
     assert!(host.events().await.contains(&"MachineLost".to_owned()));
@@ -245,17 +246,17 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
     assert!(stage.store.log().contains("fenced"), "{}", stage.store.log());
     stage.run_pod_on("two").await;
     let host = &stage.host;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     assert_eq!(
         stage.incarnation().await,
         before + 1,
         "the control plane was started more than once"
     );
-    host.bring_control_plane("b").await;
+    host.reconcile_until_started("b").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_moved_without_nats_nor_while_paused() {
+async fn no_control_plane_moves_without_nats_or_while_paused() {
     let mut stage = Stage::start().await;
     let previous = stage.pod().await.unwrap();
     stage.host.restart_operator_without_nats().await;
@@ -268,7 +269,10 @@ async fn nothing_is_moved_without_nats_nor_while_paused() {
     stage.host.restart_operator().await;
     let id = stage.host.cluster("a").await.id().unwrap();
     let is_known = async || stage.host.context.apis.known(&id, Way::Inside).is_some();
-    stage.host.bring_equal("a", "the use of the API", is_known, true).await;
+    stage
+        .host
+        .reconcile_until_equal("a", "the use of the API", is_known, true)
+        .await;
     stage.host.patch_cluster("a", json!({"spec": {"paused": true}})).await;
     stage.host.reconcile("a").await.unwrap();
     let mut checks = NodeChecks::start(&stage.host);
@@ -277,12 +281,12 @@ async fn nothing_is_moved_without_nats_nor_while_paused() {
         stage.host.context.losses.of(&id).is_none(),
         "lost although there is no other node"
     );
-    make_node(&stage.host, "two").await;
+    create_node(&stage.host, "two").await;
     let is_lost = async || stage.host.context.losses.of(&id).is_some();
     stage.host.until_equal("the loss of the node", is_lost, true).await;
     stage.host.reconcile("a").await.unwrap();
     assert!(!checks.has_requeued(), "a paused Cluster was requeued");
     assert_eq!(stage.pod().await.unwrap().uid(), previous.uid());
     stage.host.patch_cluster("a", json!({"spec": {"paused": false}})).await;
-    stage.bring_another_pod(&previous).await;
+    stage.reconcile_until_replaced(&previous).await;
 }

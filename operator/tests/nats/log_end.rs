@@ -28,7 +28,7 @@ async fn find_end(store: &Store) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn the_end_of_a_log_moves_with_its_records() {
+async fn the_end_of_a_log_follows_its_records() {
     let mut server = Server::start().await;
     let nats = connect(&server).await;
     let store = Store::new(&nats, OWN).await;
@@ -45,7 +45,7 @@ async fn the_end_of_a_log_moves_with_its_records() {
 }
 
 #[tokio::test]
-async fn who_leads_a_stream_says_where_it_ends() {
+async fn the_leader_of_a_replicated_log_reports_its_end() {
     let server = Server::start_cluster().await;
     let nats = connect(&server).await;
     let mut store = Store::draw(&nats, OWN);

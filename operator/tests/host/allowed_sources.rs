@@ -22,7 +22,7 @@ fn owned(ranges: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_reach_the_ingress_and_outlive_a_refusal() {
+async fn allowed_cidrs_are_published_and_a_refused_spec_adds_none() {
     let host = Host::start().await;
     host.bring_up("a").await;
     assert_eq!(published(&host, "a").await, None);
@@ -43,13 +43,14 @@ async fn ranges_reach_the_ingress_and_outlive_a_refusal() {
     let ranges = ["192.0.2.0/24", "2001:db8::/32"];
     host.patch_cluster("a", claim(&ranges)).await;
     let published_ranges = async || published(&host, "a").await;
-    host.bring_equal("a", "the published ranges", published_ranges, Some(owned(&ranges)))
+    host.reconcile_until_equal("a", "the published ranges", published_ranges, Some(owned(&ranges)))
         .await;
 
     // A refused spec opens no address, but those that it closes are closed.
     host.patch_tenant(json!({"spec": {"quota": {"clusters": 0}}})).await;
     host.patch_cluster("a", claim(&[])).await;
-    host.bring_condition("a", "Accepted", "False/QuotaExceeded").await;
+    host.reconcile_until_condition("a", "Accepted", "False/QuotaExceeded")
+        .await;
     assert_eq!(published(&host, "a").await.unwrap(), ranges);
     for (rule, requested, expected) in [
         (
@@ -61,7 +62,7 @@ async fn ranges_reach_the_ingress_and_outlive_a_refusal() {
         ("only other ranges", &["203.0.113.0/24"], &[]),
     ] {
         host.patch_cluster("a", claim(requested)).await;
-        host.bring_equal("a", rule, published_ranges, Some(owned(expected)))
+        host.reconcile_until_equal("a", rule, published_ranges, Some(owned(expected)))
             .await;
         for _ in 0..3 {
             host.reconcile("a").await.unwrap();
@@ -71,6 +72,6 @@ async fn ranges_reach_the_ingress_and_outlive_a_refusal() {
     }
     host.patch_cluster("a", claim(&[])).await;
     host.patch_tenant(json!({"spec": {"quota": {"clusters": 5}}})).await;
-    host.bring_equal("a", "the published ranges", published_ranges, None::<Vec<String>>)
+    host.reconcile_until_equal("a", "the published ranges", published_ranges, None::<Vec<String>>)
         .await;
 }

@@ -55,7 +55,7 @@ pub(crate) async fn run_ready(host: &Host) -> TenantServer {
     let server = TenantServer::start(host, "a").await;
     server.behaviour.lock().unwrap().has_account = true;
     run_pod(host, "a").await;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     server
 }
 
@@ -64,14 +64,15 @@ pub(crate) async fn ready(host: &Host) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
+async fn ready_waits_for_controllers_and_asleep_for_the_end_of_the_pod() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let server = TenantServer::start(&host, "a").await;
     run_pod(&host, "a").await;
-    host.bring_condition("a", "Ready", "False/ControllersPending").await;
+    host.reconcile_until_condition("a", "Ready", "False/ControllersPending")
+        .await;
     server.behaviour.lock().unwrap().has_account = true;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     assert_eq!(server.behaviour.lock().unwrap().writes, 13);
 
     // An operator that has just started assumes the previous state for moments, and probes at once.
@@ -85,17 +86,19 @@ async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
     host.patch_cluster("a", serde_json::json!({"spec": {"state": "Asleep"}}))
         .await;
     let phase = async || host.cluster("a").await.status.unwrap().phase;
-    host.bring_condition("a", "Ready", "False/AsleepByOwner").await;
+    host.reconcile_until_condition("a", "Ready", "False/AsleepByOwner")
+        .await;
     assert_eq!(phase().await, Some(Phase::Updating));
     let pods = host.api::<Pod>(&host.hosted("a").await);
     let now = DeleteParams::default().grace_period(0);
     pods.delete("control-plane-0", &now).await.unwrap();
-    host.bring_equal("a", "the phase", phase, Some(Phase::Asleep)).await;
+    host.reconcile_until_equal("a", "the phase", phase, Some(Phase::Asleep))
+        .await;
 }
 
 /// An argument may be unknown to its program.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_that_fails_takes_no_api_with_it() {
+async fn a_failing_controller_does_not_replace_the_api_server() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let _server = run_ready(&host).await;
@@ -119,14 +122,15 @@ async fn a_controller_that_fails_takes_no_api_with_it() {
         pods.patch_status("control-plane-0", &params, &patch).await.unwrap();
     };
     report(false).await;
-    host.bring_condition("a", "Degraded", "True/ContainerFailing").await;
+    host.reconcile_until_condition("a", "Degraded", "True/ContainerFailing")
+        .await;
     assert_eq!(ready(&host).await, "True/AsExpected");
     host.reconcile("a").await.unwrap();
     assert_eq!(uid().await, before);
 
     report(true).await;
     let observe = async || pods.get_opt("control-plane-0").await.unwrap();
-    host.bring("a", "the deletion of the pod without an API", observe, |pod| {
+    host.reconcile_until("a", "the deletion of the pod without an API", observe, |pod| {
         pod.as_ref().is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
     })
     .await;
@@ -134,7 +138,7 @@ async fn a_controller_that_fails_takes_no_api_with_it() {
 
 /// A tenant is its cluster's administrator, and can serve any part of its API with its own program.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_without_end_is_not_read_to_its_end() {
+async fn an_endless_response_is_not_read_completely() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let server = TenantServer::start(&host, "a").await;
@@ -144,7 +148,7 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
     }
     run_pod(&host, "a").await;
     let taken = || server.behaviour.lock().unwrap().taken;
-    host.bring(
+    host.reconcile_until(
         "a",
         "a request to the endless object",
         async || taken(),
@@ -154,7 +158,7 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
     host.reconcile("a").await.unwrap();
     assert_ne!(ready(&host).await, "True/AsExpected");
     server.behaviour.lock().unwrap().endless = None;
-    host.bring_ready("a").await;
+    host.reconcile_until_ready("a").await;
     assert!(taken() < 256 << 20, "{} bytes", taken());
 }
 
@@ -173,7 +177,7 @@ async fn count_until_postponed(host: &Host, count: impl Fn() -> usize) -> Vec<us
 
 /// Each answer is fast enough, but there is no end of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_of_a_tenant_cost_the_operator_little() {
+async fn endless_node_lists_are_not_read_at_each_reconciliation() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let server = run_ready(&host).await;
@@ -199,7 +203,7 @@ async fn nodes_of_a_tenant_cost_the_operator_little() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn webhooks_of_a_tenant_cost_the_operator_little() {
+async fn a_hanging_webhook_does_not_block_reconciliations() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let server = run_ready(&host).await;

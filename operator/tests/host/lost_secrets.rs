@@ -22,7 +22,7 @@ async fn record_state(host: &Host, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kept_secrets_come_back_from_their_copies() {
+async fn lost_secrets_are_restored_from_their_copies() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -41,7 +41,7 @@ async fn kept_secrets_come_back_from_their_copies() {
             host.secret(PKI, &user).await.is_some(),
         )
     };
-    host.bring_equal("a", "the existence of both Secrets", observe, (true, true))
+    host.reconcile_until_equal("a", "the existence of both Secrets", observe, (true, true))
         .await;
     let after = (
         host.text(PKI, &keys, "sa.key").await,
@@ -52,12 +52,12 @@ async fn kept_secrets_come_back_from_their_copies() {
     // Without a copy, no new key is generated for a cluster whose tokens depend on the lost one.
     host.lose_secret(&hosted, "kube-apiserver").await;
     host.lose_secret(PKI, &keys).await;
-    host.bring_condition("a", "Degraded", "True/KeyLost").await;
+    host.reconcile_until_condition("a", "Degraded", "True/KeyLost").await;
     assert_eq!(host.secret(PKI, &keys).await, None::<Secret>);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn leaves_of_a_lost_ca_stay_trusted() {
+async fn certificates_of_a_lost_ca_stay_trusted() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -66,7 +66,7 @@ async fn leaves_of_a_lost_ca_stay_trusted() {
     host.issuer.issue(&host.client).await;
     let next = host.text(PKI, &format!("{id}-ca-g1"), "tls.crt").await;
     let trusted = async || host.text(&hosted, "kube-apiserver", "client-ca.crt").await;
-    host.bring("a", "the new CA among the trusted ones", trusted, |trusted| {
+    host.reconcile_until("a", "the new CA among the trusted ones", trusted, |trusted| {
         trusted.contains(next.trim())
     })
     .await;
@@ -79,7 +79,7 @@ async fn leaves_of_a_lost_ca_stay_trusted() {
 /// The account is known by its name, which is also in the status. Its data depends on no other part
 /// of the Secrets.
 #[tokio::test(flavor = "multi_thread")]
-async fn account_goes_on_without_its_secrets() {
+async fn an_account_survives_the_loss_of_its_secrets() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -94,7 +94,7 @@ async fn account_goes_on_without_its_secrets() {
         let credentials = host.text(PKI, &store, "user.creds").await;
         !credentials.is_empty() && host.accepts_user(&credentials).await
     };
-    host.bring_equal("a", "the acceptance of another user", has_user, true)
+    host.reconcile_until_equal("a", "the acceptance of another user", has_user, true)
         .await;
     assert_eq!(host.text(PKI, &store, "account.pub").await, account);
     assert!(!host.accepts_user(&previous).await, "the lost user is still accepted");
@@ -107,24 +107,25 @@ async fn account_goes_on_without_its_secrets() {
         .patch_status("a", &PatchParams::default(), &Patch::Merge(nothing))
         .await
         .unwrap();
-    host.bring_condition("a", "Degraded", "True/KeyLost").await;
+    host.reconcile_until_condition("a", "Degraded", "True/KeyLost").await;
     assert_eq!(host.secret(PKI, &store).await, None::<Secret>);
 }
 
 /// A Cluster whose account belongs to another, as when Tenants had accounts, touches neither the
 /// account nor its data.
 #[tokio::test(flavor = "multi_thread")]
-async fn account_of_another_name_is_left_alone() {
+async fn an_account_of_another_cluster_is_not_changed() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
-    let account = host.make_account("zzzzzzzzz2").await;
+    let account = host.create_account("zzzzzzzzz2").await;
     let claims = host.context.nats.find_account(&account).await.unwrap();
     let named = serde_json::json!({"stringData": {"account.pub": account}});
     host.api::<Secret>(PKI)
         .patch(&format!("{id}-store"), &PatchParams::default(), &Patch::Merge(named))
         .await
         .unwrap();
-    host.bring_condition("a", "StoreReady", "False/IdentityConflict").await;
+    host.reconcile_until_condition("a", "StoreReady", "False/IdentityConflict")
+        .await;
     host.take_down("a").await;
     assert_eq!(host.context.nats.find_account(&account).await.unwrap(), claims);
 }
@@ -132,7 +133,7 @@ async fn account_of_another_name_is_left_alone() {
 /// While NATS is not reachable, certificates still reach the control planes, and reconciliations
 /// are not delayed.
 #[tokio::test(flavor = "multi_thread")]
-async fn clusters_are_kept_alive_while_nats_is_lost() {
+async fn certificates_are_renewed_while_nats_is_lost() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -143,7 +144,7 @@ async fn clusters_are_kept_alive_while_nats_is_lost() {
     host.issuer.issue(&host.client).await;
     let renewed = host.text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
     let copy = async || host.text(&hosted, "kube-apiserver", "tls.crt").await;
-    host.bring_equal("a", "the copy of the certificate", copy, renewed)
+    host.reconcile_until_equal("a", "the copy of the certificate", copy, renewed)
         .await;
     assert_eq!(
         condition(&host.cluster("a").await, "StoreReady"),
@@ -155,12 +156,13 @@ async fn clusters_are_kept_alive_while_nats_is_lost() {
     }
     assert!(start.elapsed() < LONG, "{:?}", start.elapsed());
     host.restart_operator().await;
-    host.bring_condition("a", "StoreReady", "True/AsExpected").await;
+    host.reconcile_until_condition("a", "StoreReady", "True/AsExpected")
+        .await;
     // The loss of the log is reported, and the log is not replaced by an empty one.
     record_state(&host, "a").await;
     let account = host.text(PKI, &format!("{id}-store"), "account.pub").await;
     host.nats.lose_streams(&account).await;
     host.context.memory.forget_stores();
-    host.bring_condition("a", "Degraded", "True/StoreLost").await;
+    host.reconcile_until_condition("a", "Degraded", "True/StoreLost").await;
     assert!(!host.has_stream(&account, id.as_str()).await);
 }

@@ -21,7 +21,7 @@ async fn read_egress_ports(host: &Host, hosted: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn provider_of_identities_can_be_reached_as_long_as_there_is_one() {
+async fn the_identity_provider_is_reachable_while_it_is_configured() {
     let host = Host::start().await;
     let argument = |name: &str, value: &str| ExtraArg {
         name: name.into(),
@@ -33,7 +33,7 @@ async fn provider_of_identities_can_be_reached_as_long_as_there_is_one() {
         argument("oidc-client-id", "yoke"),
     ];
     host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
-    host.bring_control_plane("a").await;
+    host.reconcile_until_started("a").await;
     let hosted = host.hosted("a").await;
     let nats = read_egress_ports(&host, &hosted).await[0].clone();
     let all = [nats.as_str(), "Int(443)", "Int(53)", "Int(53)"];
@@ -42,7 +42,8 @@ async fn provider_of_identities_can_be_reached_as_long_as_there_is_one() {
     let without = serde_json::json!({"spec": {"extraArgs": {"apiServer": []}}});
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
-    host.bring_condition("a", "Accepted", "False/QuotaExceeded").await;
+    host.reconcile_until_condition("a", "Accepted", "False/QuotaExceeded")
+        .await;
     host.patch_cluster("a", without).await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
@@ -51,5 +52,6 @@ async fn provider_of_identities_can_be_reached_as_long_as_there_is_one() {
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 3}}}))
         .await;
     let ports = async || read_egress_ports(&host, &hosted).await;
-    host.bring_equal("a", "the egress ports", ports, [nats.as_str()]).await;
+    host.reconcile_until_equal("a", "the egress ports", ports, [nats.as_str()])
+        .await;
 }
