@@ -187,11 +187,11 @@ impl Parts {
     /// Adds an object, with the add-on's labels and digest.
     fn add<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K) {
         let mut object = to_dynamic(object);
-        let marks = [
+        let own_labels = [
             (labels::ADDON.to_owned(), self.addon.as_str().to_owned()),
             (labels::MANAGED_BY.to_owned(), labels::MANAGED_BY_OPERATOR.to_owned()),
         ];
-        object.labels_mut().extend(marks);
+        object.labels_mut().extend(own_labels);
         let digest = digest(&object);
         object.annotations_mut().insert(labels::APPLIED_DIGEST.into(), digest);
         self.parts.push(Part {

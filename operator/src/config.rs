@@ -218,14 +218,14 @@ pub struct WorkerConfig {
 pub struct MachineLossConfig {
     /// Maximum number of nodes per minute that the operator gives up as lost. 0 leaves all to
     /// Kubernetes.
-    #[serde(default = "default_losses")]
+    #[serde(default = "default_losses_per_minute")]
     pub per_minute: usize,
 }
 
 impl Default for MachineLossConfig {
     fn default() -> Self {
         Self {
-            per_minute: default_losses(),
+            per_minute: default_losses_per_minute(),
         }
     }
 }
@@ -361,7 +361,7 @@ fn default_true() -> bool {
 fn default_oidc_cidrs() -> Vec<String> {
     vec!["0.0.0.0/0".into()]
 }
-fn default_losses() -> usize {
+fn default_losses_per_minute() -> usize {
     3
 }
 fn default_takeovers() -> usize {

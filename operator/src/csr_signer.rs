@@ -75,22 +75,22 @@ const RELIST: Duration = Duration::from_secs(60);
 /// A watch that ends sooner than this counts as a failure.
 const CALM: Duration = Duration::from_secs(300);
 /// Delay of the next watch after one failure. It doubles after each further one.
-const PAUSE: Duration = Duration::from_secs(1);
+const BACKOFF: Duration = Duration::from_secs(1);
 /// Failures in a row after which there is no next watch.
 const MAX_STRIKES: u32 = 5;
 /// Maximum number of handled requests that one watch remembers.
-const DEALT_WITH: usize = 1024;
+const HANDLED_MAX: usize = 1024;
 
 /// Tells the [`SignerTask`] which clusters to watch.
 #[derive(Clone, Debug)]
 pub struct SignerHandle {
-    wards: mpsc::Sender<WatchedCluster>,
+    clusters: mpsc::Sender<WatchedCluster>,
 }
 
 /// Owns the watches of all clusters.
 #[derive(Debug)]
 pub struct SignerTask {
-    wards: mpsc::Receiver<WatchedCluster>,
+    clusters: mpsc::Receiver<WatchedCluster>,
 }
 
 /// A cluster whose requests are answered.
@@ -102,13 +102,13 @@ struct WatchedCluster {
 
 /// State of one watch.
 #[derive(Default)]
-struct Turns {
+struct WatchState {
     /// UIDs of handled requests. If a tenant reverts an answer, this watch does not repeat it.
-    dealt_with: HashSet<String>,
+    handled: HashSet<String>,
     queue: Queue,
     skipped: Skipped,
     /// Since when a skipped request had no room.
-    missed: Option<Instant>,
+    missed_since: Option<Instant>,
 }
 
 /// Result of processing a request.
@@ -120,7 +120,7 @@ enum Outcome {
     /// The request waits for the signing budget: that of new nodes, or that of existing ones.
     Later { is_new: bool },
     /// The request was deleted or answered meanwhile.
-    Gone,
+    Deleted,
 }
 
 /// A request could not be answered now.
@@ -140,24 +140,24 @@ enum SignError {
     Issue(#[from] IssueError),
     /// The Cluster was deleted or replaced.
     #[error("the Cluster was deleted or replaced")]
-    Gone,
+    Deleted,
 }
 
 impl SignerHandle {
     /// Creates a signer and its keeper.
     pub fn new() -> (Self, SignerTask) {
-        let (wards, receiver) = mpsc::channel(CAPACITY);
-        (Self { wards }, SignerTask { wards: receiver })
+        let (clusters, receiver) = mpsc::channel(CAPACITY);
+        (Self { clusters }, SignerTask { clusters: receiver })
     }
 
     /// Answers the requests of a cluster from now on, unless they already are answered. Its API was
     /// probed successfully just now.
     pub(crate) fn keep(&self, identity: &Identity, api: &TenantApi) {
-        let ward = WatchedCluster {
+        let target = WatchedCluster {
             identity: identity.clone(),
             api: api.clone(),
         };
-        if self.wards.try_send(ward).is_err() {
+        if self.clusters.try_send(target).is_err() {
             tracing::debug!(cluster = %identity.id, "channel of clusters to watch is full; waiting for the next probe");
         }
     }
@@ -174,12 +174,12 @@ impl SignerTask {
         loop {
             tokio::select! {
                 () = drain.started() => return,
-                Some(ward) = self.wards.recv() => {
-                    if watched.insert(ward.identity.id.clone()) {
-                        watches.spawn(watch(Arc::clone(&context), ward));
+                Some(target) = self.clusters.recv() => {
+                    if watched.insert(target.identity.id.clone()) {
+                        watches.spawn(watch(Arc::clone(&context), target));
                     }
                 }
-                Some(ended) = watches.join_next() => match ended {
+                Some(finished) = watches.join_next() => match finished {
                     Ok(id) => {
                         watched.remove(&id);
                     }
@@ -193,44 +193,48 @@ impl SignerTask {
 }
 
 /// Answers requests until too many watches fail, or the Cluster is deleted.
-async fn watch(context: Arc<Context>, ward: WatchedCluster) -> ClusterId {
-    let (mut strikes, mut turns) = (0, Turns::default());
-    while strikes < MAX_STRIKES && find_cluster(&context, &ward).is_some() {
-        let began = Instant::now();
-        let Err(error) = answer_all(&context, &ward, &mut turns).await;
-        let is_calm = began.elapsed() >= CALM;
+async fn watch(context: Arc<Context>, target: WatchedCluster) -> ClusterId {
+    let (mut strikes, mut state) = (0, WatchState::default());
+    while strikes < MAX_STRIKES && find_cluster(&context, &target).is_some() {
+        let start = Instant::now();
+        let Err(error) = answer_all(&context, &target, &mut state).await;
+        let is_calm = start.elapsed() >= CALM;
         // A watch has a normal end. Waiting requests stay in the queue for the next one.
         if is_calm && matches!(error, SignError::Ended | SignError::Tenant(TenantApiError::Ended)) {
-            turns.dealt_with.clear();
+            state.handled.clear();
         } else {
             context.metrics.signing_failed();
-            turns = Turns::default();
+            state = WatchState::default();
         }
         let error = crate::chain(&error);
-        tracing::debug!(cluster = %ward.identity.id, error, "watching certificate requests again");
+        tracing::debug!(cluster = %target.identity.id, error, "watching certificate requests again");
         strikes = if is_calm { 1 } else { strikes + 1 };
-        tokio::time::sleep(PAUSE * 2_u32.pow(strikes - 1)).await;
+        tokio::time::sleep(BACKOFF * 2_u32.pow(strikes - 1)).await;
     }
-    ward.identity.id
+    target.identity.id
 }
 
-async fn answer_all(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<Infallible, SignError> {
-    let mut events = std::pin::pin!(watch_requests(ward));
+async fn answer_all(
+    context: &Context,
+    target: &WatchedCluster,
+    state: &mut WatchState,
+) -> Result<Infallible, SignError> {
+    let mut events = std::pin::pin!(watch_requests(target));
     let mut ticks = tokio::time::interval(REFILL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             event = events.try_next() => {
-                if let Some(csr) = look(context, ward, event?.ok_or(SignError::Ended)?).await {
-                    receive(context, ward, &csr, turns).await?;
+                if let Some(csr) = admit_change(context, target, event?.ok_or(SignError::Ended)?).await {
+                    receive(context, target, &csr, state).await?;
                 }
             }
             _ = ticks.tick() => {
-                answer_next(context, ward, turns).await?;
-                answer_skipped(context, ward, turns).await?;
-                if turns.missed.is_some_and(|since| since.elapsed() >= RELIST) {
-                    turns.missed = None;
-                    events.set(watch_requests(ward));
+                answer_next(context, target, state).await?;
+                answer_skipped(context, target, state).await?;
+                if state.missed_since.is_some_and(|since| since.elapsed() >= RELIST) {
+                    state.missed_since = None;
+                    events.set(watch_requests(target));
                 }
             }
         }
@@ -239,70 +243,70 @@ async fn answer_all(context: &Context, ward: &WatchedCluster, turns: &mut Turns)
 
 /// Streams the requests of each signer: first a list, then the changes.
 fn watch_requests(
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
 ) -> impl Stream<Item = Result<Change<Option<CertificateSigningRequest>>, TenantApiError>> + Send + use<> {
     let signers = [validate::CLIENT_SIGNER, validate::SERVING_SIGNER, validate::USER_SIGNER];
     // Trims requests early: until then each may be as large as an answer of the tenant's API.
-    let keep =
-        |seen: Lenient<CertificateSigningRequest>| seen.0.ok().filter(validate::is_open).and_then(validate::trim);
-    stream::select_all(signers.map(|signer| ward.api.watch_requests(signer, keep)))
+    let trim =
+        |found: Lenient<CertificateSigningRequest>| found.0.ok().filter(validate::is_open).and_then(validate::trim);
+    stream::select_all(signers.map(|signer| target.api.watch_requests(signer, trim)))
 }
 
 /// Returns the request of a change, if it may need an answer. Waits for the budgets.
-async fn look(
+async fn admit_change(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     change: Change<Option<CertificateSigningRequest>>,
 ) -> Option<CertificateSigningRequest> {
     let signer = context;
     let csr = match change {
-        Change::Is(csr) => csr,
-        Change::Gone => None,
+        Change::Current(csr) => csr,
+        Change::Deleted => None,
         Change::Listed => return None,
     };
-    signer.spend(&signer.reads, &ward.identity.tenant).await;
+    signer.spend(&signer.reads, &target.identity.tenant).await;
     let csr = csr?;
-    signer.spend(&signer.looks, ward.identity.id.as_str()).await;
+    signer.spend(&signer.checks, target.identity.id.as_str()).await;
     Some(csr)
 }
 
 /// Answers a request, or queues it while its requester has no budget.
 async fn receive(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     csr: &CertificateSigningRequest,
-    turns: &mut Turns,
+    state: &mut WatchState,
 ) -> Result<(), SignError> {
     let waiting = Waiting {
         name: csr.name_any(),
         uid: csr.uid().unwrap_or_default(),
         since: Instant::now(),
-        asked: Timestamp::now(),
+        requested_at: Timestamp::now(),
     };
-    let waits = turns.skipped.contains(&waiting.uid) || turns.queue.contains(&waiting.uid);
-    if waits || turns.dealt_with.contains(&waiting.uid) {
+    let waits = state.skipped.contains(&waiting.uid) || state.queue.contains(&waiting.uid);
+    if waits || state.handled.contains(&waiting.uid) {
         return Ok(());
     }
     let user = csr.spec.username.as_deref().unwrap_or_default();
     let user = user.chars().take(REQUESTER_MAX).collect::<String>();
-    let requester = format!("{}/{user}", ward.identity.id);
+    let requester = format!("{}/{user}", target.identity.id);
     if take(&context.requesters, &requester) {
-        return answer_first(context, ward, csr, waiting, turns).await;
+        return answer_first(context, target, csr, waiting, state).await;
     }
-    if !turns.skipped.put(requester, waiting) {
-        turns.missed.get_or_insert_with(Instant::now);
+    if !state.skipped.put(requester, waiting) {
+        state.missed_since.get_or_insert_with(Instant::now);
     }
     Ok(())
 }
 
 /// Answers one skipped request whose requester has budget again.
-async fn answer_skipped(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<(), SignError> {
-    let next = turns.skipped.take(|requester| take(&context.requesters, requester));
+async fn answer_skipped(context: &Context, target: &WatchedCluster, state: &mut WatchState) -> Result<(), SignError> {
+    let next = state.skipped.take(|requester| take(&context.requesters, requester));
     let Some(waiting) = next else {
         return Ok(());
     };
-    match find_open(ward, &waiting).await? {
-        Some(csr) => answer_first(context, ward, &csr, waiting, turns).await,
+    match find_open(target, &waiting).await? {
+        Some(csr) => answer_first(context, target, &csr, waiting, state).await,
         None => Ok(()),
     }
 }
@@ -310,24 +314,24 @@ async fn answer_skipped(context: &Context, ward: &WatchedCluster, turns: &mut Tu
 /// Answers a request that this watch has not handled yet.
 async fn answer_first(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: Waiting,
-    turns: &mut Turns,
+    state: &mut WatchState,
 ) -> Result<(), SignError> {
-    if turns.dealt_with.len() >= DEALT_WITH {
+    if state.handled.len() >= HANDLED_MAX {
         return Err(SignError::Ended);
     }
-    turns.dealt_with.insert(waiting.uid.clone());
+    state.handled.insert(waiting.uid.clone());
     let signer = context;
-    signer.spend(&signer.answers, &ward.identity.tenant).await;
-    answer(context, ward, csr, waiting, &mut turns.queue).await
+    signer.spend(&signer.answers, &target.identity.tenant).await;
+    answer(context, target, csr, waiting, &mut state.queue).await
 }
 
 /// Answers the next queued request, if the budget allows.
-async fn answer_next(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<(), SignError> {
-    let Turns { queue, dealt_with, .. } = turns;
-    let tenant = &ward.identity.tenant;
+async fn answer_next(context: &Context, target: &WatchedCluster, state: &mut WatchState) -> Result<(), SignError> {
+    let WatchState { queue, handled, .. } = state;
+    let tenant = &target.identity.tenant;
     let may = |is_new| context.signings().has(tenant, is_new, Instant::now());
     let Some(waiting) = queue
         .next_is_new()
@@ -337,31 +341,31 @@ async fn answer_next(context: &Context, ward: &WatchedCluster, turns: &mut Turns
         return Ok(());
     };
     // The request may have been queued before this watch.
-    dealt_with.insert(waiting.uid.clone());
-    match find_open(ward, &waiting).await? {
-        Some(csr) => answer(context, ward, &csr, waiting, queue).await,
+    handled.insert(waiting.uid.clone());
+    match find_open(target, &waiting).await? {
+        Some(csr) => answer(context, target, &csr, waiting, queue).await,
         None => Ok(()),
     }
 }
 
 /// Returns a request as it is now, if it still needs an answer.
-async fn find_open(ward: &WatchedCluster, wanted: &Waiting) -> Result<Option<CertificateSigningRequest>, SignError> {
-    let found = ward.api.request(&wanted.name).await?;
+async fn find_open(target: &WatchedCluster, waiting: &Waiting) -> Result<Option<CertificateSigningRequest>, SignError> {
+    let found = target.api.request(&waiting.name).await?;
     let found = found.and_then(|found| found.0.ok().filter(validate::is_open));
     let found = found.and_then(validate::trim);
-    Ok(found.filter(|found| found.metadata.uid.as_ref() == Some(&wanted.uid)))
+    Ok(found.filter(|found| found.metadata.uid.as_ref() == Some(&waiting.uid)))
 }
 
 /// Signs, refuses or queues one request.
 async fn answer(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: Waiting,
     queue: &mut Queue,
 ) -> Result<(), SignError> {
-    let (id, params) = (&ward.identity.id, &context.params);
-    let outcome = match sign(context, ward, csr, &waiting).await {
+    let (id, params) = (&target.identity.id, &context.params);
+    let outcome = match sign(context, target, csr, &waiting).await {
         // A retry would fail again, and delay the requests behind this one.
         Err(SignError::Issue(error @ (IssueError::Refused(_) | IssueError::Other))) => {
             tracing::info!(cluster = %id, error = %error, "certificate was not issued");
@@ -369,30 +373,30 @@ async fn answer(
         }
         other => other?,
     };
-    let told = match &outcome {
-        Outcome::Gone => return Ok(()),
+    let written = match &outcome {
+        Outcome::Deleted => return Ok(()),
         Outcome::Later { is_new } if queue.put(*is_new, waiting) => return Ok(()),
         Outcome::Later { .. } => return Err(SignError::Ended),
-        Outcome::Signed(_, chain) => ward.api.answer(csr, chain, params).await,
+        Outcome::Signed(_, chain) => target.api.answer(csr, chain, params).await,
         Outcome::Refused(refusal) => {
             let message = refusal.to_string();
-            ward.api.refuse(csr, refusal.as_str(), &message, params).await
+            target.api.refuse(csr, refusal.as_str(), &message, params).await
         }
     };
-    match told {
+    match written {
         Err(error) if error.is_of_another() => return Ok(()),
-        told => told?,
+        written => written?,
     }
     match outcome {
-        Outcome::Signed(asked, _) => {
-            context.metrics.signed(asked.purpose_label());
-            tracing::info!(cluster = %id, name = asked.name, purpose = ?asked.purpose, "certificate was signed");
+        Outcome::Signed(facts, _) => {
+            context.metrics.signed(facts.purpose_label());
+            tracing::info!(cluster = %id, name = facts.name, purpose = ?facts.purpose, "certificate was signed");
         }
         Outcome::Refused(refusal) => {
             context.metrics.refused_to_sign(refusal);
             tracing::info!(cluster = %id, reason = refusal.as_str(), "certificate was refused");
         }
-        Outcome::Later { .. } | Outcome::Gone => {}
+        Outcome::Later { .. } | Outcome::Deleted => {}
     }
     Ok(())
 }
@@ -400,24 +404,24 @@ async fn answer(
 /// Issues a certificate with its chain, or returns why there is none.
 async fn sign(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: &Waiting,
 ) -> Result<Outcome, SignError> {
-    let asked = match validate::validate(csr) {
-        Ok(asked) => asked,
+    let facts = match validate::validate(csr) {
+        Ok(facts) => facts,
         Err(refusal) => return Ok(Outcome::Refused(refusal)),
     };
-    let node = find_node(ward, &asked).await?;
-    if let Err(refusal) = validate::validate_node(&asked, node.as_ref()) {
+    let node = find_node(target, &facts).await?;
+    if let Err(refusal) = validate::validate_node(&facts, node.as_ref()) {
         return Ok(Outcome::Refused(refusal));
     }
-    let cluster = find_cluster(context, ward).ok_or(SignError::Gone)?;
-    let authority = issue::find_authority(context, &ward.identity.id, asked.purpose).await?;
-    let Some(term) = issue::plan_term(&asked, &cluster.spec.pki, &authority, Timestamp::now()) else {
+    let cluster = find_cluster(context, target).ok_or(SignError::Deleted)?;
+    let ca = issue::find_ca(context, &target.identity.id, facts.purpose).await?;
+    let Some(term) = issue::plan_term(&facts, &cluster.spec.pki, &ca, Timestamp::now()) else {
         return Ok(Outcome::Refused(Refusal::AuthorityEnds));
     };
-    let joins = match build_joiner(ward, &asked, waiting) {
+    let joins = match build_joiner(target, &facts, waiting) {
         None => None,
         Some(joiner) => match join_counter::find(context, &joiner) {
             Some(Ok(known)) => Some((joiner, known)),
@@ -427,15 +431,15 @@ async fn sign(
         },
     };
     // Existing nodes stop working without certificates, so users wait behind them like new nodes.
-    let is_new = joins.is_some() || asked.requester == Requester::Approved;
-    let tenant = &ward.identity.tenant;
+    let is_new = joins.is_some() || facts.requester == Requester::Approved;
+    let tenant = &target.identity.tenant;
     let signings = || context.signings();
     if !signings().has(tenant, is_new, Instant::now()) {
         return Ok(Outcome::Later { is_new });
     }
     // Checked before anything is spent: a deleted request costs nothing.
-    if find_open(ward, waiting).await?.is_none() {
-        return Ok(Outcome::Gone);
+    if find_open(target, waiting).await?.is_none() {
+        return Ok(Outcome::Deleted);
     }
     if !signings().take(tenant, is_new, Instant::now()) {
         return Ok(Outcome::Later { is_new });
@@ -446,68 +450,68 @@ async fn sign(
         }
         // Before there can be a Node, and while the JoinToken is known.
         let reap_after = known.spec.reap_after.as_deref();
-        ward.api.prepare_lease(&asked.name, reap_after).await?;
+        target.api.prepare_lease(&facts.name, reap_after).await?;
     }
-    if let Some(node) = node.filter(|_| asked.purpose == Use::Server) {
-        note_taints(context, ward, &node).await?;
-        if !asked.is_approved {
-            ward.api.approve(csr, &context.params).await?;
+    if let Some(node) = node.filter(|_| facts.purpose == Use::Server) {
+        record_taints(context, target, &node).await?;
+        if !facts.is_approved {
+            target.api.approve(csr, &context.params).await?;
         }
     }
-    let chain = issue::issue(context, &ward.identity, &asked, csr, &authority, term).await?;
-    Ok(Outcome::Signed(Box::new(asked), chain))
+    let chain = issue::issue(context, &target.identity, &facts, csr, &ca, term).await?;
+    Ok(Outcome::Signed(Box::new(facts), chain))
 }
 
 /// Returns the joining node, if the request comes with a bootstrap token.
 fn build_joiner<'a>(
-    ward: &'a WatchedCluster,
-    asked: &'a CertificateRequestFacts,
+    target: &'a WatchedCluster,
+    facts: &'a CertificateRequestFacts,
     waiting: &'a Waiting,
 ) -> Option<Joiner<'a>> {
-    match &asked.requester {
+    match &facts.requester {
         Requester::Node | Requester::Approved => None,
         Requester::Bootstrap(token_id) => Some(Joiner {
-            identity: &ward.identity,
+            identity: &target.identity,
             token_id,
-            node: &asked.name,
+            node: &facts.name,
             request: &waiting.uid,
-            asked: waiting.asked,
+            requested_at: waiting.requested_at,
         }),
     }
 }
 
 /// Returns the Node of the requested certificate, if it exists. A Node that cannot be decoded
 /// counts as one without addresses.
-async fn find_node(ward: &WatchedCluster, asked: &CertificateRequestFacts) -> Result<Option<Node>, SignError> {
-    let found = match asked.requester {
+async fn find_node(target: &WatchedCluster, facts: &CertificateRequestFacts) -> Result<Option<Node>, SignError> {
+    let found = match facts.requester {
         Requester::Approved => None,
-        Requester::Node | Requester::Bootstrap(_) => ward.api.node(&asked.name).await?,
+        Requester::Node | Requester::Bootstrap(_) => target.api.node(&facts.name).await?,
     };
     Ok(found.map(|node| node.0.unwrap_or_default()))
 }
 
 /// Records on a Node which taints its JoinToken set, while that is known. Without this annotation,
 /// an administrator of the cluster would have to delete the Node by hand later.
-async fn note_taints(context: &Context, ward: &WatchedCluster, node: &Node) -> Result<(), TenantApiError> {
+async fn record_taints(context: &Context, target: &WatchedCluster, node: &Node) -> Result<(), TenantApiError> {
     if node.annotations().contains_key(labels::JOINED_TAINTS) {
         return Ok(());
     }
-    match join_counter::find_taints(context, &ward.identity, &node.name_any()) {
-        Some(taints) => ward.api.note_taints(node, &taints).await,
+    match join_counter::find_taints(context, &target.identity, &node.name_any()) {
+        Some(taints) => target.api.record_taints(node, &taints).await,
         None => Ok(()),
     }
 }
 
 /// Returns the watched Cluster, if it still has the same identity.
-fn find_cluster(context: &Context, ward: &WatchedCluster) -> Option<Arc<Cluster>> {
+fn find_cluster(context: &Context, target: &WatchedCluster) -> Option<Arc<Cluster>> {
     let Identity {
         tenant, cluster, id, ..
-    } = &ward.identity;
+    } = &target.identity;
     let found = context
         .host
         .caches
         .clusters
         .get(&ObjectRef::new(cluster).within(tenant))?;
-    let lives = found.metadata.deletion_timestamp.is_none();
-    (lives && found.id().as_ref() == Some(id)).then_some(found)
+    let exists = found.metadata.deletion_timestamp.is_none();
+    (exists && found.id().as_ref() == Some(id)).then_some(found)
 }

@@ -67,13 +67,13 @@ struct Published<'a> {
 
 /// Reconciles one JoinToken. Returns when to do so again.
 pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let began = Instant::now();
+    let start = Instant::now();
     let result = match Box::pin(reconcile_one(&context, &token)).await {
         // A concurrent write: the watch delivers the new version in a moment.
         Err(ReconcileError::Contended(STATUS)) => Ok(Action::requeue(AGAIN)),
         other => other,
     };
-    context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
+    context.metrics.reconciled(CONTROLLER, start.elapsed().as_secs_f64());
     result
 }
 
@@ -81,13 +81,13 @@ pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<A
 pub fn on_error(token: Arc<JoinToken>, error: &ReconcileError, context: Arc<Context>) -> Action {
     context.metrics.failed(CONTROLLER, error.reason());
     let (namespace, name) = (token.namespace().unwrap_or_default(), token.name_any());
-    let said = crate::chain(error);
+    let message = crate::chain(error);
     match error {
         // The Cluster may be going to sleep; its status tells in a moment.
         ReconcileError::Tenant(api) if api.is_unanswered() => {
-            tracing::info!(namespace, name, error = %said, "JoinToken waits for the API of its Cluster");
+            tracing::info!(namespace, name, error = %message, "JoinToken waits for the API of its Cluster");
         }
-        _ => tracing::warn!(namespace, name, error = %said, "JoinToken reconcile failed"),
+        _ => tracing::warn!(namespace, name, error = %message, "JoinToken reconcile failed"),
     }
     Action::requeue(plan::plan_wait(&token, Timestamp::now()))
 }
@@ -108,7 +108,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
             .caches
             .join_tokens_of(&token.namespace().unwrap_or_default())
     };
-    if !plan::is_served(token) && plan::is_one_too_many(token, &others(), now) {
+    if !plan::is_served(token) && plan::exceeds_limit(token, &others(), now) {
         let message = format!(
             "Too many JoinTokens: at most {} of the Tenant and {} of the Cluster may be valid at a time, and \
          older ones come first. Delete one, or wait until one expires.",
@@ -162,7 +162,7 @@ async fn serve(
     api: &TenantApi,
 ) -> Result<Action, ReconcileError> {
     let now = Timestamp::now();
-    hold(context, token).await?;
+    ensure_finalizer(context, token).await?;
     let Some(bootstrap) = ensure_secret(context, token, identity, cluster).await? else {
         let name = secret_name(&token.name_any());
         let message = format!(
@@ -257,18 +257,18 @@ fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<C
 async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Action, ReconcileError> {
     let is_deleted = token.metadata.deletion_timestamp.is_some();
     let api = find_cluster(context, token);
-    let was_told = token.status.as_ref().is_some_and(|status| status.token_id.is_some());
+    let had_token = token.status.as_ref().is_some_and(|status| status.token_id.is_some());
     let slot = context.slots.enter(&token.namespace().unwrap_or_default());
-    if was_told && api.is_ok() && slot.is_none() {
+    if had_token && api.is_ok() && slot.is_none() {
         return Ok(Action::requeue(BUSY));
     }
-    let has_ended = join_token_term::end(token).is_none_or(|end| end <= now);
+    let is_expired = join_token_term::end(token).is_none_or(|end| end <= now);
     let revoked = revoke(context, token, api.as_ref().ok().map(|(.., api)| api)).await;
     // The signer accepts no bootstrap token without its JoinToken. A token that has expired needs
     // no deletion.
-    let gone = [Reason::ClusterMissing, Reason::ClusterReplaced];
-    let is_gone = matches!(&api, Err(Some(state)) if gone.contains(&state.reason));
-    let is_removed = has_ended || is_gone || !was_told || api.is_ok() && revoked.is_ok();
+    let reasons = [Reason::ClusterMissing, Reason::ClusterReplaced];
+    let is_cluster_deleted = matches!(&api, Err(Some(state)) if reasons.contains(&state.reason));
+    let is_removed = is_expired || is_cluster_deleted || !had_token || api.is_ok() && revoked.is_ok();
     if is_deleted {
         if !is_removed {
             revoked?;
@@ -324,7 +324,7 @@ async fn delete(context: &Context, token: &JoinToken) -> Result<(), ReconcileErr
 }
 
 /// Sets the finalizer.
-async fn hold(context: &Context, token: &JoinToken) -> Result<(), ReconcileError> {
+async fn ensure_finalizer(context: &Context, token: &JoinToken) -> Result<(), ReconcileError> {
     if is_held(token) {
         return Ok(());
     }
@@ -332,10 +332,11 @@ async fn hold(context: &Context, token: &JoinToken) -> Result<(), ReconcileError
         "metadata": {"name": token.name_any(), "uid": token.uid(), "finalizers": [labels::FINALIZER]}});
     let tokens =
         Api::<Lenient<JoinToken>>::namespaced(context.host.client.clone(), &token.namespace().unwrap_or_default());
-    let held = tokens
+    let patched = tokens
         .patch(&token.name_any(), context.applier.params(), &Patch::Apply(&patch))
         .await;
-    held.map(|_| ())
+    patched
+        .map(|_| ())
         .map_err(ReconcileError::host("a JoinToken's finalizer"))
 }
 

@@ -42,7 +42,7 @@ use serde::de::DeserializeOwned;
 use yoke_api::{ClusterId, Lenient};
 
 use crate::tenant_client::base_objects::{NAMESPACE, SERVICE, build_admin_role};
-use crate::tenant_client::object::{Objects, is_so};
+use crate::tenant_client::object::{Objects, matches_desired};
 use crate::tenant_client::paged_list::{Pages, list_page};
 use crate::tenant_client::watch::{Change, changes};
 
@@ -267,8 +267,8 @@ impl TenantApi {
         // Requests one entry; the answer has the number of the others.
         let list = list_page("Nodes", &nodes, &ListParams::default().limit(1)).await?;
         let others = list.metadata.remaining_item_count.unwrap_or(0).max(0);
-        let here = i64::try_from(list.items.len()).unwrap_or(0);
-        Ok(i32::try_from(others.saturating_add(here)).unwrap_or(i32::MAX))
+        let on_page = i64::try_from(list.items.len()).unwrap_or(0);
+        Ok(i32::try_from(others.saturating_add(on_page)).unwrap_or(i32::MAX))
     }
 
     /// Checks that the controllers work: they first create the ServiceAccount that every pod needs.
@@ -297,7 +297,7 @@ impl TenantApi {
         let role = async {
             match limited("the role of the admins", roles.create(&creation, &admin_role)).await {
                 Err(error) if error.code() == Some(409) => Ok(()),
-                made => made.map(|_| ()),
+                created => created.map(|_| ()),
             }
         };
         tokio::try_join!(namespace, role, self.apply_base(objects, params)).map(|_| ())
@@ -334,7 +334,7 @@ impl TenantApi {
         let (kind, object) = (ApiResource::erase::<K>(&()), to_dynamic(object));
         let objects = Objects::of(&self.client, "a base object", &kind, &object);
         let found = objects.find(&object).await?;
-        if found.as_ref().is_some_and(|found| is_so(&object, found)) {
+        if found.as_ref().is_some_and(|found| matches_desired(&object, found)) {
             return Ok(());
         }
         objects.write(&object, found.as_ref(), params).await
@@ -349,8 +349,8 @@ impl TenantApi {
         let slices = Api::namespaced(self.client.clone(), NAMESPACE);
         let all = Api::namespaced(self.client.clone(), NAMESPACE);
         tokio::select! {
-            ended = watch_until_other(slices, slice) => ended,
-            ended = watch_until_other(all, endpoints) => ended,
+            result = watch_until_changed(slices, slice) => result,
+            result = watch_until_changed(all, endpoints) => result,
         }
     }
 
@@ -369,26 +369,26 @@ impl TenantApi {
 }
 
 /// Returns when the object [`SERVICE`] is missing or differs.
-async fn watch_until_other<K>(api: Api<Lenient<K>>, wanted: &K) -> Result<(), TenantApiError>
+async fn watch_until_changed<K>(api: Api<Lenient<K>>, wanted: &K) -> Result<(), TenantApiError>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned + Send + 'static,
 {
     let params = ListParams::default().fields(&format!("metadata.name={SERVICE}"));
     let wanted = wanted.clone();
-    let is_as_wanted = move |found: Lenient<K>| found.0.is_ok_and(|found| is_so(&wanted, &found));
+    let is_current = move |found: Lenient<K>| found.0.is_ok_and(|found| matches_desired(&wanted, &found));
     let mut changes = std::pin::pin!(changes(
         "the endpoints of default/kubernetes",
         api,
         params,
         ONE,
-        is_as_wanted
+        is_current
     ));
-    let mut is_there = false;
+    let mut is_listed = false;
     while let Some(change) = changes.try_next().await? {
         match change {
-            Change::Is(true) => is_there = true,
-            Change::Listed if is_there => {}
-            Change::Is(false) | Change::Listed | Change::Gone => break,
+            Change::Current(true) => is_listed = true,
+            Change::Listed if is_listed => {}
+            Change::Current(false) | Change::Listed | Change::Deleted => break,
         }
     }
     Ok(())
@@ -419,20 +419,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_refuses_has_answered() {
-        let asking = |source: kube::Error| TenantApiError::Request {
+    fn a_refusal_counts_as_an_answer() {
+        let request_error = |source: kube::Error| TenantApiError::Request {
             what: "a token",
             source: Box::new(source),
         };
         let refused = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
         let broken = kube::Error::Service("connection refused".into());
-        let odd = kube::Error::SerdeError(serde_json::from_str::<u8>("?").unwrap_err());
+        let unreadable = kube::Error::SerdeError(serde_json::from_str::<u8>("?").unwrap_err());
         for (rule, error, expected) in [
-            ("nobody is there", asking(broken), true),
-            ("it takes too long", TenantApiError::Limit, true),
-            ("its answer cannot be read", asking(odd), false),
-            ("it is refused", asking(kube::Error::Api(refused)), false),
-            ("it is not ready", TenantApiError::NotReady, false),
+            ("no connection", request_error(broken), true),
+            ("a timeout", TenantApiError::Limit, true),
+            ("an unreadable answer", request_error(unreadable), false),
+            ("a refusal", request_error(kube::Error::Api(refused)), false),
+            ("not ready", TenantApiError::NotReady, false),
         ] {
             assert_eq!(error.is_unanswered(), expected, "{rule}");
         }

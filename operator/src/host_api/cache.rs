@@ -48,7 +48,7 @@ use yoke_api::{Cluster, JoinToken, Lenient, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
-use crate::host_api::cache::reserved_storage::Counted;
+use crate::host_api::cache::reserved_storage::ReservedWriter;
 use crate::host_api::cache::sink::{FullStore, WatchSink};
 use crate::host_api::cache::trim::without_extras;
 use crate::host_api::compact_store::{self, CompactStore, Ended, Retention};
@@ -185,13 +185,13 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &CacheMetric
     let (cluster_sender, clusters) = mpsc::channel(TRIGGER_CAPACITY);
     let (tenant_sender, tenants) = mpsc::channel(TRIGGER_CAPACITY);
     let (join_token_sender, join_tokens) = mpsc::channel(TRIGGER_CAPACITY);
-    let (known_clusters, clusters_kept) = Clusters::open();
+    let (known_clusters, clusters_writer) = Clusters::open();
     let (join_token_store, join_token_writer) = reflector::store();
     let triggers = WatchRouter::new(
         cluster_sender,
         tenant_sender,
         join_token_sender,
-        known_clusters.share_outlines(),
+        known_clusters.share_summaries(),
         join_token_store.clone(),
     );
     let drain = supervisor.drain();
@@ -205,25 +205,25 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &CacheMetric
         unserved,
     };
     let every = watcher::Config::default().page_size(PAGE);
-    starter.spawn("watch-clusters", every.clone(), clusters_kept);
-    let join_tokens_kept = FullStore {
+    starter.spawn("watch-clusters", every.clone(), clusters_writer);
+    let join_tokens_sink = FullStore {
         store: join_token_store.clone(),
         writer: join_token_writer,
     };
-    starter.spawn("watch-jointokens", every.clone(), join_tokens_kept);
-    let (secrets, scribe) = compact_store::open(retention::SECRETS);
-    let (reserved, counted) = Counted::new(scribe);
-    starter.spawn("watch-secrets", build_ours(), counted);
+    starter.spawn("watch-jointokens", every.clone(), join_tokens_sink);
+    let (secrets, writer) = compact_store::open(retention::SECRETS);
+    let (reserved, reserved_writer) = ReservedWriter::new(writer);
+    starter.spawn("watch-secrets", build_ours(), reserved_writer);
     let caches = Caches {
         clusters: known_clusters,
         tenants: starter.watch("watch-tenants", every),
         join_tokens: join_token_store,
-        namespaces: starter.note_ours("watch-namespaces", retention::NAMESPACES),
+        namespaces: starter.cache_ours("watch-namespaces", retention::NAMESPACES),
         secrets,
         reserved,
-        config_maps: starter.note_ours("watch-configmaps", retention::CONFIG_MAPS),
-        services: starter.note_ours("watch-services", retention::SERVICES),
-        stateful_sets: starter.note(
+        config_maps: starter.cache_ours("watch-configmaps", retention::CONFIG_MAPS),
+        services: starter.cache_ours("watch-services", retention::SERVICES),
+        stateful_sets: starter.cache_compact(
             "watch-statefulsets",
             build_ours().page_size(PAGE_OF_SETS),
             retention::STATEFUL_SETS,
@@ -231,12 +231,12 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &CacheMetric
         pods: starter.watch_ours("watch-pods"),
         budgets: starter.watch_ours("watch-poddisruptionbudgets"),
         nodes: starter.watch("watch-nodes", watcher::Config::default()),
-        network_policies: starter.note_ours("watch-networkpolicies", retention::NETWORK_POLICIES),
+        network_policies: starter.cache_ours("watch-networkpolicies", retention::NETWORK_POLICIES),
         roles: starter.watch_ours("watch-roles"),
         role_bindings: starter.watch_ours("watch-rolebindings"),
         resource_quotas: starter.watch_ours("watch-resourcequotas"),
-        certificates: starter.note_ours("watch-certificates", retention::CERTIFICATES),
-        issuers: starter.note_ours("watch-issuers", retention::ISSUERS),
+        certificates: starter.cache_ours("watch-certificates", retention::CERTIFICATES),
+        issuers: starter.cache_ours("watch-issuers", retention::ISSUERS),
     };
     let triggered = Triggered {
         clusters: clusters.boxed(),
@@ -284,7 +284,7 @@ impl Caches {
         let mut found = self
             .join_tokens
             .state_filter(|token| token.metadata.namespace.as_deref() == Some(tenant));
-        found.sort_by_key(|token| (token.creation_timestamp().map(|made| made.0), token.name_any()));
+        found.sort_by_key(|token| (token.creation_timestamp().map(|created| created.0), token.name_any()));
         found
     }
 }
@@ -312,19 +312,19 @@ impl Starter<'_> {
     }
 
     /// Watches the operator's own objects and caches one compact record per object.
-    fn note_ours<K: Watched>(&mut self, task: &'static str, extent: Retention<K>) -> CompactStore<K> {
-        self.note(task, build_ours(), extent)
+    fn cache_ours<K: Watched>(&mut self, task: &'static str, retention: Retention<K>) -> CompactStore<K> {
+        self.cache_compact(task, build_ours(), retention)
     }
 
-    fn note<K: Watched>(
+    fn cache_compact<K: Watched>(
         &mut self,
         task: &'static str,
         config: watcher::Config,
-        extent: Retention<K>,
+        retention: Retention<K>,
     ) -> CompactStore<K> {
-        let (ledger, scribe) = compact_store::open(extent);
-        self.spawn(task, config, scribe);
-        ledger
+        let (store, writer) = compact_store::open(retention);
+        self.spawn(task, config, writer);
+        store
     }
 
     fn watch<K: Watched>(&mut self, task: &'static str, config: watcher::Config) -> Store<K> {
@@ -334,7 +334,7 @@ impl Starter<'_> {
         known
     }
 
-    fn spawn<K: Watched>(&mut self, task: &'static str, config: watcher::Config, mut shelf: impl WatchSink<K>) {
+    fn spawn<K: Watched>(&mut self, task: &'static str, config: watcher::Config, mut sink: impl WatchSink<K>) {
         let mut triggers = self.triggers.clone();
         let drain = self.drain.clone();
         let api = Api::<Lenient<K>>::all(self.client.clone());
@@ -354,16 +354,16 @@ impl Starter<'_> {
                     Ok(None) => return Ok(()),
                     Err(error) => {
                         if is_unserved(&error) {
-                            tell_unserved::<K>(&unserved);
+                            report_unserved::<K>(&unserved);
                         }
                         tracing::warn!(task, error = %crate::chain(&error), "watch of the host API failed");
                         continue;
                     }
                 };
-                let Some(event) = take_readable(task, &metrics, &mut shelf, event) else {
+                let Some(event) = decode_event(task, &metrics, &mut sink, event) else {
                     continue;
                 };
-                shelf.keep(&event);
+                sink.apply(&event);
                 match event {
                     Event::Apply(object) | Event::InitApply(object) => triggers.send(&object, false).await,
                     Event::Delete(object) => triggers.send(&object, true).await,
@@ -414,7 +414,7 @@ fn is_unserved(error: &watcher::Error) -> bool {
 }
 
 /// Logs once per kind that the host API does not serve it. The watcher continues to retry.
-fn tell_unserved<K: Resource<DynamicType = ()>>(unserved: &watch::Sender<BTreeSet<&'static str>>) {
+fn report_unserved<K: Resource<DynamicType = ()>>(unserved: &watch::Sender<BTreeSet<&'static str>>) {
     let kind = <K as Resource>::kind(&());
     // A kind without an owned string is a constant of the type, which lives as long as the process.
     let Cow::Borrowed(kind) = kind else {
@@ -434,10 +434,10 @@ fn tell_unserved<K: Resource<DynamicType = ()>>(unserved: &watch::Sender<BTreeSe
 ///
 /// The last decoded state of an object stays in the cache until the object is deleted or all are
 /// listed again.
-fn take_readable<K>(
+fn decode_event<K>(
     task: &'static str,
     metrics: &CacheMetrics,
-    shelf: &mut impl WatchSink<K>,
+    sink: &mut impl WatchSink<K>,
     event: Event<Lenient<K>>,
 ) -> Option<Event<K>>
 where
@@ -451,7 +451,7 @@ where
         Event::Delete(Lenient(Err(invalid))) => {
             let mut key = ObjectRef::<K>::new(invalid.metadata.name.as_deref().unwrap_or_default());
             key.namespace = invalid.metadata.namespace;
-            return shelf.find_gone(key).map(Event::Delete);
+            return sink.find_deleted(key).map(Event::Delete);
         }
         Event::Delete(read) => (read, Event::Delete),
     };
@@ -476,7 +476,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_add_is_not_kept() {
+    fn labels_and_annotations_of_users_are_not_cached() {
         let mut object = Cluster::new("a", Default::default());
         for key in ["note", labels::ID, labels::SLEEP] {
             object.labels_mut().insert(key.into(), "x".into());
@@ -485,14 +485,14 @@ mod tests {
         }
         let metrics = CacheMetrics::new(&yoke_runtime::Metrics::new("operator"));
         let (store, writer) = reflector::store::<Cluster>();
-        let mut shelf = FullStore { store, writer };
-        let kept = take_readable("test", &metrics, &mut shelf, Event::Apply(Lenient(Ok(object))));
-        let Some(Event::Apply(kept)) = kept else {
-            panic!("{kept:?}");
+        let mut sink = FullStore { store, writer };
+        let readable = decode_event("test", &metrics, &mut sink, Event::Apply(Lenient(Ok(object))));
+        let Some(Event::Apply(readable)) = readable else {
+            panic!("{readable:?}");
         };
-        assert_eq!(kept.labels().keys().collect::<Vec<_>>(), [labels::ID]);
-        assert_eq!(kept.annotations().keys().collect::<Vec<_>>(), [labels::SLEEP]);
-        assert!(kept.owner_references().is_empty());
+        assert_eq!(readable.labels().keys().collect::<Vec<_>>(), [labels::ID]);
+        assert_eq!(readable.annotations().keys().collect::<Vec<_>>(), [labels::SLEEP]);
+        assert!(readable.owner_references().is_empty());
     }
 
     fn object(name: &str, version: serde_json::Value) -> Lenient<Cluster> {
@@ -502,23 +502,27 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_read_is_left_out() {
+    fn an_undecodable_object_is_left_out() {
         let metrics = CacheMetrics::new(&yoke_runtime::Metrics::new("operator"));
         let (store, writer) = reflector::store::<Cluster>();
         let known = store.clone();
-        let mut shelf = FullStore { store, writer };
-        let mut see = |event| {
-            let event = take_readable("test", &metrics, &mut shelf, event);
-            event.iter().for_each(|event| shelf.keep(event));
+        let mut sink = FullStore { store, writer };
+        let mut handle = |event| {
+            let event = decode_event("test", &metrics, &mut sink, event);
+            event.iter().for_each(|event| sink.apply(event));
             (event.is_some(), known.state().len())
         };
         let (good, bad) = (|name| object(name, "v1.35.4".into()), |name| object(name, 1.into()));
-        assert_eq!(see(Event::Init), (true, 0));
-        assert_eq!(see(Event::InitApply(bad("a"))), (false, 0));
-        assert_eq!(see(Event::InitApply(good("b"))), (true, 0));
-        assert_eq!(see(Event::InitDone), (true, 1));
-        assert_eq!(see(Event::Apply(bad("b"))), (false, 1), "what was known stays");
-        assert_eq!(see(Event::Delete(bad("a"))), (false, 1));
-        assert_eq!(see(Event::Delete(bad("b"))), (true, 0));
+        assert_eq!(handle(Event::Init), (true, 0));
+        assert_eq!(handle(Event::InitApply(bad("a"))), (false, 0));
+        assert_eq!(handle(Event::InitApply(good("b"))), (true, 0));
+        assert_eq!(handle(Event::InitDone), (true, 1));
+        assert_eq!(
+            handle(Event::Apply(bad("b"))),
+            (false, 1),
+            "the last decoded state was dropped"
+        );
+        assert_eq!(handle(Event::Delete(bad("a"))), (false, 1));
+        assert_eq!(handle(Event::Delete(bad("b"))), (true, 0));
     }
 }

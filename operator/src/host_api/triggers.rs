@@ -37,7 +37,7 @@ pub(crate) struct WatchRouter {
 /// Last observed fields of the objects that concern more than one Cluster.
 #[derive(Clone, Debug, Default)]
 struct Memory {
-    said: HashMap<(String, String), LastSeen>,
+    last_seen: HashMap<(String, String), LastSeen>,
 }
 
 /// Last observed fields of an object.
@@ -114,14 +114,14 @@ struct Requeues {
     readers: bool,
     /// JoinTokens that wait for the API of this Cluster.
     join_tokens_of: Option<String>,
-    others: Others,
+    others: OtherClusters,
     /// Clusters of any Tenant that request one of these host names, or a name under one of them.
     names: BTreeSet<String>,
 }
 
 /// The Tenant's Clusters to requeue, apart from the changed Cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Others {
+enum OtherClusters {
     #[default]
     None,
     /// Refused Clusters: there may be room for one now.
@@ -148,7 +148,7 @@ impl WatchRouter {
     }
 
     /// Requeues the objects that a changed or deleted object concerns.
-    pub(crate) async fn send<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) {
+    pub(crate) async fn send<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, is_deleted: bool) {
         let meta = object.meta();
         let tenant = match K::kind(&()).as_ref() {
             "Cluster" | "JoinToken" => meta.namespace.clone(),
@@ -158,66 +158,66 @@ impl WatchRouter {
         let Some(tenant) = tenant else {
             return;
         };
-        let calls = self.memory.plan(object, gone);
-        if calls.tenant {
+        let requeues = self.memory.plan(object, is_deleted);
+        if requeues.tenant {
             // An error means that the controller has ended. The process ends soon after.
             let _ = self.tenants.send(ObjectRef::new(&tenant)).await;
         }
-        if let Some(join_token) = &calls.join_token {
+        if let Some(join_token) = &requeues.join_token {
             let _ = self.join_tokens.send(ObjectRef::new(join_token).within(&tenant)).await;
         }
-        for join_token in self.find_join_tokens(&tenant, &calls) {
+        for join_token in self.find_join_tokens(&tenant, &requeues) {
             let _ = self.join_tokens.send(join_token).await;
         }
-        let others = self.find_others(&tenant, &calls);
-        let itself = calls.cluster.map(|cluster| ObjectRef::new(&cluster).within(&tenant));
-        for cluster in itself.into_iter().chain(others) {
+        let others = self.find_other_clusters(&tenant, &requeues);
+        let changed = requeues.cluster.map(|cluster| ObjectRef::new(&cluster).within(&tenant));
+        for cluster in changed.into_iter().chain(others) {
             let _ = self.clusters.send(cluster).await;
         }
     }
 
-    fn find_join_tokens(&self, tenant: &str, calls: &Requeues) -> Vec<ObjectRef<JoinToken>> {
-        if !calls.readers && calls.join_tokens_of.is_none() {
+    fn find_join_tokens(&self, tenant: &str, requeues: &Requeues) -> Vec<ObjectRef<JoinToken>> {
+        if !requeues.readers && requeues.join_tokens_of.is_none() {
             return Vec::new();
         }
-        let found = self
-            .all_join_tokens
-            .state_filter(|token| token.metadata.namespace.as_deref() == Some(tenant) && calls.are_for_waiting(token));
+        let found = self.all_join_tokens.state_filter(|token| {
+            token.metadata.namespace.as_deref() == Some(tenant) && requeues.concern_waiting(token)
+        });
         found.iter().map(|token| ObjectRef::from_obj(token.as_ref())).collect()
     }
 
-    fn find_others(&self, tenant: &str, calls: &Requeues) -> Vec<ObjectRef<Cluster>> {
+    fn find_other_clusters(&self, tenant: &str, requeues: &Requeues) -> Vec<ObjectRef<Cluster>> {
         // Fast path: most changes concern no other Cluster.
-        if calls.others == Others::None && calls.names.is_empty() {
+        if requeues.others == OtherClusters::None && requeues.names.is_empty() {
             return Vec::new();
         }
-        let found = self.all_clusters.pick(|cluster| calls.are_for(tenant, cluster));
+        let found = self.all_clusters.pick(|cluster| requeues.concern(tenant, cluster));
         found.iter().map(|cluster| cluster.to_key()).collect()
     }
 }
 
 impl Requeues {
     /// Returns whether a JoinToken of the Tenant waits for this change.
-    fn are_for_waiting(&self, token: &JoinToken) -> bool {
+    fn concern_waiting(&self, token: &JoinToken) -> bool {
         self.readers && join_token_term::awaits_role(token)
             || self.join_tokens_of.as_ref() == Some(&token.spec.cluster_name) && join_token_term::awaits_api(token)
     }
 
     /// Returns whether to requeue a Cluster other than the changed one.
-    fn are_for(&self, tenant: &str, cluster: &ClusterSummary) -> bool {
-        let as_other = match self.others {
-            Others::None => false,
-            Others::Refused => cluster.is_refused,
-            Others::All => true,
+    fn concern(&self, tenant: &str, cluster: &ClusterSummary) -> bool {
+        let concerns_all = match self.others {
+            OtherClusters::None => false,
+            OtherClusters::Refused => cluster.is_refused,
+            OtherClusters::All => true,
         };
-        let mut asked = cluster.extra_sans.iter();
-        as_other && *cluster.namespace == *tenant
-            || asked.any(|asked| self.names.iter().any(|name| names::is_within(asked, name)))
+        let mut requested = cluster.extra_sans.iter();
+        concerns_all && *cluster.namespace == *tenant
+            || requested.any(|requested| self.names.iter().any(|name| names::is_within(requested, name)))
     }
 }
 
 impl Memory {
-    fn plan<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) -> Requeues {
+    fn plan<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, is_deleted: bool) -> Requeues {
         let kind = K::kind(&());
         let meta = object.meta();
         let labelled = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER));
@@ -225,51 +225,51 @@ impl Memory {
         // what they belong to.
         match kind.as_ref() {
             "Cluster" => {
-                let difference = self.compare(object, gone, &CLUSTER);
+                let change = self.compare(object, is_deleted, &CLUSTER);
                 Requeues {
-                    tenant: difference.is_new || gone,
-                    cluster: meta.name.clone().filter(|_| difference.changed),
-                    others: if difference.changed {
-                        Others::Refused
+                    tenant: change.is_new || is_deleted,
+                    cluster: meta.name.clone().filter(|_| change.changed),
+                    others: if change.changed {
+                        OtherClusters::Refused
                     } else {
-                        Others::None
+                        OtherClusters::None
                     },
-                    names: difference.names,
-                    join_tokens_of: meta.name.clone().filter(|_| difference.api_answers),
+                    names: change.names,
+                    join_tokens_of: meta.name.clone().filter(|_| change.api_answers),
                     ..Requeues::default()
                 }
             }
             "JoinToken" => {
-                let difference = self.compare(object, gone, &JOIN_TOKEN);
+                let change = self.compare(object, is_deleted, &JOIN_TOKEN);
                 Requeues {
                     // The Tenant's Role lists the Secret of each JoinToken by name.
-                    tenant: difference.is_new || gone,
-                    join_token: meta.name.clone().filter(|_| difference.changed && !gone),
+                    tenant: change.is_new || is_deleted,
+                    join_token: meta.name.clone().filter(|_| change.changed && !is_deleted),
                     // A Cluster that leaves konnectivity to the operator gets agents with its first
                     // JoinToken.
-                    cluster: difference.is_new.then(|| name_cluster(object)).flatten(),
+                    cluster: change.is_new.then(|| name_cluster(object)).flatten(),
                     ..Requeues::default()
                 }
             }
-            "Tenant" => self.plan_shared(object, gone, &TENANT),
+            "Tenant" => self.plan_shared(object, is_deleted, &TENANT),
             _ if labelled.is_some() => Requeues {
                 cluster: labelled.cloned(),
                 // The Tenant's other Clusters are validated against the bytes that a store has
                 // reserved.
                 others: match meta.labels.as_ref().and_then(|all| all.get(labels::COMPONENT)) {
-                    Some(part) if part == component::STORE && kind == "Secret" => Others::Refused,
-                    _ => Others::None,
+                    Some(part) if part == component::STORE && kind == "Secret" => OtherClusters::Refused,
+                    _ => OtherClusters::None,
                 },
                 ..Requeues::default()
             },
-            "Namespace" => self.plan_shared(object, gone, &NAMESPACE),
+            "Namespace" => self.plan_shared(object, is_deleted, &NAMESPACE),
             "ResourceQuota" => Requeues {
-                tenant: self.compare(object, gone, &RESOURCE_QUOTA).changed || gone,
+                tenant: self.compare(object, is_deleted, &RESOURCE_QUOTA).changed || is_deleted,
                 ..Requeues::default()
             },
             "Role" => Requeues {
                 tenant: true,
-                readers: !gone,
+                readers: !is_deleted,
                 ..Requeues::default()
             },
             _ => Requeues {
@@ -279,23 +279,27 @@ impl Memory {
         }
     }
 
-    fn plan_shared<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &Parts) -> Requeues {
-        let difference = self.compare(object, gone, parts);
+    fn plan_shared<K: Resource + Serialize>(&mut self, object: &K, is_deleted: bool, parts: &Parts) -> Requeues {
+        let change = self.compare(object, is_deleted, parts);
         Requeues {
             tenant: true,
-            others: if difference.changed { Others::All } else { Others::None },
-            names: difference.names,
+            others: if change.changed {
+                OtherClusters::All
+            } else {
+                OtherClusters::None
+            },
+            names: change.names,
             ..Requeues::default()
         }
     }
 
-    fn compare<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &Parts) -> Change {
+    fn compare<K: Resource + Serialize>(&mut self, object: &K, is_deleted: bool, parts: &Parts) -> Change {
         let key = (object.namespace().unwrap_or_default(), object.name_any());
-        if gone {
+        if is_deleted {
             return Change {
                 is_new: false,
                 changed: true,
-                names: self.said.remove(&key).unwrap_or_default().names,
+                names: self.last_seen.remove(&key).unwrap_or_default().names,
                 api_answers: false,
             };
         }
@@ -309,24 +313,24 @@ impl Memory {
         let list = Some(parts.names).filter(|names| !names.is_empty());
         let list = list.and_then(|names| value.pointer(names)?.as_array());
         let names = list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
-        let said = LastSeen {
+        let current = LastSeen {
             digest: hasher.finish(),
             names: names.collect(),
             api_answers: has_api(&value),
         };
-        let before = self.said.insert(key, said.clone());
+        let before = self.last_seen.insert(key, current.clone());
         let is_new = before.is_none();
         let before = before.unwrap_or_default();
-        let changed = is_new || before.digest != said.digest || before.names != said.names;
+        let changed = is_new || before.digest != current.digest || before.names != current.names;
         let mut names = before.names;
-        names.extend(said.names);
+        names.extend(current.names);
         Change {
             is_new,
             changed,
             names: if changed { names } else { BTreeSet::new() },
             // No requeue on first sight: JoinTokens that wait for it are enqueued by their own
             // initial list.
-            api_answers: !is_new && !before.api_answers && said.api_answers,
+            api_answers: !is_new && !before.api_answers && current.api_answers,
         }
     }
 }
@@ -354,7 +358,7 @@ mod tests {
 
     use super::*;
 
-    fn calls(tenant: bool, cluster: Option<&str>, others: Others) -> Requeues {
+    fn expect(tenant: bool, cluster: Option<&str>, others: OtherClusters) -> Requeues {
         Requeues {
             tenant,
             cluster: cluster.map(str::to_owned),
@@ -364,43 +368,46 @@ mod tests {
     }
 
     /// Plans one event of an object, and checks the requeues.
-    fn check<K>(rule: &str, memory: &mut Memory, value: Value, gone: bool, expected: &Requeues)
+    fn check<K>(rule: &str, memory: &mut Memory, value: Value, is_deleted: bool, expected: &Requeues)
     where
         K: Resource<DynamicType = ()> + Serialize + serde::de::DeserializeOwned,
     {
         let object: K = serde_json::from_value(value).unwrap();
-        assert_eq!(&memory.plan(&object, gone), expected, "{rule}");
+        assert_eq!(&memory.plan(&object, is_deleted), expected, "{rule}");
     }
 
     #[test]
-    fn clusters_are_called_for_what_they_are_held_against() {
+    fn a_changed_tenant_requeues_all_its_clusters() {
         let mut memory = Memory::default();
         let tenant = |generation: i64, clusters: i64, retained: Option<i64>| {
             json!({"metadata": {"name": "t", "uid": "1", "generation": generation}, "spec": {},
                 "status": {"clusters": clusters, "retainedStorage": retained}})
         };
-        let (all, none) = (calls(true, None, Others::All), calls(true, None, Others::None));
+        let (all, none) = (
+            expect(true, None, OtherClusters::All),
+            expect(true, None, OtherClusters::None),
+        );
         for (rule, value, expected) in [
             ("first sight", tenant(1, 0, None), &all),
-            ("what is told of retained data", tenant(1, 0, Some(1)), &none),
-            ("a Cluster more", tenant(1, 1, Some(1)), &none),
+            ("another status", tenant(1, 0, Some(1)), &none),
+            ("one more Cluster", tenant(1, 1, Some(1)), &none),
             ("another quota", tenant(2, 1, Some(1)), &all),
             ("listed again", tenant(2, 1, Some(1)), &none),
         ] {
             check::<Tenant>(rule, &mut memory, value, false, expected);
         }
-        check::<Tenant>("gone", &mut memory, tenant(2, 1, Some(1)), true, &all);
+        check::<Tenant>("deleted", &mut memory, tenant(2, 1, Some(1)), true, &all);
     }
 
     #[test]
-    fn a_join_token_is_called_for_by_what_it_asks_and_who_joined() {
+    fn a_changed_spec_or_use_requeues_the_join_token() {
         let mut memory = Memory::default();
         let token = |generation: i64, uses: &Value, message: &str| {
             json!({"metadata": {"name": "j", "namespace": "t", "uid": "1", "generation": generation},
                 "spec": {"clusterName": "a"}, "status": {"uses": uses, "conditions": [{"type": "Ready", "status": "False",
                 "reason": "x", "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
         };
-        let calls = |is_new: bool, itself: bool| Requeues {
+        let expect = |is_new: bool, itself: bool| Requeues {
             tenant: is_new,
             cluster: is_new.then(|| "a".to_owned()),
             join_token: itself.then(|| "j".to_owned()),
@@ -408,46 +415,46 @@ mod tests {
         };
         let used = json!([{"request": "r", "node": "n", "time": "2026-01-01T00:00:00Z"}]);
         for (rule, value, expected) in [
-            ("made", token(1, &json!([]), "x"), calls(true, true)),
-            ("what is said of it", token(1, &json!([]), "y"), calls(false, false)),
-            ("a worker joined", token(1, &used, "y"), calls(false, true)),
-            ("listed again", token(1, &used, "y"), calls(false, false)),
+            ("created", token(1, &json!([]), "x"), expect(true, true)),
+            ("another message", token(1, &json!([]), "y"), expect(false, false)),
+            ("a worker joined", token(1, &used, "y"), expect(false, true)),
+            ("listed again", token(1, &used, "y"), expect(false, false)),
         ] {
             check::<JoinToken>(rule, &mut memory, value, false, &expected);
         }
-        let gone = Requeues {
+        let deleted = Requeues {
             tenant: true,
             ..Requeues::default()
         };
-        check::<JoinToken>("gone", &mut memory, token(1, &used, "y"), true, &gone);
+        check::<JoinToken>("deleted", &mut memory, token(1, &used, "y"), true, &deleted);
     }
 
     #[test]
-    fn an_api_that_answers_again_calls_for_those_who_wait_for_it() {
+    fn an_answering_api_requeues_the_waiting_join_tokens() {
         let mut memory = Memory::default();
         let cluster = |available: &str, message: &str| {
             json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "generation": 1}, "spec": {},
                 "status": {"conditions": [{"type": "APIServerAvailable", "status": available, "reason": "x",
                 "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
         };
-        let nobody = Requeues::default();
+        let none = Requeues::default();
         let waiting = Requeues {
             join_tokens_of: Some("a".to_owned()),
             ..Requeues::default()
         };
-        let itself = calls(true, Some("a"), Others::Refused);
+        let itself = expect(true, Some("a"), OtherClusters::Refused);
         for (rule, value, expected) in [
             ("first sight", cluster("True", "x"), &itself),
-            ("it starts anew", cluster("False", "x"), &nobody),
-            ("it answers", cluster("True", "x"), &waiting),
-            ("what else is said of it", cluster("True", "y"), &nobody),
+            ("the API stops", cluster("False", "x"), &none),
+            ("the API answers again", cluster("True", "x"), &waiting),
+            ("another message", cluster("True", "y"), &none),
         ] {
             check::<Cluster>(rule, &mut memory, value, false, expected);
         }
     }
 
     #[test]
-    fn who_waits_is_called_for_by_what_it_waits_for() {
+    fn a_waiting_join_token_is_requeued_by_its_precondition() {
         let token = |cluster: &str, reason: &str| -> JoinToken {
             serde_json::from_value(json!({"metadata": {"name": "j"}, "spec": {"clusterName": cluster},
                 "status": {"conditions": [{"type": "Ready", "status": "False", "reason": reason, "message": "",
@@ -469,72 +476,78 @@ mod tests {
             ("a", "UsedUp", false, false),
         ] {
             let token = token(cluster, reason);
-            let found = (readers.are_for_waiting(&token), waiting.are_for_waiting(&token));
+            let found = (readers.concern_waiting(&token), waiting.concern_waiting(&token));
             assert_eq!(found, (by_role, by_api), "{cluster} {reason}");
         }
     }
 
     #[test]
-    fn objects_of_a_tenant_call_for_no_cluster() {
+    fn objects_of_a_tenant_requeue_no_cluster() {
         let role = json!({"metadata": {"name": "yoke-tenant", "namespace": "t"}});
         let expected = Requeues {
             readers: true,
-            ..calls(true, None, Others::None)
+            ..expect(true, None, OtherClusters::None)
         };
         check::<Role>("role", &mut Memory::default(), role, false, &expected);
     }
 
     #[test]
-    fn stores_call_for_those_who_wait_for_their_room() {
-        for (component, others) in [("store", Others::Refused), ("pki", Others::None)] {
+    fn a_changed_store_requeues_refused_clusters() {
+        for (component, others) in [("store", OtherClusters::Refused), ("pki", OtherClusters::None)] {
             let labels = json!({"yoke.drzzl.io/cluster": "a", "yoke.drzzl.io/tenant": "t",
                 "yoke.drzzl.io/component": component});
             let secret = json!({"metadata": {"name": "x", "namespace": "yoke-pki", "labels": labels}});
-            let expected = calls(false, Some("a"), others);
+            let expected = expect(false, Some("a"), others);
             check::<Secret>(component, &mut Memory::default(), secret, false, &expected);
         }
     }
 
     #[test]
-    fn labels_of_a_cluster_and_a_tenant_say_nothing() {
+    fn labels_of_clusters_and_tenants_requeue_nothing() {
         let mut memory = Memory::default();
         let labels = json!({"yoke.drzzl.io/cluster": "x", "yoke.drzzl.io/tenant": "y"});
         let cluster = json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "labels": labels}, "spec": {}});
-        let itself = calls(true, Some("a"), Others::Refused);
+        let itself = expect(true, Some("a"), OtherClusters::Refused);
         check::<Cluster>("cluster", &mut memory, cluster, false, &itself);
         let tenant = json!({"metadata": {"name": "t", "uid": "2", "labels": labels}, "spec": {}});
-        check::<Tenant>("tenant", &mut memory, tenant, false, &calls(true, None, Others::All));
+        check::<Tenant>(
+            "tenant",
+            &mut memory,
+            tenant,
+            false,
+            &expect(true, None, OtherClusters::All),
+        );
     }
 
     #[test]
-    fn a_word_to_sleep_and_one_to_wake_call_for_the_cluster() {
+    fn sleep_and_wake_requests_requeue_the_cluster() {
         let mut memory = Memory::default();
-        let cluster = |annotation: &str, slept: &str, woken: &str| {
+        let cluster = |annotation: &str, sleep: &str, wake: &str| {
             json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "annotations": {labels::SLEEP: annotation}},
-                "spec": {}, "status": {"activity": {"sleepRequestedTime": slept, "wakeRequestedTime": woken}}})
+                "spec": {}, "status": {"activity": {"sleepRequestedTime": sleep, "wakeRequestedTime": wake}}})
         };
         let [early, late] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"];
-        let itself = calls(false, Some("a"), Others::Refused);
-        let nobody = Requeues::default();
+        let itself = expect(false, Some("a"), OtherClusters::Refused);
+        let none = Requeues::default();
         for (rule, cluster, expected) in [
             (
                 "new",
                 cluster("end", early, early),
-                &calls(true, Some("a"), Others::Refused),
+                &expect(true, Some("a"), OtherClusters::Refused),
             ),
-            ("a word", cluster("now", early, early), &itself),
-            ("noted by the operator", cluster("now", late, early), &nobody),
-            ("somebody connects", cluster("now", late, late), &itself),
-            ("nothing new", cluster("now", late, late), &nobody),
+            ("a sleep annotation", cluster("now", early, early), &itself),
+            ("a recorded sleep request", cluster("now", late, early), &none),
+            ("a connection", cluster("now", late, late), &itself),
+            ("no change", cluster("now", late, late), &none),
         ] {
             check::<Cluster>(rule, &mut memory, cluster, false, expected);
         }
     }
 
     #[test]
-    fn who_takes_or_leaves_a_name_calls_for_those_who_ask_for_it() {
+    fn a_claimed_or_released_name_requeues_its_requesters() {
         let mut memory = Memory::default();
-        let asking = |namespace: &str, name: &str| {
+        let requesting = |namespace: &str, name: &str| {
             let spec = json!({"endpoint": {"extraSANs": [name]}});
             let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
                 "metadata": {"name": "b", "namespace": namespace}, "spec": spec});
@@ -546,18 +559,18 @@ mod tests {
                 "spec": {"endpoint": {"extraSANs": names}}});
             serde_json::from_value(value).unwrap()
         };
-        let (same, other) = (asking("u", "x.example.org"), asking("u", "y.example.org"));
-        for (rule, object, gone, expected) in [
-            ("asks for none", cluster(1, &[]), false, false),
-            ("takes it", cluster(2, &["x.example.org"]), false, true),
-            ("nothing new", cluster(2, &["x.example.org"]), false, false),
-            ("leaves it", cluster(3, &[]), false, true),
-            ("takes it again", cluster(4, &["x.example.org"]), false, true),
-            ("goes", cluster(4, &["x.example.org"]), true, true),
+        let (same, other) = (requesting("u", "x.example.org"), requesting("u", "y.example.org"));
+        for (rule, object, is_deleted, expected) in [
+            ("requests no name", cluster(1, &[]), false, false),
+            ("requests the name", cluster(2, &["x.example.org"]), false, true),
+            ("no change", cluster(2, &["x.example.org"]), false, false),
+            ("releases the name", cluster(3, &[]), false, true),
+            ("requests the name again", cluster(4, &["x.example.org"]), false, true),
+            ("is deleted", cluster(4, &["x.example.org"]), true, true),
         ] {
-            let calls = memory.plan(&object, gone);
-            assert_eq!(calls.are_for("t", &same), expected, "{rule}");
-            assert!(!calls.are_for("t", &other), "{rule}");
+            let requeues = memory.plan(&object, is_deleted);
+            assert_eq!(requeues.concern("t", &same), expected, "{rule}");
+            assert!(!requeues.concern("t", &other), "{rule}");
         }
         let tenant = |generation: i64, domains: &[&str]| -> Tenant {
             let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant",
@@ -565,17 +578,21 @@ mod tests {
             serde_json::from_value(value).unwrap()
         };
         for (rule, object, expected) in [
-            ("has none", tenant(1, &[]), false),
-            ("is given the domain", tenant(2, &["example.org"]), true),
-            ("loses it", tenant(3, &["example.net"]), true),
-            ("never had it", tenant(4, &["example.net", "example.com"]), false),
+            ("no domain", tenant(1, &[]), false),
+            ("gets the domain", tenant(2, &["example.org"]), true),
+            ("loses the domain", tenant(3, &["example.net"]), true),
+            (
+                "never had the domain",
+                tenant(4, &["example.net", "example.com"]),
+                false,
+            ),
         ] {
-            assert_eq!(memory.plan(&object, false).are_for("t", &same), expected, "{rule}");
+            assert_eq!(memory.plan(&object, false).concern("t", &same), expected, "{rule}");
         }
     }
 
     #[test]
-    fn a_cluster_calls_for_itself_and_for_those_that_wait_for_room() {
+    fn a_changed_cluster_requeues_itself_and_refused_clusters() {
         let mut memory = Memory::default();
         let cluster = |generation: i64, phase: &str| {
             json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "generation": generation}, "spec": {},
@@ -583,24 +600,32 @@ mod tests {
         };
         for (rule, value, expected) in [
             (
-                "made",
+                "created",
                 cluster(1, "Provisioning"),
-                calls(true, Some("a"), Others::Refused),
+                expect(true, Some("a"), OtherClusters::Refused),
             ),
-            ("status", cluster(1, "Running"), calls(false, None, Others::None)),
-            ("spec", cluster(2, "Running"), calls(false, Some("a"), Others::Refused)),
+            (
+                "status",
+                cluster(1, "Running"),
+                expect(false, None, OtherClusters::None),
+            ),
+            (
+                "spec",
+                cluster(2, "Running"),
+                expect(false, Some("a"), OtherClusters::Refused),
+            ),
         ] {
             check::<Cluster>(rule, &mut memory, value, false, &expected);
         }
-        let gone = calls(true, Some("a"), Others::Refused);
-        check::<Cluster>("gone", &mut memory, cluster(2, "Deleting"), true, &gone);
+        let deleted = expect(true, Some("a"), OtherClusters::Refused);
+        check::<Cluster>("deleted", &mut memory, cluster(2, "Deleting"), true, &deleted);
         let pod = json!({"metadata": {"name": "p", "labels": {"yoke.drzzl.io/cluster": "a"}}});
         check::<Pod>(
             "its pod",
             &mut memory,
             pod,
             false,
-            &calls(false, Some("a"), Others::None),
+            &expect(false, Some("a"), OtherClusters::None),
         );
     }
 }

@@ -6,7 +6,7 @@ use kube::api::PatchParams;
 use yoke_api::labels;
 
 use crate::addons::{Owner, Part, Plan};
-use crate::tenant_client::object::{Objects, is_so};
+use crate::tenant_client::object::{Objects, matches_desired};
 use crate::tenant_client::{TenantApi, TenantApiError};
 
 /// An object of an add-on could not be reconciled.
@@ -61,8 +61,8 @@ impl TenantApi {
             if part.owner(found) == Owner::Foreign {
                 return Ok(Owner::Foreign);
             }
-            let digest = |of: &kube::api::DynamicObject| of.annotations().get(labels::APPLIED_DIGEST).cloned();
-            if digest(found) == digest(&part.object) && is_so(&part.object, found) {
+            let digest = |object: &kube::api::DynamicObject| object.annotations().get(labels::APPLIED_DIGEST).cloned();
+            if digest(found) == digest(&part.object) && matches_desired(&part.object, found) {
                 return Ok(Owner::Own);
             }
         }

@@ -24,7 +24,7 @@ use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::host_api::cache::{self, CacheMetrics};
 use yoke_operator::host_nodes::loss;
 use yoke_operator::nats::{Account, Nats, Size, streams};
-use yoke_operator::node_reaper::Pace;
+use yoke_operator::node_reaper::ReapIntervals;
 use yoke_operator::{ReconcileError, join_token, tenant};
 use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
@@ -40,13 +40,13 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// The Tenant of a test.
 pub(crate) const TENANT: &str = "demo";
 /// Checks for silent Nodes as often as a test reconciles.
-const PACE: Pace = Pace {
+const INTERVALS: ReapIntervals = ReapIntervals {
     every: Duration::ZERO,
-    looks: 4,
-    doubt: Duration::from_secs(1),
+    checks: 4,
+    taint_after: Duration::from_secs(1),
     // Kubernetes checks every 20 s which Pods are on Nodes that are out of service.
-    linger: Duration::from_secs(25),
-    known: Duration::ZERO,
+    delete_after: Duration::from_secs(25),
+    min_observed: Duration::ZERO,
 };
 /// Namespace of the CAs.
 pub(crate) const PKI: &str = "yoke-pki";
@@ -737,7 +737,7 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
         }
     });
     let host = Arc::new(yoke_operator::host_api::Host::new(client.clone(), config, caches));
-    let (contexts, tasks) = Contexts::new(Arc::clone(&host), nats, nats_ca, PACE, &metrics);
+    let (contexts, tasks) = Contexts::new(Arc::clone(&host), nats, nats_ca, INTERVALS, &metrics);
     // Admissions are ignored, too.
     drop(tasks.due);
     contexts.cluster.queues.restarts.set_rule(QueueLimits {

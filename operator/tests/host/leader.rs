@@ -16,7 +16,7 @@ const NAMESPACE: &str = "yoke-system";
 const TERMS: Terms = Terms {
     term: Duration::from_secs(5),
     renew: Duration::from_millis(300),
-    look: Duration::from_millis(100),
+    poll: Duration::from_millis(100),
 };
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -46,11 +46,11 @@ async fn a_standby_waits_until_the_lease_is_released() {
     let waited = timeout(TERMS.term * 2, second.win()).await;
     assert!(waited.is_err(), "both operators won");
     // A standby operator releases nothing.
-    second.leave().await;
+    second.release().await;
     assert_eq!(holder(&host).await.as_deref(), Some("a"));
     hold.abort();
     assert!(hold.await.unwrap_err().is_cancelled());
-    handle.leave().await;
+    handle.release().await;
     assert_eq!(holder(&host).await, None);
     let waited = win(&mut second).await;
     assert!(

@@ -154,7 +154,7 @@ async fn upgrades_on_a_draining_node_run_one_at_a_time() {
     };
     host.upgrade_operator("registry.example/kine-nats:next").await;
     let drains_known = async || {
-        host.context.notices.look(&host.context.host);
+        host.context.notices.check(&host.context.host);
         let pods = host.context.host.caches.pods.state();
         let drains = pods.iter().map(|pod| host.context.notices.of(&pod.uid().unwrap()));
         drains.map(|drain| drain.is_some()).collect::<Vec<_>>()

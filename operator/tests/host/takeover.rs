@@ -108,7 +108,7 @@ impl Stage {
     /// Checks Nodes and reconciles until `holds` accepts the observed value.
     async fn reconcile_until<T: Debug>(&self, what: &str, observe: impl AsyncFn() -> T, holds: impl FnMut(&T) -> bool) {
         let observe = async || {
-            self.host.context.notices.look(&self.host.context.host);
+            self.host.context.notices.check(&self.host.context.host);
             observe().await
         };
         self.host.reconcile_until("a", what, observe, holds).await;
@@ -153,7 +153,7 @@ impl Stage {
         };
         self.reconcile_until_equal("the cached Ready status", ready, Some(status.to_owned()))
             .await;
-        self.host.context.notices.look(&self.host.context.host);
+        self.host.context.notices.check(&self.host.context.host);
         self.host.reconcile("a").await.unwrap();
     }
 
@@ -270,7 +270,7 @@ async fn a_standby_takes_over_before_its_node_shuts_down() {
     assert!(!stage.evict().await, "evicted although the standby does not run");
     // A restarted operator continues the takeover.
     stage.host.restart_operator().await;
-    stage.host.context.notices.look(&stage.host.context.host);
+    stage.host.context.notices.check(&stage.host.context.host);
     stage.host.reconcile("a").await.unwrap();
     assert_eq!(stage.set().await.1, 2);
 
@@ -303,7 +303,7 @@ async fn a_standby_takes_over_before_its_node_shuts_down() {
     // The state remains, also for an operator that has just started.
     stage.host.restart_operator().await;
     for _ in 0..3 {
-        stage.host.context.notices.look(&stage.host.context.host);
+        stage.host.context.notices.check(&stage.host.context.host);
         stage.host.reconcile("a").await.unwrap();
     }
     assert_eq!(stage.set().await, (1, 1, incarnation));
@@ -425,7 +425,7 @@ async fn a_terminating_pod_serves_until_its_standby_does() {
     let now = DeleteParams::default().grace_period(0);
     pods.delete(FIRST, &now).await.unwrap();
     for _ in 0..3 {
-        stage.host.context.notices.look(&stage.host.context.host);
+        stage.host.context.notices.check(&stage.host.context.host);
         stage.host.reconcile("a").await.unwrap();
     }
     assert_eq!(stage.set().await, (1, 1, incarnation));
