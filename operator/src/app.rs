@@ -43,7 +43,7 @@ const TENANTS_AT_ONCE: u16 = 8;
 /// JoinTokens reconciled concurrently.
 const JOIN_TOKENS_AT_ONCE: u16 = 16;
 /// Capacity of the channel of Clusters that a watch of their own API requeues.
-const CALLS: usize = 64;
+const REQUEUES: usize = 64;
 /// Interval of checks whether the NATS connection is up, for `/readyz`.
 const NATS_CHECK: Duration = Duration::from_secs(2);
 
@@ -94,7 +94,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     leader_metrics.acts();
-    let (held, leaving) = (election.held(), election.clone());
+    let (held, lease) = (election.held(), election.clone());
     supervisor.spawn_background("leader", hold(election));
     let (synced, connected) = (readiness.check("watches"), readiness.check("nats"));
     let ca = config.nats.secret_dir.join("ca.crt");
@@ -107,23 +107,23 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         stateful_set::keep_facts,
     );
     let host = Arc::new(Host::new(client, config, caches));
-    let (contexts, tasks) = Contexts::new(host, nats, nats_ca, node_reaper::Pace::default(), &metrics);
+    let (contexts, tasks) = Contexts::new(host, nats, nats_ca, node_reaper::ReapIntervals::default(), &metrics);
     let Contexts { host, cluster, .. } = &contexts;
     supervisor.spawn("nats", watch_nats(cluster.nats.clone(), connected, drain.clone()));
     // Processes what tenants write, so it has a task of its own.
-    let signing = tasks.signer.run(Arc::clone(host), tasks.signer_metrics, drain.clone());
+    let signer = tasks.signer.run(Arc::clone(host), tasks.signer_metrics, drain.clone());
     supervisor.spawn("signer", async move {
-        signing.await;
+        signer.await;
         Ok::<_, Infallible>(())
     });
-    let counting = cluster::count_phases(Arc::clone(cluster), drain.clone());
+    let phases = cluster::count_phases(Arc::clone(cluster), drain.clone());
     supervisor.spawn("phases", async move {
-        counting.await;
+        phases.await;
         Ok::<_, Infallible>(())
     });
-    let reaping = tasks.reaper.run(Arc::clone(host), tasks.reaper_metrics, drain.clone());
+    let reaper = tasks.reaper.run(Arc::clone(host), tasks.reaper_metrics, drain.clone());
     supervisor.spawn("reaper", async move {
-        reaping.await;
+        reaper.await;
         Ok::<_, Infallible>(())
     });
     supervisor.spawn(
@@ -138,11 +138,11 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             drain,
         ),
     );
-    let ended = supervisor.run().await;
+    let result = supervisor.run().await;
     // All controllers have stopped, so the next leader does not have to wait until the Lease
     // expires.
-    leaving.leave().await;
-    Ok(ended?)
+    lease.release().await;
+    Ok(result?)
 }
 
 /// Renews the Lease, and exits the process when another operator holds it. The exit is immediate:
@@ -190,13 +190,14 @@ async fn run_controllers(
     let losses = loss::run(loss, calls.clone(), drain.clone());
     // Before the first reconciliation, which would otherwise revert the takeover of a previous
     // leader.
-    cluster.notices.look(&host);
-    let notices = drain::run(host, Arc::clone(&cluster.notices), calls, drain.clone());
-    let triggers = stream::select_all([triggered.clusters, called.boxed(), due]).boxed();
+    cluster.notices.check(&host);
+    let notices = drain::run(host, Arc::clone(&cluster.notices), requeues, drain.clone());
+    let triggers = stream::select_all([triggered.clusters, requeued.boxed(), due]).boxed();
     let clusters = run_clusters(cluster, triggers, held.clone(), drain.clone());
     let join_tokens = run_join_tokens(join_token, triggered.join_tokens, held.clone(), drain.clone());
     let tenants = run_tenants(tenant, triggered.tenants, held, drain);
-    let (_, (), (), (), (), (), ()) = tokio::join!(orphans, guarded, losses, notices, clusters, join_tokens, tenants);
+    let (_, (), (), (), (), (), ()) =
+        tokio::join!(orphans, endpoint_guard, losses, notices, clusters, join_tokens, tenants);
     Ok(())
 }
 
@@ -225,9 +226,9 @@ async fn run_clusters(
         .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
         .reconcile_on(triggers.map(to_named))
         .reconcile_all_on(reconnected)
-        .graceful_shutdown_on(ended(drain.clone()))
+        .graceful_shutdown_on(drain_started(drain.clone()))
         .run(
-            move |named, context| held.carry_out(&drain, cluster::reconcile(to_key(&named), context)),
+            move |named, context| held.run_while_held(&drain, cluster::reconcile(to_key(&named), context)),
             move |named, error, context| cluster::on_error(&to_key(&named), error, &context),
             context,
         )
@@ -244,9 +245,9 @@ async fn run_tenants(
     Controller::for_shared_stream(stream::pending::<Arc<Tenant>>(), context.host.caches.tenants.clone())
         .with_config(ControllerConfig::default().concurrency(TENANTS_AT_ONCE))
         .reconcile_on(triggers)
-        .graceful_shutdown_on(ended(drain.clone()))
+        .graceful_shutdown_on(drain_started(drain.clone()))
         .run(
-            move |tenant, context| held.carry_out(&drain, tenant::reconcile(tenant, context)),
+            move |tenant, context| held.run_while_held(&drain, tenant::reconcile(tenant, context)),
             tenant::on_error,
             context,
         )
@@ -266,9 +267,9 @@ async fn run_join_tokens(
     )
     .with_config(ControllerConfig::default().concurrency(JOIN_TOKENS_AT_ONCE))
     .reconcile_on(triggers)
-    .graceful_shutdown_on(ended(drain.clone()))
+    .graceful_shutdown_on(drain_started(drain.clone()))
     .run(
-        move |token, context| held.carry_out(&drain, join_token::reconcile(token, context)),
+        move |token, context| held.run_while_held(&drain, join_token::reconcile(token, context)),
         join_token::on_error,
         context,
     )
@@ -276,7 +277,7 @@ async fn run_join_tokens(
     .await;
 }
 
-async fn ended(drain: Drain) {
+async fn drain_started(drain: Drain) {
     drain.started().await;
 }
 

@@ -49,13 +49,13 @@ const CROWDED: Duration = Duration::from_secs(300);
 
 /// Reconciles one JoinToken. Returns when to do so again.
 pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let began = Instant::now();
+    let start = Instant::now();
     let result = match Box::pin(reconcile_one(&context, &token)).await {
         // A concurrent write: the watch delivers the new version in a moment.
         Err(ReconcileError::Contended(STATUS)) => Ok(Action::requeue(AGAIN)),
         other => other,
     };
-    context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
+    context.metrics.reconciled(CONTROLLER, start.elapsed().as_secs_f64());
     result
 }
 
@@ -63,13 +63,13 @@ pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<A
 pub fn on_error(token: Arc<JoinToken>, error: &ReconcileError, context: Arc<Context>) -> Action {
     context.metrics.failed(CONTROLLER, error.reason());
     let (namespace, name) = (token.namespace().unwrap_or_default(), token.name_any());
-    let said = crate::chain(error);
+    let message = crate::chain(error);
     match error {
         // The Cluster may be going to sleep; its status tells in a moment.
         ReconcileError::Tenant(api) if api.is_unanswered() => {
-            tracing::info!(namespace, name, error = %said, "JoinToken waits for the API of its Cluster");
+            tracing::info!(namespace, name, error = %message, "JoinToken waits for the API of its Cluster");
         }
-        _ => tracing::warn!(namespace, name, error = %said, "JoinToken reconcile failed"),
+        _ => tracing::warn!(namespace, name, error = %message, "JoinToken reconcile failed"),
     }
     Action::requeue(plan::plan_wait(&token, Timestamp::now()))
 }
@@ -90,7 +90,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
             .caches
             .join_tokens_of(&token.namespace().unwrap_or_default())
     };
-    if !plan::is_served(token) && plan::is_one_too_many(token, &others(), now) {
+    if !plan::is_served(token) && plan::exceeds_limit(token, &others(), now) {
         let message = format!(
             "Too many JoinTokens: at most {} of the Tenant and {} of the Cluster may be valid at a time, and \
          older ones come first. Delete one, or wait until one expires.",

@@ -32,7 +32,7 @@ use tokio::time::{Instant, sleep, timeout};
 use yoke_runtime::clock::since_boot;
 use yoke_runtime::{Check, Drain};
 
-use crate::leader_election::plan::{Seen, Turn, plan_lease, plan_release, plan_turn};
+use crate::leader_election::plan::{Holder, Seen, plan_holder, plan_lease, plan_release};
 
 /// Name of the Lease, in the operator's own namespace.
 pub const LEASE: &str = "yoke-operator";
@@ -51,7 +51,7 @@ pub struct Terms {
     /// Interval of renewals.
     pub renew: Duration,
     /// Interval of reads by other candidates, and of retries after a failed renewal.
-    pub look: Duration,
+    pub poll: Duration,
 }
 
 impl Default for Terms {
@@ -60,7 +60,7 @@ impl Default for Terms {
         Self {
             term: Duration::from_secs(10),
             renew: Duration::from_secs(2),
-            look: Duration::from_secs(1),
+            poll: Duration::from_secs(1),
         }
     }
 }
@@ -68,7 +68,7 @@ impl Default for Terms {
 /// Another operator holds the Lease.
 #[derive(Debug, thiserror::Error)]
 #[error("{holder} holds the Lease {LEASE} now: only one operator may act at a time")]
-pub struct Lost {
+pub struct LeaseLost {
     /// Identity of the new holder.
     pub holder: String,
 }
@@ -118,7 +118,7 @@ impl Held {
 
     /// Runs a reconciliation while the Lease is held. If the process ends first and another
     /// operator may act, nothing runs.
-    pub fn carry_out<F, E>(
+    pub fn run_while_held<F, E>(
         &self,
         drain: &Drain,
         reconciliation: F,
@@ -170,12 +170,12 @@ impl Election {
     pub async fn win(&mut self) {
         let mut last_holder = None;
         loop {
-            match self.take_turn().await {
-                Some(Turn::Own) => {
+            match self.acquire_or_renew().await {
+                Some(Holder::This) => {
                     tracing::info!(identity = self.identity, "this operator is the leader");
                     return;
                 }
-                Some(Turn::Of(holder)) if last_holder.as_ref() != Some(&holder) => {
+                Some(Holder::Other(holder)) if last_holder.as_ref() != Some(&holder) => {
                     tracing::info!(
                         identity = self.identity,
                         holder,
@@ -185,54 +185,54 @@ impl Election {
                 }
                 _ => {}
             }
-            sleep(self.terms.look).await;
+            sleep(self.terms.poll).await;
         }
     }
 
     /// Renews the Lease until another operator holds it.
-    pub async fn hold(&mut self) -> Lost {
+    pub async fn hold(&mut self) -> LeaseLost {
         loop {
-            sleep(if self.fails { self.terms.look } else { self.terms.renew }).await;
-            if let Some(Turn::Of(holder)) = self.take_turn().await {
-                return Lost { holder };
+            sleep(if self.fails { self.terms.poll } else { self.terms.renew }).await;
+            if let Some(Holder::Other(holder)) = self.acquire_or_renew().await {
+                return LeaseLost { holder };
             }
         }
     }
 
     /// Releases the Lease, if this candidate holds it.
-    pub async fn leave(&self) {
-        let left = timeout(REQUEST_LIMIT, self.try_to_leave()).await;
-        if let Err(error) = left.unwrap_or(Err(LeaseError::Limit)) {
+    pub async fn release(&self) {
+        let released = timeout(REQUEST_LIMIT, self.try_release()).await;
+        if let Err(error) = released.unwrap_or(Err(LeaseError::Limit)) {
             tracing::warn!(error = %crate::chain(&error), "releasing the Lease failed; the next leader waits until it expires");
         }
     }
 
-    async fn try_to_leave(&self) -> Result<(), LeaseError> {
+    async fn try_release(&self) -> Result<(), LeaseError> {
         // A renewal may still be in flight.
         for _ in 0..TRIES {
             let found = self.leases.get_opt(LEASE).await.map_err(LeaseError::Request)?;
-            let Some(left) = found.and_then(|found| plan_release(found, &self.identity)) else {
+            let Some(released) = found.and_then(|found| plan_release(found, &self.identity)) else {
                 return Ok(());
             };
-            let left = self.leases.replace(LEASE, &params(), &left).await;
-            match left.map_err(LeaseError::Request) {
+            let result = self.leases.replace(LEASE, &params(), &released).await;
+            match result.map_err(LeaseError::Request) {
                 Err(error) if error.is_conflict() => {}
-                left => return left.map(drop),
+                result => return result.map(drop),
             }
         }
         Err(LeaseError::Contended)
     }
 
     /// Takes or renews the Lease if possible. Returns its holder; `None` if that is unknown.
-    async fn take_turn(&mut self) -> Option<Turn> {
-        match self.try_turn().await {
-            Ok(turn) => {
+    async fn acquire_or_renew(&mut self) -> Option<Holder> {
+        match self.try_acquire().await {
+            Ok(holder) => {
                 self.check.set_ready();
                 self.fails = false;
-                Some(turn)
+                Some(holder)
             }
             Err(error) => {
-                self.seen.miss();
+                self.seen.record_failed_read();
                 let error = crate::chain(&error);
                 // Logged once, not on each attempt.
                 if !std::mem::replace(&mut self.fails, true) {
@@ -247,21 +247,21 @@ impl Election {
         }
     }
 
-    async fn try_turn(&mut self) -> Result<Turn, LeaseError> {
+    async fn try_acquire(&mut self) -> Result<Holder, LeaseError> {
         for _ in 0..TRIES {
-            let (began, by_clock) = (Instant::now(), since_boot());
+            let (start, uptime) = (Instant::now(), since_boot());
             let found = match self.written.take() {
                 Some(written) => Some(written),
                 None => limit(self.leases.get_opt(LEASE)).await?,
             };
-            let unchanged = self.seen.look(found.as_ref(), began.into_std());
-            match plan_turn(found.as_ref(), &self.identity, unchanged) {
-                Turn::Own if self.write(found).await? => {
-                    self.renewed.send_replace(Some(by_clock));
-                    return Ok(Turn::Own);
+            let unchanged = self.seen.observe(found.as_ref(), start.into_std());
+            match plan_holder(found.as_ref(), &self.identity, unchanged) {
+                Holder::This if self.write(found).await? => {
+                    self.renewed.send_replace(Some(uptime));
+                    return Ok(Holder::This);
                 }
-                Turn::Own => {}
-                others => return Ok(others),
+                Holder::This => {}
+                other => return Ok(other),
             }
         }
         Err(LeaseError::Contended)
@@ -327,14 +327,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_is_to_end_begins_what_the_lease_is_held_for() {
+    async fn a_terminating_leader_reconciles_only_within_its_term() {
         let now = since_boot();
         let term = Duration::from_secs(60);
         let (done, idle) = (Action::requeue(term), Action::await_change());
         for (rule, renewed, expected) in [
-            ("it acts", Some(now), done.clone()),
-            ("the Lease may be another's", now.checked_sub(term), idle.clone()),
-            ("it was never its own", None, idle),
+            ("within the term", Some(now), done.clone()),
+            ("after the term", now.checked_sub(term), idle.clone()),
+            ("never held", None, idle),
         ] {
             let held = Held {
                 renewed: watch::Sender::new(renewed).subscribe(),
@@ -342,8 +342,8 @@ mod tests {
             };
             let (trigger, drain) = DrainTrigger::new();
             trigger.start();
-            let carried_out = held.carry_out(&drain, async { Ok::<_, Infallible>(done.clone()) });
-            assert_eq!(carried_out.await, Ok(expected), "{rule}");
+            let result = held.run_while_held(&drain, async { Ok::<_, Infallible>(done.clone()) });
+            assert_eq!(result.await, Ok(expected), "{rule}");
         }
     }
 }

@@ -48,14 +48,14 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let refusal = refusal_of(cause);
-        let cause_text = refusal.map_or_else(|| cause.to_string(), |status| status.message.clone());
+        let api_status = api_status_of(cause);
+        let cause_text = api_status.map_or_else(|| cause.to_string(), |status| status.message.clone());
         // Some libraries print their source as part of themselves.
         if !text.ends_with(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);
         }
-        source = cause.source().filter(|_| refusal.is_none());
+        source = cause.source().filter(|_| api_status.is_none());
     }
     text.truncate(text.floor_char_boundary(CHAIN_MAX));
     // A terminal would execute control characters.
@@ -63,9 +63,9 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// The status message of an API server. kube's own text around it repeats it twice.
-fn refusal_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a kube::core::Status> {
-    let boxed = error.downcast_ref::<Box<kube::Error>>().map(|error| &**error);
-    match boxed.or_else(|| error.downcast_ref::<kube::Error>()) {
+fn api_status_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a kube::core::Status> {
+    let unboxed = error.downcast_ref::<Box<kube::Error>>().map(|error| &**error);
+    match unboxed.or_else(|| error.downcast_ref::<kube::Error>()) {
         Some(kube::Error::Api(status)) => Some(status),
         _ => None,
     }
@@ -80,7 +80,7 @@ mod tests {
     struct Outer(#[source] Box<kube::Error>);
 
     #[test]
-    fn an_api_servers_words_are_said_once() {
+    fn the_message_of_an_api_server_appears_once() {
         let status = kube::core::Status {
             message: "pods \"a\" not found".into(),
             code: 404,
@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn a_servers_words_are_no_orders_to_a_terminal() {
+    fn control_characters_of_a_message_are_removed() {
         let status = kube::core::Status::failure("no:\u{1b}]52;c;eA==\u{7}\nReady\u{9b}2J", "x");
         let error = Outer(Box::new(kube::Error::Api(Box::new(status))));
         assert_eq!(chain(&error), "doing something: no: ]52;c;eA==  Ready 2J");
     }
 
     #[test]
-    fn a_servers_words_have_an_end() {
+    fn a_long_message_is_truncated() {
         let status = kube::core::Status::failure(&"\u{e9}".repeat(5000), "x");
         let error = Outer(Box::new(kube::Error::Api(Box::new(status))));
         assert!((CHAIN_MAX - 3..=CHAIN_MAX).contains(&chain(&error).len()));

@@ -16,7 +16,7 @@ mod metrics;
 mod plan;
 
 pub use crate::node_reaper::metrics::ReaperMetrics;
-pub use crate::node_reaper::plan::Pace;
+pub use crate::node_reaper::plan::ReapIntervals;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use yoke_runtime::Drain;
 use crate::host_api::Host;
 use crate::model::conditions;
 use crate::model::identity::Identity;
-use crate::node_reaper::plan::{Sight, Step, Watch};
+use crate::node_reaper::plan::{Liveness, Step, Watch};
 use crate::tenant_client::{NODES_MAX, TAINTS_MAX, TenantApi, TenantApiError};
 
 /// Capacity of the channel of clusters to check. A cluster that does not fit is sent again after
@@ -54,14 +54,14 @@ const NEW_MAX: usize = 16;
 /// Tells the [`ReaperTask`] which clusters have an available API.
 #[derive(Clone, Debug)]
 pub struct ReaperHandle {
-    wards: mpsc::Sender<WatchedCluster>,
+    clusters: mpsc::Sender<WatchedCluster>,
 }
 
 /// Owns the observations of Leases.
 #[derive(Debug)]
 pub struct ReaperTask {
-    wards: mpsc::Receiver<WatchedCluster>,
-    pace: Pace,
+    clusters: mpsc::Receiver<WatchedCluster>,
+    intervals: ReapIntervals,
 }
 
 /// Everything that the checks need.
@@ -82,27 +82,27 @@ struct WatchedCluster {
 struct Known {
     watch: Watch,
     /// Time from which the next check is allowed.
-    rested: Option<Instant>,
+    rests_until: Option<Instant>,
 }
 
 impl Known {
     fn rests(&self, now: Instant) -> bool {
-        self.rested.is_some_and(|rested| now < rested)
+        self.rests_until.is_some_and(|rests_until| now < rests_until)
     }
 }
 
 impl ReaperHandle {
     /// Creates a reaper and its keeper.
-    pub fn new(pace: Pace) -> (Self, ReaperTask) {
-        let (sender, wards) = mpsc::channel(CAPACITY);
-        (Self { wards: sender }, ReaperTask { wards, pace })
+    pub fn new(intervals: ReapIntervals) -> (Self, ReaperTask) {
+        let (sender, clusters) = mpsc::channel(CAPACITY);
+        (Self { clusters: sender }, ReaperTask { clusters, intervals })
     }
 
     /// Checks the Nodes of a cluster whose API answered just now, through the Service and through
     /// the ingress.
     pub(crate) fn keep(&self, identity: &Identity, api: TenantApi) {
         let identity = identity.clone();
-        if self.wards.try_send(WatchedCluster { identity, api }).is_err() {
+        if self.clusters.try_send(WatchedCluster { identity, api }).is_err() {
             tracing::debug!("channel of clusters to check is full; waiting for the next probe");
         }
     }
@@ -114,26 +114,26 @@ impl ReaperTask {
         let context = Arc::new(Context { host, metrics });
         let mut known = HashMap::<ClusterId, Known>::new();
         let mut busy = HashSet::new();
-        let mut looks = JoinSet::new();
+        let mut checks = JoinSet::new();
         loop {
             tokio::select! {
                 () = drain.started() => return,
-                Some(ward) = self.wards.recv(), if looks.len() < AT_ONCE => {
-                    let (id, now) = (ward.identity.id.clone(), Instant::now());
+                Some(target) = self.clusters.recv(), if checks.len() < AT_ONCE => {
+                    let (id, now) = (target.identity.id.clone(), Instant::now());
                     let before = known.get(&id);
-                    let waits = before.is_some_and(|known| known.rests(now) || !known.watch.is_due(&self.pace, now));
+                    let waits = before.is_some_and(|known| known.rests(now) || !known.watch.is_due(&self.intervals, now));
                     if !waits && busy.insert(id.clone()) {
                         let watch = known.remove(&id).unwrap_or_default().watch;
-                        looks.spawn(look(Arc::clone(&context), ward, watch, self.pace));
+                        checks.spawn(check(Arc::clone(&context), target, watch, self.intervals));
                     }
                 }
-                Some(ended) = looks.join_next() => match ended {
-                    Ok((id, ended)) => {
+                Some(finished) = checks.join_next() => match finished {
+                    Ok((id, state)) => {
                         busy.remove(&id);
                         let now = Instant::now();
                         // Otherwise the entries of sleeping or deleted clusters would stay forever.
                         known.retain(|_, known| known.watch.is_fresh(now) || known.rests(now));
-                        known.insert(id, ended);
+                        known.insert(id, state);
                     }
                     // No task is cancelled before this returns, so the error is a panic.
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -144,59 +144,67 @@ impl ReaperTask {
 }
 
 /// Checks one cluster.
-async fn look(context: Arc<Context>, ward: WatchedCluster, mut watch: Watch, pace: Pace) -> (ClusterId, Known) {
-    let began = Instant::now();
-    let looked = tokio::time::timeout(LIMIT, look_at(&context, &ward, &mut watch, &pace)).await;
-    if let Err(error) = looked.unwrap_or(Err(TenantApiError::Limit)) {
+async fn check(
+    context: Arc<Context>,
+    target: WatchedCluster,
+    mut watch: Watch,
+    intervals: ReapIntervals,
+) -> (ClusterId, Known) {
+    let start = Instant::now();
+    let checked = tokio::time::timeout(LIMIT, check_nodes(&context, &target, &mut watch, &intervals)).await;
+    if let Err(error) = checked.unwrap_or(Err(TenantApiError::Limit)) {
         context.metrics.reaping_failed();
         let error = crate::chain(&error);
-        tracing::debug!(cluster = %ward.identity.id, error, "checking for silent Nodes failed; retrying");
+        tracing::debug!(cluster = %target.identity.id, error, "checking for silent Nodes failed; retrying");
     }
-    let rested = Instant::now() + began.elapsed() * REST;
+    let rests_until = Instant::now() + start.elapsed() * REST;
     let known = Known {
         watch,
-        rested: Some(rested),
+        rests_until: Some(rests_until),
     };
-    (ward.identity.id, known)
+    (target.identity.id, known)
 }
 
-async fn look_at(
+async fn check_nodes(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     watch: &mut Watch,
-    pace: &Pace,
+    intervals: &ReapIntervals,
 ) -> Result<(), TenantApiError> {
-    let well = well_for(context, &ward.identity);
-    let (leases, marked) = tokio::try_join!(ward.api.reap_leases(), ward.api.reaping_nodes())?;
-    watch.note(&leases, Instant::now());
+    let ready_for = ready_duration(context, &target.identity);
+    let (leases, marked) = tokio::try_join!(target.api.reap_leases(), target.api.reaping_nodes())?;
+    watch.record(&leases, Instant::now());
     let now = (Timestamp::now(), Instant::now());
     let by_name: HashMap<String, &Lease> = leases.iter().map(|lease| (lease.name_any(), lease)).collect();
     let room = NODES_MAX.saturating_sub(marked.len()).min(NEW_MAX);
     // A failure with one Node does not delay the others.
     let mut first = Ok(());
     for node in &marked {
-        let sight = watch.sight(by_name.get(&node.name_any()).copied(), well, now, pace);
-        first = first.and(step(context, ward, node, sight, pace).await);
+        let liveness = watch.liveness(by_name.get(&node.name_any()).copied(), ready_for, now, intervals);
+        first = first.and(step(context, target, node, liveness, intervals).await);
     }
     let is_marked = |name: &str| marked.iter().any(|node| node.metadata.name.as_deref() == Some(name));
-    let silent = |(name, lease): &(String, &Lease)| !is_marked(name) && watch.is_silent(lease, well, now, pace);
-    let mut left: Vec<_> = by_name.into_iter().filter(silent).collect();
-    left.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    let is_silent =
+        |(name, lease): &(String, &Lease)| !is_marked(name) && watch.is_silent(lease, ready_for, now, intervals);
+    let mut silent: Vec<_> = by_name.into_iter().filter(is_silent).collect();
+    silent.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
     // Rotates the order: there may be more Leases without a Node than one check processes.
-    let turn = watch.count.wrapping_mul(NEW_MAX).checked_rem(left.len());
-    left.rotate_left(turn.unwrap_or(0));
-    for (name, lease) in left.into_iter().take(room) {
-        let begun = async {
-            match ward.api.node(&name).await? {
+    let first_index = watch.count.wrapping_mul(NEW_MAX).checked_rem(silent.len());
+    silent.rotate_left(first_index.unwrap_or(0));
+    for (name, lease) in silent.into_iter().take(room) {
+        let handled = async {
+            match target.api.node(&name).await? {
                 Some(found) => match &found.0 {
-                    Ok(node) => step(context, ward, node, Sight::Silent(lease), pace).await,
+                    Ok(node) => step(context, target, node, Liveness::Silent(lease), intervals).await,
                     Err(_) => Ok(()),
                 },
-                None if plan::is_unclaimed(lease, Timestamp::now()) => ward.api.delete_lease(&name, lease.uid()).await,
+                None if plan::is_unclaimed(lease, Timestamp::now()) => {
+                    target.api.delete_lease(&name, lease.uid()).await
+                }
                 None => Ok(()),
             }
         };
-        first = first.and(begun.await);
+        first = first.and(handled.await);
     }
     first
 }
@@ -205,31 +213,31 @@ async fn look_at(
 /// state.
 async fn step(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     node: &Node,
-    sight: Sight<'_>,
-    pace: &Pace,
+    liveness: Liveness<'_>,
+    intervals: &ReapIntervals,
 ) -> Result<(), TenantApiError> {
-    let (api, now) = (&ward.api, Timestamp::now());
-    let step = plan::plan(node, sight, now, pace);
+    let (api, now) = (&target.api, Timestamp::now());
+    let step = plan::plan(node, liveness, now, intervals);
     let done = match step {
         Step::Nothing => return Ok(()),
         Step::Mark => api.mark_node(node, Some(now), None).await,
         Step::Taint => {
-            let note = "The Lease was not renewed for the time in reapAfter of the Node's JoinToken. The operator ends the \
+            let message = "The Lease was not renewed for the time in reapAfter of the Node's JoinToken. The operator ends the \
          Node's Pods and deletes the Node.";
-            api.publish_node_event(node, "NodeSilent", note.into()).await;
+            api.publish_node_event(node, "NodeSilent", message.into()).await;
             api.mark_node(node, Some(now), Some(&plan::with_taint(node, now))).await
         }
-        Step::Delete => match (sight, api.lease(&node.name_any()).await?) {
-            (Sight::Silent(seen), Some(found)) if plan::is_same(seen, &found) => api.delete_node(node).await,
+        Step::Delete => match (liveness, api.lease(&node.name_any()).await?) {
+            (Liveness::Silent(before), Some(found)) if plan::is_same(before, &found) => api.delete_node(node).await,
             _ => return Ok(()),
         },
         Step::Release => {
             let taints = plan::without_taint(node);
             if taints.is_some() {
-                let note = "The Lease is renewed again, or reapAfter was removed. The Node stays.";
-                api.publish_node_event(node, "NodeReturned", note.into()).await;
+                let message = "The Lease is renewed again, or reapAfter was removed. The Node stays.";
+                api.publish_node_event(node, "NodeReturned", message.into()).await;
             }
             // At the limit the list may be truncated. Writing it back would drop taints.
             let taints = taints.filter(|taints| taints.len() + 1 < TAINTS_MAX);
@@ -243,14 +251,14 @@ async fn step(
     if step == Step::Delete {
         context.metrics.reaped();
     }
-    let (cluster, node) = (&ward.identity.id, node.name_any());
+    let (cluster, node) = (&target.identity.id, node.name_any());
     tracing::info!(cluster = %cluster, node, step = ?step, "handled a Node that may be silent");
     Ok(())
 }
 
 /// How long a cluster has been Ready without a break. While an API is not available, its Nodes
 /// cannot renew their Leases.
-fn well_for(context: &Context, identity: &Identity) -> Duration {
+fn ready_duration(context: &Context, identity: &Identity) -> Duration {
     let key = ObjectRef::<Cluster>::new(&identity.cluster).within(&identity.tenant);
     let cluster = context.host.caches.clusters.get(&key);
     let cluster = cluster.filter(|cluster| cluster.id().as_ref() == Some(&identity.id));
@@ -259,6 +267,8 @@ fn well_for(context: &Context, identity: &Identity) -> Duration {
     let since = ready
         .filter(|ready| ready.status == "True")
         .map(|ready| ready.last_transition_time.0);
-    let well = since.map(|since| Timestamp::now().duration_since(since));
-    well.and_then(|well| Duration::try_from(well).ok()).unwrap_or_default()
+    let duration = since.map(|since| Timestamp::now().duration_since(since));
+    duration
+        .and_then(|duration| Duration::try_from(duration).ok())
+        .unwrap_or_default()
 }

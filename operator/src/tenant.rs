@@ -33,13 +33,13 @@ const STEADY: Duration = Duration::from_secs(60);
 
 /// Reconciles one Tenant.
 pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let began = Instant::now();
+    let start = Instant::now();
     let result = if tenant.metadata.deletion_timestamp.is_some() {
         delete::delete(&context, &tenant).await
     } else {
         reconcile_existing(&context, &tenant).await
     };
-    context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
+    context.metrics.reconciled(CONTROLLER, start.elapsed().as_secs_f64());
     result
 }
 
@@ -48,7 +48,7 @@ async fn reconcile_existing(context: &Context, tenant: &Tenant) -> Result<Action
     let mut outcome = Outcome::new(clusters.len());
     outcome.retained = cluster::find_retained_stores(&context.host, &tenant.name_any())
         .iter()
-        .map(|left| left.account.size.quota)
+        .map(|store| store.account.size.quota)
         .sum();
     let result = match validate::validate(tenant, &context.host.caches.tenants.state(), &context.host.config) {
         Err(refusal) => {
@@ -100,7 +100,7 @@ async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError>
     let name = tenant.name_any();
     let wanted = build::build_quota(tenant);
     let known = context.host.caches.resource_quotas.get(&ObjectRef::from_obj(&wanted));
-    let is_so = known.as_ref().is_some_and(|known| known.spec == wanted.spec);
+    let is_current = known.as_ref().is_some_and(|known| known.spec == wanted.spec);
     let is_due = || {
         let counts = (
             context.host.caches.clusters.summaries_in(&name).len(),
@@ -108,7 +108,7 @@ async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError>
         );
         build::is_settled(tenant, Timestamp::now()) || build::is_crowded(tenant, counts.0, counts.1)
     };
-    if !is_so && (known.is_some() || is_due()) {
+    if !is_current && (known.is_some() || is_due()) {
         context
             .applier
             .apply(&context.host.caches.resource_quotas, &wanted)

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_has_its_own_places() {
+    fn a_tenant_has_its_own_slots() {
         let slots = Slots::new(2);
         let (one, two) = (slots.enter("a").unwrap(), slots.enter("a").unwrap());
         assert!(slots.enter("a").is_none());
@@ -73,6 +73,6 @@ mod tests {
         drop(one);
         assert!(slots.enter("a").is_some());
         drop(two);
-        assert!(slots.lock().is_empty(), "nobody is remembered who is not at work");
+        assert!(slots.lock().is_empty(), "a Tenant without slots in use is remembered");
     }
 }

@@ -61,7 +61,7 @@ fn round_trip<K: DeserializeOwned + Serialize>(value: &Value) -> Value {
 }
 
 #[test]
-fn objects_are_as_written_down() {
+fn objects_equal_the_golden_file() {
     let plan = all("v1.35.4");
     assert_eq!(plan.unwanted, []);
     let documents = plan
@@ -80,7 +80,7 @@ fn objects_are_as_written_down() {
 /// No field is lost in a round trip through the Kubernetes types, so none is misspelled or
 /// misplaced.
 #[test]
-fn objects_are_of_their_kinds() {
+fn objects_decode_as_their_kinds() {
     for version in ["v1.32.0", "v1.35.4"] {
         for part in all(version).wanted {
             let value = serde_json::to_value(&part.object).unwrap();
@@ -105,7 +105,7 @@ fn objects_are_of_their_kinds() {
 }
 
 #[test]
-fn each_is_turned_off_alone() {
+fn each_add_on_is_disabled_alone() {
     let default = plan_with(&config(), "v1.35.4", |_| {});
     let core_dns = [
         "ServiceAccount kube-system/coredns",
@@ -152,7 +152,7 @@ fn each_is_turned_off_alone() {
 }
 
 #[test]
-fn images_follow_the_version_and_what_the_host_says() {
+fn images_follow_the_version_and_the_configuration() {
     const DNS: &str = "DaemonSet kube-system/coredns";
     const PROXY: &str = "DaemonSet kube-system/kube-proxy";
     let plan = all("v1.35.4");
@@ -176,7 +176,7 @@ fn images_follow_the_version_and_what_the_host_says() {
 }
 
 #[test]
-fn kube_proxy_asks_the_api_without_its_own_help() {
+fn kube_proxy_reaches_the_api_without_a_service() {
     let files = find(&all("v1.35.4"), "ConfigMap kube-system/kube-proxy").object.data["data"].clone();
     let kubeconfig = Kubeconfig::from_yaml(files["kubeconfig.conf"].as_str().unwrap()).unwrap();
     assert_eq!(kubeconfig.server, "https://100.64.0.2:443", "the ingress, no Service");
@@ -201,21 +201,21 @@ fn mode_of_kube_proxy_follows_the_version() {
 
 /// kube-proxy reads its configuration only once: a change replaces its Pods.
 #[test]
-fn kube_proxy_starts_again_with_another_configuration() {
-    let note = |plan: &Plan| {
+fn another_configuration_replaces_the_pods_of_kube_proxy() {
+    let digest_annotation = |plan: &Plan| {
         let set = find(plan, "DaemonSet kube-system/kube-proxy");
-        let notes = set.object.data.pointer("/spec/template/metadata/annotations").unwrap();
-        notes["yoke.drzzl.io/config-digest"].clone()
+        let annotations = set.object.data.pointer("/spec/template/metadata/annotations").unwrap();
+        annotations["yoke.drzzl.io/config-digest"].clone()
     };
     let other = plan_with(&config(), "v1.35.4", |spec| {
         spec.network.pod_cidr = "10.100.0.0/16".into()
     });
-    assert_eq!(note(&all("v1.35.4")), note(&all("v1.35.5")));
-    assert_ne!(note(&all("v1.35.4")), note(&other));
+    assert_eq!(digest_annotation(&all("v1.35.4")), digest_annotation(&all("v1.35.5")));
+    assert_ne!(digest_annotation(&all("v1.35.4")), digest_annotation(&other));
 }
 
 #[test]
-fn dns_is_asked_at_the_tenth_address_and_for_the_clusters_domain() {
+fn dns_has_the_tenth_address_and_the_clusters_domain() {
     let plan = plan_with(&config(), "v1.35.4", |spec| {
         spec.network.service_cidr = "10.112.0.0/12".into();
         spec.network.cluster_domain = "inside.example".into();
@@ -232,7 +232,7 @@ fn dns_is_asked_at_the_tenth_address_and_for_the_clusters_domain() {
 }
 
 #[test]
-fn what_bears_no_label_of_the_add_on_is_somebody_elses() {
+fn an_object_without_the_label_is_owned_by_another() {
     let plan = all("v1.35.4");
     let part = find(&plan, "DaemonSet kube-system/coredns");
     assert_eq!(part.owner(&part.object), Owner::Own);
@@ -244,7 +244,7 @@ fn what_bears_no_label_of_the_add_on_is_somebody_elses() {
 }
 
 #[test]
-fn agents_of_operators_without_add_ons_are_the_operators() {
+fn agents_of_older_operators_are_owned() {
     let plan = all("v1.35.4");
     for name in [
         "ServiceAccount kube-system/konnectivity-agent",
@@ -268,7 +268,7 @@ fn agents_of_operators_without_add_ons_are_the_operators() {
 }
 
 #[test]
-fn an_ingress_without_an_address_is_found_by_dns() {
+fn an_ingress_without_an_address_has_no_host_alias() {
     let aliases = |address: &str| {
         let mut config = config();
         config.ingress.address = address.into();
@@ -282,7 +282,7 @@ fn an_ingress_without_an_address_is_found_by_dns() {
 
 /// An APIService is unavailable until the server behind it exists.
 #[test]
-fn the_api_of_metrics_is_made_last() {
+fn the_metrics_api_is_created_last() {
     let last = all("v1.35.4")
         .wanted
         .into_iter()

@@ -66,13 +66,19 @@ impl std::fmt::Debug for Tasks {
 
 impl Contexts {
     /// Creates the contexts of an operator that starts, and the tasks that it runs.
-    pub fn new(host: Arc<Host>, nats: Nats, nats_ca: String, reaper_pace: Pace, metrics: &Metrics) -> (Self, Tasks) {
+    pub fn new(
+        host: Arc<Host>,
+        nats: Nats,
+        nats_ca: String,
+        reap_intervals: ReapIntervals,
+        metrics: &Metrics,
+    ) -> (Self, Tasks) {
         let (guard, endpoint_guard) = EndpointGuardHandle::new();
-        let (creations, made) = StartQueue::new(QueueLimits::MADE);
-        let (restarts, restarted) = StartQueue::new(QueueLimits::RESTARTED);
-        let (starts, started) = StartQueue::new(QueueLimits::of_starts(0));
+        let (creations, creation_admissions) = StartQueue::new(QueueLimits::MADE);
+        let (restarts, restart_admissions) = StartQueue::new(QueueLimits::RESTARTED);
+        let (starts, start_admissions) = StartQueue::new(QueueLimits::of_starts(0));
         let (signer, signing) = SignerHandle::new();
-        let (reaper, reaping) = ReaperHandle::new(reaper_pace);
+        let (reaper, reaping) = ReaperHandle::new(reap_intervals);
         let apis = Arc::new(TenantApis::default());
         let losses = Arc::new(LostPods::default());
         let reconciles = ReconcileMetrics::new(metrics);
@@ -126,7 +132,7 @@ impl Contexts {
             reaper: reaping,
             reaper_metrics: ReaperMetrics::new(metrics),
             endpoint_guard,
-            due: stream::select_all([made, restarted, started]).boxed(),
+            due: stream::select_all([creation_admissions, restart_admissions, start_admissions]).boxed(),
         };
         (contexts, tasks)
     }

@@ -15,7 +15,7 @@ fn example_is_valid() {
 }
 
 #[test]
-fn refusals_name_the_field() {
+fn errors_name_the_field() {
     for (from, to, field) in [
         ("baseDomain: yoke.test", "baseDomain: Yoke_test", "baseDomain"),
         ("tls://100.64.0.2:4222", "nats://100.64.0.2:4222", "nats.urls[0]"),
@@ -91,7 +91,7 @@ fn unknown_field_is_refused() {
 /// The files contain what the chart renders, with all values and with few. `UPDATE=1 cargo xtask
 /// check-chart` writes them.
 #[test]
-fn what_the_chart_renders_is_understood() {
+fn configurations_of_the_chart_are_valid() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chart");
     let read = |case: &str| {
         let text = std::fs::read_to_string(folder.join(case).with_extension("yaml")).unwrap();

@@ -24,7 +24,7 @@ const READS: Rate = Rate {
 };
 
 /// Unanswered requests of one cluster that are processed.
-const LOOKS: Rate = Rate {
+const CHECKS: Rate = Rate {
     per_second: 20,
     burst: 300,
 };
@@ -53,7 +53,7 @@ pub(crate) struct Context {
     pub(crate) host: Arc<Host>,
     pub(crate) metrics: SignerMetrics,
     pub(crate) reads: Mutex<Budgets<String>>,
-    pub(crate) looks: Mutex<Budgets<String>>,
+    pub(crate) checks: Mutex<Budgets<String>>,
     pub(crate) answers: Mutex<Budgets<String>>,
     pub(crate) requesters: Mutex<Budgets<String>>,
     signings: Mutex<SigningQueue>,
@@ -71,7 +71,7 @@ impl Context {
         Self {
             metrics,
             reads: Mutex::new(Budgets::new(READS, now)),
-            looks: Mutex::new(Budgets::new(LOOKS, now)),
+            checks: Mutex::new(Budgets::new(CHECKS, now)),
             answers: Mutex::new(Budgets::new(ANSWERS, now)),
             requesters: Mutex::new(Budgets::new(REQUESTERS, now)),
             signings: Mutex::new(SigningQueue::new(now)),
@@ -82,9 +82,9 @@ impl Context {
         }
     }
 
-    /// Waits until `whose` has budget left, and spends it.
-    pub(crate) async fn spend(&self, budgets: &Mutex<Budgets<String>>, whose: &str) {
-        while !take(budgets, whose) {
+    /// Waits until `owner` has budget left, and spends it.
+    pub(crate) async fn spend(&self, budgets: &Mutex<Budgets<String>>, owner: &str) {
+        while !take(budgets, owner) {
             tokio::time::sleep(REFILL).await;
         }
     }
@@ -95,8 +95,8 @@ impl Context {
 }
 
 /// Spends some budget, if any is left.
-pub(crate) fn take(budgets: &Mutex<Budgets<String>>, whose: &str) -> bool {
+pub(crate) fn take(budgets: &Mutex<Budgets<String>>, owner: &str) -> bool {
     // A panic cannot leave a budget in a state that matters.
     let mut budgets = budgets.lock().unwrap_or_else(PoisonError::into_inner);
-    budgets.take(whose.to_owned(), Instant::now())
+    budgets.take(owner.to_owned(), Instant::now())
 }

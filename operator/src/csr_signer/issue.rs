@@ -31,9 +31,9 @@ use crate::model::identity::Identity;
 /// Timeout of cert-manager.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Poll interval of a CertificateRequest.
-const PACE: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Age after which a CertificateRequest is left over.
-const LEFT_AFTER: SignedDuration = SignedDuration::from_mins(10);
+const LEFTOVER_AFTER: SignedDuration = SignedDuration::from_mins(10);
 /// Interval of sweeps.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
 /// Shortest lifetime of a user's certificate: the minimum that Kubernetes allows in a request. It
@@ -79,11 +79,7 @@ fn role_of(purpose: Use) -> AuthorityRole {
 }
 
 /// Returns the CA that signs for this purpose.
-pub(crate) async fn find_authority(
-    context: &Context,
-    id: &ClusterId,
-    purpose: Use,
-) -> Result<ParsedCertificate, IssueError> {
+pub(crate) async fn find_ca(context: &Context, id: &ClusterId, purpose: Use) -> Result<ParsedCertificate, IssueError> {
     let found = certificate_authority::find_authority(&context.host.client, id, role_of(purpose)).await?;
     found.ok_or(IssueError::NoAuthority)
 }
@@ -91,9 +87,9 @@ pub(crate) async fn find_authority(
 /// Plans the validity of a certificate: as long as requested, but not longer than the Cluster's
 /// certificates, nor than its CA. `None` if that is too short.
 pub(crate) fn plan_term(
-    asked: &CertificateRequestFacts,
+    facts: &CertificateRequestFacts,
     pki: &PkiSpec,
-    authority: &ParsedCertificate,
+    ca: &ParsedCertificate,
     now: Timestamp,
 ) -> Option<Term> {
     let lifetimes = Lifetimes::from_spec(pki)
@@ -101,13 +97,13 @@ pub(crate) fn plan_term(
         .filter(|lifetimes| lifetimes.check().is_ok());
     // A Cluster that is refused because of its lifetimes still has nodes.
     let lifetimes = lifetimes.or_else(|| Lifetimes::from_spec(&PkiSpec::default()).ok())?;
-    let (longest, shortest) = match asked.requester {
+    let (longest, shortest) = match facts.requester {
         Requester::Approved => (lifetimes.leaf.min(lifetimes.overlap), SHORTEST_OF_USER),
-        Requester::Node | Requester::Bootstrap(_) => (lifetimes.of_kubelet(asked.purpose), SHORTEST_LIFETIME),
+        Requester::Node | Requester::Bootstrap(_) => (lifetimes.of_kubelet(facts.purpose), SHORTEST_LIFETIME),
     };
-    let wanted = asked.seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    let wanted = facts.seconds.and_then(|seconds| u64::try_from(seconds).ok());
     let wanted = wanted.map_or(longest, Duration::from_secs).max(shortest);
-    let left = authority.not_after.duration_since(now) - SLACK;
+    let left = ca.not_after.duration_since(now) - SLACK;
     let left = Duration::try_from(left).unwrap_or_default();
     let duration = Duration::from_secs(wanted.min(longest).min(left).as_secs());
     let end = SignedDuration::try_from(duration).ok()? + SLACK;
@@ -121,16 +117,16 @@ pub(crate) fn plan_term(
 pub(crate) async fn issue(
     context: &Context,
     identity: &Identity,
-    asked: &CertificateRequestFacts,
+    facts: &CertificateRequestFacts,
     csr: &CertificateSigningRequest,
-    authority: &ParsedCertificate,
+    ca: &ParsedCertificate,
     term: Term,
 ) -> Result<String, IssueError> {
     // Only the host API is used while the permit is held, never a tenant's. The semaphore is never
     // closed.
     let _permit = context.permits.acquire().await;
     let api = Api::<CertificateRequest>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
-    let wanted = build_request(identity, asked, csr, term);
+    let wanted = build_request(identity, facts, csr, term);
     let name = wanted.name_any();
     context
         .applier
@@ -144,16 +140,16 @@ pub(crate) async fn issue(
     let issued = issued.map_err(|_| IssueError::Limit)??;
     let chain = ParsedCertificate::from_pem(&issued).map_err(|_| IssueError::Other)?;
     let first = chain.first().ok_or(IssueError::Other)?;
-    let name = asked.request.dns_names.first().cloned();
-    let name = name.or_else(|| asked.request.ip_addresses.first().map(ToString::to_string));
-    let purpose = match asked.purpose {
+    let name = facts.request.dns_names.first().cloned();
+    let name = name.or_else(|| facts.request.ip_addresses.first().map(ToString::to_string));
+    let purpose = match facts.purpose {
         Use::Client => Purpose::Client,
         Use::Server => Purpose::Server(name.as_deref().unwrap_or_default()),
     };
     // A certificate from a clock that is ahead becomes valid in a moment.
     let now = Timestamp::now().max(first.not_before);
-    let is_ours = verify_chain(&chain, std::slice::from_ref(authority), purpose, now).is_ok();
-    if !is_ours || !asked.request.is_answered_by(first, asked.purpose, term.latest) {
+    let is_ours = verify_chain(&chain, std::slice::from_ref(ca), purpose, now).is_ok();
+    if !is_ours || !facts.request.is_answered_by(first, facts.purpose, term.latest) {
         return Err(IssueError::Other);
     }
     Ok(chain.iter().map(ParsedCertificate::to_pem).collect())
@@ -171,26 +167,26 @@ async fn wait(api: &Api<CertificateRequest>, name: &str) -> Result<String, Issue
         if let Some(why) = found.failure() {
             return Err(IssueError::Refused(why.chars().take(200).collect()));
         }
-        tokio::time::sleep(PACE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 fn build_request(
     identity: &Identity,
-    asked: &CertificateRequestFacts,
+    facts: &CertificateRequestFacts,
     csr: &CertificateSigningRequest,
     term: Term,
 ) -> CertificateRequest {
-    let own = match asked.purpose {
+    let usage = match facts.purpose {
         Use::Client => Usage::ClientAuth,
         Use::Server => Usage::ServerAuth,
     };
-    let encipherment = asked.enciphers.then_some(Usage::KeyEncipherment);
-    let usages = [Usage::DigitalSignature, own].into_iter().chain(encipherment);
+    let encipherment = facts.enciphers.then_some(Usage::KeyEncipherment);
+    let usages = [Usage::DigitalSignature, usage].into_iter().chain(encipherment);
     // The name follows from the request, so a restarted operator finds the CertificateRequest of
     // its predecessor.
     let digest = Sha256::digest(csr.metadata.uid.as_deref().unwrap_or_default().as_bytes());
-    let component = match asked.requester {
+    let component = match facts.requester {
         Requester::Approved => component::USER,
         Requester::Node | Requester::Bootstrap(_) => component::KUBELET,
     };
@@ -202,7 +198,7 @@ fn build_request(
         is_ca: false,
         usages: usages.collect(),
         issuer_ref: IssuerRef {
-            name: role_of(asked.purpose).object_name(&identity.id, Generation::FIRST),
+            name: role_of(facts.purpose).object_name(&identity.id, Generation::FIRST),
             ..IssuerRef::default()
         },
     };
@@ -225,8 +221,8 @@ async fn sweep(context: &Context) {
     let swept = async {
         let found = api.list(&ListParams::default().labels(&ours)).await?;
         for request in found {
-            let made = request.creation_timestamp();
-            if made.is_some_and(|made| Timestamp::now().duration_since(made.0) > LEFT_AFTER) {
+            let created = request.creation_timestamp();
+            if created.is_some_and(|created| Timestamp::now().duration_since(created.0) > LEFTOVER_AFTER) {
                 api.delete(&request.name_any(), &DeleteParams::default()).await?;
             }
         }

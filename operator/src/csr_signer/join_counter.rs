@@ -31,7 +31,7 @@ pub(crate) struct Joiner<'a> {
     /// UID of the request.
     pub(crate) request: &'a str,
     /// When the request was first seen.
-    pub(crate) asked: Timestamp,
+    pub(crate) requested_at: Timestamp,
 }
 
 /// Returns the JoinToken with this bootstrap token, from the cache, or why it is not valid. `None`
@@ -41,7 +41,7 @@ pub(crate) fn find(context: &Context, joiner: &Joiner<'_>) -> Option<Result<Arc<
         .host
         .caches
         .join_tokens
-        .state_filter(|token| is_meant(token, joiner.identity, joiner.token_id));
+        .state_filter(|token| is_named(token, joiner.identity, joiner.token_id));
     let known = known.into_iter().next()?;
     Some(plan_use(&known, joiner, Timestamp::now()).map(|_| known))
 }
@@ -53,7 +53,7 @@ pub(crate) async fn count(
     known: &JoinToken,
 ) -> Result<Result<(), Refusal>, ReconcileError> {
     let Joiner { identity, token_id, .. } = *joiner;
-    let is_meant = |token: &JoinToken| is_meant(token, identity, token_id);
+    let is_named = |token: &JoinToken| is_named(token, identity, token_id);
     let api = Api::<Lenient<JoinToken>>::namespaced(context.host.client.clone(), &identity.tenant);
     let params = PatchParams {
         field_manager: Some(format!("yoke-operator/{CONTROLLER}")),
@@ -63,7 +63,7 @@ pub(crate) async fn count(
         let found = api.get_opt(&known.name_any()).await;
         let found = found.and_then(|found| found.map(Lenient::into_object).transpose());
         let found = found.map_err(ReconcileError::host("a JoinToken"))?;
-        let Some(found) = found.filter(|found| found.uid() == known.uid() && is_meant(found)) else {
+        let Some(found) = found.filter(|found| found.uid() == known.uid() && is_named(found)) else {
             return Ok(Err(Refusal::TokenUnknown));
         };
         let uses = match plan_use(&found, joiner, Timestamp::now()) {
@@ -107,7 +107,7 @@ fn plan_taints(tokens: &[Arc<JoinToken>], node: &str) -> Option<String> {
 }
 
 /// Returns whether a JoinToken has this bootstrap token and belongs to this Cluster.
-fn is_meant(token: &JoinToken, identity: &Identity, token_id: &str) -> bool {
+fn is_named(token: &JoinToken, identity: &Identity, token_id: &str) -> bool {
     let status = token.status.as_ref();
     is_of(token, identity) && status.and_then(|status| status.token_id.as_deref()) == Some(token_id)
 }
@@ -125,7 +125,7 @@ fn is_of(token: &JoinToken, identity: &Identity) -> bool {
 /// waited behind others.
 fn plan_use(token: &JoinToken, joiner: &Joiner<'_>, now: Timestamp) -> Result<Option<Vec<Use>>, Refusal> {
     // Revocation has effect immediately, also for requests that arrived earlier.
-    if join_token_term::term(token, joiner.asked) != Term::Holds {
+    if join_token_term::term(token, joiner.requested_at) != Term::Holds {
         return Err(Refusal::TokenUnknown);
     }
     let mut uses = token.status.clone().unwrap_or_default().uses;
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_use_is_counted_once_and_not_beyond_the_end() {
+    fn a_request_counts_as_one_use_within_the_limits() {
         let token = |max: i32, uses: &[&str], deleted: bool| -> JoinToken {
             let uses: Vec<_> = uses
                 .iter()
@@ -169,30 +169,35 @@ mod tests {
             .unwrap()
         };
         let identity = identity("aaaaaaaaaa");
-        let (soon, late) = ("2026-01-01T00:59:59Z", "2026-01-01T01:00:00Z");
+        let (in_time, late) = ("2026-01-01T00:59:59Z", "2026-01-01T01:00:00Z");
         for (rule, token, now, expected) in [
-            ("the first", token(1, &[], false), soon, Ok(Some(1))),
-            ("the second of two", token(2, &["x"], false), soon, Ok(Some(2))),
-            ("the same again", token(1, &["r"], false), soon, Ok(None)),
-            ("one too many", token(1, &["x"], false), soon, Err(Refusal::TokenUsedUp)),
+            ("the first use", token(1, &[], false), in_time, Ok(Some(1))),
+            ("the second of two", token(2, &["x"], false), in_time, Ok(Some(2))),
+            ("the same request again", token(1, &["r"], false), in_time, Ok(None)),
+            (
+                "one use too many",
+                token(1, &["x"], false),
+                in_time,
+                Err(Refusal::TokenUsedUp),
+            ),
             ("too late", token(1, &[], false), late, Err(Refusal::TokenUnknown)),
             (
-                "the same, too late",
+                "the same request, too late",
                 token(1, &["r"], false),
                 late,
                 Err(Refusal::TokenUnknown),
             ),
-            ("revoked", token(1, &[], true), soon, Err(Refusal::TokenUnknown)),
+            ("revoked", token(1, &[], true), in_time, Err(Refusal::TokenUnknown)),
         ] {
             let joiner = Joiner {
                 identity: &identity,
                 token_id: "abcdef",
                 node: "n",
                 request: "r",
-                asked: now.parse().unwrap(),
+                requested_at: now.parse().unwrap(),
             };
             for waited in [0, 1800] {
-                let now = joiner.asked + SignedDuration::from_secs(waited);
+                let now = joiner.requested_at + SignedDuration::from_secs(waited);
                 let planned = plan_use(&token, &joiner, now);
                 assert_eq!(planned.map(|uses| uses.map(|uses| uses.len())), expected, "{rule}");
             }
@@ -200,19 +205,19 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_a_cluster_that_is_gone_lets_nobody_into_the_next() {
+    fn a_token_of_a_deleted_cluster_is_not_valid_for_the_next() {
         let token: JoinToken =
             serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
             "metadata": {"name": "j", "namespace": "t"}, "spec": {"clusterName": "a"},
             "status": {"tokenId": "abcdef", "clusterId": "aaaaaaaaaa"}}))
             .unwrap();
-        assert!(is_meant(&token, &identity("aaaaaaaaaa"), "abcdef"));
-        assert!(!is_meant(&token, &identity("aaaaaaaaaa"), "abcdeg"));
-        assert!(!is_meant(&token, &identity("bbbbbbbbbb"), "abcdef"));
+        assert!(is_named(&token, &identity("aaaaaaaaaa"), "abcdef"));
+        assert!(!is_named(&token, &identity("aaaaaaaaaa"), "abcdeg"));
+        assert!(!is_named(&token, &identity("bbbbbbbbbb"), "abcdef"));
     }
 
     #[test]
-    fn a_node_has_the_taints_of_the_token_that_it_joined_by_last() {
+    fn a_node_has_the_taints_of_its_last_token() {
         let token = |taints: serde_json::Value, uses: &[(&str, &str)]| -> Arc<JoinToken> {
             let uses: Vec<_> = uses
                 .iter()

@@ -24,7 +24,7 @@ const ALL: Rate = Rate {
     burst: 400 * COST,
 };
 /// New nodes leave one part in this many of each budget to existing nodes.
-const KEPT: u32 = 4;
+const RESERVED_PART: u32 = 4;
 /// How long a request waits for an unknown JoinToken: the operator's own watch may be late.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum number of waiting requests per cluster.
@@ -59,7 +59,7 @@ pub(crate) struct Waiting {
     pub(crate) since: Instant,
     /// Wall-clock time of `since`. A request that arrived in time may wait beyond the end of its
     /// JoinToken.
-    pub(crate) asked: Timestamp,
+    pub(crate) requested_at: Timestamp,
 }
 
 /// Requests of one cluster that wait for the budgets of their requesters.
@@ -80,8 +80,9 @@ impl SigningQueue {
 
     /// Returns whether one more certificate may be signed for a Tenant.
     pub(crate) fn has(&self, tenant: &str, is_new: bool, now: Instant) -> bool {
-        self.tenants.has(&tenant.to_owned(), COST, rest(TENANT, is_new), now)
-            && self.all.has(&(), COST, rest(ALL, is_new), now)
+        self.tenants
+            .has(&tenant.to_owned(), COST, reserved(TENANT, is_new), now)
+            && self.all.has(&(), COST, reserved(ALL, is_new), now)
     }
 
     /// Spends the budget of one certificate for a Tenant, if there is enough.
@@ -89,8 +90,8 @@ impl SigningQueue {
         self.has(tenant, is_new, now)
             && self
                 .tenants
-                .take_some(tenant.to_owned(), COST, rest(TENANT, is_new), now)
-            && self.all.take_some((), COST, rest(ALL, is_new), now)
+                .take_some(tenant.to_owned(), COST, reserved(TENANT, is_new), now)
+            && self.all.take_some((), COST, reserved(ALL, is_new), now)
     }
 }
 
@@ -98,11 +99,11 @@ impl Queue {
     /// Queues a request behind those of its kind. Returns `false` if the queue is full.
     pub(crate) fn put(&mut self, is_new: bool, waiting: Waiting) -> bool {
         self.count += 1;
-        let has_place = self.waiting.len() < WAITING;
-        if has_place {
+        let has_room = self.waiting.len() < WAITING;
+        if has_room {
             self.waiting.insert((is_new, self.count), waiting);
         }
-        has_place
+        has_room
     }
 
     /// Returns whether a request with this UID is queued.
@@ -125,11 +126,11 @@ impl Skipped {
     /// Queues a request. Returns `false` if the queue is full, or this requester's part of it.
     pub(crate) fn put(&mut self, requester: String, waiting: Waiting) -> bool {
         let same = self.waiting.iter().filter(|(other, _)| *other == requester).count();
-        let has_place = self.waiting.len() < WAITING && same < SKIPPED;
-        if has_place {
+        let has_room = self.waiting.len() < WAITING && same < SKIPPED;
+        if has_room {
             self.waiting.push_back((requester, waiting));
         }
-        has_place
+        has_room
     }
 
     /// Returns whether a request with this UID is queued.
@@ -149,8 +150,8 @@ pub(crate) fn is_early(since: Instant, now: Instant) -> bool {
     now.saturating_duration_since(since) < PATIENCE
 }
 
-fn rest(rate: Rate, is_new: bool) -> u32 {
-    if is_new { rate.burst / KEPT } else { 0 }
+fn reserved(rate: Rate, is_new: bool) -> u32 {
+    if is_new { rate.burst / RESERVED_PART } else { 0 }
 }
 
 #[cfg(test)]
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_has_many_at_once_and_then_few() {
+    fn a_tenant_has_a_burst_and_then_a_rate() {
         let start = Instant::now();
         let mut signings = SigningQueue::new(start);
         let mut spend = |is_new, after| {
@@ -166,14 +167,14 @@ mod tests {
             (0..1000).filter(|_| signings.take("a", is_new, now)).count()
         };
         assert_eq!(spend(true, 0), 225);
-        assert_eq!(spend(false, 0), 75, "nodes that are there");
+        assert_eq!(spend(false, 0), 75, "existing nodes");
         assert_eq!(spend(false, 100), 10);
         assert_eq!(spend(true, 100), 0);
         assert_eq!(spend(true, 100 + 760), 1);
     }
 
     #[test]
-    fn all_tenants_together_have_a_rate() {
+    fn all_tenants_share_a_rate() {
         let start = Instant::now();
         let mut signings = SigningQueue::new(start);
         let mut spend = |from: usize, is_new, after| {
@@ -183,11 +184,11 @@ mod tests {
             tenants.map(each).sum::<usize>()
         };
         assert_eq!(spend(0, true, 0), 300);
-        assert_eq!(spend(10, false, 0), 100, "nodes that are there");
+        assert_eq!(spend(10, false, 0), 100, "existing nodes");
         assert_eq!(spend(20, false, 2), 10);
         assert!(
             signings.tenants.has(&"t29".to_owned(), TENANT.burst, 0, start),
-            "who waits for all pays nothing"
+            "a Tenant paid for the budget of all"
         );
     }
 
@@ -196,17 +197,21 @@ mod tests {
             name: name.into(),
             uid: name.into(),
             since: Instant::now(),
-            asked: Timestamp::UNIX_EPOCH,
+            requested_at: Timestamp::UNIX_EPOCH,
         }
     }
 
     #[test]
-    fn who_asks_much_keeps_no_other_waiting() {
+    fn a_requester_with_many_requests_does_not_delay_others() {
         let mut skipped = Skipped::default();
         for (requester, name) in [("a", "1"), ("a", "2"), ("b", "3"), ("a", "4")] {
             assert!(skipped.put(requester.into(), waiting(name)));
         }
-        let mut take = |who: &[&str]| skipped.take(|requester| who.contains(&requester)).map(|it| it.name);
+        let mut take = |requesters: &[&str]| {
+            skipped
+                .take(|requester| requesters.contains(&requester))
+                .map(|it| it.name)
+        };
         assert_eq!(take(&[]), None);
         assert_eq!(take(&["b"]).as_deref(), Some("3"));
         assert_eq!(take(&["a", "b"]).as_deref(), Some("1"));
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_are_there_go_first() {
+    fn existing_nodes_come_before_new_nodes() {
         let mut queue = Queue::default();
         assert_eq!(queue.next_is_new(), None);
         for (is_new, name) in [(true, "a"), (false, "b"), (true, "c"), (false, "d")] {
@@ -238,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_waited_for_a_while() {
+    fn a_request_waits_for_an_unknown_token() {
         let start = Instant::now();
         assert!(is_early(start, start + Duration::from_secs(29)));
         assert!(!is_early(start, start + Duration::from_secs(30)));

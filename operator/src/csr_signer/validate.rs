@@ -108,11 +108,11 @@ pub fn is_open(csr: &CertificateSigningRequest) -> bool {
 /// Removes what is not read from a request. `None` if its name or UID cannot come from an API
 /// server.
 pub fn trim(mut csr: CertificateSigningRequest) -> Option<CertificateSigningRequest> {
-    let given = std::mem::take(&mut csr.metadata);
+    let metadata = std::mem::take(&mut csr.metadata);
     let is_within = |text: &String, most| !text.is_empty() && text.len() <= most;
     csr.metadata = ObjectMeta {
-        name: Some(given.name.filter(|name| is_within(name, NAME_MAX))?),
-        uid: Some(given.uid.filter(|uid| is_within(uid, UID_MAX))?),
+        name: Some(metadata.name.filter(|name| is_within(name, NAME_MAX))?),
+        uid: Some(metadata.uid.filter(|uid| is_within(uid, UID_MAX))?),
         ..ObjectMeta::default()
     };
     let is_approved = has(&csr, "Approved");
@@ -202,8 +202,8 @@ fn find_user(request: &ParsedRequest) -> Result<String, Refusal> {
     let subject = &request.subject;
     let name = subject.common_name.clone().ok_or(Refusal::UserInvalid)?;
     let all = || subject.organizations.iter().chain([&name]);
-    let is_whole = request.subject_parts == 1 + subject.organizations.len();
-    if !is_whole || all().any(|name| name.is_empty() || name.len() > NAME_MAX) {
+    let is_complete = request.subject_parts == 1 + subject.organizations.len();
+    if !is_complete || all().any(|name| name.is_empty() || name.len() > NAME_MAX) {
         return Err(Refusal::UserInvalid);
     }
     if all().any(|name| RESERVED.iter().any(|reserved| name.starts_with(reserved))) {
@@ -213,12 +213,12 @@ fn find_user(request: &ParsedRequest) -> Result<String, Refusal> {
 }
 
 /// Validates a request against the Node with this name, if there is one.
-pub fn validate_node(asked: &CertificateRequestFacts, node: Option<&Node>) -> Result<(), Refusal> {
-    match (asked.purpose, &asked.requester, node) {
+pub fn validate_node(facts: &CertificateRequestFacts, node: Option<&Node>) -> Result<(), Refusal> {
+    match (facts.purpose, &facts.requester, node) {
         (Use::Client, Requester::Bootstrap(_), Some(_)) => Err(Refusal::NodeExists),
         (Use::Client, ..) => Ok(()),
         (Use::Server, _, None) => Err(Refusal::NodeMissing),
-        (Use::Server, _, Some(node)) if has_all_names(node, &asked.request) => Ok(()),
+        (Use::Server, _, Some(node)) if has_all_names(node, &facts.request) => Ok(()),
         (Use::Server, ..) => Err(Refusal::NamesNotOfNode),
     }
 }
@@ -247,10 +247,11 @@ fn check_usages(purpose: Use, is_user: bool, usages: &[String]) -> Result<bool, 
         Use::Server => "server auth",
     };
     let (signs, enciphers) = ("digital signature", "key encipherment");
-    let given: BTreeSet<_> = usages.iter().map(String::as_str).collect();
-    let is_known = given.len() == usages.len() && given.iter().all(|each| [own, signs, enciphers].contains(each));
-    if is_known && given.contains(own) && (is_user || given.contains(signs)) {
-        Ok(given.contains(enciphers))
+    let requested: BTreeSet<_> = usages.iter().map(String::as_str).collect();
+    let is_known =
+        requested.len() == usages.len() && requested.iter().all(|each| [own, signs, enciphers].contains(each));
+    if is_known && requested.contains(own) && (is_user || requested.contains(signs)) {
+        Ok(requested.contains(enciphers))
     } else {
         Err(Refusal::UsagesInvalid)
     }

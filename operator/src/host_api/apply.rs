@@ -43,7 +43,7 @@ pub struct Applier {
     /// Objects that are current although a comparison does not show it: the API server normalizes
     /// them, or the cache has only a part. Maps the hash of the object's key to the version that is
     /// known to be current.
-    reworded: Mutex<HashMap<u64, Normalized>>,
+    normalized: Mutex<HashMap<u64, Normalized>>,
 }
 
 type Key = (String, String, String);
@@ -62,7 +62,7 @@ impl Applier {
         Self {
             client,
             params: PatchParams::apply(&format!("yoke-operator/{controller}")).force(),
-            reworded: Mutex::default(),
+            normalized: Mutex::default(),
         }
     }
 
@@ -86,9 +86,12 @@ impl Applier {
     {
         let mut wanted = serde_json::to_value(object).expect("typed Kubernetes objects have string keys only");
         let digest = digest_of(&wanted);
-        let sight = known.compare(object, &wanted, &digest);
+        let comparison = known.compare(object, &wanted, &digest);
         let api = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
-        if self.is_applied(known, &api, object, sight, (&wanted, &digest)).await? {
+        if self
+            .is_applied(known, &api, object, comparison, (&wanted, &digest))
+            .await?
+        {
             return Ok(());
         }
         write_digest(&mut wanted, &digest);
@@ -99,7 +102,7 @@ impl Applier {
         if known.sees(&found, &wanted) {
             self.lock().remove(&hash_of(&key_of(object)));
         } else {
-            self.note(object, &digest, known.version(&found));
+            self.record_current(object, &digest, known.version(&found));
         }
         Ok(())
     }
@@ -111,23 +114,23 @@ impl Applier {
         known: &impl Known<K>,
         api: &Api<K>,
         object: &K,
-        sight: Comparison,
+        comparison: Comparison,
         (wanted, digest): (&Value, &str),
     ) -> Result<bool, ApplyError>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let version = match &sight {
+        let version = match &comparison {
             Comparison::Applied => return Ok(true),
             Comparison::Other => return Ok(false),
             Comparison::Normalized(version) => version.clone(),
             Comparison::Unknown(version) => Some(version.clone()),
         };
-        let noted = Normalized::new(digest, version.as_deref());
-        if self.lock().get(&hash_of(&key_of(object))) == Some(&noted) {
+        let record = Normalized::new(digest, version.as_deref());
+        if self.lock().get(&hash_of(&key_of(object))) == Some(&record) {
             return Ok(true);
         }
-        if let Comparison::Normalized(_) = sight {
+        if let Comparison::Normalized(_) = comparison {
             return Ok(false);
         }
         let found = api.get_opt(&object.name_any()).await;
@@ -135,29 +138,29 @@ impl Applier {
         let Some(found) = found.filter(|found| contains_fields(found, wanted)) else {
             return Ok(false);
         };
-        self.note(object, digest, known.version(&found));
+        self.record_current(object, digest, known.version(&found));
         Ok(true)
     }
 
     /// Records that a version of an object is the desired state, even if its fields differ.
-    fn note<K: Resource<DynamicType = ()>>(&self, object: &K, digest: &str, version: Option<String>) {
-        let noted = Normalized::new(digest, version.as_deref());
-        self.lock().insert(hash_of(&key_of(object)), noted);
+    fn record_current<K: Resource<DynamicType = ()>>(&self, object: &K, digest: &str, version: Option<String>) {
+        let record = Normalized::new(digest, version.as_deref());
+        self.lock().insert(hash_of(&key_of(object)), record);
     }
 
     /// Returns the digest of an object that is unchanged since it was applied. `None` if that
     /// cannot be decided without a request.
-    pub(crate) fn find_standing<K>(&self, ledger: &CompactStore<K>, namespace: &str, name: &str) -> Option<String>
+    pub(crate) fn find_standing<K>(&self, store: &CompactStore<K>, namespace: &str, name: &str) -> Option<String>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
-        let (digest, version) = ledger.applied_digest(namespace, name)?;
+        let (digest, version) = store.applied_digest(namespace, name)?;
         let Some(version) = version else {
             return Some(digest);
         };
         let key = (K::kind(&()).into_owned(), namespace.to_owned(), name.to_owned());
-        let noted = Normalized::new(&digest, Some(&version));
-        (self.lock().get(&hash_of(&key)) == Some(&noted)).then_some(digest)
+        let record = Normalized::new(&digest, Some(&version));
+        (self.lock().get(&hash_of(&key)) == Some(&record)).then_some(digest)
     }
 
     /// Creates an object. Returns `None` if an object of this name exists.
@@ -170,7 +173,7 @@ impl Applier {
             ..PostParams::default()
         };
         match api.create(&params, object).await {
-            Ok(made) => Ok(Some(made)),
+            Ok(created) => Ok(Some(created)),
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => Ok(None),
             Err(source) => Err(failed("making", object, source)),
         }
@@ -238,7 +241,7 @@ impl Applier {
         };
         let patch = Patch::Merge(build_release(&found));
         match api.patch(&object.name_any(), &self.merge_params(), &patch).await {
-            Ok(left) if is_held(&left) => {
+            Ok(remaining) if is_held(&remaining) => {
                 let message = "the finalizer is still present after the patch that removes it";
                 Err(fail(kube::Error::Api(Box::new(
                     kube::core::Status::failure(message, "Conflict").with_code(409),
@@ -252,7 +255,7 @@ impl Applier {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Normalized>> {
         // Every change is one insert or removal, so the map is consistent after any panic.
-        self.reworded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.normalized.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -287,12 +290,12 @@ pub(crate) fn is_held<K: Resource>(object: &K) -> bool {
 /// Builds a merge patch of the finalizers. The API server refuses it if the object was replaced or
 /// has changed.
 fn build_release<K: Resource>(object: &K) -> serde_json::Value {
-    let mut left = object.finalizers().to_vec();
-    left.retain(|finalizer| finalizer != labels::FINALIZER);
+    let mut remaining = object.finalizers().to_vec();
+    remaining.retain(|finalizer| finalizer != labels::FINALIZER);
     serde_json::json!({"metadata": {
         "uid": object.uid(),
         "resourceVersion": object.resource_version(),
-        "finalizers": left,
+        "finalizers": remaining,
     }})
 }
 
@@ -335,7 +338,7 @@ mod tests {
     use crate::host_api::comparison::is_part;
 
     #[test]
-    fn an_object_may_say_more_than_is_wanted() {
+    fn an_object_may_have_more_fields_than_desired() {
         use serde_json::json;
         for (rule, wanted, found, expected) in [
             ("more fields", json!({"a": 1}), json!({"a": 1, "b": 2}), true),
@@ -352,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn release_takes_one_finalizer_of_the_object_as_it_was_read() {
+    fn release_removes_one_finalizer_of_the_read_version() {
         let mut tenant = yoke_api::Tenant::new("a", Default::default());
         tenant.metadata.uid = Some("1".into());
         tenant.metadata.resource_version = Some("7".into());

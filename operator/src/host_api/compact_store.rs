@@ -29,26 +29,26 @@ use yoke_api::labels;
 use yoke_api::names::PKI_NAMESPACE;
 
 use crate::host_api::compact_store::delta::DeltaBase;
-use crate::host_api::compact_store::record::{Mark, build_line};
+use crate::host_api::compact_store::record::{AppliedDigest, build_record};
 use crate::host_api::compact_store::records::Records;
 use crate::host_api::comparison::{Comparison, Known, contains_fields, digest_of, hash_of};
 
 /// Read side: the records of all objects of one kind.
 #[derive(Debug)]
 pub struct CompactStore<K> {
-    book: Arc<Inner>,
+    inner: Arc<Inner>,
     is_listed: watch::Receiver<bool>,
-    extent: Retention<K>,
+    retention: Retention<K>,
 }
 
 /// Write side, used by the watch of that kind.
 #[derive(Debug)]
 pub(crate) struct CompactWriter<K> {
-    book: Arc<Inner>,
+    inner: Arc<Inner>,
     is_listed: watch::Sender<bool>,
     /// Records of a list that is not complete yet.
     listed: Records,
-    extent: Retention<K>,
+    retention: Retention<K>,
 }
 
 /// Defines what is cached of the objects of a kind.
@@ -58,7 +58,7 @@ pub(crate) struct Retention<K> {
     pub(crate) trim: fn(&mut K),
     /// Whether all applied fields are left after `trim`. Then the cached object is compared with
     /// the desired state directly.
-    pub(crate) is_whole: bool,
+    pub(crate) is_complete: bool,
     /// Returns a value that changes whenever the object changes.
     pub(crate) version: fn(&ObjectMeta) -> String,
 }
@@ -70,7 +70,7 @@ pub struct Ended;
 
 #[derive(Debug, Default)]
 struct Inner {
-    lines: RwLock<Records>,
+    records: RwLock<Records>,
     examples: DeltaBase,
 }
 
@@ -85,9 +85,9 @@ impl<K> Copy for Retention<K> {}
 impl<K> Clone for CompactStore<K> {
     fn clone(&self) -> Self {
         Self {
-            book: Arc::clone(&self.book),
+            inner: Arc::clone(&self.inner),
             is_listed: self.is_listed.clone(),
-            extent: self.extent,
+            retention: self.retention,
         }
     }
 }
@@ -100,26 +100,26 @@ pub(crate) fn by_version(meta: &ObjectMeta) -> String {
 /// Version of an object that has a generation and of whose status nothing is applied: a change of
 /// the status does not count.
 pub(crate) fn by_generation(meta: &ObjectMeta) -> String {
-    let said = (&meta.uid, meta.generation, &meta.labels, &meta.annotations);
-    format!("{:x}", hash_of(&said))
+    let fields = (&meta.uid, meta.generation, &meta.labels, &meta.annotations);
+    format!("{:x}", hash_of(&fields))
 }
 
 /// Opens an empty cache.
-pub(crate) fn open<K>(extent: Retention<K>) -> (CompactStore<K>, CompactWriter<K>) {
-    let book = Arc::<Inner>::default();
+pub(crate) fn open<K>(retention: Retention<K>) -> (CompactStore<K>, CompactWriter<K>) {
+    let inner = Arc::<Inner>::default();
     let (sender, is_listed) = watch::channel(false);
-    let ledger = CompactStore {
-        book: Arc::clone(&book),
+    let store = CompactStore {
+        inner: Arc::clone(&inner),
         is_listed,
-        extent,
+        retention,
     };
-    let scribe = CompactWriter {
-        book,
+    let writer = CompactWriter {
+        inner,
         is_listed: sender,
         listed: Records::default(),
-        extent,
+        retention,
     };
-    (ledger, scribe)
+    (store, writer)
 }
 
 impl<K> CompactStore<K> {
@@ -132,23 +132,23 @@ impl<K> CompactStore<K> {
 
     /// Returns the number of objects.
     pub fn count(&self) -> usize {
-        self.book.read().len()
+        self.inner.read().len()
     }
 
     /// Returns whether the object exists.
     pub(crate) fn has(&self, namespace: &str, name: &str) -> bool {
-        self.book.read().get(&to_key(namespace, name)).is_some()
+        self.inner.read().get(&to_key(namespace, name)).is_some()
     }
 
     /// Returns the names of the objects in a namespace that `pick` accepts, in order. An empty
     /// namespace means cluster-scoped objects.
     pub(crate) fn names(&self, namespace: &str, pick: impl FnMut(&str) -> bool) -> Vec<String> {
-        self.book.names(namespace, "", pick)
+        self.inner.names(namespace, "", pick)
     }
 
     /// Returns the digest of an object, and whether the object matches it.
-    fn mark(&self, key: &str) -> Option<Mark> {
-        self.book.read().get(key)?.mark()
+    fn digest_state(&self, key: &str) -> Option<AppliedDigest> {
+        self.inner.read().get(key)?.digest_state()
     }
 }
 
@@ -162,8 +162,8 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> CompactStore<K> {
     /// Returns the names of the objects in a namespace that have an identity's label, in order. In
     /// the namespace of the CAs these names start with the identity.
     pub(crate) fn find(&self, namespace: &str, id: &str) -> Vec<String> {
-        let begin = if namespace == PKI_NAMESPACE { id } else { "" };
-        let mut names = self.book.names(namespace, begin, |_| true);
+        let prefix = if namespace == PKI_NAMESPACE { id } else { "" };
+        let mut names = self.inner.names(namespace, prefix, |_| true);
         names.retain(|name| {
             let object = self.find_one(namespace, name);
             object.is_some_and(|object| object.labels().get(labels::ID).map(String::as_str) == Some(id))
@@ -174,17 +174,17 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> CompactStore<K> {
     /// Returns the digest of an object. If the object does not match its digest, returns its
     /// version too.
     pub(crate) fn applied_digest(&self, namespace: &str, name: &str) -> Option<(String, Option<String>)> {
-        let mark = self.mark(&to_key(namespace, name))?;
-        let digest = HEXLOWER.encode(&mark.digest);
-        if mark.digest_matches {
+        let state = self.digest_state(&to_key(namespace, name))?;
+        let digest = HEXLOWER.encode(&state.digest);
+        if state.digest_matches {
             return Some((digest, None));
         }
         let known = self.find_one(namespace, name)?;
-        Some((digest, Some((self.extent.version)(known.meta()))))
+        Some((digest, Some((self.retention.version)(known.meta()))))
     }
 
     fn find_one(&self, namespace: &str, name: &str) -> Option<K> {
-        self.book.find(namespace, name)
+        self.inner.find(namespace, name)
     }
 }
 
@@ -194,11 +194,11 @@ where
 {
     fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Comparison {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
-        match self.mark(&to_key(&namespace, &name)) {
-            Some(mark) if HEXLOWER.encode(&mark.digest) != digest => Comparison::Other,
-            Some(mark) if mark.digest_matches => Comparison::Applied,
+        match self.digest_state(&to_key(&namespace, &name)) {
+            Some(state) if HEXLOWER.encode(&state.digest) != digest => Comparison::Other,
+            Some(state) if state.digest_matches => Comparison::Applied,
             Some(_) => match self.find_one(&namespace, &name) {
-                Some(known) if self.extent.is_whole => match contains_fields(&known, wanted) {
+                Some(known) if self.retention.is_complete => match contains_fields(&known, wanted) {
                     true => Comparison::Applied,
                     false => Comparison::Normalized(self.version(&known)),
                 },
@@ -210,14 +210,14 @@ where
     }
 
     fn version(&self, object: &K) -> Option<String> {
-        Some((self.extent.version)(object.meta()))
+        Some((self.retention.version)(object.meta()))
     }
 
     fn sees(&self, found: &K, wanted: &Value) -> bool {
-        if self.extent.is_whole {
+        if self.retention.is_complete {
             return contains_fields(found, wanted);
         }
-        mark_of(found).is_some_and(|mark| mark.digest_matches)
+        digest_state_of(found).is_some_and(|state| state.digest_matches)
     }
 }
 
@@ -226,23 +226,23 @@ where
     K: Resource<DynamicType = ()> + Clone + Serialize,
 {
     /// Applies an event of the watch.
-    pub(crate) fn note(&mut self, event: &Event<K>) {
+    pub(crate) fn apply_event(&mut self, event: &Event<K>) {
         match event {
             Event::Init => self.listed = Records::default(),
             Event::InitApply(object) => {
-                let line = self.to_line(object);
-                self.listed.put(&line);
+                let record = self.to_record(object);
+                self.listed.put(&record);
             }
             Event::InitDone => {
-                *self.book.write() = std::mem::take(&mut self.listed);
+                *self.inner.write() = std::mem::take(&mut self.listed);
                 self.is_listed.send_replace(true);
             }
             Event::Apply(object) => {
-                let line = self.to_line(object);
-                self.book.write().put(&line);
+                let record = self.to_record(object);
+                self.inner.write().put(&record);
             }
             Event::Delete(object) => {
-                self.book.write().remove(&key_of(object));
+                self.inner.write().remove(&key_of(object));
             }
         }
     }
@@ -252,29 +252,29 @@ where
     where
         K: DeserializeOwned,
     {
-        self.book.find(namespace, name)
+        self.inner.find(namespace, name)
     }
 
-    fn to_line(&self, object: &K) -> Vec<u8> {
+    fn to_record(&self, object: &K) -> Vec<u8> {
         let key = key_of(object);
-        let mark = mark_of(object);
-        let mut kept = object.clone();
-        (self.extent.trim)(&mut kept);
-        let sort = sort_of(&kept);
+        let state = digest_state_of(object);
+        let mut trimmed = object.clone();
+        (self.retention.trim)(&mut trimmed);
+        let sort = sort_of(&trimmed);
         // Name and namespace are part of the key.
-        (kept.meta_mut().name, kept.meta_mut().namespace) = (None, None);
-        let text = serde_json::to_vec(&kept).unwrap_or_default();
-        let (example, packed) = self.book.examples.pack(&sort, &text);
-        build_line(&key, mark, (example, &packed))
+        (trimmed.meta_mut().name, trimmed.meta_mut().namespace) = (None, None);
+        let text = serde_json::to_vec(&trimmed).unwrap_or_default();
+        let (example, packed) = self.inner.examples.pack(&sort, &text);
+        build_record(&key, state, (example, &packed))
     }
 }
 
 impl Inner {
     fn find<K: Resource + DeserializeOwned>(&self, namespace: &str, name: &str) -> Option<K> {
         let text = {
-            let lines = self.read();
-            let line = lines.get(&to_key(namespace, name))?;
-            self.examples.unpack(line.packed())?
+            let records = self.read();
+            let record = records.get(&to_key(namespace, name))?;
+            self.examples.unpack(record.packed())?
         };
         let mut object: K = serde_json::from_slice(&text).ok()?;
         let meta = object.meta_mut();
@@ -283,11 +283,11 @@ impl Inner {
         Some(object)
     }
 
-    /// Returns the names in a namespace that start with `begin` and that `pick` accepts, in order.
-    fn names(&self, namespace: &str, begin: &str, mut pick: impl FnMut(&str) -> bool) -> Vec<String> {
-        let (first, skip) = (to_key(namespace, begin), namespace.len() + 1);
-        let lines = self.read();
-        let keys = lines.from(&first).map(|line| line.key());
+    /// Returns the names in a namespace that start with `prefix` and that `pick` accepts, in order.
+    fn names(&self, namespace: &str, prefix: &str, mut pick: impl FnMut(&str) -> bool) -> Vec<String> {
+        let (first, skip) = (to_key(namespace, prefix), namespace.len() + 1);
+        let records = self.read();
+        let keys = records.from(&first).map(|record| record.key());
         keys.take_while(|key| key.starts_with(&first))
             .map(|key| &key[skip..])
             .filter(|name| pick(name))
@@ -297,11 +297,11 @@ impl Inner {
 
     fn read(&self) -> RwLockReadGuard<'_, Records> {
         // Every change replaces a complete record.
-        self.lines.read().unwrap_or_else(PoisonError::into_inner)
+        self.records.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Records> {
-        self.lines.write().unwrap_or_else(PoisonError::into_inner)
+        self.records.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -318,9 +318,9 @@ fn sort_of<K: Resource>(object: &K) -> String {
     }
 }
 
-fn mark_of<K: Resource + Serialize>(object: &K) -> Option<Mark> {
+fn digest_state_of<K: Resource + Serialize>(object: &K) -> Option<AppliedDigest> {
     let digest = object.annotations().get(labels::APPLIED_DIGEST)?;
-    Some(Mark {
+    Some(AppliedDigest {
         digest: HEXLOWER.decode(digest.as_bytes()).ok()?.try_into().ok()?,
         digest_matches: *digest == digest_of(&to_applied(object)),
     })

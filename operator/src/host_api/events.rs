@@ -10,7 +10,7 @@ use yoke_api::Reason;
 /// repeated event is counted instead of written. It removes old entries only when it writes the
 /// next event. Without the replacement, the first events of 10,000 Clusters would stay in memory
 /// for as long as nothing happens.
-const KEPT: usize = 256;
+const USES_MAX: usize = 256;
 
 /// Publishes events.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl Events {
 
     fn recorder(&self) -> Recorder {
         let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-        if recorder.1 >= KEPT {
+        if recorder.1 >= USES_MAX {
             *recorder = (Recorder::new(self.client.clone(), self.reporter.clone()), 0);
         }
         recorder.1 += 1;

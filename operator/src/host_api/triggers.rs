@@ -51,7 +51,7 @@ impl WatchRouter {
     }
 
     /// Requeues the objects that a changed or deleted object concerns.
-    pub(crate) async fn send<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) {
+    pub(crate) async fn send<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, is_deleted: bool) {
         let meta = object.meta();
         let tenant = match K::kind(&()).as_ref() {
             "Cluster" | "JoinToken" => meta.namespace.clone(),
@@ -61,40 +61,40 @@ impl WatchRouter {
         let Some(tenant) = tenant else {
             return;
         };
-        let calls = self.memory.plan(object, gone);
-        if calls.tenant {
+        let requeues = self.memory.plan(object, is_deleted);
+        if requeues.tenant {
             // An error means that the controller has ended. The process ends soon after.
             let _ = self.tenants.send(ObjectRef::new(&tenant)).await;
         }
-        if let Some(join_token) = &calls.join_token {
+        if let Some(join_token) = &requeues.join_token {
             let _ = self.join_tokens.send(ObjectRef::new(join_token).within(&tenant)).await;
         }
-        for join_token in self.find_join_tokens(&tenant, &calls) {
+        for join_token in self.find_join_tokens(&tenant, &requeues) {
             let _ = self.join_tokens.send(join_token).await;
         }
-        let others = self.find_others(&tenant, &calls);
-        let itself = calls.cluster.map(|cluster| ObjectRef::new(&cluster).within(&tenant));
-        for cluster in itself.into_iter().chain(others) {
+        let others = self.find_other_clusters(&tenant, &requeues);
+        let changed = requeues.cluster.map(|cluster| ObjectRef::new(&cluster).within(&tenant));
+        for cluster in changed.into_iter().chain(others) {
             let _ = self.clusters.send(cluster).await;
         }
     }
 
-    fn find_join_tokens(&self, tenant: &str, calls: &Requeues) -> Vec<ObjectRef<JoinToken>> {
-        if !calls.readers && calls.join_tokens_of.is_none() {
+    fn find_join_tokens(&self, tenant: &str, requeues: &Requeues) -> Vec<ObjectRef<JoinToken>> {
+        if !requeues.readers && requeues.join_tokens_of.is_none() {
             return Vec::new();
         }
-        let found = self
-            .all_join_tokens
-            .state_filter(|token| token.metadata.namespace.as_deref() == Some(tenant) && calls.are_for_waiting(token));
+        let found = self.all_join_tokens.state_filter(|token| {
+            token.metadata.namespace.as_deref() == Some(tenant) && requeues.concern_waiting(token)
+        });
         found.iter().map(|token| ObjectRef::from_obj(token.as_ref())).collect()
     }
 
-    fn find_others(&self, tenant: &str, calls: &Requeues) -> Vec<ObjectRef<Cluster>> {
+    fn find_other_clusters(&self, tenant: &str, requeues: &Requeues) -> Vec<ObjectRef<Cluster>> {
         // Fast path: most changes concern no other Cluster.
-        if calls.others == Others::None && calls.names.is_empty() {
+        if requeues.others == OtherClusters::None && requeues.names.is_empty() {
             return Vec::new();
         }
-        let found = self.all_clusters.pick(|cluster| calls.are_for(tenant, cluster));
+        let found = self.all_clusters.pick(|cluster| requeues.concern(tenant, cluster));
         found.iter().map(|cluster| cluster.to_key()).collect()
     }
 }

@@ -17,7 +17,7 @@ mod metrics;
 pub mod plan;
 
 pub use crate::host_nodes::drain::metrics::TakeoverMetrics;
-pub use crate::host_nodes::drain::plan::{Notice, State};
+pub use crate::host_nodes::drain::plan::{PlannedTakeover, State};
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +47,7 @@ pub struct DrainNotices {
 
 #[derive(Debug, Default)]
 struct Memory {
-    notices: HashMap<String, Notice>,
+    notices: HashMap<String, PlannedTakeover>,
     /// When takeovers were started.
     past: VecDeque<Instant>,
 }
@@ -67,34 +67,34 @@ impl DrainNotices {
     }
 
     /// Checks all Nodes. Returns the Clusters to requeue.
-    pub fn look(&self, host: &Host) -> Vec<ObjectRef<Cluster>> {
+    pub fn check(&self, host: &Host) -> Vec<ObjectRef<Cluster>> {
         let settings = &host.config.planned_takeover;
         if settings.per_minute == 0 {
             return Vec::new();
         }
         let nodes = host.caches.nodes.state();
-        let leaving = nodes.iter().any(|node| plan::is_leaving(node, &settings.taints));
+        let is_any_draining = nodes.iter().any(|node| plan::is_draining(node, &settings.taints));
         let mut memory = self.lock();
         // Fast path: no node is about to shut down.
-        if !leaving && memory.notices.is_empty() {
+        if !is_any_draining && memory.notices.is_empty() {
             return Vec::new();
         }
         let pods = host.caches.pods.state();
         let before = std::mem::take(&mut memory.notices);
-        let mut leavers = plan::plan_leavers(&nodes, &pods, &settings.taints, &before);
+        let mut draining = plan::plan_draining(&nodes, &pods, &settings.taints, &before);
         // Only Clusters that are reconciled can be taken over.
-        leavers.retain(|leaver| {
-            let cluster = host.caches.clusters.get(&leaver.cluster);
+        draining.retain(|control_plane| {
+            let cluster = host.caches.clusters.get(&control_plane.cluster);
             cluster.is_some_and(|cluster| conditions::is_reconciled(&cluster))
         });
         let now = Instant::now();
-        memory.notices = plan::plan_notices(&before, leavers, &mut memory.past, settings.per_minute, now);
-        for (pod, notice) in &memory.notices {
-            if before.get(pod).is_none_or(|known| known.state != notice.state) {
-                log_notice(&self.metrics, notice);
+        memory.notices = plan::plan_takeovers(&before, draining, &mut memory.past, settings.per_minute, now);
+        for (pod, takeover) in &memory.notices {
+            if before.get(pod).is_none_or(|known| known.state != takeover.state) {
+                log_takeover(&self.metrics, takeover);
             }
         }
-        plan::plan_calls(&before, &memory.notices)
+        plan::plan_requeues(&before, &memory.notices)
     }
 
     /// Records that a control plane's pod is terminating, and tracks it until it is gone. Returns
@@ -105,16 +105,16 @@ impl DrainNotices {
             return None;
         }
         let nodes = host.caches.nodes.state();
-        let leaver = plan::plan_leaver(&nodes, pod, &settings.taints)?;
-        let uid = leaver.pod.clone();
+        let draining = plan::describe_draining(&nodes, pod, &settings.taints)?;
+        let uid = draining.pod.clone();
         let Memory { notices, past } = &mut *self.lock();
         let before = notices.get(&uid);
-        let notice = plan::plan_notice(before, leaver, past, settings.per_minute, Instant::now());
-        if before.is_none_or(|known| known.state != notice.state) {
-            log_notice(&self.metrics, &notice);
+        let takeover = plan::plan_takeover(before, draining, past, settings.per_minute, Instant::now());
+        if before.is_none_or(|known| known.state != takeover.state) {
+            log_takeover(&self.metrics, &takeover);
         }
-        let state = notice.state;
-        notices.insert(uid, notice);
+        let state = takeover.state;
+        notices.insert(uid, takeover);
         Some(state)
     }
 
@@ -124,12 +124,12 @@ impl DrainNotices {
     }
 }
 
-fn log_notice(metrics: &TakeoverMetrics, notice: &Notice) {
-    let (node, cluster) = (&notice.node, &notice.cluster);
-    match notice.state {
+fn log_takeover(metrics: &TakeoverMetrics, takeover: &PlannedTakeover) {
+    let (node, cluster) = (&takeover.node, &takeover.cluster);
+    match takeover.state {
         State::StandBy(_) => {
-            metrics.began_takeover();
-            let what = if notice.ends {
+            metrics.count_started();
+            let what = if takeover.is_terminating {
                 "pod is terminating"
             } else {
                 "node is about to shut down"
@@ -137,7 +137,7 @@ fn log_notice(metrics: &TakeoverMetrics, notice: &Notice) {
             tracing::info!(node, %cluster, what, "another pod takes over");
         }
         State::Failed(_) => {
-            metrics.failed_takeover();
+            metrics.count_failed();
             tracing::warn!(node, %cluster, "node is about to shut down, and no standby pod was ready in time");
         }
         State::Nowhere => {
@@ -160,7 +160,7 @@ pub fn has_other(host: &Host, pod: &Pod) -> bool {
 pub async fn run(
     host: Arc<Host>,
     notices: Arc<DrainNotices>,
-    mut calls: mpsc::Sender<ObjectRef<Cluster>>,
+    mut requeues: mpsc::Sender<ObjectRef<Cluster>>,
     drain: Drain,
 ) {
     if host.config.planned_takeover.per_minute == 0 {
@@ -169,9 +169,9 @@ pub async fn run(
     let mut tick = interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while drain.until_started(tick.tick()).await.is_some() {
-        for cluster in notices.look(&host) {
+        for cluster in notices.check(&host) {
             // An error means that the controller has ended. The process ends soon after.
-            let _ = calls.send(cluster).await;
+            let _ = requeues.send(cluster).await;
         }
     }
 }

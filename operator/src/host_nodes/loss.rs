@@ -33,9 +33,9 @@ use yoke_api::{Cluster, ClusterId};
 use yoke_runtime::Drain;
 
 use crate::host_api::Host;
-use crate::host_nodes::budget::Room;
+use crate::host_nodes::budget::LossBudget;
 use crate::host_nodes::drain;
-use crate::host_nodes::loss::plan::{CONFIRM_FOR, Conclusion, Member, REMEMBERED, SAMPLE_SIZE, Sample, Sight};
+use crate::host_nodes::loss::plan::{CONFIRM_FOR, Conclusion, Member, Observation, REMEMBERED, SAMPLE_SIZE, Sample};
 use crate::model::control_plane::{self, NAME};
 use crate::nats::Nats;
 use crate::tenant_client::{TenantApis, Way};
@@ -43,11 +43,11 @@ use crate::tenant_client::{TenantApis, Way};
 /// Interval of checks of each node.
 const EVERY: Duration = Duration::from_secs(1);
 /// Timeout of a request to NATS for the end of a log.
-const ASK_LIMIT: Duration = Duration::from_millis(900);
+const REQUEST_LIMIT: Duration = Duration::from_millis(900);
 /// Timeout of a probe of an API. It is shorter than [`CONFIRM_FOR`].
 const PROBE_LIMIT: Duration = Duration::from_secs(3);
 /// Time after a NATS reconnect in which silence means nothing: all stores reconnect at once.
-const CALM: Duration = Duration::from_secs(30);
+const SILENCE_IGNORED: Duration = Duration::from_secs(30);
 /// Logs checked concurrently.
 const AT_ONCE: usize = 64;
 
@@ -90,7 +90,7 @@ impl LostPods {
     }
 
     /// Records that a node is lost, with these control planes.
-    fn note(&self, node: &str, members: &[&Member], now: Instant) {
+    fn record(&self, node: &str, members: &[&Member], now: Instant) {
         let mut memory = self.lock();
         memory.forget(now);
         memory.nodes.insert(node.to_owned(), now);
@@ -128,17 +128,17 @@ impl Memory {
 /// Observations of all nodes.
 #[derive(Debug, Default)]
 struct Watch {
-    sights: HashMap<String, Sight>,
+    observations: HashMap<String, Observation>,
     trials: JoinSet<(String, Conclusion)>,
     tried: HashSet<String>,
     /// When nodes were given up as lost.
     past: VecDeque<Instant>,
-    /// Until when silence means nothing.
-    calm: Option<Instant>,
+    /// Time until which silence means nothing.
+    silence_ignored_until: Option<Instant>,
 }
 
 /// Checks all nodes, and requeues Clusters whose node is lost, until the drain starts.
-pub async fn run(context: Arc<Context>, mut calls: mpsc::Sender<ObjectRef<Cluster>>, drain: Drain) {
+pub async fn run(context: Arc<Context>, mut requeues: mpsc::Sender<ObjectRef<Cluster>>, drain: Drain) {
     if context.host.config.machine_loss.per_minute == 0 {
         return;
     }
@@ -147,93 +147,93 @@ pub async fn run(context: Arc<Context>, mut calls: mpsc::Sender<ObjectRef<Cluste
     let mut tick = interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let called = tokio::select! {
+        let requeued = tokio::select! {
             () = drain.started() => return,
-            Ok(()) = connected.changed() => watch.calm_down(),
-            _ = tick.tick() => watch.look(&context).await,
-            Some(Ok((node, verdict))) = watch.trials.join_next() => watch.judge(&context, node, verdict),
+            Ok(()) = connected.changed() => watch.ignore_silence(),
+            _ = tick.tick() => watch.check(&context).await,
+            Some(Ok((node, conclusion))) = watch.trials.join_next() => watch.act_on(&context, node, conclusion),
         };
-        for cluster in called {
+        for cluster in requeued {
             // An error means that the controller has ended. The process ends soon after.
-            let _ = calls.send(cluster).await;
+            let _ = requeues.send(cluster).await;
         }
     }
 }
 
 impl Watch {
     /// Ignores silence for a while after a NATS reconnect. Requeues no Cluster.
-    fn calm_down(&mut self) -> Vec<ObjectRef<Cluster>> {
-        self.calm = Some(Instant::now() + CALM);
+    fn ignore_silence(&mut self) -> Vec<ObjectRef<Cluster>> {
+        self.silence_ignored_until = Some(Instant::now() + SILENCE_IGNORED);
         Vec::new()
     }
 
-    fn is_calm(&self, now: Instant) -> bool {
-        self.calm.is_some_and(|until| now < until)
+    fn ignores_silence(&self, now: Instant) -> bool {
+        self.silence_ignored_until.is_some_and(|until| now < until)
     }
 
     /// Checks one log of each node, and starts trials of silent nodes. Returns the Clusters to
     /// requeue.
-    async fn look(&mut self, context: &Arc<Context>) -> Vec<ObjectRef<Cluster>> {
-        let nodes = list_machines(context);
-        let mut asked = Vec::new();
+    async fn check(&mut self, context: &Arc<Context>) -> Vec<ObjectRef<Cluster>> {
+        let nodes = list_nodes(context);
+        let mut requests = Vec::new();
         for (node, members) in &nodes {
             if !self.tried.contains(node)
-                && let Some(member) = plan::plan_followed(members, self.sights.get(node))
+                && let Some(member) = plan::plan_followed(members, self.observations.get(node))
             {
-                asked.push(look_at(Arc::clone(context), node.clone(), member.clone()));
+                requests.push(find_node_end(Arc::clone(context), node.clone(), member.clone()));
             }
         }
-        let asked: Vec<_> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
+        let ends: Vec<_> = stream::iter(requests).buffer_unordered(AT_ONCE).collect().await;
         let now = Instant::now();
-        let mut before = std::mem::take(&mut self.sights);
-        if self.is_calm(now) {
+        let mut before = std::mem::take(&mut self.observations);
+        if self.ignores_silence(now) {
             return Vec::new();
         }
-        for (node, id, end) in asked {
-            let Some(sight) = plan::plan_sight(before.remove(&node), &id, end, now) else {
+        for (node, id, end) in ends {
+            let Some(observation) = plan::plan_observation(before.remove(&node), &id, end, now) else {
                 continue;
             };
-            if plan::is_suspect(&sight, now) {
+            if plan::is_suspect(&observation, now) {
                 let members = nodes.get(&node).cloned().unwrap_or_default();
                 let (context, name) = (Arc::clone(context), node.clone());
                 self.tried.insert(node.clone());
                 self.trials
-                    .spawn(async move { (name, try_machine(&context, members).await) });
+                    .spawn(async move { (name, try_node(&context, members).await) });
             }
-            self.sights.insert(node, sight);
+            self.observations.insert(node, observation);
         }
         find_stranded(context, &nodes)
     }
 
     /// Acts on the result of a trial. Returns the Clusters to requeue.
-    fn judge(&mut self, context: &Context, node: String, verdict: Conclusion) -> Vec<ObjectRef<Cluster>> {
+    fn act_on(&mut self, context: &Context, node: String, conclusion: Conclusion) -> Vec<ObjectRef<Cluster>> {
         self.tried.remove(&node);
         let now = Instant::now();
-        let is_told = verdict != Conclusion::Lost || !self.is_calm(now);
-        match if is_told { verdict } else { Conclusion::Unknown } {
+        let is_reliable = conclusion != Conclusion::Lost || !self.ignores_silence(now);
+        match if is_reliable { conclusion } else { Conclusion::Unknown } {
             Conclusion::Alive(id, sequence) => {
                 // The exact time of growth is unknown, only that it was within the trial.
-                let sight = Sight {
+                let observation = Observation {
                     id,
                     sequence,
                     since: now,
                     grew: None,
                 };
-                self.sights.insert(node, sight);
+                self.observations.insert(node, observation);
             }
             Conclusion::Unknown => {
                 tracing::info!(
                     node,
                     "a control plane is unresponsive, but its node is not known to be lost"
                 );
-                self.sights.remove(&node);
+                self.observations.remove(&node);
             }
             Conclusion::Lost if !self.is_credible(context, &node, now) => {
                 tracing::warn!(
                     node,
                     "node is unresponsive, but so are all others; waiting for Kubernetes to mark it unreachable"
                 );
-                self.sights.remove(&node);
+                self.observations.remove(&node);
             }
             Conclusion::Lost => return self.lose(context, &node, now),
         }
@@ -273,23 +273,23 @@ impl Watch {
     }
 
     fn is_credible(&self, context: &Context, node: &str, now: Instant) -> bool {
-        let nodes = list_machines(context);
-        let sights = plan::plan_others(&nodes, node).map(|name| self.sights.get(name));
+        let nodes = list_nodes(context);
+        let observations = plan::plan_other_nodes(&nodes, node).map(|name| self.observations.get(name));
         let known = context.host.caches.nodes.get(&ObjectRef::new(node));
         let is_unreachable = known.is_some_and(|known| drain::plan::is_unreachable(&known));
         let is_there = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
         let pods = context.host.caches.pods.state();
-        let has_place = pods
+        let has_other_node = pods
             .iter()
             .any(|pod| is_there(pod) && drain::has_other(&context.host, pod));
-        plan::is_credible(sights, (is_unreachable, has_place), now)
+        plan::is_credible(observations, (is_unreachable, has_other_node), now)
     }
 }
 
 /// Lists the control planes by node. Only pods that serve count: the logs of others are written
 /// elsewhere.
-fn list_machines(context: &Context) -> BTreeMap<String, Vec<Member>> {
-    let mut nodes = plan::plan_machines(&context.host.caches.pods.state());
+fn list_nodes(context: &Context) -> BTreeMap<String, Vec<Member>> {
+    let mut nodes = plan::plan_nodes(&context.host.caches.pods.state());
     for member in nodes.values_mut().flatten() {
         let serves = serves(context, member);
         member.is_ready &= serves;
@@ -299,12 +299,12 @@ fn list_machines(context: &Context) -> BTreeMap<String, Vec<Member>> {
 }
 
 /// Checks several control planes of a node: their logs, and their APIs.
-async fn try_machine(context: &Context, members: Vec<Member>) -> Conclusion {
+async fn try_node(context: &Context, members: Vec<Member>) -> Conclusion {
     // An API without a client has never been probed, so it proves nothing.
     let known = |member: &Member| member.is_ready && context.apis.known(&member.id, Way::Inside).is_some();
-    let jury: Vec<_> = members.into_iter().filter(known).take(SAMPLE_SIZE).collect();
-    let heard = join_all(jury.into_iter().map(|member| sample(context, member))).await;
-    plan::plan_verdict(&heard.into_iter().flatten().collect::<Vec<_>>())
+    let sampled: Vec<_> = members.into_iter().filter(known).take(SAMPLE_SIZE).collect();
+    let samples = join_all(sampled.into_iter().map(|member| sample(context, member))).await;
+    plan::plan_conclusion(&samples.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// Checks one control plane. Returns `None` if NATS does not answer the first request.
@@ -319,7 +319,7 @@ async fn sample(context: &Context, member: Member) -> Option<Sample> {
     })
 }
 
-async fn look_at(context: Arc<Context>, node: String, member: Member) -> (String, ClusterId, Option<u64>) {
+async fn find_node_end(context: Arc<Context>, node: String, member: Member) -> (String, ClusterId, Option<u64>) {
     let end = find_end(&context, &member).await;
     (node, member.id, end)
 }
@@ -340,32 +340,32 @@ async fn find_end(context: &Context, member: &Member) -> Option<u64> {
     let cluster = context.host.caches.clusters.get(&member.cluster)?;
     let account = &cluster.status.as_ref()?.storage.as_ref()?.account;
     let end = context.nats.find_log_end(&member.id, account);
-    timeout(ASK_LIMIT, end).await.ok()?
+    timeout(REQUEST_LIMIT, end).await.ok()?
 }
 
 /// Returns the Clusters whose next pod was scheduled on a lost node.
 fn find_stranded(context: &Context, nodes: &BTreeMap<String, Vec<Member>>) -> Vec<ObjectRef<Cluster>> {
     let lost = context.losses.nodes(Instant::now());
-    let mut called = Vec::new();
+    let mut requeued = Vec::new();
     for node in lost {
         let members = nodes.get(&node).map_or(&[][..], Vec::as_slice);
         let stranded = plan::plan_stranded(members, Timestamp::now());
         if !stranded.is_empty() {
-            called.extend(give_up(context, &node, &stranded));
+            requeued.extend(record_loss(context, &node, &stranded));
         }
     }
-    called
+    requeued
 }
 
 /// Records the control planes that are lost with a node. Returns the Clusters to requeue; paused
 /// ones are left as they are.
-fn give_up(context: &Context, node: &str, members: &[&Member]) -> Vec<ObjectRef<Cluster>> {
+fn record_loss(context: &Context, node: &str, members: &[&Member]) -> Vec<ObjectRef<Cluster>> {
     let members: Vec<_> = members
         .iter()
         .copied()
         .filter(|member| serves(context, member))
         .collect();
-    context.losses.note(node, &members, Instant::now());
+    context.losses.record(node, &members, Instant::now());
     let is_paused = |member: &Member| {
         let cluster = context.host.caches.clusters.get(&member.cluster);
         cluster.is_none_or(|cluster| cluster.spec.paused)

@@ -176,11 +176,11 @@ mod tests {
 
     /// Builds a Secret with this configuration, and returns the join line that a worker reads from
     /// it.
-    fn tell(config: &Config) -> JoinLine {
-        tell_of(config, true)
+    fn build_join_line(config: &Config) -> JoinLine {
+        build_join_line_with(config, true)
     }
 
-    fn tell_of(config: &Config, pod_network: bool) -> JoinLine {
+    fn build_join_line_with(config: &Config, pod_network: bool) -> JoinLine {
         let id: ClusterId = "bcdfghjk24".parse().unwrap();
         let identity = Identity {
             public_name: id.public_name("demo", &config.base_domain),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_told_that_leads_there_from_elsewhere() {
+    fn only_a_distant_address_is_in_the_join_line() {
         let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
         for (configured, expected) in [
             ("203.0.113.7", Some("203.0.113.7")),
@@ -213,36 +213,36 @@ mod tests {
         ] {
             config.ingress.address = configured.into();
             let expected = expected.map(|address| address.parse().unwrap());
-            assert_eq!(tell(&config).address, expected, "{configured}");
+            assert_eq!(build_join_line(&config).address, expected, "{configured}");
         }
     }
 
     #[test]
-    fn a_line_says_how_yoke_worker_is_known_and_where_it_is() {
+    fn the_join_line_has_the_digests_and_the_ssh_address() {
         let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
-        assert_eq!(tell(&config).program, Program::default());
+        assert_eq!(build_join_line(&config).program, Program::default());
         config.worker.digests = [("amd64".to_owned(), "0".repeat(64))].into();
         config.worker.ssh = "ssh.example.org:2022".into();
-        let program = tell(&config).program;
+        let program = build_join_line(&config).program;
         assert_eq!(program.digests, config.worker.digests);
         assert_eq!(program.ssh.as_deref(), Some("ssh.example.org:2022"));
     }
 
     #[test]
-    fn a_line_says_whether_the_worker_connects_its_pods() {
+    fn the_join_line_has_the_pod_network_setting() {
         let config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
         for pod_network in [true, false] {
-            assert_eq!(tell_of(&config, pod_network).pod_network, pod_network);
+            assert_eq!(build_join_line_with(&config, pod_network).pod_network, pod_network);
         }
     }
 
     #[test]
-    fn tokens_are_drawn_as_kubernetes_has_them() {
-        let drawn = draw_token(Timestamp::UNIX_EPOCH);
-        let text = format!("{}.{}", drawn.id, drawn.secret);
+    fn generated_tokens_have_the_format_of_kubernetes() {
+        let generated = draw_token(Timestamp::UNIX_EPOCH);
+        let text = format!("{}.{}", generated.id, generated.secret);
         assert!(is_bootstrap_token(&text), "{text}");
-        assert!(read_token(&text, Timestamp::UNIX_EPOCH) == Some(drawn.clone()));
-        assert!(draw_token(Timestamp::UNIX_EPOCH) != drawn);
+        assert!(read_token(&text, Timestamp::UNIX_EPOCH) == Some(generated.clone()));
+        assert!(draw_token(Timestamp::UNIX_EPOCH) != generated);
         assert!(read_token("abc123", Timestamp::UNIX_EPOCH).is_none());
     }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use yoke_api::{ClusterId, JoinToken};
 
-use crate::model::join_token_term::{AFTERGLOW, KEPT, Term};
+use crate::model::join_token_term::{AFTERGLOW, DELETED_AFTER, Term};
 use crate::model::join_token_term::{end, is_just_used, is_used_up, term};
 use crate::model::tenant_namespace::TENANT_MAX;
 
@@ -16,7 +16,7 @@ pub(crate) const CLUSTER_MAX: usize = 16;
 /// Requeue delay if too many other JoinTokens of the Tenant are in progress.
 pub(crate) const BUSY: Duration = Duration::from_secs(2);
 /// Minimum and maximum requeue delay while a precondition is missing.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Returns whether it was for a Cluster with another identity, even if that had the same name.
 pub(crate) fn is_of_another(token: &JoinToken, cluster: &ClusterId) -> bool {
@@ -36,8 +36,8 @@ pub(crate) fn is_served(token: &JoinToken) -> bool {
 
 /// Returns whether it must wait because of too many older JoinTokens that are valid and not used
 /// up.
-pub(crate) fn is_one_too_many(token: &JoinToken, all: &[Arc<JoinToken>], now: Timestamp) -> bool {
-    let age = |token: &JoinToken| (token.creation_timestamp().map(|made| made.0), token.name_any());
+pub(crate) fn exceeds_limit(token: &JoinToken, all: &[Arc<JoinToken>], now: Timestamp) -> bool {
+    let age = |token: &JoinToken| (token.creation_timestamp().map(|created| created.0), token.name_any());
     let older = || {
         let others = all
             .iter()
@@ -51,9 +51,9 @@ pub(crate) fn is_one_too_many(token: &JoinToken, all: &[Arc<JoinToken>], now: Ti
 /// Returns the requeue delay while a precondition is missing. It grows with the age of the
 /// JoinToken.
 pub(crate) fn plan_wait(token: &JoinToken, now: Timestamp) -> Duration {
-    let made = token.creation_timestamp().map_or(now, |made| made.0);
-    let age = Duration::try_from(now.duration_since(made)).unwrap_or_default();
-    until_end(token, now).min((age / 4).clamp(PAUSES.0, PAUSES.1))
+    let created = token.creation_timestamp().map_or(now, |created| created.0);
+    let age = Duration::try_from(now.duration_since(created)).unwrap_or_default();
+    until_end(token, now).min((age / 4).clamp(DELAYS.0, DELAYS.1))
 }
 
 /// Returns the time until the end of its validity, or until its deletion; never zero.
@@ -62,18 +62,18 @@ pub(crate) fn until_end(token: &JoinToken, now: Timestamp) -> Duration {
         if now < end {
             end
         } else {
-            end.saturating_add(KEPT).unwrap_or(end)
+            end.saturating_add(DELETED_AFTER).unwrap_or(end)
         }
     });
-    let left = next.map(|next| next.duration_since(now));
-    let left = left.and_then(|left| Duration::try_from(left).ok());
-    left.unwrap_or_default() + PAUSES.0
+    let remaining = next.map(|next| next.duration_since(now));
+    let remaining = remaining.and_then(|remaining| Duration::try_from(remaining).ok());
+    remaining.unwrap_or_default() + DELAYS.0
 }
 
 /// Returns the time until the bootstrap token of a used-up JoinToken can be deleted.
 pub(crate) fn until_spent(token: &JoinToken, now: Timestamp) -> Duration {
     let afterglow = Duration::try_from(AFTERGLOW).unwrap_or_default();
-    until_end(token, now).min(afterglow + PAUSES.0)
+    until_end(token, now).min(afterglow + DELAYS.0)
 }
 
 #[cfg(test)]
@@ -83,9 +83,9 @@ mod tests {
     use super::*;
 
     fn token(name: &str, cluster: &str, second: i64) -> JoinToken {
-        let made = Timestamp::from_second(second).unwrap();
+        let created = Timestamp::from_second(second).unwrap();
         serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
-            "metadata": {"name": name, "namespace": "t", "creationTimestamp": made},
+            "metadata": {"name": name, "namespace": "t", "creationTimestamp": created},
             "spec": {"clusterName": cluster, "ttl": "10m"}}))
         .unwrap()
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn it_holds_for_a_time_and_is_forgotten_an_hour_later() {
+    fn a_token_is_valid_for_its_ttl_and_deleted_an_hour_later() {
         let token = token("j", "a", 1000);
         for (second, expected) in [
             (1000, Term::Holds),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_come_first_is_waited_for_longer_each_time() {
+    fn the_delay_for_a_precondition_grows() {
         let token = token("j", "a", 1000);
         for (second, seconds) in [(1000, 1), (1040, 10), (1300, 60), (1598, 3), (900, 1)] {
             assert_eq!(plan_wait(&token, at(second)), Duration::from_secs(seconds), "{second}");
@@ -120,36 +120,42 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_wait_where_there_are_too_many() {
+    fn the_newest_tokens_wait_above_the_limit() {
         let all = |count: usize, cluster: &dyn Fn(usize) -> String| -> Vec<_> {
             let each = |number: usize| Arc::new(token(&format!("j{number:03}"), &cluster(number), 1000));
             (0..count).map(each).collect()
         };
         let now = at(1001);
         let same = all(CLUSTER_MAX + 1, &|_| "a".into());
-        assert!(!is_one_too_many(&same[CLUSTER_MAX - 1], &same, now));
-        assert!(is_one_too_many(&same[CLUSTER_MAX], &same, now));
+        assert!(!exceeds_limit(&same[CLUSTER_MAX - 1], &same, now));
+        assert!(exceeds_limit(&same[CLUSTER_MAX], &same, now));
         assert!(
-            !is_one_too_many(&same[CLUSTER_MAX], &same, at(1600)),
-            "others have ended"
+            !exceeds_limit(&same[CLUSTER_MAX], &same, at(1600)),
+            "the other tokens have expired"
         );
         let many = all(TENANT_MAX + 1, &|number| format!("c{number}"));
-        assert!(!is_one_too_many(&many[TENANT_MAX - 1], &many, now));
-        assert!(is_one_too_many(&many[TENANT_MAX], &many, now));
+        assert!(!exceeds_limit(&many[TENANT_MAX - 1], &many, now));
+        assert!(exceeds_limit(&many[TENANT_MAX], &many, now));
         let uses = json!({"uses": [{"request": "r", "node": "n", "time": "1970-01-01T00:16:40Z"}]});
         let mut spent = same.clone();
         let mut first = (*spent[0]).clone();
         first.status = serde_json::from_value(uses).unwrap();
         spent[0] = Arc::new(first);
-        assert!(is_one_too_many(&spent[CLUSTER_MAX], &spent, at(1300)), "used up");
-        assert!(!is_one_too_many(&spent[CLUSTER_MAX], &spent, at(1301)), "spent");
+        assert!(
+            exceeds_limit(&spent[CLUSTER_MAX], &spent, at(1300)),
+            "a token that is used up still counts"
+        );
+        assert!(
+            !exceeds_limit(&spent[CLUSTER_MAX], &spent, at(1301)),
+            "a spent token counts"
+        );
         let mut elsewhere = token("k", "a", 2000);
         elsewhere.metadata.namespace = Some("u".into());
-        assert!(!is_one_too_many(&elsewhere, &same, now), "of another Tenant");
+        assert!(!exceeds_limit(&elsewhere, &same, now), "a token of another Tenant");
     }
 
     #[test]
-    fn one_that_is_used_up_is_spent_a_while_later() {
+    fn a_used_up_token_is_spent_after_a_delay() {
         let mut token = token("j", "a", 1000);
         assert!(!is_used_up(&token));
         let uses = json!({"uses": [{"request": "r", "node": "n", "time": "1970-01-01T00:20:00Z"}]});

@@ -10,43 +10,43 @@ use k8s_openapi::jiff::Timestamp;
 const LONGEST: Duration = Duration::from_secs(60);
 /// Upper bound of the time that one read counts as unchanged. A holder cannot renew while the API
 /// is down, so that time does not count against it.
-const LONGEST_LOOK: Duration = Duration::from_secs(2);
+const UNCHANGED_PER_READ_MAX: Duration = Duration::from_secs(2);
 
 /// Decision about the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Holder {
     /// This candidate.
-    Own,
+    This,
     /// Another operator holds it. Contains its identity.
-    Of(String),
+    Other(String),
 }
 
 /// How long the Lease has been unchanged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     /// Holder, number of earlier holders, time of the last renewal.
-    said: Option<(Option<String>, Option<i32>, Option<MicroTime>)>,
+    last_seen: Option<(Option<String>, Option<i32>, Option<MicroTime>)>,
     last: Option<Instant>,
     unchanged: Duration,
 }
 
 impl Seen {
     /// Records the Lease that was read. Returns how long it has been unchanged.
-    pub(crate) fn look(&mut self, found: Option<&Lease>, now: Instant) -> Duration {
+    pub(crate) fn observe(&mut self, found: Option<&Lease>, now: Instant) -> Duration {
         let spec = found.and_then(|lease| lease.spec.clone());
-        let said = spec.map(|spec| (spec.holder_identity, spec.lease_transitions, spec.renew_time));
+        let last_seen = spec.map(|spec| (spec.holder_identity, spec.lease_transitions, spec.renew_time));
         let last = self.last.replace(now);
-        if self.said == said {
+        if self.last_seen == last_seen {
             let since = last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
-            self.unchanged += since.min(LONGEST_LOOK);
+            self.unchanged += since.min(UNCHANGED_PER_READ_MAX);
         } else {
-            (self.said, self.unchanged) = (said, Duration::ZERO);
+            (self.last_seen, self.unchanged) = (last_seen, Duration::ZERO);
         }
         self.unchanged
     }
 
     /// Records that the Lease could not be read.
-    pub(crate) fn miss(&mut self) {
+    pub(crate) fn record_failed_read(&mut self) {
         self.last = None;
     }
 }
@@ -54,13 +54,13 @@ impl Seen {
 /// Decides who may write a Lease that has been unchanged for this time. The Lease belongs to
 /// another until it has not been renewed for its duration. That time is measured with the local
 /// clock: the times in the Lease come from the clock of another node.
-pub(crate) fn plan_turn(found: Option<&Lease>, identity: &str, unchanged: Duration) -> Turn {
+pub(crate) fn plan_holder(found: Option<&Lease>, identity: &str, unchanged: Duration) -> Holder {
     let Some(spec) = found.and_then(|lease| lease.spec.as_ref()) else {
-        return Turn::Own;
+        return Holder::This;
     };
     match holder(spec) {
-        Some(holder) if holder != identity && unchanged < term(spec) => Turn::Of(holder.to_owned()),
-        _ => Turn::Own,
+        Some(holder) if holder != identity && unchanged < term(spec) => Holder::Other(holder.to_owned()),
+        _ => Holder::This,
     }
 }
 
@@ -117,61 +117,56 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_anothers_for_as_long_as_it_renews() {
-        let others = Turn::Of("b".to_owned());
+    fn the_lease_belongs_to_another_while_it_is_renewed() {
+        let other = Holder::Other("b".to_owned());
         for (rule, found, unchanged, expected) in [
-            ("nobody has had it", None, 0, Turn::Own),
-            ("it says nothing", Some(Lease::default()), 0, Turn::Own),
-            ("its holder left", Some(lease("", Some(10))), 0, Turn::Own),
-            ("it is one's own", Some(lease("a", Some(10))), 0, Turn::Own),
+            ("no Lease", None, 0, Holder::This),
+            ("an empty Lease", Some(Lease::default()), 0, Holder::This),
+            ("a released Lease", Some(lease("", Some(10))), 0, Holder::This),
+            ("the own Lease", Some(lease("a", Some(10))), 0, Holder::This),
+            ("renewed a moment ago", Some(lease("b", Some(10))), 9, other.clone()),
+            ("not renewed in time", Some(lease("b", Some(10))), 10, Holder::This),
             (
-                "it was renewed a moment ago",
-                Some(lease("b", Some(10))),
-                9,
-                others.clone(),
-            ),
-            ("it was not renewed in time", Some(lease("b", Some(10))), 10, Turn::Own),
-            (
-                "its holder would have it for ever",
+                "a term without an end, renewed within a minute",
                 Some(lease("b", Some(i32::MAX))),
                 59,
-                others,
+                other,
             ),
             (
-                "no longer than a minute",
+                "a term without an end, not renewed for a minute",
                 Some(lease("b", Some(i32::MAX))),
                 60,
-                Turn::Own,
+                Holder::This,
             ),
-            ("it says no time", Some(lease("b", None)), 0, Turn::Own),
-            ("it says a time that is none", Some(lease("b", Some(-1))), 0, Turn::Own),
+            ("no term", Some(lease("b", None)), 0, Holder::This),
+            ("a negative term", Some(lease("b", Some(-1))), 0, Holder::This),
         ] {
             let unchanged = Duration::from_secs(unchanged);
-            assert_eq!(plan_turn(found.as_ref(), "a", unchanged), expected, "{rule}");
+            assert_eq!(plan_holder(found.as_ref(), "a", unchanged), expected, "{rule}");
         }
     }
 
     #[test]
-    fn what_was_not_seen_is_held_against_nobody() {
-        let (mut seen, begun) = (Seen::default(), Instant::now());
-        let (held, at) = (lease("b", Some(10)), |seconds| begun + Duration::from_secs(seconds));
-        let mut look = |lease: &Lease, seconds| seen.look(Some(lease), at(seconds)).as_secs();
-        assert_eq!([look(&held, 0), look(&held, 1), look(&held, 3)], [0, 1, 3]);
+    fn a_failed_read_does_not_count_as_unchanged() {
+        let (mut seen, start) = (Seen::default(), Instant::now());
+        let (read, at) = (lease("b", Some(10)), |seconds| start + Duration::from_secs(seconds));
+        let mut observe = |lease: &Lease, seconds| seen.observe(Some(lease), at(seconds)).as_secs();
+        assert_eq!([observe(&read, 0), observe(&read, 1), observe(&read, 3)], [0, 1, 3]);
         // The answer took long.
-        assert_eq!(look(&held, 9), 5);
-        seen.miss();
-        let mut look = |lease: &Lease, seconds| seen.look(Some(lease), at(seconds)).as_secs();
-        assert_eq!([look(&held, 60), look(&held, 61)], [5, 6]);
-        let mut renewed = held.clone();
+        assert_eq!(observe(&read, 9), 5);
+        seen.record_failed_read();
+        let mut observe = |lease: &Lease, seconds| seen.observe(Some(lease), at(seconds)).as_secs();
+        assert_eq!([observe(&read, 60), observe(&read, 61)], [5, 6]);
+        let mut renewed = read.clone();
         renewed.spec.as_mut().unwrap().renew_time = Some(MicroTime(Timestamp::UNIX_EPOCH));
-        assert_eq!([look(&renewed, 62), look(&renewed, 63)], [0, 1]);
+        assert_eq!([observe(&renewed, 62), observe(&renewed, 63)], [0, 1]);
         // Another change of the Lease is not a renewal.
         renewed.metadata.resource_version = Some("7".into());
-        assert_eq!(look(&renewed, 64), 2);
+        assert_eq!(observe(&renewed, 64), 2);
     }
 
     #[test]
-    fn who_takes_it_says_since_when_and_who_renews_it_does_not() {
+    fn taking_the_lease_sets_its_acquire_time_and_renewing_does_not() {
         let (first, second) = (Timestamp::UNIX_EPOCH, Timestamp::from_second(5).unwrap());
         let taken = plan_lease(Some(lease("b", Some(30))), "x", "a", TERM, first);
         let renewed = plan_lease(Some(taken), "x", "a", TERM, second);
@@ -190,9 +185,9 @@ mod tests {
     }
 
     #[test]
-    fn only_its_holder_leaves_it() {
+    fn only_the_holder_releases_the_lease() {
         let left = plan_release(lease("a", Some(10)), "a").unwrap();
-        assert_eq!(plan_turn(Some(&left), "b", Duration::ZERO), Turn::Own);
+        assert_eq!(plan_holder(Some(&left), "b", Duration::ZERO), Holder::This);
         assert_eq!(plan_release(lease("b", Some(10)), "a"), None);
     }
 }

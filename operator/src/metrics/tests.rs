@@ -12,7 +12,7 @@ use crate::node_reaper::ReaperMetrics;
 
 /// Counts once in each family: a family without samples is not in the text of a scrape.
 #[test]
-fn book_lists_every_metric() {
+fn the_book_lists_every_metric() {
     let registry = Metrics::new("operator");
     let reconciles = ReconcileMetrics::new(&registry);
     reconciles.reconciled("cluster", 0.1);

@@ -89,14 +89,14 @@ mod tests {
     use crate::fixtures::{ID, cluster, made_at, with};
 
     #[test]
-    fn an_outline_says_what_others_are_held_against() {
-        let mut asking = with(cluster("a"), |spec| spec.endpoint.extra_sans = vec!["x.example".into()]);
-        asking.status = serde_json::from_value(serde_json::json!({"phase": "Refused", "conditions": [{"type": "Accepted",
+    fn a_summary_has_the_fields_that_others_are_validated_against() {
+        let mut claiming = with(cluster("a"), |spec| spec.endpoint.extra_sans = vec!["x.example".into()]);
+        claiming.status = serde_json::from_value(serde_json::json!({"phase": "Refused", "conditions": [{"type": "Accepted",
             "status": "False", "reason": "QuotaExceeded", "message": "x", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}))
         .unwrap();
-        let outline = ClusterSummary::of(&asking);
+        let summary = ClusterSummary::of(&claiming);
         assert_eq!(
-            outline,
+            summary,
             ClusterSummary {
                 namespace: "demo".into(),
                 name: "a".into(),
@@ -109,22 +109,25 @@ mod tests {
                 is_refused: true,
             }
         );
-        assert_eq!(outline.to_key(), ObjectRef::from_obj(&asking));
-        assert_eq!(outline.identity(), asking.id());
-        let odd = ClusterSummary::of(&with(cluster("a"), |spec| {
+        assert_eq!(summary.to_key(), ObjectRef::from_obj(&claiming));
+        assert_eq!(summary.identity(), claiming.id());
+        let invalid = ClusterSummary::of(&with(cluster("a"), |spec| {
             (spec.id, spec.storage.quota.0) = (Some("1".into()), "many".into());
         }));
-        assert_eq!((odd.identity(), odd.quota, odd.is_refused), (None, None, false));
+        assert_eq!(
+            (invalid.identity(), invalid.quota, invalid.is_refused),
+            (None, None, false)
+        );
     }
 
     #[test]
-    fn the_older_precedes_and_then_the_name() {
-        let made = |name: &str, second| ClusterSummary::of(&made_at(cluster(name), second));
+    fn the_older_cluster_precedes_and_then_the_name() {
+        let created = |name: &str, second| ClusterSummary::of(&made_at(cluster(name), second));
         for (rule, one, other, expected) in [
-            ("older", made("b", 1), made("a", 2), true),
-            ("younger", made("a", 2), made("b", 1), false),
-            ("as old", made("a", 1), made("b", 1), true),
-            ("itself", made("a", 1), made("a", 2), false),
+            ("older", created("b", 1), created("a", 2), true),
+            ("younger", created("a", 2), created("b", 1), false),
+            ("as old", created("a", 1), created("b", 1), true),
+            ("itself", created("a", 1), created("a", 2), false),
         ] {
             assert_eq!(one.precedes(&other), expected, "{rule}");
         }

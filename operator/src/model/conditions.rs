@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn transition_time_moves_with_the_status_only() {
+    fn the_transition_time_follows_only_the_status() {
         let ready = |state| vec![(ConditionType::Ready, state)];
         let first = build_conditions(&ready(State::no(Reason::PodPending, "a")), &[], Some(1), at(1));
         let second = build_conditions(
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_changes_once() {
+    fn a_change_is_one_event() {
         let states = vec![
             (
                 ConditionType::Accepted,

@@ -139,10 +139,10 @@ pub(crate) fn find_failure(status: &ContainerStatus) -> Option<Failure> {
 /// How a container exited, if it was restarted often.
 pub(crate) fn to_failure(status: &ContainerStatus) -> Option<Failure> {
     (status.restart_count >= RESTARTS).then(|| {
-        let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+        let terminated = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
         Failure {
             container: status.name.clone(),
-            why: ended.map_or_else(String::new, |ended| format!("exit code {}", ended.exit_code)),
+            why: terminated.map_or_else(String::new, |terminated| format!("exit code {}", terminated.exit_code)),
         }
     })
 }
@@ -220,11 +220,13 @@ pub fn is_ready(pod: &Pod) -> bool {
 /// will become ready.
 pub fn has_ready_api(pod: &Pod) -> bool {
     // For a node without contact the node controller changes the condition but leaves the reason.
-    let lacks = |ready: &PodCondition| ready.reason.as_deref() == Some("ContainersNotReady");
-    let serves = |name: &str| statuses(pod).any(|status| status.name == name && status.ready);
+    let has_unready_container = |ready: &PodCondition| ready.reason.as_deref() == Some("ContainersNotReady");
+    let is_serving = |name: &str| statuses(pod).any(|status| status.name == name && status.ready);
     let is_settled = |status: &ContainerStatus| status.ready || find_failure(status).is_some();
     is_ready(pod)
-        || find_ready(pod).is_some_and(lacks) && API_PATH.into_iter().all(serves) && statuses(pod).all(is_settled)
+        || find_ready(pod).is_some_and(has_unready_container)
+            && API_PATH.into_iter().all(is_serving)
+            && statuses(pod).all(is_settled)
 }
 
 pub(crate) fn find_ready(pod: &Pod) -> Option<&PodCondition> {

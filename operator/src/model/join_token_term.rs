@@ -11,7 +11,7 @@ use crate::model::conditions;
 pub(crate) const AFTERGLOW: SignedDuration = SignedDuration::from_mins(5);
 
 /// Delay between the end of a JoinToken and its deletion.
-pub(crate) const KEPT: SignedDuration = SignedDuration::from_hours(1);
+pub(crate) const DELETED_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
 /// Validity of a JoinToken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,31 +26,31 @@ pub(crate) enum Term {
 
 /// Returns the end of its validity.
 pub(crate) fn end(token: &JoinToken) -> Option<Timestamp> {
-    let made = token.creation_timestamp()?.0;
+    let created = token.creation_timestamp()?.0;
     let lifetime = SignedDuration::try_from(token.spec.lifetime()).ok()?;
-    made.checked_add(lifetime).ok()
+    created.checked_add(lifetime).ok()
 }
 
 /// Returns its validity.
 pub(crate) fn term(token: &JoinToken, now: Timestamp) -> Term {
     match end(token) {
         Some(end) if now < end && token.metadata.deletion_timestamp.is_none() => Term::Holds,
-        Some(end) if now < end.saturating_add(KEPT).unwrap_or(end) => Term::Over,
+        Some(end) if now < end.saturating_add(DELETED_AFTER).unwrap_or(end) => Term::Over,
         _ => Term::Forgotten,
     }
 }
 
 /// Returns whether it waits until its Tenant may read the Secret.
 pub(crate) fn awaits_role(token: &JoinToken) -> bool {
-    is_said(token, Reason::RolePending)
+    has_reason(token, Reason::RolePending)
 }
 
 /// Returns whether it waits until its Cluster's API answers.
 pub(crate) fn awaits_api(token: &JoinToken) -> bool {
-    is_said(token, Reason::ClusterNotReady)
+    has_reason(token, Reason::ClusterNotReady)
 }
 
-pub(crate) fn is_said(token: &JoinToken, reason: Reason) -> bool {
+pub(crate) fn has_reason(token: &JoinToken, reason: Reason) -> bool {
     let status = token.status.as_ref();
     let ready = status.and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
     ready.is_some_and(|ready| ready.reason == reason.as_str())

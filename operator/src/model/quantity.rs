@@ -30,13 +30,13 @@ pub fn to_bytes(quantity: &Quantity) -> Result<i64, QuantityError> {
         .iter()
         .find_map(|(suffix, factor)| text.strip_suffix(suffix).map(|number| (number, *factor)))
         .unwrap_or((text, 1));
-    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let (integer, part) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit()) && text.len() <= 18;
-    if !digits(whole) || !digits(part) || (whole.is_empty() && part.is_empty()) {
+    if !digits(integer) || !digits(part) || (integer.is_empty() && part.is_empty()) {
         return Err(wrong());
     }
     let scale = 10_i128.pow(u32::try_from(part.len()).map_err(|_| wrong())?);
-    let value: i128 = format!("{whole}{part}").parse().map_err(|_| wrong())?;
+    let value: i128 = format!("{integer}{part}").parse().map_err(|_| wrong())?;
     let bytes = value.checked_mul(factor).ok_or_else(wrong)?;
     let bytes = bytes.checked_add(scale - 1).ok_or_else(wrong)? / scale;
     i64::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(wrong)

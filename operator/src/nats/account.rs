@@ -243,11 +243,15 @@ mod tests {
     }
 
     #[test]
-    fn account_survives_the_secret() {
+    fn an_account_is_restored_from_its_secret() {
         let account = Account::draw(&id(), SIZE, 7).unwrap();
         assert_eq!(Account::from_data(&to_bytes(&account)).unwrap(), account);
         let user = account.user.clone().unwrap();
-        assert_eq!(Account::of_user(user, SIZE), account, "its user's credentials name it");
+        assert_eq!(
+            Account::of_user(user, SIZE),
+            account,
+            "the credentials name another account"
+        );
         let closed = account.clone().closed();
         assert_eq!(Account::from_data(&to_bytes(&closed)).unwrap(), closed);
         for key in [ACCOUNT, QUOTA, REPLICAS] {
@@ -259,24 +263,24 @@ mod tests {
     }
 
     #[test]
-    fn account_forgets_the_user_that_was_replaced() {
+    fn an_account_rejects_its_replaced_user() {
         let operator = KeyPair::new_operator();
         let mut account = Account::draw(&id(), SIZE, 7).unwrap();
         let signer = |account: &Account| account.user.clone().unwrap().signer;
-        let knows = |account: &Account, key: &str| {
+        let accepts = |account: &Account, key: &str| {
             let jwt = account.jwt(&id(), 0, "AP", 7, &operator).unwrap();
             claims::payload_of(&jwt).unwrap().to_string().contains(key)
         };
-        let former = signer(&account);
-        assert!(knows(&account, &former));
+        let previous = signer(&account);
+        assert!(accepts(&account, &previous));
         account.renew_user(&id(), 8).unwrap();
-        assert!(knows(&account, &signer(&account)) && !knows(&account, &former));
+        assert!(accepts(&account, &signer(&account)) && !accepts(&account, &previous));
         let last = signer(&account);
-        assert!(!knows(&account.closed(), &last));
+        assert!(!accepts(&account.closed(), &last));
     }
 
     #[test]
-    fn own_key_follows_from_the_signing_key() {
+    fn the_provisioner_key_is_derived_from_the_signing_key() {
         let key = |seed: &str| derive_provisioner(seed).unwrap().public_key();
         assert_eq!(key("SOA"), key("SOA"));
         assert_ne!(key("SOA"), key("SOB"));

@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_of_a_scoped_key_carries_no_permissions() {
+    fn a_user_of_a_scoped_key_has_no_permissions() {
         let (account, signer) = (KeyPair::new_account(), KeyPair::new_account());
         let claims = UserClaims::new(account.public_key(), UserLimits::default());
         let envelope = Envelope {
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn signature_covers_header_and_payload() {
+    fn the_signature_covers_header_and_payload() {
         let signer = KeyPair::new_operator();
         let envelope = Envelope {
             subject: "X",
@@ -393,9 +393,9 @@ mod tests {
     }
 
     #[test]
-    fn time_of_issue_makes_no_difference() {
+    fn the_time_of_issue_makes_no_difference() {
         let signer = KeyPair::new_account();
-        let make = |issued, name| {
+        let sign_claims = |issued, name| {
             let envelope = Envelope {
                 subject: "U",
                 name,
@@ -404,8 +404,8 @@ mod tests {
             };
             sign(&UserClaims::new("A".into(), UserLimits::default()), &envelope, &signer).unwrap()
         };
-        assert!(same_claims(&make(1, "a"), &make(2, "a")));
-        assert!(!same_claims(&make(1, "a"), &make(1, "b")));
+        assert!(same_claims(&sign_claims(1, "a"), &sign_claims(2, "a")));
+        assert!(!same_claims(&sign_claims(1, "a"), &sign_claims(1, "b")));
         assert!(!same_claims("", ""));
     }
 }

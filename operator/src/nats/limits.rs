@@ -41,8 +41,8 @@ pub fn most_log(quota: i64) -> i64 {
 
 /// Maximum bytes in a stream with this many snapshots of a Cluster whose quota is lowered. There
 /// must be room for the next snapshot, or the log can never be truncated again.
-pub fn most_snapshots(quota: i64, kept: i64) -> i64 {
-    quota.saturating_mul(kept)
+pub fn most_snapshots(quota: i64, retained: i64) -> i64 {
+    quota.saturating_mul(retained)
 }
 
 /// Bytes that the streams of a Cluster reserve, over all replicas. The spare stream always counts:
@@ -80,7 +80,7 @@ mod tests {
     const MIB: i64 = 1 << 20;
 
     #[test]
-    fn sizes_are_written_out() {
+    fn the_sizes_have_these_values() {
         assert_eq!(log_bytes(256 * MIB), 576 * MIB);
         assert_eq!(snapshot_bytes(256 * MIB), 832 * MIB);
         assert_eq!(spare_bytes(256 * MIB), 576 * MIB);

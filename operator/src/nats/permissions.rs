@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_subject_is_bound_to_the_name() {
+    fn every_subject_contains_the_name() {
         let scope = cluster_scope();
         let free: Vec<_> = scope
             .publish
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn no_stream_can_be_made_changed_or_deleted() {
+    fn no_stream_can_be_created_changed_or_deleted() {
         let scope = cluster_scope();
         for verb in [
             "STREAM.CREATE",

@@ -53,21 +53,21 @@ pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account, has_state: b
     let is_larger = nats.ensure_account(id, account).await?;
     let wanted = limits::disk_storage(account.size);
     let provisioner = Provisioner::connect(nats, &account.public_key).await?;
-    let mut given = provisioner.limit().await?;
-    if given == 0 {
+    let mut granted = provisioner.limit().await?;
+    if granted == 0 {
         // A server that had no room when it first saw the claims tries again only when they are
         // pushed again.
         nats.limit_account(id, account, wanted).await?;
-        given = provisioner.limit().await?;
+        granted = provisioner.limit().await?;
     }
-    if given < wanted {
+    if granted < wanted {
         // The stored claims promise more. After a restart the server would honor them, and not its
         // promise to an account that it happens to load later. The claim is left only to data that
         // is not reachable now.
-        if given > 0 || !has_state {
-            nats.limit_account(id, account, given).await?;
+        if granted > 0 || !has_state {
+            nats.limit_account(id, account, granted).await?;
         }
-        return Err(NatsError::NoRoom { wanted, given });
+        return Err(NatsError::NoRoom { wanted, given: granted });
     }
     let plan = StreamsPlan {
         id: id.clone(),
@@ -137,33 +137,33 @@ fn base(plan: &StreamsPlan) -> Config {
 }
 
 /// Returns the configuration to update to, if a field that the operator owns differs.
-fn plan_update(is: &Config, wanted: &Config) -> Option<Config> {
-    let same = is.subjects == wanted.subjects
-        && is.max_bytes == wanted.max_bytes
-        && is.num_replicas == wanted.num_replicas
-        && is.allow_direct == wanted.allow_direct
-        && is.deny_delete == wanted.deny_delete;
+fn plan_update(current: &Config, wanted: &Config) -> Option<Config> {
+    let same = current.subjects == wanted.subjects
+        && current.max_bytes == wanted.max_bytes
+        && current.num_replicas == wanted.num_replicas
+        && current.allow_direct == wanted.allow_direct
+        && current.deny_delete == wanted.deny_delete;
     (!same).then(|| Config {
         subjects: wanted.subjects.clone(),
         max_bytes: wanted.max_bytes,
         num_replicas: wanted.num_replicas,
         allow_direct: wanted.allow_direct,
         deny_delete: wanted.deny_delete,
-        ..is.clone()
+        ..current.clone()
     })
 }
 
 /// Checks that a stream holds little enough to be reduced to its new size.
-fn check_held(wanted: &Config, found: Option<&Info>, (quota, most): (i64, i64)) -> Result<(), NatsError> {
+fn check_size(wanted: &Config, found: Option<&Info>, (quota, most): (i64, i64)) -> Result<(), NatsError> {
     let Some(info) = found else { return Ok(()) };
-    let held = i64::try_from(info.state.bytes).unwrap_or(i64::MAX);
-    if wanted.max_bytes >= info.config.max_bytes || held <= most {
+    let bytes = i64::try_from(info.state.bytes).unwrap_or(i64::MAX);
+    if wanted.max_bytes >= info.config.max_bytes || bytes <= most {
         return Ok(());
     }
     Err(NatsError::InUse {
         stream: wanted.name.clone(),
         quota,
-        held,
+        held: bytes,
         most,
     })
 }
@@ -207,19 +207,19 @@ impl Provisioner {
         let spare_found = self.find(&spare.name).await?;
         // A store that got replicas still has this stream: its running control plane may still use
         // it, and its reservation counts.
-        let keeps_spare = has_spare(plan.size.replicas) || spare_found.is_some();
+        let needs_spare = has_spare(plan.size.replicas) || spare_found.is_some();
         // The store retains two snapshots. With two streams, each has one.
-        let kept = if has_spare(plan.size.replicas) { 1 } else { 2 };
+        let retained = if has_spare(plan.size.replicas) { 1 } else { 2 };
         let mut steps = vec![
             (log, log_found, limits::most_log(quota)),
-            (snapshots, snapshots_found, limits::most_snapshots(quota, kept)),
+            (snapshots, snapshots_found, limits::most_snapshots(quota, retained)),
         ];
-        if keeps_spare {
+        if needs_spare {
             steps.push((spare, spare_found, limits::most_snapshots(quota, 1)));
         }
         // All checks come before the first change: the store relies on the size of its log stream.
         for (wanted, found, most) in &steps {
-            check_held(wanted, found.as_ref(), (quota, *most))?;
+            check_size(wanted, found.as_ref(), (quota, *most))?;
         }
         let mut bytes = 0_u64;
         for (wanted, found, _) in steps {
@@ -335,16 +335,16 @@ mod tests {
     }
 
     #[test]
-    fn updates_touch_what_the_operator_decides() {
-        let mut is = build_log(&plan());
-        is.metadata.insert("_nats.ver".into(), "2.15.2".into());
-        assert!(plan_update(&is, &build_log(&plan())).is_none());
+    fn updates_change_only_the_fields_of_the_operator() {
+        let mut current = build_log(&plan());
+        current.metadata.insert("_nats.ver".into(), "2.15.2".into());
+        assert!(plan_update(&current, &build_log(&plan())).is_none());
         let mut larger = plan();
         larger.size.quota = 2 << 20;
-        let update = plan_update(&is, &build_log(&larger)).unwrap();
+        let update = plan_update(&current, &build_log(&larger)).unwrap();
         assert_eq!(update.max_bytes, (4 << 20) + (64 << 20));
-        assert_eq!(update.metadata, is.metadata);
-        is.deny_delete = false;
-        assert!(plan_update(&is, &build_log(&plan())).unwrap().deny_delete);
+        assert_eq!(update.metadata, current.metadata);
+        current.deny_delete = false;
+        assert!(plan_update(&current, &build_log(&plan())).unwrap().deny_delete);
     }
 }

@@ -32,29 +32,29 @@ const SILENT: &str = "yoke-silent";
 
 /// Intervals of checks and steps.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct ReapIntervals {
     /// Interval of checks of one cluster.
     pub every: Duration,
     /// Number of checks in a row that must find a Lease unchanged before it counts as silent.
-    pub looks: u32,
+    pub checks: u32,
     /// Delay between the mark, which is only a label of the Node, and the taint.
-    pub doubt: Duration,
+    pub taint_after: Duration,
     /// Delay between the taint and the deletion of the Node: time for its Pods and volumes.
-    pub linger: Duration,
+    pub delete_after: Duration,
     /// Minimum time that this process must have checked a cluster before a Lease counts as silent,
     /// or `reapAfter` if that is shorter. Before that, no one observed whether the cluster was
     /// reachable.
-    pub known: Duration,
+    pub min_observed: Duration,
 }
 
-impl Default for Pace {
+impl Default for ReapIntervals {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(25),
-            looks: 3,
-            doubt: Duration::from_secs(15),
-            linger: Duration::from_secs(45),
-            known: Duration::from_secs(600),
+            checks: 3,
+            taint_after: Duration::from_secs(15),
+            delete_after: Duration::from_secs(45),
+            min_observed: Duration::from_secs(600),
         }
     }
 }
@@ -62,7 +62,7 @@ impl Default for Pace {
 /// Observations of the Leases of one cluster, while its API was reachable.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    signs: HashMap<String, Sign>,
+    observations: HashMap<String, LeaseObservation>,
     last: Option<Instant>,
     /// Start of the observations since the last gap.
     since: Option<Instant>,
@@ -72,21 +72,21 @@ pub(crate) struct Watch {
 
 /// Observation of one Lease.
 #[derive(Clone, Debug)]
-struct Sign {
+struct LeaseObservation {
     renewed: Option<Timestamp>,
     since: Instant,
-    looks: u32,
+    checks: u32,
 }
 
 /// State of a Node by its Lease.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Sight<'l> {
+pub(crate) enum Liveness<'l> {
     /// The Node has been silent for the time in this Lease.
     Silent(&'l Lease),
     /// No renewal was seen yet, but not for long enough.
-    Unheard,
+    Unconfirmed,
     /// A renewal was seen, or the Node is not to be removed.
-    Heard,
+    Alive,
 }
 
 /// Next step for a Node.
@@ -106,9 +106,9 @@ pub(crate) enum Step {
 
 impl Watch {
     /// Returns whether the next check is due.
-    pub(crate) fn is_due(&self, pace: &Pace, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, intervals: &ReapIntervals, now: Instant) -> bool {
         self.last
-            .is_none_or(|last| now.saturating_duration_since(last) >= pace.every)
+            .is_none_or(|last| now.saturating_duration_since(last) >= intervals.every)
     }
 
     /// Returns whether the observations are recent enough to continue.
@@ -117,27 +117,30 @@ impl Watch {
     }
 
     /// Records the current Leases.
-    pub(crate) fn note(&mut self, leases: &[Lease], now: Instant) {
+    pub(crate) fn record(&mut self, leases: &[Lease], now: Instant) {
         if !self.is_fresh(now) {
-            self.signs.clear();
+            self.observations.clear();
             self.since = Some(now);
         }
-        let mut signs = HashMap::new();
+        let mut observations = HashMap::new();
         for lease in leases {
             let Some(uid) = lease.uid().filter(|uid| uid.len() <= UID_MAX) else {
                 continue;
             };
             let renewed = renewed(lease);
-            let before = self.signs.remove(&uid).filter(|sign| sign.renewed == renewed);
-            let sign = before.unwrap_or(Sign {
+            let before = self
+                .observations
+                .remove(&uid)
+                .filter(|observation| observation.renewed == renewed);
+            let observation = before.unwrap_or(LeaseObservation {
                 renewed,
                 since: now,
-                looks: 0,
+                checks: 0,
             });
-            let looks = sign.looks.saturating_add(1);
-            signs.insert(uid, Sign { looks, ..sign });
+            let checks = observation.checks.saturating_add(1);
+            observations.insert(uid, LeaseObservation { checks, ..observation });
         }
-        self.signs = signs;
+        self.observations = observations;
         self.last = Some(now);
         self.count = self.count.wrapping_add(1);
     }
@@ -146,23 +149,23 @@ impl Watch {
     ///
     /// A process that has just started has not seen any renewal yet. It neither continues nor
     /// reverts what its predecessor started.
-    pub(crate) fn sight<'l>(
+    pub(crate) fn liveness<'l>(
         &self,
         lease: Option<&'l Lease>,
-        well: Duration,
+        ready_for: Duration,
         now: (Timestamp, Instant),
-        pace: &Pace,
-    ) -> Sight<'l> {
+        intervals: &ReapIntervals,
+    ) -> Liveness<'l> {
         let Some(lease) = lease.filter(|lease| reap_after(lease).is_some()) else {
-            return Sight::Heard;
+            return Liveness::Alive;
         };
-        let sign = lease.uid().and_then(|uid| self.signs.get(&uid));
-        if self.is_silent(lease, well, now, pace) {
-            Sight::Silent(lease)
-        } else if sign.is_some_and(|sign| Some(sign.since) == self.since) {
-            Sight::Unheard
+        let observation = lease.uid().and_then(|uid| self.observations.get(&uid));
+        if self.is_silent(lease, ready_for, now, intervals) {
+            Liveness::Silent(lease)
+        } else if observation.is_some_and(|observation| Some(observation.since) == self.since) {
+            Liveness::Unconfirmed
         } else {
-            Sight::Heard
+            Liveness::Alive
         }
     }
 
@@ -174,28 +177,38 @@ impl Watch {
     /// - A Lease that is renewed is never silent, whatever time it contains.
     /// - For any other Lease, the silence starts at the time in the Lease or at its first
     ///   observation, whichever is earlier.
-    pub(crate) fn is_silent(&self, lease: &Lease, well: Duration, now: (Timestamp, Instant), pace: &Pace) -> bool {
+    pub(crate) fn is_silent(
+        &self,
+        lease: &Lease,
+        ready_for: Duration,
+        now: (Timestamp, Instant),
+        intervals: &ReapIntervals,
+    ) -> bool {
         let Some(limit) = reap_after(lease) else { return false };
-        let Some(sign) = lease.uid().and_then(|uid| self.signs.get(&uid)) else {
+        let Some(observation) = lease.uid().and_then(|uid| self.observations.get(&uid)) else {
             return false;
         };
-        let said = sign.renewed.or_else(|| made(lease)).map(|since| age(since, now.0));
-        let seen = now.1.saturating_duration_since(sign.since);
-        let known = self.since.map(|since| now.1.saturating_duration_since(since));
-        let is_known = known.is_some_and(|known| known >= limit.min(pace.known));
-        sign.looks >= pace.looks && is_known && well >= limit && said.unwrap_or_default().max(seen) >= limit
+        let lease_age = observation
+            .renewed
+            .or_else(|| created(lease))
+            .map(|since| age(since, now.0));
+        let unchanged_for = now.1.saturating_duration_since(observation.since);
+        let observed_for = self.since.map(|since| now.1.saturating_duration_since(since));
+        let is_observed = observed_for.is_some_and(|observed| observed >= limit.min(intervals.min_observed));
+        let silence = lease_age.unwrap_or_default().max(unchanged_for);
+        observation.checks >= intervals.checks && is_observed && ready_for >= limit && silence >= limit
     }
 }
 
 /// Plans the next step for a Node.
-pub(crate) fn plan(node: &Node, sight: Sight<'_>, now: Timestamp, pace: &Pace) -> Step {
+pub(crate) fn plan(node: &Node, liveness: Liveness<'_>, now: Timestamp, intervals: &ReapIntervals) -> Step {
     let mark = node.labels().get(labels::REAPING);
     // A kubelet can fall silent on purpose. Its Node must not be re-created without the taints and
     // labels that administrators gave it.
     let own = format!("{OUT_OF_SERVICE}={SILENT}:{NO_EXECUTE}");
-    let lease = match sight {
-        Sight::Silent(lease) if !is_marked(node, &own) => lease,
-        Sight::Unheard if !is_marked(node, &own) => return Step::Nothing,
+    let lease = match liveness {
+        Liveness::Silent(lease) if !is_marked(node, &own) => lease,
+        Liveness::Unconfirmed if !is_marked(node, &own) => return Step::Nothing,
         _ if mark.is_some() => return Step::Release,
         _ => return Step::Nothing,
     };
@@ -208,9 +221,9 @@ pub(crate) fn plan(node: &Node, sight: Sight<'_>, now: Timestamp, pace: &Pace) -
         return Step::Mark;
     };
     let (limit, next) = if is_tainted(node) {
-        (pace.linger, Step::Delete)
+        (intervals.delete_after, Step::Delete)
     } else {
-        (pace.doubt, Step::Taint)
+        (intervals.taint_after, Step::Taint)
     };
     if age(since, now) >= limit { next } else { Step::Nothing }
 }
@@ -229,9 +242,9 @@ pub(crate) fn with_taint(node: &Node, now: Timestamp) -> Vec<Taint> {
 
 /// Returns the taints of a Node without the operator's own; `None` if the Node does not have it.
 pub(crate) fn without_taint(node: &Node) -> Option<Vec<Taint>> {
-    let is_others = |taint: &&Taint| taint.key != OUT_OF_SERVICE || taint.value.as_deref() != Some(SILENT);
-    let left: Vec<_> = taints(node).iter().filter(is_others).cloned().collect();
-    (left.len() < taints(node).len()).then_some(left)
+    let is_other = |taint: &&Taint| taint.key != OUT_OF_SERVICE || taint.value.as_deref() != Some(SILENT);
+    let remaining: Vec<_> = taints(node).iter().filter(is_other).cloned().collect();
+    (remaining.len() < taints(node).len()).then_some(remaining)
 }
 
 /// Returns whether a Lease was not renewed between two reads.
@@ -243,7 +256,7 @@ pub(crate) fn is_same(one: &Lease, other: &Lease) -> bool {
 
 /// Returns whether a silent Lease without a Node is old enough to be deleted.
 pub(crate) fn is_unclaimed(lease: &Lease, now: Timestamp) -> bool {
-    made(lease).is_some_and(|made| age(made, now) >= UNCLAIMED)
+    created(lease).is_some_and(|created| age(created, now) >= UNCLAIMED)
 }
 
 /// Returns whether a Lease belongs to an earlier Node with the same name.
@@ -271,8 +284,8 @@ fn renewed(lease: &Lease) -> Option<Timestamp> {
     Some(*renewed)
 }
 
-fn made(lease: &Lease) -> Option<Timestamp> {
-    lease.creation_timestamp().map(|made| made.0)
+fn created(lease: &Lease) -> Option<Timestamp> {
+    lease.creation_timestamp().map(|created| created.0)
 }
 
 /// Time since `since`; zero if it is in the future.

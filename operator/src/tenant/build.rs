@@ -121,8 +121,8 @@ fn build_quantity(mut count: i32) -> Quantity {
 /// Until it has counted, the API server refuses all creations. That takes minutes while the kinds
 /// are new.
 pub fn is_settled(tenant: &Tenant, now: Timestamp) -> bool {
-    let made = tenant.creation_timestamp();
-    made.is_some_and(|made| now.duration_since(made.0) > SETTLED)
+    let created = tenant.creation_timestamp();
+    created.is_some_and(|created| now.duration_since(created.0) > SETTLED)
 }
 
 /// Returns whether a young Tenant has so many objects that the ResourceQuota is needed now.
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn role_names_the_kubeconfigs_of_clusters_that_exist() {
+    fn the_role_names_the_kubeconfigs_of_existing_clusters() {
         let tenant = Tenant::new("t", TenantSpec::default());
         let none = build_role(&tenant, &[], &[]).rules.unwrap();
         assert!(
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_counted_where_there_are_many() {
+    fn the_quota_limits_clusters_and_join_tokens() {
         let tenant = Tenant::new("t", TenantSpec::default());
         let hard = build_quota(&tenant).spec.unwrap().hard.unwrap();
         let hard: Vec<_> = hard
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_counted_as_an_api_server_writes_it() {
+    fn quantities_have_the_form_of_an_api_server() {
         for (count, expected) in [
             (0, "0"),
             (256, "256"),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_counted_when_their_kinds_are_known() {
+    fn the_quota_waits_until_its_kinds_are_known() {
         let mut tenant = Tenant::new("t", TenantSpec::default());
         assert!(!is_settled(&tenant, Timestamp::UNIX_EPOCH));
         tenant.metadata.creation_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_that_may_act_are_bound_and_sorted() {
+    fn allowed_subjects_are_bound_and_sorted() {
         let subject = |kind, name: &str| TenantSubject {
             kind,
             name: name.into(),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn ssh_server_acts_for_a_tenant_with_keys() {
+    fn the_ssh_server_acts_for_a_tenant_with_keys() {
         let mut tenant = Tenant::new("t", TenantSpec::default());
         assert_eq!(build_role_binding(&tenant).subjects.unwrap(), []);
         tenant.spec.ssh_keys.push(SshKey {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_is_owned_by_uid() {
+    fn a_namespace_is_owned_by_uid() {
         let mut tenant = Tenant::new("t", TenantSpec::default());
         assert!(!is_owned(&Namespace::default(), &tenant));
         tenant.metadata.uid = Some("1".into());
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_is_taken_over_from_a_namesake_that_is_gone() {
+    fn a_namespace_of_a_deleted_namesake_is_adopted() {
         let tenant = |name: &str, uid: &str| {
             let mut tenant = Tenant::new(name, TenantSpec::default());
             tenant.metadata.uid = Some(uid.into());
@@ -331,35 +331,39 @@ mod tests {
             namespace
         };
         for (rule, namespace, expected) in [
-            ("as it was left", change(|_| {}), true),
+            ("unchanged", change(|_| {}), true),
             ("annotations lost", change(|it| it.metadata.annotations = None), true),
             ("labels lost", change(|it| it.metadata.labels = None), false),
             (
-                "another's by its label",
+                "the label names another Tenant",
                 change(|it| {
                     it.labels_mut().insert(labels::TENANT.into(), "u".into());
                 }),
                 false,
             ),
             (
-                "another's by its annotation",
+                "the annotation names another Tenant",
                 change(|it| {
                     it.annotations_mut().insert(labels::OWNER.into(), "u".into());
                 }),
                 false,
             ),
             (
-                "of one that lives",
+                "the UID of an existing Tenant",
                 change(|it| {
                     it.annotations_mut().insert(labels::OWNER_UID.into(), "3".into());
                 }),
                 false,
             ),
-            ("another's", build_namespace(&tenant("u", "4")), false),
+            (
+                "a namespace of another Tenant",
+                build_namespace(&tenant("u", "4")),
+                false,
+            ),
         ] {
-            let (present, living) = (tenant("t", "2"), tenant("u", "3"));
-            let tenants = [Arc::new(present.clone()), Arc::new(living)];
-            assert_eq!(is_left(&namespace, &present, &tenants), expected, "{rule}");
+            let (restored, other) = (tenant("t", "2"), tenant("u", "3"));
+            let tenants = [Arc::new(restored.clone()), Arc::new(other)];
+            assert_eq!(is_left(&namespace, &restored, &tenants), expected, "{rule}");
         }
     }
 }

@@ -73,7 +73,7 @@ mod tests {
     use yoke_api::tenant::TenantSpec;
 
     #[test]
-    fn ready_follows_what_happened() {
+    fn ready_follows_the_outcome() {
         let base = Outcome::new(2);
         for (rule, outcome, expected) in [
             ("nothing yet", base.clone(), Reason::NamespacePending),

@@ -151,10 +151,10 @@ mod tests {
     }
 
     #[test]
-    fn key_is_the_older_tenants() {
-        let tenant = |name: &str, made: &str, comment: &str| {
+    fn a_key_belongs_to_the_older_tenant() {
+        let tenant = |name: &str, created: &str, comment: &str| {
             let mut tenant = Tenant::new(name, TenantSpec::default());
-            tenant.metadata.creation_timestamp = Some(Time(made.parse().unwrap()));
+            tenant.metadata.creation_timestamp = Some(Time(created.parse().unwrap()));
             tenant.spec.ssh_keys.push(SshKey {
                 name: "laptop".into(),
                 public_key: format!("ssh-ed25519 AAAA {comment}"),

@@ -62,8 +62,8 @@ impl TenantApi {
             if part.owner(found) == Owner::Foreign {
                 return Ok(Owner::Foreign);
             }
-            let digest = |of: &kube::api::DynamicObject| of.annotations().get(labels::APPLIED_DIGEST).cloned();
-            if digest(found) == digest(&part.object) && is_so(&part.object, found) {
+            let digest = |object: &kube::api::DynamicObject| object.annotations().get(labels::APPLIED_DIGEST).cloned();
+            if digest(found) == digest(&part.object) && matches_desired(&part.object, found) {
                 return Ok(Owner::Own);
             }
         }

@@ -160,7 +160,7 @@ mod tests {
 
     /// The tests of `yoke-worker` create these objects in their own clusters.
     #[test]
-    fn what_workers_may_is_as_written_down() {
+    fn base_objects_equal_the_golden_file() {
         let base = build_base("192.0.2.1", 443);
         let roles = base.roles.iter().map(serde_json::to_value);
         let bindings = base.bindings.iter().map(serde_json::to_value);

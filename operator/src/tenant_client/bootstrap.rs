@@ -65,12 +65,12 @@ struct AnswerCondition<'a> {
 
 /// A patch of a Node's annotations.
 #[derive(Clone, Debug, Serialize)]
-struct NotePatch<'a> {
-    metadata: NoteMetadata<'a>,
+struct TaintsPatch<'a> {
+    metadata: TaintsMetadata<'a>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct NoteMetadata<'a> {
+struct TaintsMetadata<'a> {
     /// The UID makes the patch fail if the object was replaced.
     uid: &'a str,
     annotations: BTreeMap<&'static str, &'a str>,
@@ -88,11 +88,11 @@ pub struct BootstrapToken {
 }
 
 impl TenantApi {
-    /// Streams the certificate requests of one signer and their changes. `keep` trims each.
+    /// Streams the certificate requests of one signer and their changes. `trim` trims each.
     pub(crate) fn watch_requests<T: Send + 'static>(
         &self,
         signer: &str,
-        keep: impl Fn(Lenient<CertificateSigningRequest>) -> T + Send + 'static,
+        trim: impl Fn(Lenient<CertificateSigningRequest>) -> T + Send + 'static,
     ) -> BoxStream<'static, Result<Change<T>, TenantApiError>> {
         // One watch per signer: a field selector has no "or".
         let params = ListParams::default().fields(&format!("spec.signerName={signer}"));
@@ -101,7 +101,7 @@ impl TenantApi {
             Api::all(self.client.clone()),
             params,
             PAGES,
-            keep,
+            trim,
         )
     }
 
@@ -118,9 +118,9 @@ impl TenantApi {
     }
 
     /// Records on a Node which taints its JoinToken set, unless the Node was replaced.
-    pub async fn note_taints(&self, node: &Node, taints: &str) -> Result<(), TenantApiError> {
-        let patch = NotePatch {
-            metadata: NoteMetadata {
+    pub async fn record_taints(&self, node: &Node, taints: &str) -> Result<(), TenantApiError> {
+        let patch = TaintsPatch {
+            metadata: TaintsMetadata {
                 uid: node.metadata.uid.as_deref().unwrap_or_default(),
                 annotations: [(labels::JOINED_TAINTS, taints)].into(),
             },
@@ -140,7 +140,7 @@ impl TenantApi {
             reason: "NodeServing",
             message: "All names are addresses of the Node.",
         };
-        self.say(csr, "approval", params, None, Some(condition)).await
+        self.write_answer(csr, "approval", params, None, Some(condition)).await
     }
 
     /// Sets the condition `Failed` of a request.
@@ -157,7 +157,7 @@ impl TenantApi {
             reason,
             message,
         };
-        self.say(csr, "status", params, None, Some(condition)).await
+        self.write_answer(csr, "status", params, None, Some(condition)).await
     }
 
     /// Writes the certificate of a request.
@@ -168,10 +168,10 @@ impl TenantApi {
         params: &PatchParams,
     ) -> Result<(), TenantApiError> {
         let certificate = ByteString(chain.as_bytes().to_vec());
-        self.say(csr, "status", params, Some(certificate), None).await
+        self.write_answer(csr, "status", params, Some(certificate), None).await
     }
 
-    async fn say(
+    async fn write_answer(
         &self,
         csr: &CertificateSigningRequest,
         subresource: &str,
@@ -209,8 +209,8 @@ impl TenantApi {
 
     /// Deletes the Secret of a token, so that Kubernetes no longer accepts it.
     pub async fn remove_token(&self, id: &str) -> Result<(), TenantApiError> {
-        let place = Request::new(Secret::url_path(&(), Some(NAMESPACE)));
-        let deletion = place.delete(&secret_name(id), &DeleteParams::default());
+        let endpoint = Request::new(Secret::url_path(&(), Some(NAMESPACE)));
+        let deletion = endpoint.delete(&secret_name(id), &DeleteParams::default());
         match self.change("a token", deletion).await {
             Err(error) if error.is_missing() => Ok(()),
             other => other,

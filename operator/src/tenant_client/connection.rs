@@ -23,14 +23,14 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Timeout for the acknowledgement of sent data, keepalive probes included. After that the
 /// connection is dropped.
-const SILENCE: Duration = Duration::from_secs(10);
+const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Maximum size of an answer in bytes, also of a page of a list, and of all events of a watch. The
 /// answer is in memory, and a tenant's own API may write one without end. An object has at most 1.5
 /// MiB, and takes more as JSON.
 const ANSWER_MAX: usize = 8 << 20;
 /// Size limit of the answer to a creation: the operator's own object, with a few more fields.
-const MADE_MAX: usize = 256 << 10;
+const CREATED_MAX: usize = 256 << 10;
 /// Size limit of a refusal.
 const REFUSAL_MAX: usize = 64 << 10;
 
@@ -48,7 +48,7 @@ pub(crate) fn build_client(access: &Access) -> Result<Client, BoxError> {
         client_key_data: Some(to_base64(&access.key.0).into()),
         ..AuthInfo::default()
     };
-    let tcp = build_tcp(KEEPALIVE, SILENCE, SILENCE);
+    let tcp = build_tcp(KEEPALIVE, ACKNOWLEDGE_LIMIT, ACKNOWLEDGE_LIMIT);
     let name = ServerName::try_from(access.server_name.clone())?;
     let tls = HttpsConnectorBuilder::new()
         .with_tls_config(config.rustls_client_config()?)
@@ -77,7 +77,7 @@ pub(crate) fn build_client(access: &Access) -> Result<Client, BoxError> {
                     REFUSAL_MAX
                 };
                 Ok::<_, BoxError>(answer.map(|body| match is_watch {
-                    true => Either::Left(Lines::new(Limited::new(body, most))),
+                    true => Either::Left(LimitedLines::new(Limited::new(body, most))),
                     false => Either::Right(Limited::new(body, most)),
                 }))
             }
@@ -86,9 +86,9 @@ pub(crate) fn build_client(access: &Access) -> Result<Client, BoxError> {
 }
 
 fn answer_max<B>(request: &http::Request<B>) -> usize {
-    let own = request.extensions().get().map(|AnswerMax(most)| *most);
-    own.unwrap_or(match *request.method() {
-        http::Method::POST => MADE_MAX,
+    let requested = request.extensions().get().map(|AnswerMax(most)| *most);
+    requested.unwrap_or(match *request.method() {
+        http::Method::POST => CREATED_MAX,
         _ => ANSWER_MAX,
     })
 }
@@ -107,8 +107,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_as_long_as_what_was_asked_for() {
-        for (rule, method, target, own, expected) in [
+    fn the_size_limit_of_an_answer_follows_its_request() {
+        for (rule, method, target, requested, expected) in [
             ("a list", "GET", "/api/v1/nodes?&limit=8", None, (ANSWER_MAX, false)),
             (
                 "a watch",
@@ -125,14 +125,14 @@ mod tests {
                 (ANSWER_MAX, false),
             ),
             (
-                "a new one",
+                "a creation",
                 "POST",
                 "/api/v1/nodes?&fieldManager=b",
                 None,
-                (MADE_MAX, false),
+                (CREATED_MAX, false),
             ),
             (
-                "what says so itself",
+                "a request with its own limit",
                 "GET",
                 "/api/v1/nodes/a",
                 Some(AnswerMax(7)),
@@ -140,8 +140,8 @@ mod tests {
             ),
         ] {
             let mut request = http::Request::builder().method(method).uri(target).body(()).unwrap();
-            if let Some(own) = own {
-                request.extensions_mut().insert(own);
+            if let Some(requested) = requested {
+                request.extensions_mut().insert(requested);
             }
             assert_eq!((answer_max(&request), is_watch(&request)), expected, "{rule}");
         }

@@ -16,7 +16,7 @@ use crate::tenant_client::paged_list::{cut, find_in_pages, list_pages};
 
 /// Maximum length in bytes: of a sentence; of a version or a word.
 const TEXT_MAX: usize = 512;
-const WORD_MAX: usize = 64;
+const VALUE_MAX: usize = 64;
 
 #[derive(Clone, Debug, Serialize)]
 struct NodePatch<'a> {
@@ -40,10 +40,10 @@ impl TenantApi {
     }
 
     /// Returns the name of the first Node that matches the predicate.
-    pub(crate) async fn find_node(&self, is_so: impl Fn(&Node) -> bool) -> Result<Option<String>, TenantApiError> {
+    pub(crate) async fn find_node(&self, matches: impl Fn(&Node) -> bool) -> Result<Option<String>, TenantApiError> {
         let api = Api::all(self.client.clone());
-        let look = |node: Node| is_so(&node).then(|| node.name_any());
-        find_in_pages("Nodes", &api, ListParams::default(), PAGES, look).await
+        let find = |node: Node| matches(&node).then(|| node.name_any());
+        find_in_pages("Nodes", &api, ListParams::default(), PAGES, find).await
     }
 
     /// Requests a kubelet version from the worker of a Node, or withdraws the request, unless the
@@ -74,9 +74,9 @@ impl TenantApi {
 
 /// Reduces a Node to the fields that are read, since other clients may make it large.
 fn strip(mut node: Node) -> Node {
-    let is_said = |key: &str| [labels::KUBELET_VERSION, labels::KUBELET_UPGRADE].contains(&key);
+    let is_read = |key: &str| [labels::KUBELET_VERSION, labels::KUBELET_UPGRADE].contains(&key);
     node.labels_mut().retain(|key, _| key == labels::REAPING);
-    node.annotations_mut().retain(|key, _| is_said(key));
+    node.annotations_mut().retain(|key, _| is_read(key));
     let short = |text: &mut String| cut(text, TEXT_MAX);
     node.annotations_mut().values_mut().for_each(short);
     node.labels_mut().values_mut().for_each(short);
@@ -96,7 +96,7 @@ fn strip(mut node: Node) -> Node {
 }
 
 fn shortened(mut text: String) -> String {
-    cut(&mut text, WORD_MAX);
+    cut(&mut text, VALUE_MAX);
     text
 }
 

@@ -16,10 +16,10 @@ const LINE_MAX: usize = 2 << 20;
 
 /// A body with limited lines.
 #[derive(Debug)]
-pub(crate) struct Lines<B> {
+pub(crate) struct LimitedLines<B> {
     body: B,
     /// Bytes of the unfinished line.
-    begun: usize,
+    unfinished: usize,
     /// Deadline of the unfinished line: a line may take as long as a request.
     due: Option<Pin<Box<Sleep>>>,
 }
@@ -33,39 +33,39 @@ enum LineError {
     Late,
 }
 
-impl<B> Lines<B> {
+impl<B> LimitedLines<B> {
     pub(crate) fn new(body: B) -> Self {
         Self {
             body,
-            begun: 0,
+            unfinished: 0,
             due: None,
         }
     }
 
-    fn note(&mut self, data: &[u8]) -> Result<(), LineError> {
-        let before = self.begun;
+    fn record(&mut self, data: &[u8]) -> Result<(), LineError> {
+        let before = self.unfinished;
         match data.iter().rposition(|byte| *byte == b'\n') {
             Some(last) => {
-                self.begun = data.len() - last - 1;
+                self.unfinished = data.len() - last - 1;
                 self.due = None;
             }
-            None => self.begun += data.len(),
+            None => self.unfinished += data.len(),
         }
-        if self.begun == 0 {
+        if self.unfinished == 0 {
             self.due = None;
         } else if self.due.is_none() {
             self.due = Some(Box::pin(sleep(REQUEST_LIMIT)));
         }
         // The first of several lines may be the long one.
         let first = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
-        match (before + first).max(self.begun) {
+        match (before + first).max(self.unfinished) {
             ..=LINE_MAX => Ok(()),
             _ => Err(LineError::Long),
         }
     }
 }
 
-impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for Lines<B> {
+impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for LimitedLines<B> {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -79,7 +79,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for Lines<B> {
         };
         Poll::Ready(frame.map(|frame| {
             let frame = frame.map_err(Into::into)?;
-            self.note(frame.data_ref().map_or(&[][..], |data| data))?;
+            self.record(frame.data_ref().map_or(&[][..], |data| data))?;
             Ok(frame)
         }))
     }
@@ -106,24 +106,24 @@ mod tests {
     /// Reads a body whose parts each arrive after this many seconds. Returns the duration and the
     /// result.
     async fn read(parts: &[(u64, Vec<u8>)]) -> (Duration, Result<usize, String>) {
-        let began = Instant::now();
+        let start = Instant::now();
         let parts = stream::iter(parts.to_vec()).then(async |(after, bytes)| {
             sleep(Duration::from_secs(after)).await;
             Ok::<_, BoxError>(Frame::data(Bytes::from(bytes)))
         });
-        let mut lines = Lines::new(StreamBody::new(Box::pin(parts)));
+        let mut lines = LimitedLines::new(StreamBody::new(Box::pin(parts)));
         let mut read = 0;
         while let Some(frame) = lines.frame().await {
             match frame {
                 Ok(frame) => read += frame.data_ref().map_or(0, Bytes::len),
-                Err(error) => return (began.elapsed(), Err(error.to_string())),
+                Err(error) => return (start.elapsed(), Err(error.to_string())),
             }
         }
-        (began.elapsed(), Ok(read))
+        (start.elapsed(), Ok(read))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_line_ends_in_time_and_silence_between_lines_is_none_of_its() {
+    async fn a_line_is_limited_in_time_and_length_but_a_pause_is_not() {
         let line = |text: &str| text.as_bytes().to_vec();
         let long = vec![b'a'; LINE_MAX];
         let late = Err("a line of a watch took more than 4s".to_owned());
@@ -134,29 +134,37 @@ mod tests {
                 vec![(1000, line("a\n")), (1000, line("b\n"))],
                 (2000, Ok(4)),
             ),
-            ("one in parts", vec![(0, line("a")), (3, line("b\nc\n"))], (3, Ok(5))),
+            ("a line in parts", vec![(0, line("a")), (3, line("b\nc\n"))], (3, Ok(5))),
             (
-                "one begins with another's end",
+                "a line starts in the frame that ends another",
                 vec![(0, line("a")), (3, line("b\nc")), (3, line("\n"))],
                 (6, Ok(5)),
             ),
             (
-                "one without an end",
+                "a line without an end",
                 vec![(0, line("a")), (9, line("\n"))],
                 (4, late.clone()),
             ),
             (
-                "one that goes on and on",
+                "a line that grows slowly",
                 vec![(0, line("a")), (3, line("b")), (3, line("c"))],
                 (4, late),
             ),
             (
-                "as long as may be",
+                "a line of the maximum length",
                 vec![(0, long.clone()), (0, line("\n"))],
                 (0, Ok(LINE_MAX + 1)),
             ),
-            ("longer", vec![(0, long.clone()), (0, line("a"))], (0, too_long.clone())),
-            ("longer, with an end", vec![(0, long), (0, line("a\n"))], (0, too_long)),
+            (
+                "a longer line",
+                vec![(0, long.clone()), (0, line("a"))],
+                (0, too_long.clone()),
+            ),
+            (
+                "a longer line with an end",
+                vec![(0, long), (0, line("a\n"))],
+                (0, too_long),
+            ),
         ] {
             let (seconds, result) = expected;
             assert_eq!(read(&parts).await, (Duration::from_secs(seconds), result), "{rule}");

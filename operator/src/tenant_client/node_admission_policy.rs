@@ -37,17 +37,17 @@ const RESTRICTED: &str = "node-restriction.kubernetes.io/";
 /// Returns whether a Node has taints or labels that a re-created Node would not have. The taint
 /// `besides` does not count.
 pub(crate) fn is_marked(node: &Node, besides: &str) -> bool {
-    let noted = node.annotations().get(JOINED_TAINTS).map_or("", String::as_str);
+    let recorded = node.annotations().get(JOINED_TAINTS).map_or("", String::as_str);
     let spec = node.spec.as_ref();
     let mut taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default().iter();
-    let is_others = |taint: &Taint| {
+    let is_other = |taint: &Taint| {
         let value = taint.value.as_deref().filter(|value| !value.is_empty());
         let value = value.map(|value| format!("={value}")).unwrap_or_default();
         let text = format!("{}{value}:{}", taint.key, taint.effect);
         let is_state = STATE_TAINTS.contains(&taint.key.as_str());
-        !is_state && text != besides && !noted.split(',').any(|noted| noted == text)
+        !is_state && text != besides && !recorded.split(',').any(|taint| taint == text)
     };
-    taints.any(is_others) || node.labels().keys().any(|key| is_restricted(key))
+    taints.any(is_other) || node.labels().keys().any(|key| is_restricted(key))
 }
 
 /// Returns whether kubelets may not set a label with this key.
@@ -73,13 +73,16 @@ pub(crate) fn build_policy() -> (ValidatingAdmissionPolicy, ValidatingAdmissionP
             variables: Some(vec![
                 build_variable(
                     "noted",
-                    &format!("request.operation == 'CREATE' ? '' : {}", noted_of("oldObject")),
+                    &format!(
+                        "request.operation == 'CREATE' ? '' : {}",
+                        recorded_taints_of("oldObject")
+                    ),
                 ),
                 build_variable(
                     "claimed",
                     &format!(
                         "request.operation == 'DELETE' ? variables.noted : {}",
-                        noted_of("object")
+                        recorded_taints_of("object")
                     ),
                 ),
             ]),
@@ -171,7 +174,7 @@ fn is_unchanged(part: &str, list: &str) -> String {
 }
 
 /// Expression: the taints that the operator recorded on an object.
-fn noted_of(object: &str) -> String {
+fn recorded_taints_of(object: &str) -> String {
     let annotations = format!("{object}.metadata.annotations");
     format!("has({annotations}) && '{JOINED_TAINTS}' in {annotations} ? {annotations}['{JOINED_TAINTS}'] : ''")
 }

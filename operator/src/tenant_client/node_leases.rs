@@ -37,11 +37,11 @@ const UID_MAX: usize = 64;
 /// recorded taints of a JoinToken. Kubernetes allows no longer ones.
 const KEY_MAX: usize = 317;
 const VALUE_MAX: usize = 63;
-const NOTED_MAX: usize = 16 << 10;
+const RECORDED_MAX: usize = 16 << 10;
 /// Maximum number of a Node's taints that are read. With that many, some come from other clients.
 pub(crate) const TAINTS_MAX: usize = 64;
 /// Placeholder for all labels that no kubelet may set.
-const KEEPING: &str = "node-restriction.kubernetes.io/kept";
+const PROTECTED: &str = "node-restriction.kubernetes.io/kept";
 /// Maximum number of Nodes that are being removed at the same time.
 pub(crate) const NODES_MAX: usize = 128;
 
@@ -76,9 +76,9 @@ impl TenantApi {
         if let Some(found) = &found {
             // A Lease with an owner belongs to a deleted Node, and is about to be
             // garbage-collected.
-            let is_left = !found.meta().owner_references.as_deref().unwrap_or_default().is_empty();
-            let said = found.labels().get(labels::REAP_AFTER).map(String::as_str);
-            if !is_left && said == reap_after && found.0.is_ok() {
+            let is_outdated = !found.meta().owner_references.as_deref().unwrap_or_default().is_empty();
+            let current = found.labels().get(labels::REAP_AFTER).map(String::as_str);
+            if !is_outdated && current == reap_after && found.0.is_ok() {
                 return Ok(());
             }
             self.delete_lease(node, found.uid()).await?;
@@ -99,12 +99,12 @@ impl TenantApi {
     /// Lists the Nodes that are being removed, as far as they can be decoded.
     pub async fn reaping_nodes(&self) -> Result<Vec<Node>, TenantApiError> {
         let (api, mut found) = (Api::all(self.client.clone()), Vec::new());
-        let keep = |node| {
+        let collect = |node| {
             found.push(strip(node));
             (found.len() == NODES_MAX).then_some(())
         };
         let params = ListParams::default().labels(labels::REAPING);
-        find_in_pages("Nodes", &api, params, PAGES, keep).await?;
+        find_in_pages("Nodes", &api, params, PAGES, collect).await?;
         Ok(found)
     }
 
@@ -116,8 +116,8 @@ impl TenantApi {
 
     /// Deletes the Lease of a Node, with its UID as a precondition.
     pub async fn delete_lease(&self, node: &str, uid: Option<String>) -> Result<(), TenantApiError> {
-        let place = Request::new(self.leases().resource_url());
-        match self.change("a Lease", place.delete(node, &only(uid, None))).await {
+        let endpoint = Request::new(self.leases().resource_url());
+        match self.change("a Lease", endpoint.delete(node, &only(uid, None))).await {
             Err(error) if error.is_of_another() => Ok(()),
             other => other,
         }
@@ -148,9 +148,9 @@ impl TenantApi {
     /// Deletes a Node, unless it has changed.
     pub async fn delete_node(&self, node: &Node) -> Result<(), TenantApiError> {
         let nodes = Api::<Lenient<Node>>::all(self.client.clone());
-        let place = Request::new(nodes.resource_url());
+        let endpoint = Request::new(nodes.resource_url());
         let params = only(node.uid(), node.resource_version());
-        self.change("a Node", place.delete(&node.name_any(), &params)).await
+        self.change("a Node", endpoint.delete(&node.name_any(), &params)).await
     }
 
     /// Publishes an event about a Node. A failure is only logged: an event is not worth a failed
@@ -168,8 +168,8 @@ impl TenantApi {
             action: "Reap".into(),
             secondary: None,
         };
-        let told = limited("an event", recorder.publish(&event, &node.object_ref(&()))).await;
-        if let Err(error) = told {
+        let published = limited("an event", recorder.publish(&event, &node.object_ref(&()))).await;
+        if let Err(error) = published {
             tracing::debug!(error = %crate::chain(&error), "writing an event failed");
         }
     }
@@ -207,15 +207,15 @@ fn strip(mut node: Node) -> Node {
     let short = |text: &mut String| cut(text, VALUE_MAX);
     let restricted = node.labels().keys().any(|key| is_restricted(key));
     let mark = node.labels_mut().remove(labels::REAPING);
-    let mut said: BTreeMap<_, _> = mark
+    let mut remaining_labels: BTreeMap<_, _> = mark
         .map(|mark| (labels::REAPING.to_owned(), mark))
         .into_iter()
         .collect();
-    said.values_mut().for_each(short);
-    said.extend(restricted.then(|| (KEEPING.to_owned(), String::new())));
-    let mut noted = node.annotations_mut().remove(labels::JOINED_TAINTS);
-    if let Some(noted) = &mut noted {
-        cut(noted, NOTED_MAX);
+    remaining_labels.values_mut().for_each(short);
+    remaining_labels.extend(restricted.then(|| (PROTECTED.to_owned(), String::new())));
+    let mut recorded = node.annotations_mut().remove(labels::JOINED_TAINTS);
+    if let Some(recorded) = &mut recorded {
+        cut(recorded, RECORDED_MAX);
     }
     let mut taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
     taints.truncate(TAINTS_MAX);
@@ -230,8 +230,8 @@ fn strip(mut node: Node) -> Node {
             uid: node.metadata.uid,
             resource_version: node.metadata.resource_version,
             deletion_timestamp: node.metadata.deletion_timestamp,
-            labels: Some(said),
-            annotations: noted.map(|noted| [(labels::JOINED_TAINTS.to_owned(), noted)].into()),
+            labels: Some(remaining_labels),
+            annotations: recorded.map(|recorded| [(labels::JOINED_TAINTS.to_owned(), recorded)].into()),
             ..ObjectMeta::default()
         },
         spec: Some(NodeSpec {
@@ -244,8 +244,8 @@ fn strip(mut node: Node) -> Node {
 
 /// Reduces a Lease to the fields that are read, since other clients may make it large.
 fn trim(mut lease: Lease) -> Lease {
-    let said = lease.labels_mut().remove_entry(labels::REAP_AFTER);
-    let said = said.map(|(key, mut time)| {
+    let reap_after = lease.labels_mut().remove_entry(labels::REAP_AFTER);
+    let reap_after = reap_after.map(|(key, mut time)| {
         cut(&mut time, VALUE_MAX);
         (key, time)
     });
@@ -259,7 +259,7 @@ fn trim(mut lease: Lease) -> Lease {
             name: lease.metadata.name,
             uid: lease.metadata.uid,
             creation_timestamp: lease.metadata.creation_timestamp,
-            labels: Some(said.into_iter().collect()),
+            labels: Some(reap_after.into_iter().collect()),
             owner_references: Some(owner.into_iter().collect()),
             ..ObjectMeta::default()
         },

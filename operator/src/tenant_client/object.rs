@@ -35,20 +35,20 @@ const FIXED: [(&str, &str); 7] = [
 pub(crate) struct Objects<'a> {
     client: &'a Client,
     what: &'static str,
-    place: Request,
+    endpoint: Request,
 }
 
 impl<'a> Objects<'a> {
     /// Endpoint for the kind and namespace of this object. Errors call it `what`.
     pub(crate) fn of(client: &'a Client, what: &'static str, kind: &ApiResource, object: &DynamicObject) -> Self {
-        let place = Request::new(DynamicObject::url_path(kind, object.namespace().as_deref()));
-        Self { client, what, place }
+        let endpoint = Request::new(DynamicObject::url_path(kind, object.namespace().as_deref()));
+        Self { client, what, endpoint }
     }
 
     /// Reads an object: its UID, its deletion timestamp, and the fields that `wanted` has.
     pub(crate) async fn find(&self, wanted: &DynamicObject) -> Result<Option<DynamicObject>, TenantApiError> {
-        let asked = self.place.get(&wanted.name_any(), &GetParams::default());
-        let text = match self.ask(asked).await {
+        let request = self.endpoint.get(&wanted.name_any(), &GetParams::default());
+        let text = match self.send(request).await {
             Err(error) if error.is_missing() => return Ok(None),
             text => text?,
         };
@@ -71,7 +71,7 @@ impl<'a> Objects<'a> {
         same.metadata.uid = found.and_then(|found| found.uid());
         match (self.apply(&same, params).await, found) {
             // A tenant's admission rules refuse with the same code.
-            (Err(error), Some(found)) if error.is_invalid() && needs_another(wanted, found) => {
+            (Err(error), Some(found)) if error.is_invalid() && needs_replacement(wanted, found) => {
                 self.delete(found).await?;
                 self.apply(wanted, params).await
             }
@@ -85,16 +85,16 @@ impl<'a> Objects<'a> {
             uid: found.uid(),
             resource_version: None,
         });
-        let asked = self.place.delete(&found.name_any(), &params);
-        self.ask(asked).await.map(|_| ())
+        let request = self.endpoint.delete(&found.name_any(), &params);
+        self.send(request).await.map(|_| ())
     }
 
     async fn apply(&self, object: &DynamicObject, params: &PatchParams) -> Result<(), TenantApiError> {
-        let asked = self.place.patch(&object.name_any(), params, &Patch::Apply(object));
-        self.ask(asked).await.map(|_| ())
+        let request = self.endpoint.patch(&object.name_any(), params, &Patch::Apply(object));
+        self.send(request).await.map(|_| ())
     }
 
-    async fn ask(
+    async fn send(
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<String, TenantApiError> {
@@ -108,16 +108,16 @@ impl<'a> Objects<'a> {
 }
 
 /// Returns whether `found` contains all of `wanted`.
-pub(crate) fn is_so<K: Serialize>(wanted: &K, found: &K) -> bool {
+pub(crate) fn matches_desired<K: Serialize>(wanted: &K, found: &K) -> bool {
     match (serde_json::to_value(wanted), serde_json::to_value(found)) {
         (Ok(wanted), Ok(found)) => is_part(&wanted, &found),
         _ => false,
     }
 }
 
-fn needs_another(wanted: &DynamicObject, found: &DynamicObject) -> bool {
+fn needs_replacement(wanted: &DynamicObject, found: &DynamicObject) -> bool {
     let kind = wanted.types.as_ref().map_or("", |types| &types.kind);
-    let mut fields = FIXED.iter().filter(|(of, _)| *of == kind);
+    let mut fields = FIXED.iter().filter(|(of_kind, _)| *of_kind == kind);
     fields.any(
         |(_, field)| match (wanted.data.pointer(field), found.data.pointer(field)) {
             (Some(wanted), Some(found)) => !is_part(wanted, found),
@@ -179,35 +179,35 @@ impl<'de> Visitor<'de> for Like<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let mut kept = Vec::new();
+        let mut values = Vec::new();
         for like in self.0.as_array().into_iter().flatten() {
             match entries.next_element_seed(Like(like))? {
-                Some(entry) => kept.push(entry),
-                None => return Ok(kept.into()),
+                Some(entry) => values.push(entry),
+                None => return Ok(values.into()),
             }
         }
         let mut is_longer = false;
         while entries.next_element::<IgnoredAny>()?.is_some() {
             is_longer = true;
         }
-        kept.extend(is_longer.then_some(Value::Null));
-        Ok(kept.into())
+        values.extend(is_longer.then_some(Value::Null));
+        Ok(values.into())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
-        let mut kept = Map::new();
+        let mut object = Map::new();
         while let Some(key) = fields.next_key::<String>()? {
             match self.0.get(&key) {
                 Some(like) => {
                     let value = fields.next_value_seed(Like(like))?;
-                    kept.insert(key, value);
+                    object.insert(key, value);
                 }
                 None => {
                     fields.next_value::<IgnoredAny>()?;
                 }
             }
         }
-        Ok(kept.into())
+        Ok(object.into())
     }
 }
 
@@ -224,20 +224,20 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_recognised_among_what_a_server_adds() {
+    fn fields_that_a_server_adds_make_no_difference() {
         let wanted = json!({"roleRef": {"name": "role"}, "subjects": [{"kind": "Group", "name": "group"}]});
         let mut found = wanted.clone();
         found["metadata"] = json!({"uid": "1"});
         assert!(is_part(&wanted, &found));
         found["subjects"][0]["name"] = "other".into();
         assert!(!is_part(&wanted, &found));
-        let mut more = wanted.clone();
-        more["subjects"] = json!([wanted["subjects"][0], wanted["subjects"][0]]);
-        assert!(!is_part(&wanted, &more));
+        let mut longer = wanted.clone();
+        longer["subjects"] = json!([wanted["subjects"][0], wanted["subjects"][0]]);
+        assert!(!is_part(&wanted, &longer));
     }
 
     #[test]
-    fn of_what_is_there_no_more_is_kept_than_is_wanted() {
+    fn only_the_compared_fields_are_decoded() {
         let wanted = object(json!({"kind": "DaemonSet", "metadata": {"labels": {"app": "a"}},
             "spec": {"list": [{"name": "x"}], "none": {"a": 1}, "text": "x", "number": 2}}));
         let entry = json!({"name": "x", "more": "y"});
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn another_object_is_needed_for_what_cannot_change() {
+    fn a_change_of_an_immutable_field_needs_a_replacement() {
         for (kind, wanted, found, expected) in [
             (
                 "ClusterRoleBinding",
@@ -306,7 +306,11 @@ mod tests {
                 object(value)
             };
             let rule = format!("{kind} {wanted} {found}");
-            assert_eq!(needs_another(&with_kind(wanted), &with_kind(found)), expected, "{rule}");
+            assert_eq!(
+                needs_replacement(&with_kind(wanted), &with_kind(found)),
+                expected,
+                "{rule}"
+            );
         }
     }
 }

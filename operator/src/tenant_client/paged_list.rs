@@ -112,35 +112,35 @@ where
     }
 }
 
-/// Lists all objects that can be decoded. `keep` trims each object before the next page is
+/// Lists all objects that can be decoded. `trim` trims each object before the next page is
 /// requested.
 pub(crate) async fn list_pages<K>(
     what: &'static str,
     api: &Api<Lenient<K>>,
     params: ListParams,
     pages: Pages,
-    keep: impl Fn(K) -> K,
+    trim: impl Fn(K) -> K,
 ) -> Result<Vec<K>, TenantApiError>
 where
     Lenient<K>: Clone + DeserializeOwned + Resource,
 {
     let mut found = Vec::new();
-    let keep_all = |object| {
-        found.push(keep(object));
+    let collect = |object| {
+        found.push(trim(object));
         None::<()>
     };
-    find_in_pages(what, api, params, pages, keep_all).await?;
+    find_in_pages(what, api, params, pages, collect).await?;
     Ok(found)
 }
 
-/// Returns the first result of `look` in a list, among the objects that can be decoded. Later pages
+/// Returns the first result of `find` in a list, among the objects that can be decoded. Later pages
 /// are not requested.
 pub(crate) async fn find_in_pages<K, T>(
     what: &'static str,
     api: &Api<Lenient<K>>,
     params: ListParams,
     pages: Pages,
-    mut look: impl FnMut(K) -> Option<T>,
+    mut find: impl FnMut(K) -> Option<T>,
 ) -> Result<Option<T>, TenantApiError>
 where
     Lenient<K>: Clone + DeserializeOwned + Resource,
@@ -154,7 +154,7 @@ where
             .into_iter()
             .filter(is_named)
             .filter_map(|object| object.0.ok());
-        if let Some(found) = objects.find_map(&mut look) {
+        if let Some(found) = objects.find_map(&mut find) {
             return Ok(Some(found));
         }
         match next {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_as_many_objects_as_it_may() {
+    fn the_number_of_objects_on_a_page_is_limited() {
         let page = read(
             r#"{"kind": "NodeList", "metadata": {"continue": "x", "resourceVersion": "7", "remainingItemCount": 3},
             "items": [{"metadata": {"name": "a"}}]}"#,
@@ -205,12 +205,12 @@ mod tests {
         assert_eq!(page.metadata.resource_version.as_deref(), Some("7"));
         assert_eq!(page.metadata.remaining_item_count, Some(3));
         for (rule, items, expected) in [
-            ("none", "[]".to_owned(), Some(0)),
-            ("as Go writes none", "null".to_owned(), Some(0)),
-            ("as many as may be", format!("[{}{{}}]", "{},".repeat(15)), Some(16)),
-            ("one more", format!("[{}{{}}]", "{},".repeat(16)), None),
-            ("very many", format!("[{}{{}}]", "{},".repeat(300_000)), None),
-            ("no list", "{}".to_owned(), None),
+            ("an empty list", "[]".to_owned(), Some(0)),
+            ("a null list, as Go writes it", "null".to_owned(), Some(0)),
+            ("the maximum", format!("[{}{{}}]", "{},".repeat(15)), Some(16)),
+            ("one object too many", format!("[{}{{}}]", "{},".repeat(16)), None),
+            ("very many objects", format!("[{}{{}}]", "{},".repeat(300_000)), None),
+            ("not a list", "{}".to_owned(), None),
         ] {
             let page = read(&format!(r#"{{"metadata": {{}}, "items": {items}, "odd": [{{}}]}}"#));
             assert_eq!(page.ok().map(|page| page.items.len()), expected, "{rule}");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_kept_is_left_out() {
+    fn objects_with_long_identifiers_are_left_out() {
         let node = |name: usize, uid: usize| {
             let text = serde_json::json!({"metadata": {"name": "a".repeat(name), "uid": "b".repeat(uid)}});
             serde_json::from_value::<Lenient<Node>>(text).unwrap()

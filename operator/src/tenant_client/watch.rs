@@ -34,11 +34,11 @@ const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 #[derive(Debug)]
 pub(crate) enum Change<T> {
     /// An object of the list, or one that was written since.
-    Is(T),
+    Current(T),
     /// End of the initial list.
     Listed,
     /// An object was deleted.
-    Gone,
+    Deleted,
 }
 
 /// A line of a watch.
@@ -52,28 +52,28 @@ struct Line<K> {
 
 type Received<T> = Result<Change<T>, TenantApiError>;
 
-/// Streams a list and its changes. Errors call it `what`, and `keep` trims each object. The stream
+/// Streams a list and its changes. Errors call it `what`, and `trim` trims each object. The stream
 /// ends after an error.
 pub(crate) fn changes<K, T>(
     what: &'static str,
     api: Api<Lenient<K>>,
     params: ListParams,
     pages: Pages,
-    keep: impl Fn(Lenient<K>) -> T + Send + 'static,
+    trim: impl Fn(Lenient<K>) -> T + Send + 'static,
 ) -> BoxStream<'static, Received<T>>
 where
     K: Send + 'static,
     T: Send + 'static,
     Lenient<K>: Resource + Clone + DeserializeOwned + Send,
 {
-    let (to, events) = mpsc::channel(1);
+    let (sender, events) = mpsc::channel(1);
     let mut task = JoinSet::new();
     // A task of its own: without it, a request could time out while the consumer works on another
     // change.
     task.spawn(async move {
-        let Err(error) = tell(what, &api, params.limit(pages.size), pages.max, keep, &to).await;
+        let Err(error) = send_changes(what, &api, params.limit(pages.size), pages.max, trim, &sender).await;
         // An error means that the consumer has dropped the stream.
-        let _ = to.send(Err(error)).await;
+        let _ = sender.send(Err(error)).await;
     });
     // The task ends with the stream.
     stream::unfold((events, task), next).boxed()
@@ -184,8 +184,8 @@ where
         let Line { type_, object } =
             serde_json::from_slice(&line).map_err(|error| failed(kube::Error::SerdeError(error)))?;
         let change = match type_.as_str() {
-            "ADDED" | "MODIFIED" => Change::Is(keep(object)),
-            "DELETED" => Change::Gone,
+            "ADDED" | "MODIFIED" => Change::Current(trim(object)),
+            "DELETED" => Change::Deleted,
             _ => return Err(TenantApiError::Ended),
         };
         // Frees the memory while the event waits in the channel.
@@ -213,8 +213,8 @@ mod tests {
 
     /// Follows an API with these answers. Returns the events, the final error, and the requests.
     async fn follow(list: &'static str, watch: &'static str) -> (Vec<String>, TenantApiError, Vec<String>) {
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&asked);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&requests);
         let answer = tower::service_fn(move |request: http::Request<Body>| {
             let query = request.uri().query().unwrap_or_default().to_owned();
             let text = if query.contains("watch=true") { watch } else { list };
@@ -226,70 +226,67 @@ mod tests {
         let name = |node: Lenient<Node>| node.meta().name.clone().unwrap_or_default();
         let mut changes = Box::pin(changes("Nodes", api, params, Pages { size: 2, max: 3 }, name));
         let mut events = Vec::new();
-        let ended = loop {
+        let error = loop {
             match changes.next().await.unwrap() {
                 Ok(change) => events.push(match change {
-                    Change::Is(name) => name,
+                    Change::Current(name) => name,
                     Change::Listed => "listed".to_owned(),
-                    Change::Gone => "gone".to_owned(),
+                    Change::Deleted => "deleted".to_owned(),
                 }),
                 Err(error) => break error,
             }
         };
-        let asked = asked.lock().unwrap().clone();
-        (events, ended, asked)
+        let requests = requests.lock().unwrap().clone();
+        (events, error, requests)
     }
 
     #[tokio::test]
-    async fn a_watch_follows_a_list_and_no_other_one_follows_it() {
+    async fn one_watch_follows_a_list() {
         let list = r#"{"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a"}}]}"#;
         let watch = r#"{"type": "MODIFIED", "object": {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}}
 {"type": "DELETED", "object": {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}}}
 "#;
-        let (events, ended, asked) = follow(list, watch).await;
-        assert_eq!(events, ["a", "listed", "b", "gone"]);
-        assert!(matches!(ended, TenantApiError::Ended), "{ended:?}");
-        assert_eq!(asked.len(), 2, "{asked:?}");
+        let (events, error, requests) = follow(list, watch).await;
+        assert_eq!(events, ["a", "listed", "b", "deleted"]);
+        assert!(matches!(error, TenantApiError::Ended), "{error:?}");
+        assert_eq!(requests.len(), 2, "{requests:?}");
         assert!(
-            asked[1].contains("resourceVersion=7") && asked[1].contains("metadata.name"),
-            "{asked:?}"
+            requests[1].contains("resourceVersion=7") && requests[1].contains("metadata.name"),
+            "{requests:?}"
         );
     }
 
     #[tokio::test]
-    async fn pages_without_an_end_are_not_read_on() {
-        for (rule, items, events, requests) in [
+    async fn endless_pages_are_not_read() {
+        for (rule, items, events, count) in [
             (
                 "pages of one",
                 r#"{"metadata": {"name": "a"}}"#,
                 &["a", "a", "a", "listed"][..],
                 4,
             ),
-            ("empty ones", "", &["listed"][..], 2),
+            ("empty pages", "", &["listed"][..], 2),
         ] {
             let list = format!(r#"{{"metadata": {{"resourceVersion": "7", "continue": "x"}}, "items": [{items}]}}"#);
-            let (seen, ended, asked) = follow(list.leak(), "").await;
+            let (seen, error, requests) = follow(list.leak(), "").await;
             assert_eq!(
-                (&seen[..], asked.len()),
-                (
-                    &events.iter().map(ToString::to_string).collect::<Vec<_>>()[..],
-                    requests
-                ),
+                (&seen[..], requests.len()),
+                (&events.iter().map(ToString::to_string).collect::<Vec<_>>()[..], count),
                 "{rule}"
             );
-            assert!(matches!(ended, TenantApiError::Ended), "{rule}: {ended:?}");
+            assert!(matches!(error, TenantApiError::Ended), "{rule}: {error:?}");
         }
     }
 
     #[tokio::test]
-    async fn more_than_a_page_is_an_error() {
-        let (events, ended, asked) = follow(r#"{"items": [{}, {}, {}]}"#, "").await;
-        assert_eq!((events.len(), asked.len()), (0, 1));
-        assert!(matches!(ended, TenantApiError::TooMany { .. }), "{ended:?}");
+    async fn a_page_with_too_many_objects_is_an_error() {
+        let (events, error, requests) = follow(r#"{"items": [{}, {}, {}]}"#, "").await;
+        assert_eq!((events.len(), requests.len()), (0, 1));
+        assert!(matches!(error, TenantApiError::TooMany { .. }), "{error:?}");
     }
 
     #[tokio::test]
-    async fn what_is_no_change_ends_a_watch() {
+    async fn an_unexpected_line_ends_a_watch() {
         let list = r#"{"metadata": {"resourceVersion": "7"}, "items": []}"#;
         for (rule, watch, is_end) in [
             (
@@ -298,29 +295,29 @@ mod tests {
                 true,
             ),
             (
-                "what was not asked for",
+                "an event that was not requested",
                 "{\"type\": \"BOOKMARK\", \"object\": {}}\n",
                 true,
             ),
-            ("a line without its end", "{\"type\": \"ADDED\", \"object\": {}}", true),
-            ("no JSON", "odd\n", false),
+            ("a truncated line", "{\"type\": \"ADDED\", \"object\": {}}", true),
+            ("invalid JSON", "x\n", false),
         ] {
-            let (events, ended, _) = follow(list, watch).await;
+            let (events, error, _) = follow(list, watch).await;
             assert_eq!(events, ["listed"], "{rule}");
-            assert_eq!(matches!(ended, TenantApiError::Ended), is_end, "{rule}: {ended:?}");
+            assert_eq!(matches!(error, TenantApiError::Ended), is_end, "{rule}: {error:?}");
         }
     }
 
     #[tokio::test]
-    #[should_panic(expected = "this one is odd")]
-    async fn a_panic_is_not_lost() {
+    #[should_panic(expected = "the trim function fails")]
+    async fn a_panic_reaches_the_consumer() {
         let list = r#"{"metadata": {"resourceVersion": "7"}, "items": [{}]}"#;
         let answer = tower::service_fn(move |_: http::Request<Body>| {
             std::future::ready(http::Response::builder().body(Body::from(list.as_bytes().to_vec())))
         });
         let api = Api::<Lenient<Node>>::all(Client::new(answer, "default"));
-        let odd = |_| -> () { panic!("this one is odd") };
-        let mut changes = changes("Nodes", api, ListParams::default(), Pages { size: 2, max: 3 }, odd);
+        let panic_on = |_| -> () { panic!("the trim function fails") };
+        let mut changes = changes("Nodes", api, ListParams::default(), Pages { size: 2, max: 3 }, panic_on);
         while changes.next().await.is_some() {}
     }
 }

@@ -76,12 +76,12 @@ impl TenantApi {
         self.find_webhook(mutating).await
     }
 
-    async fn find_webhook<K>(&self, look: impl Fn(K) -> Option<String>) -> Result<Option<String>, TenantApiError>
+    async fn find_webhook<K>(&self, find: impl Fn(K) -> Option<String>) -> Result<Option<String>, TenantApiError>
     where
         Lenient<K>: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
     {
         let api = Api::<Lenient<K>>::all(self.client.clone());
-        find_in_pages("webhook configurations", &api, ListParams::default(), PAGES, look).await
+        find_in_pages("webhook configurations", &api, ListParams::default(), PAGES, find).await
     }
 }
 
@@ -118,14 +118,17 @@ fn is_in_scope(rule: &RuleWithOperations, is_namespaced: bool) -> bool {
 }
 
 fn concerns(rule: &RuleWithOperations, group: &str, resource: &str) -> bool {
-    let has = |list: &Option<Vec<String>>, so: &dyn Fn(&str) -> bool| list.iter().flatten().any(|entry| so(entry));
-    let (whole, part) = resource.split_once('/').unwrap_or((resource, ""));
+    let has =
+        |list: &Option<Vec<String>>, matches: &dyn Fn(&str) -> bool| list.iter().flatten().any(|entry| matches(entry));
+    let (resource_name, subresource) = resource.split_once('/').unwrap_or((resource, ""));
     has(&rule.operations, &|operation| {
         matches!(operation, "*" | "CREATE" | "UPDATE")
     }) && has(&rule.api_groups, &|entry| entry == "*" || entry == group)
         && has(&rule.resources, &|entry| match entry.split_once('/') {
-            None => part.is_empty() && (entry == "*" || entry == whole),
-            Some((first, second)) => (first == "*" || first == whole) && (second == "*" || second == part),
+            None => subresource.is_empty() && (entry == "*" || entry == resource_name),
+            Some((first, second)) => {
+                (first == "*" || first == resource_name) && (second == "*" || second == subresource)
+            }
         })
 }
 
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_workers_need_must_not_wait_for_them() {
+    fn webhooks_on_writes_of_workers_block_a_wake() {
         let not_kube = json!({"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "NotIn",
             "values": ["kube-system", "kube-node-lease"]}]});
         let leases = |selector: &Value| {
@@ -221,62 +224,66 @@ mod tests {
             hook
         };
         for (case, change, expected) in [
-            ("everything", json!({}), true),
-            ("by default it fails", json!({"failurePolicy": "Fail"}), true),
-            ("it lets through", json!({"failurePolicy": "Ignore"}), false),
+            ("all requests", json!({}), true),
+            ("the failure policy Fail", json!({"failurePolicy": "Fail"}), true),
+            ("the failure policy Ignore", json!({"failurePolicy": "Ignore"}), false),
             (
-                "elsewhere",
+                "outside the cluster",
                 json!({"clientConfig": {"url": "https://a.example.org"}}),
                 false,
             ),
             ("deployments", rule("apps", "deployments", "*"), false),
             ("nodes", rule("", "nodes", "*"), true),
-            ("nodes that go", rule("", "nodes", "DELETE"), false),
-            ("states of nodes", rule("", "nodes/status", "UPDATE"), true),
-            ("states of all", rule("*", "*/status", "UPDATE"), true),
-            ("scales of all", rule("*", "*/scale", "UPDATE"), false),
+            ("deletions of nodes", rule("", "nodes", "DELETE"), false),
+            ("status of nodes", rule("", "nodes/status", "UPDATE"), true),
+            ("status of all resources", rule("*", "*/status", "UPDATE"), true),
+            ("scale of all resources", rule("*", "*/scale", "UPDATE"), false),
             ("leases", leases(&json!({})), true),
-            ("leases elsewhere", leases(&not_kube), false),
+            ("leases in other namespaces", leases(&not_kube), false),
             (
-                "what has a label",
+                "objects with a label",
                 json!({"objectSelector": {"matchLabels": {"a": "b"}}}),
                 false,
             ),
             (
-                "what has no label",
+                "objects without a label",
                 json!({"objectSelector": {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}}),
                 true,
             ),
             (
-                "what Kubernetes labels so",
+                "a label that Kubernetes sets",
                 json!({"objectSelector": {"matchLabels": {"kubernetes.io/os": "linux"}}}),
                 true,
             ),
             (
-                "what Kubernetes may not label so",
+                "no label that Kubernetes may set",
                 json!({"objectSelector": {"matchExpressions": [
                     {"key": "node.kubernetes.io/instance-type", "operator": "DoesNotExist"}]}}),
                 true,
             ),
             (
-                "what is like a label of Kubernetes",
+                "a label similar to one of Kubernetes",
                 json!({"objectSelector": {"matchLabels": {"notkubernetes.io/os": "linux"}}}),
                 false,
             ),
             // Nodes have no namespace.
-            ("everything elsewhere", json!({"namespaceSelector": not_kube}), true),
             (
-                "everything in other namespaces",
+                "all requests in other namespaces",
+                json!({"namespaceSelector": not_kube}),
+                true,
+            ),
+            (
+                "all namespaced requests in other namespaces",
                 json!({"rules": everything("Namespaced"), "namespaceSelector": not_kube}),
                 false,
             ),
             (
-                "everything in namespaces",
+                "all namespaced requests",
                 json!({"rules": everything("Namespaced")}),
                 true,
             ),
             (
-                "everything that is in none",
+                "all cluster-scoped requests",
                 json!({"rules": everything("Cluster"), "namespaceSelector": not_kube}),
                 true,
             ),

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use yoke_test_support::Process;
 
-use crate::answers::{ready, run_pod};
 use crate::harness::{Host, condition};
+use crate::readiness::run_pod;
 use crate::tenant_api::TenantServer;
 
 const NAMESPACE: &str = "kube-system";
@@ -34,8 +34,7 @@ impl Stage {
         host.bring_up("a").await;
         let (process, client) = host.start_tenant_api("a").await;
         run_pod(&host, "a").await;
-        host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-            .await;
+        host.reconcile_until_ready("a").await;
         Self {
             host,
             _process: process,
@@ -44,17 +43,19 @@ impl Stage {
     }
 
     /// Changes the spec, and waits until the condition has this value for it.
-    async fn bring(&self, addons: serde_json::Value, wanted: &str) {
+    async fn reconcile_until(&self, addons: serde_json::Value, expected: &str) {
         let patch = json!({"spec": {"addons": addons}});
         self.host.patch_cluster("a", patch).await;
+        let observe = async || {
+            let cluster = self.host.cluster("a").await;
+            let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
+            let mut found = conditions.into_iter().filter(|found| found.type_ == READY);
+            let is_current = found.all(|found| found.observed_generation == cluster.metadata.generation);
+            (condition(&cluster, READY), is_current)
+        };
+        let what = "the add-ons' condition, and whether it is current,";
         self.host
-            .bring("a", wanted, async || {
-                let cluster = self.host.cluster("a").await;
-                let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
-                let mut found = conditions.into_iter().filter(|found| found.type_ == READY);
-                condition(&cluster, READY) == wanted
-                    && found.all(|found| found.observed_generation == cluster.metadata.generation)
-            })
+            .reconcile_until_equal("a", what, observe, (expected.to_owned(), true))
             .await;
     }
 
@@ -118,9 +119,9 @@ fn sorted(parts: &[&[&'static str]]) -> Vec<&'static str> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
+async fn add_ons_are_applied_once_and_other_fields_stay() {
     let mut stage = Stage::start().await;
-    stage.bring(json!({}), "True/AsExpected").await;
+    stage.reconcile_until(json!({}), "True/AsExpected").await;
     let first = stage.versions().await;
     assert_eq!(keys(&first), sorted(&[&CORE_DNS, &KUBE_PROXY]));
     let service = stage.api::<Service>().get("kube-dns").await.unwrap().spec.unwrap();
@@ -129,8 +130,11 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
     // An object that is current is not written: neither by the same operator, nor by one that has
     // just started.
     stage.host.restart_operator().await;
-    let due = || stage.host.context.memory.awake(&id(&stage)).addons.state.is_some();
-    stage.host.bring("a", "they were looked at again", async || due()).await;
+    let was_checked = async || stage.host.context.memory.awake(&id(&stage)).addons.state.is_some();
+    stage
+        .host
+        .reconcile_until_equal("a", "the check of the add-ons", was_checked, true)
+        .await;
     assert_eq!(stage.versions().await, first);
 
     // The tenant's own fields stay, also while other fields are repaired.
@@ -140,16 +144,18 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
         "template": {"spec": {"priorityClassName": "other"}}}});
     servers.patch("coredns", &params, &Patch::Merge(change)).await.unwrap();
     stage.host.restart_operator().await;
+    let priority_class = async || {
+        let spec = servers.get("coredns").await.unwrap().spec.unwrap();
+        spec.template.spec.unwrap().priority_class_name
+    };
+    let expected = Some("system-node-critical".to_owned());
     stage
         .host
-        .bring("a", "what is the operator's is mended", async || {
-            let spec = servers.get("coredns").await.unwrap().spec.unwrap();
-            spec.template.spec.unwrap().priority_class_name.as_deref() == Some("system-node-critical")
-        })
+        .reconcile_until_equal("a", "the priority class of CoreDNS", priority_class, expected)
         .await;
-    let mended = servers.get("coredns").await.unwrap();
-    assert_eq!(mended.labels()["team"], "dns");
-    assert_eq!(mended.spec.unwrap().min_ready_seconds, Some(3));
+    let repaired = servers.get("coredns").await.unwrap();
+    assert_eq!(repaired.labels()["team"], "dns");
+    assert_eq!(repaired.spec.unwrap().min_ready_seconds, Some(3));
     let after = stage.versions().await;
     let written: Vec<_> = after
         .iter()
@@ -165,16 +171,20 @@ fn id(stage: &Stage) -> yoke_api::ClusterId {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
+async fn only_the_objects_of_a_disabled_add_on_are_deleted() {
     let stage = Stage::start().await;
-    stage.bring(json!({}), "True/AsExpected").await;
+    stage.reconcile_until(json!({}), "True/AsExpected").await;
     // An object of the tenant, beside those of the add-ons.
-    let own: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "coredns-custom"}})).unwrap();
-    stage.api().create(&PostParams::default(), &own).await.unwrap();
+    let tenants_config: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "coredns-custom"}})).unwrap();
+    stage
+        .api()
+        .create(&PostParams::default(), &tenants_config)
+        .await
+        .unwrap();
     let before = stage.versions().await;
 
     stage
-        .bring(json!({"coreDNS": {"enabled": false}}), "True/AsExpected")
+        .reconcile_until(json!({"coreDNS": {"enabled": false}}), "True/AsExpected")
         .await;
     let mut expected = before.clone();
     expected.retain(|key, _| !CORE_DNS.contains(&key.as_str()));
@@ -185,17 +195,17 @@ async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
     let service: Service = serde_json::from_value(json!({"metadata": {"name": "kube-dns"}, "spec":
         {"selector": labels, "ports": [{"port": 53, "protocol": "UDP"}]}}))
     .unwrap();
-    let theirs = stage.api().create(&PostParams::default(), &service).await.unwrap();
+    let tenants_service = stage.api().create(&PostParams::default(), &service).await.unwrap();
     stage
-        .bring(json!({"coreDNS": {"enabled": true}}), "False/AddonConflict")
+        .reconcile_until(json!({"coreDNS": {"enabled": true}}), "False/AddonConflict")
         .await;
-    assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), theirs);
+    assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), tenants_service);
     // A tenant that has taken over one object may need the others.
     let mixed = stage.versions().await;
     stage
-        .bring(json!({"coreDNS": {"enabled": false}}), "False/AddonConflict")
+        .reconcile_until(json!({"coreDNS": {"enabled": false}}), "False/AddonConflict")
         .await;
-    assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), theirs);
+    assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), tenants_service);
     assert_eq!(stage.versions().await, mixed);
     stage
         .api::<Service>()
@@ -204,7 +214,7 @@ async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
         .unwrap();
 
     let both = json!({"coreDNS": {"enabled": true}, "kubeProxy": {"enabled": false}});
-    stage.bring(both, "True/AsExpected").await;
+    stage.reconcile_until(both, "True/AsExpected").await;
     let mut expected = CORE_DNS.to_vec();
     expected.insert(2, "ConfigMap coredns-custom");
     let all = stage.versions().await;
@@ -215,12 +225,12 @@ async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
 }
 
 /// A ready cluster with all its add-ons, and a fake API that the test controls.
-struct Pretended {
+struct FakeStage {
     host: Host,
     server: TenantServer,
 }
 
-impl Pretended {
+impl FakeStage {
     async fn start() -> Self {
         let host = Host::start().await;
         host.bring_up("a").await;
@@ -228,16 +238,12 @@ impl Pretended {
         server.behaviour.lock().unwrap().has_account = true;
         run_pod(&host, "a").await;
         let stage = Self { host, server };
-        stage.bring("True/AsExpected").await;
+        stage.reconcile_until("True/AsExpected").await;
         stage
     }
 
-    async fn bring(&self, wanted: &str) {
-        self.host
-            .bring("a", wanted, async || {
-                condition(&self.host.cluster("a").await, READY) == wanted
-            })
-            .await;
+    async fn reconcile_until(&self, expected: &str) {
+        self.host.reconcile_until_condition("a", READY, expected).await;
     }
 
     /// Returns the message of the condition.
@@ -257,15 +263,15 @@ impl Pretended {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_gives_way_only_to_what_cannot_be_had_of_it() {
+async fn an_object_is_replaced_only_if_a_field_is_immutable() {
     const PROXIES: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/kube-proxy";
     const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/yoke:node-proxier";
-    let mut stage = Pretended::start().await;
+    let mut stage = FakeStage::start().await;
     // A tenant's admission policy refuses with the same code as an immutable field.
     stage.change(PROXIES, "system-node-critical", "other");
     stage.server.behaviour.lock().unwrap().refuses = Some(PROXIES);
     stage.host.restart_operator().await;
-    stage.bring("False/AddonsPending").await;
+    stage.reconcile_until("False/AddonsPending").await;
     assert!(stage.message().await.contains("not in my cluster"));
     assert_eq!(stage.server.behaviour.lock().unwrap().deleted, [""; 0]);
 
@@ -273,7 +279,7 @@ async fn an_object_gives_way_only_to_what_cannot_be_had_of_it() {
     stage.change(BINDING, "system:node-proxier", "view");
     stage.server.behaviour.lock().unwrap().refuses = Some(BINDING);
     stage.host.restart_operator().await;
-    stage.bring("True/AsExpected").await;
+    stage.reconcile_until("True/AsExpected").await;
     let behaviour = stage.server.behaviour.lock().unwrap();
     assert_eq!(behaviour.deleted, [BINDING]);
     assert!(behaviour.objects[BINDING].contains("system:node-proxier"));
@@ -281,17 +287,17 @@ async fn an_object_gives_way_only_to_what_cannot_be_had_of_it() {
 
 /// The tenant controls the size and the number of its objects.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_large_object_no_more_is_read_than_an_add_on_needs() {
+async fn the_read_of_a_large_object_is_bounded() {
     const FILE: &str = "/api/v1/namespaces/kube-system/configmaps/coredns";
     const PROXIES: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/kube-proxy";
-    let mut stage = Pretended::start().await;
+    let mut stage = FakeStage::start().await;
     {
         let mut behaviour = stage.server.behaviour.lock().unwrap();
         behaviour.endless = Some(FILE);
         behaviour.objects.remove(PROXIES);
     }
     stage.host.restart_operator().await;
-    stage.bring("False/AddonsPending").await;
+    stage.reconcile_until("False/AddonsPending").await;
     let message = stage.message().await;
     assert!(message.contains("applying ConfigMap kube-system/coredns"), "{message}");
     {
@@ -300,7 +306,7 @@ async fn of_a_large_object_no_more_is_read_than_an_add_on_needs() {
         assert!(behaviour.taken < 7 << 20, "{} bytes", behaviour.taken);
         assert!(
             behaviour.objects.contains_key(PROXIES),
-            "the others are kept all the same"
+            "the other objects are not maintained"
         );
     }
 
@@ -313,10 +319,10 @@ async fn of_a_large_object_no_more_is_read_than_an_add_on_needs() {
         behaviour.writes
     };
     stage.host.restart_operator().await;
-    stage.bring("True/AsExpected").await;
+    stage.reconcile_until("True/AsExpected").await;
     assert_eq!(
         stage.server.behaviour.lock().unwrap().writes,
         writes,
-        "it says what it should"
+        "an object that is current was written"
     );
 }

@@ -9,8 +9,8 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::answers::{ready, run_pod};
 use crate::harness::Host;
+use crate::readiness::{ready, run_pod};
 
 /// The ingress's address and port in the tests' configuration.
 const INGRESS: (&str, i32) = ("100.64.0.2", 443);
@@ -19,7 +19,7 @@ const INGRESS: (&str, i32) = ("100.64.0.2", 443);
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Returns addresses and ports of `default/kubernetes`, from its EndpointSlice and its Endpoints.
-async fn found(client: &Client) -> (Value, Value) {
+async fn read_addresses(client: &Client) -> (Value, Value) {
     let slice = Api::<EndpointSlice>::namespaced(client.clone(), "default");
     let endpoints = Api::<Endpoints>::namespaced(client.clone(), "default");
     let slice = json!(slice.get_opt("kubernetes").await.unwrap());
@@ -36,24 +36,23 @@ async fn found(client: &Client) -> (Value, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn addresses_that_a_tenant_changes_come_back() {
+async fn changed_api_addresses_are_restored() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let (_process, client) = host.start_tenant_api("a").await;
     run_pod(&host, "a").await;
-    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-        .await;
+    host.reconcile_until_ready("a").await;
     let (address, port) = INGRESS;
     let expected = (
         json!(["IPv4", [address], [["https", port]]]),
         json!([address, [["https", port]]]),
     );
-    assert_eq!(found(&client).await, expected);
+    assert_eq!(read_addresses(&client).await, expected);
 
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), "default");
     let endpoints = Api::<Endpoints>::namespaced(client.clone(), "default");
-    for what in ["one of another family is in its place", "endpoints are edited"] {
-        if what == "endpoints are edited" {
+    for change in ["an EndpointSlice of another family", "edited Endpoints"] {
+        if change == "edited Endpoints" {
             let patch = json!({"subsets": [{"addresses": [{"ip": "192.0.2.1"}], "ports": [{"port": 1}]}]});
             let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
             endpoints.patch("kubernetes", &params, &patch).await.unwrap();
@@ -64,12 +63,12 @@ async fn addresses_that_a_tenant_changes_come_back() {
             let slice = serde_json::from_value(slice).unwrap();
             slices.create(&PostParams::default(), &slice).await.unwrap();
         }
-        assert_ne!(found(&client).await, expected, "{what}");
-        let called = tokio::time::timeout(LIMIT, host.called.next()).await;
-        let called = called.unwrap_or_else(|_| panic!("{what}: the Cluster is not called for"));
-        assert_eq!(called.unwrap().name, "a", "{what}");
+        assert_ne!(read_addresses(&client).await, expected, "{change}");
+        let requeued = tokio::time::timeout(LIMIT, host.requeued.next()).await;
+        let requeued = requeued.unwrap_or_else(|_| panic!("{change}: the Cluster is not requeued"));
+        assert_eq!(requeued.unwrap().name, "a", "{change}");
         host.reconcile("a").await.unwrap();
-        assert_eq!(found(&client).await, expected, "{what}");
-        assert_eq!(ready(&host).await, "True/AsExpected", "{what}");
+        assert_eq!(read_addresses(&client).await, expected, "{change}");
+        assert_eq!(ready(&host).await, "True/AsExpected", "{change}");
     }
 }

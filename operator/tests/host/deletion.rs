@@ -11,10 +11,10 @@ use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, Tenant};
 use yoke_operator::cluster::lifecycle::orphans::Orphans;
 
-use crate::harness::{Host, PKI, TENANT, condition};
+use crate::harness::{Host, PKI, TENANT};
 
 /// Creates a pod of a control plane that no kubelet ends.
-async fn make_pod(host: &Host, hosted: &str, id: &str) {
+async fn create_pod(host: &Host, hosted: &str, id: &str) {
     let pod: Pod = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "control-plane-0", "labels": {
             "yoke.drzzl.io/id": id, "yoke.drzzl.io/tenant": TENANT, "yoke.drzzl.io/cluster": "a",
@@ -38,10 +38,10 @@ async fn store_of(host: &Host, id: &str) -> (String, String) {
 }
 
 /// Returns what remains of a Cluster that is being deleted, in the required order.
-async fn left(host: &Host, hosted: &str, id: &str, account: &str) -> Vec<&'static str> {
+async fn list_remaining(host: &Host, hosted: &str, id: &str, account: &str) -> Vec<&'static str> {
     let selector = ListParams::default().labels(&format!("yoke.drzzl.io/id={id}"));
     let secrets = host.api::<Secret>(PKI).list(&selector).await.unwrap().items;
-    let kept = secrets
+    let has_store_secret = secrets
         .iter()
         .any(|secret| secret.metadata.name.as_deref() == Some(&format!("{id}-store")));
     let namespaces = Api::<Namespace>::all(host.client.clone());
@@ -64,24 +64,24 @@ async fn left(host: &Host, hosted: &str, id: &str, account: &str) -> Vec<&'stati
                 .unwrap()
                 .is_some(),
         ),
-        ("keys", secrets.len() > usize::from(kept)),
+        ("keys", secrets.len() > usize::from(has_store_secret)),
         ("namespace", namespace.is_some()),
         ("streams", host.has_stream(account, id).await),
-        ("store", kept),
+        ("store", has_store_secret),
         ("cluster", host.clusters().get_opt("a").await.unwrap().is_some()),
     ]
     .into_iter()
-    .filter_map(|(what, is)| is.then_some(what))
+    .filter_map(|(part, exists)| exists.then_some(part))
     .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_goes_in_order_and_its_data_last() {
+async fn a_cluster_is_deleted_in_order_and_its_data_last() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
     let id = id.as_str();
-    make_pod(&host, &hosted, id).await;
+    create_pod(&host, &hosted, id).await;
     let (account, credentials) = store_of(&host, id).await;
     let order = [
         "ingress",
@@ -93,66 +93,65 @@ async fn cluster_goes_in_order_and_its_data_last() {
         "store",
         "cluster",
     ];
-    assert_eq!(left(&host, &hosted, id, &account).await, order);
+    assert_eq!(list_remaining(&host, &hosted, id, &account).await, order);
     host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
     // While the pod runs, nothing that it depends on is deleted.
-    host.bring("a", "the control plane is being stopped", async || {
-        host.stateful_set(&hosted).await.is_none()
-    })
-    .await;
+    let has_set = async || host.stateful_set(&hosted).await.is_some();
+    host.reconcile_until_equal("a", "the existence of the StatefulSet", has_set, false)
+        .await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
-    assert_eq!(left(&host, &hosted, id, &account).await, &order[2..]);
-    assert!(host.lets_in(&credentials).await);
+    assert_eq!(list_remaining(&host, &hosted, id, &account).await, &order[2..]);
+    assert!(host.accepts_user(&credentials).await);
     let now = DeleteParams::default().grace_period(0);
     host.api::<Pod>(&hosted).delete("control-plane-0", &now).await.unwrap();
-    let seen = Mutex::new(Vec::new());
-    host.until("the Cluster is gone", async || {
+    let counts = Mutex::new(Vec::new());
+    let observe = async || {
         let _ = host.reconcile("a").await;
-        let left = left(&host, &hosted, id, &account).await;
-        let gone = left.is_empty();
+        let remaining = list_remaining(&host, &hosted, id, &account).await;
         assert!(
-            left.contains(&"keys") || !host.lets_in(&credentials).await,
-            "nobody writes when the keys are gone"
+            remaining.contains(&"keys") || !host.accepts_user(&credentials).await,
+            "the store's user is accepted although the keys are deleted"
         );
         // The remaining items are always the end of the order.
-        assert_eq!(left, &order[order.len() - left.len()..]);
-        if left.first() == Some(&"namespace") {
+        assert_eq!(remaining, &order[order.len() - remaining.len()..]);
+        if remaining.first() == Some(&"namespace") {
             host.finalize(&hosted).await;
         }
-        seen.lock().unwrap().push(left.len());
-        gone
-    })
-    .await;
+        counts.lock().unwrap().push(remaining.len());
+        remaining
+    };
+    host.until("the deletion of the Cluster", observe, Vec::is_empty).await;
     assert!(
-        seen.lock().unwrap().contains(&4),
-        "streams outlive all but the namespace: {seen:?}"
+        counts.lock().unwrap().contains(&4),
+        "the streams did not outlive everything but the namespace: {counts:?}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn finalizers_of_others_are_left_to_them() {
+async fn finalizers_of_other_controllers_are_not_removed() {
     let host = Host::start().await;
-    host.make_cluster("a").await;
+    host.create_cluster("a").await;
     host.reconcile("a").await.unwrap();
     let both = serde_json::json!({"metadata": {"finalizers": ["yoke.drzzl.io/operator", "other.example/hold"]}});
     host.patch_cluster("a", both).await;
     host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
-    host.until("the operator's finalizer is gone", async || {
+    let finalizers = async || {
         let _ = host.reconcile("a").await;
         let hosted = host.hosted("a").await;
         host.finalize(&hosted).await;
-        host.cluster("a").await.metadata.finalizers == Some(vec!["other.example/hold".to_owned()])
-    })
-    .await;
+        host.cluster("a").await.metadata.finalizers
+    };
+    let expected = Some(vec!["other.example/hold".to_owned()]);
+    host.until_equal("the finalizers", finalizers, expected).await;
     host.patch_cluster("a", serde_json::json!({"metadata": {"finalizers": null}}))
         .await;
     assert!(host.clusters().get_opt("a").await.unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_tenant_loses_the_subjects_that_it_loses() {
+async fn a_refused_tenant_loses_its_removed_subjects() {
     let host = Host::start().await;
     let people = |names: &[&str]| -> serde_json::Value {
         let subjects = names
@@ -186,13 +185,13 @@ async fn refused_tenant_loses_the_subjects_that_it_loses() {
 }
 
 /// A deleted account could be restored from the copy of its user's credentials.
-async fn assert_copy_goes_first(host: &Host, hosted: &str, id: &str, account: &str) {
+async fn assert_copy_is_deleted_first(host: &Host, hosted: &str, id: &str, account: &str) {
     let has_copy = host.secret(hosted, "kine-nats").await.is_some();
     assert!(!has_copy || host.has_stream(account, id).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenant_takes_what_an_orphan_left() {
+async fn a_deleted_tenant_takes_its_orphans_along() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -202,18 +201,18 @@ async fn tenant_takes_what_an_orphan_left() {
     host.lose_cluster("a").await;
     let tenants = Api::<Tenant>::all(host.client.clone());
     tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
-    host.until("the Tenant is gone", async || {
+    let observe = async || {
         let _ = host.reconcile_tenant().await;
-        assert_copy_goes_first(&host, &hosted, id, &account).await;
+        assert_copy_is_deleted_first(&host, &hosted, id, &account).await;
         host.finalize(TENANT).await;
-        tenants.get_opt(TENANT).await.unwrap().is_none()
-    })
-    .await;
+        tenants.get_opt(TENANT).await.unwrap()
+    };
+    host.until_none("the deletion of the Tenant", observe).await;
     assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenant_stays_while_one_of_its_clusters_cannot_be_read() {
+async fn a_tenant_with_an_unreadable_cluster_is_not_deleted() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let (account, _) = store_of(&host, id.as_str()).await;
@@ -225,7 +224,7 @@ async fn tenant_stays_while_one_of_its_clusters_cannot_be_read() {
     let key = ObjectRef::<Cluster>::new("a").within(TENANT);
     assert!(
         host.context.host.caches.clusters.get(&key).is_none(),
-        "it cannot be read"
+        "the Cluster is in the cache"
     );
     let tenants = Api::<Tenant>::all(host.client.clone());
     tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
@@ -239,7 +238,7 @@ async fn tenant_stays_while_one_of_its_clusters_cannot_be_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_cluster_left_is_collected_after_a_while() {
+async fn orphaned_objects_are_deleted_after_a_delay() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -248,7 +247,7 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
     host.lose_cluster("a").await;
     let mut orphans = Orphans::default();
     let now = Instant::now();
-    let before = left(&host, &hosted, id, &account).await;
+    let before = list_remaining(&host, &hosted, id, &account).await;
     assert_eq!(
         before,
         ["ingress", "control plane", "keys", "namespace", "streams", "store"]
@@ -256,30 +255,31 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
     orphans.sweep(&host.context, now).await;
     orphans.sweep(&host.context, now + Duration::from_secs(599)).await;
     assert_eq!(
-        left(&host, &hosted, id, &account).await,
+        list_remaining(&host, &hosted, id, &account).await,
         before,
-        "a Cluster may be restored"
+        "an orphan was deleted too early"
     );
     let orphans = tokio::sync::Mutex::new(orphans);
-    host.until("all is gone, the data too", async || {
+    let observe = async || {
         let later = now + Duration::from_secs(601);
         orphans.lock().await.sweep(&host.context, later).await;
-        assert_copy_goes_first(&host, &hosted, id, &account).await;
+        assert_copy_is_deleted_first(&host, &hosted, id, &account).await;
         host.finalize(&hosted).await;
-        left(&host, &hosted, id, &account).await.is_empty()
-    })
-    .await;
-    let remembered = || host.context.memory.has(&id.parse().unwrap());
-    host.until("it is forgotten", async || {
+        list_remaining(&host, &hosted, id, &account).await
+    };
+    host.until("the deletion of everything, including the data", observe, Vec::is_empty)
+        .await;
+    let is_remembered = async || {
         orphans.lock().await.sweep(&host.context, now).await;
-        !remembered()
-    })
-    .await;
+        host.context.memory.has(&id.parse().unwrap())
+    };
+    host.until_equal("the memory of the Cluster", is_remembered, false)
+        .await;
 }
 
 /// Only the copy of its user's credentials names the account.
 #[tokio::test(flavor = "multi_thread")]
-async fn orphan_without_its_secret_leaves_nothing_at_nats() {
+async fn the_account_of_an_orphan_without_its_secret_is_deleted() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -290,14 +290,15 @@ async fn orphan_without_its_secret_leaves_nothing_at_nats() {
     let orphans = tokio::sync::Mutex::new(Orphans::default());
     let now = Instant::now();
     orphans.lock().await.sweep(&host.context, now).await;
-    host.until("all is gone, the data too", async || {
+    let observe = async || {
         let later = now + Duration::from_secs(601);
         orphans.lock().await.sweep(&host.context, later).await;
-        assert_copy_goes_first(&host, &hosted, id, &account).await;
+        assert_copy_is_deleted_first(&host, &hosted, id, &account).await;
         host.finalize(&hosted).await;
-        left(&host, &hosted, id, &account).await.is_empty()
-    })
-    .await;
+        list_remaining(&host, &hosted, id, &account).await
+    };
+    host.until("the deletion of everything, including the data", observe, Vec::is_empty)
+        .await;
     assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
 }
 
@@ -308,24 +309,25 @@ async fn annotation(host: &Host, hosted: &str, key: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn namespace_tells_what_becomes_of_the_data() {
+async fn the_namespace_records_the_deletion_policy() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let hosted = host.hosted("a").await;
     let policy = async || annotation(&host, &hosted, "deletion-policy").await;
     assert_eq!(policy().await.as_deref(), Some("Delete"));
-    let told = async |wanted: &str| {
-        host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": wanted}}))
+    let set_policy = async |expected: &str| {
+        host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": expected}}))
             .await;
-        host.bring("a", wanted, async || policy().await.as_deref() == Some(wanted))
+        let expected = Some(expected.to_owned());
+        host.reconcile_until_equal("a", "the policy of the namespace", policy, expected)
             .await;
     };
-    told("Retain").await;
+    set_policy("Retain").await;
     // Also while the spec is refused.
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
-    told("Delete").await;
-    told("Retain").await;
+    set_policy("Delete").await;
+    set_policy("Retain").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -334,7 +336,7 @@ async fn retained_data_outlives_its_cluster() {
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
     let id = id.as_str();
-    let (account, former) = store_of(&host, id).await;
+    let (account, previous) = store_of(&host, id).await;
     host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
         .await;
     host.take_down("a").await;
@@ -344,52 +346,47 @@ async fn retained_data_outlives_its_cluster() {
     for later in [Duration::ZERO, Duration::from_secs(601), Duration::from_secs(1202)] {
         orphans.sweep(&host.context, now + later).await;
     }
-    let kept = async || left(&host, &hosted, id, &account).await == ["streams", "store"];
-    assert!(kept().await && !host.lets_in(&former).await);
+    let is_retained = async || list_remaining(&host, &hosted, id, &account).await == ["streams", "store"];
+    assert!(is_retained().await && !host.accepts_user(&previous).await);
     let tenants = Api::<Tenant>::all(host.client.clone());
     let retained = async || {
         host.reconcile_tenant().await.unwrap();
         tenants.get(TENANT).await.unwrap().status.unwrap().retained_storage
     };
-    assert_eq!(retained().await, Some(256 << 20), "it counts");
+    assert_eq!(retained().await, Some(256 << 20));
 
     // Another Cluster with this identity gets none of it, and leaves it when it is deleted.
-    let made = async |name: &str| {
+    let create = async |name: &str| {
         let mut cluster = Cluster::new(name, Default::default());
         cluster.spec.id = Some(id.to_owned());
         host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
     };
-    made("b").await;
-    host.bring("b", "it is refused", async || {
-        condition(&host.cluster("b").await, "Accepted") == "False/IdentityConflict"
-    })
-    .await;
-    assert_eq!(retained().await, Some(256 << 20), "what it claims is not its own");
+    create("b").await;
+    host.reconcile_until_condition("b", "Accepted", "False/IdentityConflict")
+        .await;
+    assert_eq!(retained().await, Some(256 << 20));
     host.take_down("b").await;
-    assert!(kept().await);
+    assert!(is_retained().await);
     // The first Cluster gets its data back, with a new user.
-    made("a").await;
-    host.bring("a", "a control plane is asked for", async || {
-        host.stateful_set(&hosted).await.is_some()
-    })
-    .await;
+    create("a").await;
+    host.reconcile_until_started("a").await;
     let (again, credentials) = store_of(&host, id).await;
     assert_eq!(again, account);
-    assert!(host.lets_in(&credentials).await && !host.lets_in(&former).await);
+    assert!(host.accepts_user(&credentials).await && !host.accepts_user(&previous).await);
     assert_eq!(retained().await, None);
 
     // Retained data is deleted with the Tenant.
     host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
         .await;
     host.take_down("a").await;
-    assert!(kept().await);
+    assert!(is_retained().await);
     tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
-    host.until("the Tenant is gone", async || {
+    let observe = async || {
         let _ = host.reconcile_tenant().await;
         host.finalize(TENANT).await;
-        tenants.get_opt(TENANT).await.unwrap().is_none()
-    })
-    .await;
-    assert!(left(&host, &hosted, id, &account).await.is_empty());
+        tenants.get_opt(TENANT).await.unwrap()
+    };
+    host.until_none("the deletion of the Tenant", observe).await;
+    assert!(list_remaining(&host, &hosted, id, &account).await.is_empty());
     assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
 }

@@ -29,7 +29,7 @@ where
 }
 
 /// Applies an object with another field manager.
-async fn apply_other<K>(host: &Host, hosted: &str, name: &str, mut object: Value)
+async fn apply_with_other_manager<K>(host: &Host, hosted: &str, name: &str, mut object: Value)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
 {
@@ -59,7 +59,7 @@ fn compare(fields: &Value, object: &Value, path: &str, found: &mut Vec<String>) 
                 let keys: Value = serde_json::from_str(name).unwrap();
                 let has = |item: &Value| keys.as_object().unwrap().iter().all(|(key, value)| item[key] == *value);
                 let items = object.as_array().map(Vec::as_slice).unwrap_or_default();
-                items.iter().position(has).map(|place| place.to_string())
+                items.iter().position(has).map(|index| index.to_string())
             }
             _ => panic!("{path}: {key}"),
         };
@@ -78,7 +78,7 @@ fn compare(fields: &Value, object: &Value, path: &str, found: &mut Vec<String>) 
     }
     let all: Vec<String> = match object {
         Value::Object(members) => members.keys().cloned().collect(),
-        Value::Array(items) => (0..items.len()).map(|place| place.to_string()).collect(),
+        Value::Array(items) => (0..items.len()).map(|index| index.to_string()).collect(),
         _ => vec![],
     };
     let missing = all.into_iter().filter(|key| !covered.contains(key));
@@ -112,7 +112,7 @@ fn assert_owned(object: &Value, golden: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_apply_stays_and_what_is_built_is_owned() {
+async fn fields_of_other_managers_stay_and_built_fields_are_owned() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let hosted = host.hosted("a").await;
@@ -121,10 +121,11 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
         json!({"metadata": {"labels": labels, "annotations": annotations}, "spec": spec})
     };
     // Metadata of another manager, and a field that the operator does not build.
-    apply_other::<StatefulSet>(&host, &hosted, "control-plane", marked(json!({"minReadySeconds": 3}))).await;
-    apply_other::<Service>(&host, &hosted, "a", marked(json!({"sessionAffinity": "ClientIP"}))).await;
+    apply_with_other_manager::<StatefulSet>(&host, &hosted, "control-plane", marked(json!({"minReadySeconds": 3})))
+        .await;
+    apply_with_other_manager::<Service>(&host, &hosted, "a", marked(json!({"sessionAffinity": "ClientIP"}))).await;
     // A field that the operator builds, taken over by another manager.
-    apply_other::<NetworkPolicy>(
+    apply_with_other_manager::<NetworkPolicy>(
         &host,
         &hosted,
         "control-plane",
@@ -134,12 +135,13 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
     // Forces a new apply: the object changes, and the new operator remembers nothing.
     host.patch_cluster("a", json!({"spec": {"version": "v1.35.5"}})).await;
     host.restart_operator().await;
-    host.bring("a", "another version is asked for", async || {
+    let image = async || {
         let set = read::<StatefulSet>(&host, &hosted, "control-plane").await;
-        let containers = &set["spec"]["template"]["spec"]["containers"];
-        containers[1]["image"] == "registry.k8s.io/kube-apiserver:v1.35.5"
-    })
-    .await;
+        set["spec"]["template"]["spec"]["containers"][1]["image"].clone()
+    };
+    let expected = "registry.k8s.io/kube-apiserver:v1.35.5";
+    host.reconcile_until_equal("a", "the API server's image", image, expected)
+        .await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
@@ -156,7 +158,7 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
     assert_eq!(
         policy["spec"]["policyTypes"],
         json!(["Ingress", "Egress"]),
-        "its own is taken back"
+        "the operator did not take its field back"
     );
     assert_owned(&set, include_str!("../../testdata/build/plain/out.statefulset.yaml"));
     assert_owned(&service, include_str!("../../testdata/build/plain/out.service.yaml"));
@@ -169,31 +171,33 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_as_it_was_applied_is_not_written_again() {
+async fn unchanged_objects_are_not_written_again() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let hosted = host.hosted("a").await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
-    let before = host.applied().await;
+    let before = host.count_applies().await;
     host.restart_operator().await;
-    assert!(before > 10, "{before} objects were applied");
+    assert!(before > 10, "only {before} objects were applied");
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
-    assert_eq!(host.applied().await, before, "the next process writes nothing");
+    assert_eq!(host.count_applies().await, before, "a restarted operator wrote objects");
     let taken = json!({"spec": {"policyTypes": ["Ingress"]}});
-    apply_other::<NetworkPolicy>(&host, &hosted, "control-plane", taken).await;
+    apply_with_other_manager::<NetworkPolicy>(&host, &hosted, "control-plane", taken).await;
     host.restart_operator().await;
-    host.bring("a", "its own is taken back", async || {
+    let policy_types = async || {
         let policy = read::<NetworkPolicy>(&host, &hosted, "control-plane").await;
-        policy["spec"]["policyTypes"] == json!(["Ingress", "Egress"])
-    })
-    .await;
+        policy["spec"]["policyTypes"].clone()
+    };
+    let expected = json!(["Ingress", "Egress"]);
+    host.reconcile_until_equal("a", "the policy types", policy_types, expected)
+        .await;
     assert_eq!(
-        host.applied().await,
+        host.count_applies().await,
         before + 2,
-        "what another changed is all that is written"
+        "the operator wrote more than the changed object"
     );
 }

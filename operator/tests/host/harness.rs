@@ -2,9 +2,11 @@
 //! the operator's own watches. There is no kubelet and no controller manager: the test does their
 //! work.
 
+use std::convert::Infallible;
+use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, Service, ServiceAccount};
@@ -23,12 +25,12 @@ use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::host_api::cache::{self, CacheMetrics};
 use yoke_operator::host_nodes::loss;
 use yoke_operator::nats::{Account, Nats, Size, streams};
-use yoke_operator::node_reaper::Pace;
+use yoke_operator::node_reaper::ReapIntervals;
 use yoke_operator::{ReconcileError, join_token, tenant};
 use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
 use yoke_test_support::kubernetes::{OWNER_TOKEN, Options, install_crds};
-use yoke_test_support::{Process, free_port};
+use yoke_test_support::{Process, eventually, free_port};
 
 use crate::issuer::CertManager;
 use crate::support::Server;
@@ -39,13 +41,13 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// The Tenant of a test.
 pub(crate) const TENANT: &str = "demo";
 /// Checks for silent Nodes as often as a test reconciles.
-const PACE: Pace = Pace {
+const INTERVALS: ReapIntervals = ReapIntervals {
     every: Duration::ZERO,
-    looks: 4,
-    doubt: Duration::from_secs(1),
+    checks: 4,
+    taint_after: Duration::from_secs(1),
     // Kubernetes checks every 20 s which Pods are on Nodes that are out of service.
-    linger: Duration::from_secs(25),
-    known: Duration::ZERO,
+    delete_after: Duration::from_secs(25),
+    min_observed: Duration::ZERO,
 };
 /// Namespace of the CAs.
 pub(crate) const PKI: &str = "yoke-pki";
@@ -60,7 +62,7 @@ pub(crate) struct Host {
     pub(crate) loss: Arc<loss::Context>,
     pub(crate) issuer: CertManager,
     /// Clusters that the operator's watches of tenants' own APIs requeue.
-    pub(crate) called: mpsc::Receiver<ObjectRef<Cluster>>,
+    pub(crate) requeued: mpsc::Receiver<ObjectRef<Cluster>>,
     _supervisor: Supervisor,
     _api: Process,
     _store: Process,
@@ -69,13 +71,37 @@ pub(crate) struct Host {
     dir: tempfile::TempDir,
 }
 
-/// Places with a host name.
+/// Whether a host name is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// In the published ingress configuration.
+    /// The published ingress configuration contains the name.
     pub(crate) is_published: bool,
-    /// In the Certificate of the API server.
-    pub(crate) is_asked_for: bool,
+    /// The Certificate of the API server requests the name.
+    pub(crate) is_requested: bool,
+}
+
+impl Names {
+    /// The name is in use everywhere.
+    pub(crate) const BOTH: Self = Self {
+        is_published: true,
+        is_requested: true,
+    };
+    /// The name is in use nowhere.
+    pub(crate) const NEITHER: Self = Self {
+        is_published: false,
+        is_requested: false,
+    };
+}
+
+/// A value that was observed after a reconciliation, and the error of that reconciliation.
+///
+/// A failed wait prints both.
+#[derive(Debug)]
+struct Observed<T> {
+    value: T,
+    // Only `Debug` reads it.
+    #[allow(dead_code)]
+    reconcile_error: Option<ReconcileError>,
 }
 
 impl Host {
@@ -93,7 +119,7 @@ impl Host {
         let (url, (api, client)) = (options.url(), options.start(dir.path()).await);
         prepare(&client).await;
         let issuer = CertManager::start(&client).await;
-        let (contexts, called, supervisor) = connect(&client, build_config(nats.config())).await;
+        let (contexts, requeued, supervisor) = connect(&client, build_config(nats.config())).await;
         let host = Self {
             client,
             context: contexts.cluster,
@@ -101,7 +127,7 @@ impl Host {
             join_token: contexts.join_token,
             loss: contexts.loss,
             issuer,
-            called,
+            requeued,
             _supervisor: supervisor,
             _api: api,
             _store: store,
@@ -109,7 +135,7 @@ impl Host {
             url,
             dir,
         };
-        host.make_tenant().await;
+        host.create_tenant().await;
         host
     }
 
@@ -182,22 +208,25 @@ impl Host {
     }
 
     /// Creates a folder for the test, which is deleted with the host.
-    pub(crate) fn make_dir(&self, name: &str) -> std::path::PathBuf {
+    pub(crate) fn create_dir(&self, name: &str) -> std::path::PathBuf {
         let dir = self.dir.path().join(name);
         std::fs::create_dir(&dir).unwrap();
         dir
     }
 
-    async fn make_tenant(&self) {
+    async fn create_tenant(&self) {
         let mut tenant = Tenant::new(TENANT, Default::default());
         tenant.spec.quota.clusters = 3;
         let api = Api::<Tenant>::all(self.client.clone());
         api.create(&PostParams::default(), &tenant).await.unwrap();
-        self.until("the Tenant is ready", async || {
+        let observe = async || {
             let _ = self.reconcile_tenant().await;
             let status = api.get(TENANT).await.unwrap().status.unwrap_or_default();
-            let mut conditions = status.conditions.iter();
-            conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+            let ready = status.conditions.into_iter().find(|found| found.type_ == "Ready");
+            ready.map(|found| (found.status, found.message))
+        };
+        self.until("the Tenant to be Ready", observe, |ready| {
+            ready.as_ref().is_some_and(|(status, _)| status == "True")
         })
         .await;
     }
@@ -218,7 +247,7 @@ impl Host {
 
     async fn restart_operator_with(&mut self, config: Config) {
         let contexts;
-        (contexts, self.called, self._supervisor) = connect(&self.client, config).await;
+        (contexts, self.requeued, self._supervisor) = connect(&self.client, config).await;
         self.context = contexts.cluster;
         self.tenant = contexts.tenant;
         self.join_token = contexts.join_token;
@@ -253,7 +282,7 @@ impl Host {
     }
 
     /// Creates a Cluster in the Tenant's namespace.
-    pub(crate) async fn make_cluster(&self, name: &str) {
+    pub(crate) async fn create_cluster(&self, name: &str) {
         let cluster = Cluster::new(name, Default::default());
         self.clusters().create(&PostParams::default(), &cluster).await.unwrap();
     }
@@ -300,17 +329,21 @@ impl Host {
         Box::pin(cluster::reconcile(key, Arc::clone(&self.context))).await
     }
 
-    /// Returns a Cluster from the operator's cache, once that has the current version.
+    /// Waits until the operator's cache has the current version of a Cluster, and returns it.
     async fn known_cluster(&self, name: &str) -> Option<Arc<Cluster>> {
         let key = ObjectRef::new(name).within(TENANT);
-        loop {
-            let there = self.clusters().get_opt(name).await.unwrap()?;
-            let known = self.context.host.caches.clusters.get(&key);
-            if let Some(known) = known.filter(|known| known.resource_version() == there.resource_version()) {
-                return Some(known);
-            }
-            self.settle().await;
-        }
+        let version = |cluster: &Cluster| cluster.resource_version();
+        let observe = async || {
+            let current = self.clusters().get_opt(name).await.unwrap();
+            let cached = self.context.host.caches.clusters.get(&key);
+            (current.as_ref().and_then(version), cached)
+        };
+        let (current, cached) = self
+            .until("the cache to have the current Cluster", observe, |(current, cached)| {
+                current.is_none() || cached.as_deref().and_then(version) == *current
+            })
+            .await;
+        current.and(cached)
     }
 
     pub(crate) async fn reconcile_tenant(&self) -> Result<Action, ReconcileError> {
@@ -322,31 +355,78 @@ impl Host {
         Box::pin(tenant::reconcile(Arc::new(tenant), Arc::clone(&self.tenant))).await
     }
 
-    /// Gives the watches a moment to deliver the last writes. A later reconciliation handles what
-    /// they have not delivered by then: [`Self::bring`] and [`Self::until`] continue until the
-    /// result is there.
+    /// Gives the watches a moment to deliver the last writes. A later reconciliation handles the
+    /// writes that arrive after that: [`Self::reconcile_until`] and [`Self::until`] repeat it.
     async fn settle(&self) {
         tokio::time::sleep(Duration::from_millis(60)).await;
     }
 
-    /// Reconciles the Cluster and issues certificates until `so` returns true.
-    pub(crate) async fn bring(&self, name: &str, what: &str, so: impl AsyncFn() -> bool) {
-        self.until(what, async || {
-            let result = self.reconcile(name).await;
+    /// Reconciles the Cluster and issues certificates until `holds` accepts the observed value, and
+    /// returns that value.
+    pub(crate) async fn reconcile_until<T: Debug>(
+        &self,
+        name: &str,
+        what: &str,
+        observe: impl AsyncFn() -> T,
+        mut holds: impl FnMut(&T) -> bool,
+    ) -> T {
+        let observe = async || {
+            let reconcile_error = self.reconcile(name).await.err();
             self.issuer.issue(&self.client).await;
-            let so = so().await;
-            if let (false, Err(error)) = (so, &result) {
-                eprintln!("{what}: {error:?}");
+            Observed {
+                value: observe().await,
+                reconcile_error,
             }
-            so
-        })
-        .await;
+        };
+        self.until(what, observe, |observed| holds(&observed.value)).await.value
+    }
+
+    /// Like [`Self::reconcile_until`], until the observed value is the expected one.
+    pub(crate) async fn reconcile_until_equal<T, E>(
+        &self,
+        name: &str,
+        what: &str,
+        observe: impl AsyncFn() -> T,
+        expected: E,
+    ) where
+        T: Debug + PartialEq<E>,
+        E: Debug,
+    {
+        let what = format!("{what} to be {expected:?}");
+        self.reconcile_until(name, &what, observe, |value| *value == expected)
+            .await;
+    }
+
+    /// Like [`Self::reconcile_until`], until a condition of the Cluster is `Status/Reason`.
+    pub(crate) async fn reconcile_until_condition(&self, name: &str, type_: &str, expected: &str) {
+        let what = format!("condition {type_} of Cluster {name}");
+        let observe = async || condition(&self.cluster(name).await, type_);
+        self.reconcile_until_equal(name, &what, observe, expected).await;
+    }
+
+    /// Like [`Self::reconcile_until`], until the Cluster is Ready.
+    pub(crate) async fn reconcile_until_ready(&self, name: &str) {
+        self.reconcile_until_condition(name, "Ready", "True/AsExpected").await;
+    }
+
+    /// Like [`Self::reconcile_until`], until the StatefulSet of the Cluster requests this number of pods.
+    pub(crate) async fn reconcile_until_replicas(&self, name: &str, expected: i32) {
+        let what = format!("the replicas of Cluster {name}");
+        let observe = async || self.replicas(name).await;
+        self.reconcile_until_equal(name, &what, observe, Some(expected)).await;
+    }
+
+    /// Like [`Self::reconcile_until`], until the Cluster has a StatefulSet.
+    pub(crate) async fn reconcile_until_started(&self, name: &str) {
+        let has_set = async || self.stateful_set(&self.hosted(name).await).await.is_some();
+        self.reconcile_until_equal(name, "the existence of a StatefulSet", has_set, true)
+            .await;
     }
 
     /// Binds a pod to a node, as the scheduler does.
-    pub(crate) async fn bind(&self, hosted: &str, pod: &str, machine: &str) {
+    pub(crate) async fn bind(&self, hosted: &str, pod: &str, node: &str) {
         let binding = serde_json::json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
-            "target": {"kind": "Node", "name": machine}});
+            "target": {"kind": "Node", "name": node}});
         let path = format!("/api/v1/namespaces/{hosted}/pods/{pod}/binding");
         let request = http::Request::post(path).header("content-type", "application/json");
         let request = request.body(binding.to_string().into_bytes()).unwrap();
@@ -355,13 +435,8 @@ impl Host {
 
     /// Creates a Cluster, and reconciles until its control plane is requested.
     pub(crate) async fn bring_up(&self, name: &str) -> Cluster {
-        self.make_cluster(name).await;
-        self.bring(name, "a control plane is asked for", async || {
-            let hosted = self.hosted(name).await;
-            let set = self.stateful_set(&hosted).await;
-            set.is_some()
-        })
-        .await;
+        self.create_cluster(name).await;
+        self.reconcile_until_started(name).await;
         self.cluster(name).await
     }
 
@@ -369,12 +444,12 @@ impl Host {
     pub(crate) async fn take_down(&self, name: &str) {
         let hosted = self.hosted(name).await;
         self.clusters().delete(name, &Default::default()).await.unwrap();
-        self.until("the Cluster is gone", async || {
+        let observe = async || {
             let _ = self.reconcile(name).await;
             self.finalize(&hosted).await;
-            self.clusters().get_opt(name).await.unwrap().is_none()
-        })
-        .await;
+            self.clusters().get_opt(name).await.unwrap()
+        };
+        self.until_none("the deletion of the Cluster", observe).await;
     }
 
     /// Returns the control-plane namespace of a Cluster, or a name that no namespace has.
@@ -386,6 +461,12 @@ impl Host {
 
     pub(crate) async fn stateful_set(&self, hosted: &str) -> Option<k8s_openapi::api::apps::v1::StatefulSet> {
         self.api(hosted).get_opt("control-plane").await.unwrap()
+    }
+
+    /// Returns the number of pods that the StatefulSet of a Cluster requests; `None` if there is none.
+    pub(crate) async fn replicas(&self, name: &str) -> Option<i32> {
+        let set = self.stateful_set(&self.hosted(name).await).await?;
+        set.spec.unwrap().replicas
     }
 
     pub(crate) async fn secret(&self, namespace: &str, name: &str) -> Option<Secret> {
@@ -407,39 +488,43 @@ impl Host {
         let mut cluster = Cluster::new(name, Default::default());
         cluster.spec.endpoint.extra_sans = vec![host_name.into()];
         self.clusters().create(&PostParams::default(), &cluster).await.unwrap();
-        self.bring(name, "it runs, under its name", async || {
-            let names = self.names_of(name).await;
-            names.is_published && names.is_asked_for && self.stateful_set(&self.hosted(name).await).await.is_some()
-        })
-        .await;
+        self.reconcile_until_started(name).await;
+        self.reconcile_until_names(name, Names::BOTH).await;
     }
 
-    /// Returns where the extra host name of a Cluster is found, or any other under `example.org`.
+    /// Like [`Self::reconcile_until`], until the extra host name of the Cluster is in use like this.
+    pub(crate) async fn reconcile_until_names(&self, name: &str, expected: Names) {
+        let what = format!("the use of the host name of Cluster {name}");
+        let observe = async || self.names_of(name).await;
+        self.reconcile_until_equal(name, &what, observe, expected).await;
+    }
+
+    /// Returns how the extra host name of a Cluster is in use, or any other under `example.org`.
     pub(crate) async fn names_of(&self, name: &str) -> Names {
         let hosted = self.hosted(name).await;
-        let is_more = |text: &str| text.contains("example.org");
-        let told = self.api::<ConfigMap>(&hosted).get_opt("yoke-ingress").await.unwrap();
+        let is_extra = |text: &str| text.contains("example.org");
+        let published = self.api::<ConfigMap>(&hosted).get_opt("yoke-ingress").await.unwrap();
         let id = self.cluster(name).await.id();
-        let leaf = format!("{}-apiserver", id.map_or_else(String::new, |id| id.to_string()));
-        let asked = self.api::<Certificate>(PKI).get_opt(&leaf).await.unwrap();
+        let serving = format!("{}-apiserver", id.map_or_else(String::new, |id| id.to_string()));
+        let requested = self.api::<Certificate>(PKI).get_opt(&serving).await.unwrap();
         Names {
-            is_published: told.is_some_and(|told| is_more(&format!("{:?}", told.data))),
-            is_asked_for: asked.is_some_and(|asked| asked.spec.dns_names.iter().any(|name| is_more(name))),
+            is_published: published.is_some_and(|map| is_extra(&format!("{:?}", map.data))),
+            is_requested: requested.is_some_and(|found| found.spec.dns_names.iter().any(|name| is_extra(name))),
         }
     }
 
     /// Number of server-side applies so far, by any client, without those of a status.
-    pub(crate) async fn applied(&self) -> u64 {
+    pub(crate) async fn count_applies(&self) -> u64 {
         let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
         let text = self.context.host.client.request_text(request).await.unwrap();
-        let of_objects = |line: &&str| {
+        let counts_objects = |line: &&str| {
             line.starts_with("apiserver_request_total{")
                 && line.contains(r#"verb="APPLY""#)
                 && line.contains(r#"subresource="""#)
         };
         let counts = text
             .lines()
-            .filter(of_objects)
+            .filter(counts_objects)
             .map(|line| line.rsplit(' ').next().unwrap());
         counts.map(|count| count.parse::<u64>().unwrap()).sum()
     }
@@ -457,7 +542,7 @@ impl Host {
     }
 
     /// Creates an account with the name of an identity, which belongs to no Cluster.
-    pub(crate) async fn make_account(&self, id: &str) -> String {
+    pub(crate) async fn create_account(&self, id: &str) -> String {
         let id = id.parse().unwrap();
         let account = Account::draw(&id, Size::default(), 0).unwrap();
         self.context.nats.ensure_account(&id, &account).await.unwrap();
@@ -465,7 +550,7 @@ impl Host {
     }
 
     /// Returns whether NATS accepts the credentials of a store's user.
-    pub(crate) async fn lets_in(&self, credentials: &str) -> bool {
+    pub(crate) async fn accepts_user(&self, credentials: &str) -> bool {
         self.nats
             .connect_options(credentials)
             .connect(self.nats.url())
@@ -492,10 +577,9 @@ impl Host {
     pub(crate) async fn lose_secret(&self, namespace: &str, name: &str) {
         self.delete::<Secret>(namespace, name).await;
         let key = ObjectRef::<Secret>::new(name).within(namespace);
-        self.until("the watch knows that a Secret is gone", async || {
-            self.context.host.caches.secrets.get(&key).is_none()
-        })
-        .await;
+        let observe = async || self.context.host.caches.secrets.get(&key).is_some();
+        self.until_equal("the presence of the Secret in the cache", observe, false)
+            .await;
     }
 
     /// Deletes a Cluster's object without the operator, and waits until the operator's watch has
@@ -505,10 +589,9 @@ impl Host {
         self.patch_cluster(name, nothing).await;
         self.clusters().delete(name, &Default::default()).await.unwrap();
         let key = ObjectRef::<Cluster>::new(name).within(TENANT);
-        self.until("the watch knows that a Cluster is gone", async || {
-            self.context.host.caches.clusters.get(&key).is_none()
-        })
-        .await;
+        let observe = async || self.context.host.caches.clusters.get(&key).is_some();
+        self.until_equal("the presence of the Cluster in the cache", observe, false)
+            .await;
     }
 
     /// Finalizes a namespace that is being deleted, as its controller would.
@@ -529,19 +612,33 @@ impl Host {
         self.client.request_text(request).await.unwrap();
     }
 
-    /// Waits for a state; never for a time.
-    pub(crate) async fn until(&self, what: &str, so: impl AsyncFn() -> bool) {
-        let deadline = Instant::now() + LIMIT;
-        while Instant::now() < deadline {
-            if so().await {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        panic!(
-            "not so within {LIMIT:?}: {what}; logs are in {}",
-            self.dir.path().display()
-        );
+    /// Observes until `holds` accepts the value, and returns that value. The failure of the wait
+    /// prints the last value.
+    pub(crate) async fn until<T: Debug>(
+        &self,
+        what: &str,
+        observe: impl AsyncFn() -> T,
+        holds: impl FnMut(&T) -> bool,
+    ) -> T {
+        let observe = async || Ok::<_, Infallible>(observe().await);
+        eventually(what, LIMIT, observe, holds)
+            .await
+            .unwrap_or_else(|error| panic!("{error}; logs are in {}", self.dir.path().display()))
+    }
+
+    /// Like [`Self::until`], until the observed value is the expected one.
+    pub(crate) async fn until_equal<T, E>(&self, what: &str, observe: impl AsyncFn() -> T, expected: E)
+    where
+        T: Debug + PartialEq<E>,
+        E: Debug,
+    {
+        let what = format!("{what} to be {expected:?}");
+        self.until(&what, observe, |value| *value == expected).await;
+    }
+
+    /// Like [`Self::until`], until there is no value.
+    pub(crate) async fn until_none<T: Debug>(&self, what: &str, observe: impl AsyncFn() -> Option<T>) {
+        self.until(what, observe, Option::is_none).await;
     }
 }
 
@@ -630,7 +727,7 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
         stateful_set::keep_facts,
     );
     let triggered = triggered.wait(&caches).await.unwrap();
-    // The triggers are ignored here: a test says when to reconcile.
+    // A test decides itself when to reconcile, so it ignores these.
     let mut clusters = triggered.clusters;
     let mut tenants = triggered.tenants;
     let mut join_tokens = triggered.join_tokens;
@@ -646,24 +743,24 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
         }
     });
     let host = Arc::new(yoke_operator::host_api::Host::new(client.clone(), config, caches));
-    let (contexts, tasks) = Contexts::new(Arc::clone(&host), nats, nats_ca, PACE, &metrics);
+    let (contexts, tasks) = Contexts::new(Arc::clone(&host), nats, nats_ca, INTERVALS, &metrics);
     // Admissions are ignored, too.
     drop(tasks.due);
     contexts.cluster.queues.restarts.set_rule(QueueLimits {
         at_once: 1,
         ..QueueLimits::RESTARTED
     });
-    let (calls, called) = mpsc::channel(1);
-    let signed = tasks
+    let (requeues, requeued) = mpsc::channel(1);
+    let signer = tasks
         .signer
         .run(Arc::clone(&host), tasks.signer_metrics, supervisor.drain());
     supervisor.spawn_background("signer", async move {
-        signed.await;
+        signer.await;
         Ok::<_, std::io::Error>(())
     });
-    let reaped = tasks.reaper.run(host, tasks.reaper_metrics, supervisor.drain());
+    let reaper = tasks.reaper.run(host, tasks.reaper_metrics, supervisor.drain());
     supervisor.spawn_background("reaper", async move {
-        reaped.await;
+        reaper.await;
         Ok::<_, std::io::Error>(())
     });
     let kept = tasks.endpoint_guard.run(
@@ -676,5 +773,5 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
         kept.await;
         Ok::<_, std::io::Error>(())
     });
-    (contexts, called, supervisor)
+    (contexts, requeued, supervisor)
 }

@@ -8,7 +8,7 @@ const COPY: &str = "yoke-sleeper";
 
 /// The ingress uses the certificate while the Cluster sleeps.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_have_a_certificate_for_the_clusters_sleep() {
+async fn extra_host_names_have_a_certificate_for_the_activator() {
     let host = Host::start().await;
     host.bring_up_named("a", "api.example.org").await;
     let id = host.cluster("a").await.id().unwrap();
@@ -17,28 +17,33 @@ async fn names_have_a_certificate_for_the_clusters_sleep() {
         let copy = host.text(&hosted, COPY, "tls.crt").await;
         !copy.is_empty() && copy == host.text(PKI, &own, "tls.crt").await
     };
-    host.bring("a", "it is copied", is_copied).await;
-    let asked = host.api::<Certificate>(PKI).get(&own).await.unwrap().spec;
-    assert_eq!(asked.dns_names, ["api.example.org"]);
-    assert_eq!(asked.issuer_ref.name, format!("{id}-ca-g1"));
+    host.reconcile_until_equal("a", "the copy of the certificate", is_copied, true)
+        .await;
+    let requested = host.api::<Certificate>(PKI).get(&own).await.unwrap().spec;
+    assert_eq!(requested.dns_names, ["api.example.org"]);
+    assert_eq!(requested.issuer_ref.name, format!("{id}-ca-g1"));
 
     // A renewed certificate is copied again, even if the spec is refused by then.
     let before = host.text(&hosted, COPY, "tls.crt").await;
     host.patch_cluster("a", serde_json::json!({"spec": {"class": "none"}}))
         .await;
     host.lose_secret(PKI, &own).await;
-    host.bring("a", "another is copied", async || {
-        host.text(&hosted, COPY, "tls.crt").await != before && is_copied().await
-    })
-    .await;
+    let is_renewed = async || host.text(&hosted, COPY, "tls.crt").await != before && is_copied().await;
+    host.reconcile_until_equal("a", "the copy of the renewed certificate", is_renewed, true)
+        .await;
     assert_eq!(condition(&host.cluster("a").await, "Accepted"), "False/UnknownClass");
 
     let nothing = serde_json::json!({"spec": {"class": null, "endpoint": {"extraSANs": []}}});
     host.patch_cluster("a", nothing).await;
-    host.bring("a", "it is gone", async || {
+    let observe = async || {
         let certificate = host.api::<Certificate>(PKI).get_opt(&own).await.unwrap();
-        let secrets = [host.secret(PKI, &own).await, host.secret(&hosted, COPY).await];
-        certificate.is_none() && secrets.iter().all(Option::is_none)
-    })
-    .await;
+        [
+            ("Certificate", certificate.is_some()),
+            ("Secret", host.secret(PKI, &own).await.is_some()),
+            ("copy", host.secret(&hosted, COPY).await.is_some()),
+        ]
+    };
+    let expected = [("Certificate", false), ("Secret", false), ("copy", false)];
+    host.reconcile_until_equal("a", "the existing objects", observe, expected)
+        .await;
 }

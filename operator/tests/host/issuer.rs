@@ -17,10 +17,10 @@ const SELF_SIGNED: &str = "yoke-selfsigned";
 /// Issues certificates.
 pub(crate) struct CertManager {
     /// CAs by the name of their Issuer, which is also the name of their Secret.
-    authorities: Mutex<BTreeMap<String, Authority>>,
+    cas: Mutex<BTreeMap<String, Ca>>,
 }
 
-struct Authority {
+struct Ca {
     params: rcgen::CertificateParams,
     key: String,
     certificate: String,
@@ -30,28 +30,28 @@ impl CertManager {
     /// Creates the root CA, as the chart does.
     pub(crate) async fn start(client: &Client) -> Self {
         let key = rcgen::KeyPair::generate().unwrap();
-        let params = authority_params(ROOT);
+        let params = ca_params(ROOT);
         let certificate = params.self_signed(&key).unwrap().pem();
-        let root = Authority {
+        let root = Ca {
             params,
             key: key.serialize_pem(),
             certificate,
         };
         write(client, ROOT, &BTreeMap::new(), &root.certificate, &root.key).await;
         Self {
-            authorities: Mutex::new([(ROOT.to_owned(), root)].into()),
+            cas: Mutex::new([(ROOT.to_owned(), root)].into()),
         }
     }
 
     /// Issues all requested certificates that are missing.
     pub(crate) async fn issue(&self, client: &Client) {
         let secrets = Api::<Secret>::namespaced(client.clone(), PKI);
-        let asked = Api::<Certificate>::namespaced(client.clone(), PKI)
+        let requested = Api::<Certificate>::namespaced(client.clone(), PKI)
             .list(&Default::default())
             .await
             .unwrap();
-        let (first, second): (Vec<_>, Vec<_>) = asked.items.into_iter().partition(|each| each.spec.is_ca);
-        for certificate in first.into_iter().chain(second) {
+        let (cas, others): (Vec<_>, Vec<_>) = requested.items.into_iter().partition(|each| each.spec.is_ca);
+        for certificate in cas.into_iter().chain(others) {
             let name = &certificate.spec.secret_name;
             if secrets.get_opt(name).await.unwrap().is_some() {
                 continue;
@@ -79,61 +79,61 @@ impl CertManager {
     }
 
     fn sign_request(&self, request: &CertificateRequest) -> String {
-        let authorities = self.authorities.lock().unwrap();
-        let issuer = &authorities[&request.spec.issuer_ref.name];
+        let cas = self.cas.lock().unwrap();
+        let issuer = &cas[&request.spec.issuer_ref.name];
         let key = rcgen::KeyPair::from_pem(&issuer.key).unwrap();
         let text = String::from_utf8(request.spec.request.0.clone()).unwrap();
-        let mut asked = rcgen::CertificateSigningRequestParams::from_pem(&text).unwrap();
+        let mut parsed = rcgen::CertificateSigningRequestParams::from_pem(&text).unwrap();
         let seconds = request.spec.duration.as_deref().unwrap().strip_suffix('s').unwrap();
         let end = std::time::SystemTime::now() + std::time::Duration::from_secs(seconds.parse().unwrap());
-        asked.params.not_after = end.into();
-        asked.params.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
-        asked.params.extended_key_usages = match request.spec.usages.contains(&Usage::ServerAuth) {
+        parsed.params.not_after = end.into();
+        parsed.params.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
+        parsed.params.extended_key_usages = match request.spec.usages.contains(&Usage::ServerAuth) {
             true => vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth],
             false => vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth],
         };
         let signer = rcgen::Issuer::from_params(&issuer.params, &key);
-        asked.signed_by(&signer).unwrap().pem()
+        parsed.signed_by(&signer).unwrap().pem()
     }
 
     fn sign(&self, certificate: &Certificate) -> Option<(String, String)> {
-        let mut authorities = self.authorities.lock().unwrap();
+        let mut cas = self.cas.lock().unwrap();
         let (spec, name) = (&certificate.spec, certificate.name_any());
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = match spec.is_ca {
-            true => authority_params(&name),
+            true => ca_params(&name),
             false => rcgen::CertificateParams::new(spec.dns_names.clone()).unwrap(),
         };
         // The common name differs from that of the CA.
         if let Some(common) = spec.common_name.as_deref().filter(|_| !spec.is_ca) {
             params.distinguished_name.push(rcgen::DnType::CommonName, common);
         }
-        let (own, above) = if spec.issuer_ref.name == SELF_SIGNED {
+        let (own, parent) = if spec.issuer_ref.name == SELF_SIGNED {
             (params.self_signed(&key).unwrap().pem(), String::new())
         } else {
-            let issuer = authorities.get(&spec.issuer_ref.name)?;
+            let issuer = cas.get(&spec.issuer_ref.name)?;
             let issuer_key = rcgen::KeyPair::from_pem(&issuer.key).unwrap();
             let signer = rcgen::Issuer::from_params(&issuer.params, &issuer_key);
-            let above = if spec.issuer_ref.name == ROOT {
+            let parent = if spec.issuer_ref.name == ROOT {
                 String::new()
             } else {
                 issuer.certificate.clone()
             };
-            (params.signed_by(&key, &signer).unwrap().pem(), above)
+            (params.signed_by(&key, &signer).unwrap().pem(), parent)
         };
         if spec.is_ca {
-            let authority = Authority {
+            let ca = Ca {
                 params,
                 key: key.serialize_pem(),
                 certificate: own.clone(),
             };
-            authorities.insert(spec.secret_name.clone(), authority);
+            cas.insert(spec.secret_name.clone(), ca);
         }
-        Some((format!("{own}{above}"), key.serialize_pem()))
+        Some((format!("{own}{parent}"), key.serialize_pem()))
     }
 }
 
-fn authority_params(name: &str) -> rcgen::CertificateParams {
+fn ca_params(name: &str) -> rcgen::CertificateParams {
     let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     params.distinguished_name.push(rcgen::DnType::CommonName, name);

@@ -6,8 +6,8 @@ use yoke_api::cluster::Konnectivity;
 use yoke_api::{Cluster, JoinToken};
 use yoke_pki::cert_manager::Certificate;
 
-use crate::answers::run_ready;
-use crate::harness::{Host, PKI, TENANT, condition};
+use crate::harness::{Host, PKI, TENANT};
+use crate::readiness::run_ready;
 
 const SERVER: &str = "konnectivity-server";
 
@@ -28,8 +28,15 @@ async fn has_server(host: &Host, hosted: &str) -> bool {
     template(host, hosted).await.0.iter().any(|name| name == SERVER)
 }
 
+/// Reconciles until the control plane has a konnectivity-server, or until it has none.
+async fn reconcile_until_server(host: &Host, hosted: &str, expected: bool) {
+    let observe = async || has_server(host, hosted).await;
+    host.reconcile_until_equal("a", "the existence of a konnectivity-server", observe, expected)
+        .await;
+}
+
 /// Returns the configuration that is published to ingress-xds.
-async fn told(host: &Host, hosted: &str) -> String {
+async fn published(host: &Host, hosted: &str) -> String {
     let map = host.api::<ConfigMap>(hosted).get("yoke-ingress").await.unwrap();
     map.data.unwrap().remove("ingress.json").unwrap()
 }
@@ -45,16 +52,13 @@ async fn bring_up(host: &Host) -> (String, String) {
     let mut cluster = Cluster::new("a", Default::default());
     cluster.spec.konnectivity = Konnectivity::Enabled;
     host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
-    host.bring("a", "a control plane is asked for", async || {
-        host.stateful_set(&host.hosted("a").await).await.is_some()
-    })
-    .await;
+    host.reconcile_until_started("a").await;
     let id = host.cluster("a").await.id().unwrap();
     (id.to_string(), id.hosted_namespace().to_string())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() {
+async fn konnectivity_waits_for_its_certificate_and_is_removed_completely() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -65,51 +69,58 @@ async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() 
 
     host.patch_cluster("a", serde_json::json!({"spec": {"konnectivity": "Enabled"}}))
         .await;
-    host.bring("a", "its own certificate is copied", async || {
-        host.secret(&hosted, SERVER).await.is_some()
-    })
-    .await;
+    let has_copy = async || host.secret(&hosted, SERVER).await.is_some();
+    host.reconcile_until_equal("a", "the copy of the server's certificate", has_copy, true)
+        .await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
-    let asked = host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
+    let requested = host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
     assert!(
-        asked.iter().any(|name| name.starts_with("konnectivity.a-")),
-        "{asked:?}"
+        requested.iter().any(|name| name.starts_with("konnectivity.a-")),
+        "{requested:?}"
     );
     assert_eq!(
         host.stateful_set(&hosted).await.unwrap().spec,
         before,
-        "the API server's certificate is not issued again yet, and lacks the name"
+        "the control plane changed before its certificate had the name"
     );
 
     host.lose_secret(PKI, &serving).await;
-    host.bring("a", "the server is there", async || has_server(&host, &hosted).await)
-        .await;
+    reconcile_until_server(&host, &hosted, true).await;
     assert_eq!(
         host.text(&hosted, SERVER, "serving.crt").await,
         host.text(PKI, &serving, "tls.crt").await
     );
-    assert!(told(&host, &hosted).await.contains("\"konnectivity\":true"));
+    assert!(published(&host, &hosted).await.contains("\"konnectivity\":true"));
     assert_eq!(ports(&host, &hosted).await, [6443, 8132]);
 
     host.patch_cluster("a", serde_json::json!({"spec": {"konnectivity": "Disabled"}}))
         .await;
-    host.bring("a", "what it had is gone", async || {
+    let observe = async || {
         let certificate = host.api::<Certificate>(PKI).get_opt(&own).await.unwrap();
-        certificate.is_none() && host.secret(PKI, &own).await.is_none() && host.secret(&hosted, SERVER).await.is_none()
-    })
-    .await;
+        [
+            ("Certificate", certificate.is_some()),
+            ("Secret", host.secret(PKI, &own).await.is_some()),
+            ("copy", host.secret(&hosted, SERVER).await.is_some()),
+        ]
+    };
+    let expected = [("Certificate", false), ("Secret", false), ("copy", false)];
+    host.reconcile_until_equal("a", "the existing objects", observe, expected)
+        .await;
     assert!(!has_server(&host, &hosted).await);
-    assert!(!told(&host, &hosted).await.contains("konnectivity"));
+    assert!(!published(&host, &hosted).await.contains("konnectivity"));
     assert_eq!(ports(&host, &hosted).await, [6443]);
-    let asked = host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
-    assert!(!asked.iter().any(|name| name.contains("konnectivity")), "{asked:?}");
+    let requested = host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
+    assert!(
+        !requested.iter().any(|name| name.contains("konnectivity")),
+        "{requested:?}"
+    );
 }
 
 /// konnectivity-server loads its certificate only once. A refused Cluster has workers too.
 #[tokio::test(flavor = "multi_thread")]
-async fn server_is_started_again_for_a_renewed_certificate() {
+async fn a_renewed_certificate_restarts_the_konnectivity_server() {
     let host = Host::start().await;
     let (id, hosted) = bring_up(&host).await;
     let serving = format!("{id}-apiserver");
@@ -122,18 +133,14 @@ async fn server_is_started_again_for_a_renewed_certificate() {
         ),
     ] {
         host.patch_cluster("a", change).await;
-        host.bring("a", rule, async || {
-            condition(&host.cluster("a").await, "Accepted") == accepted
-        })
-        .await;
+        host.reconcile_until_condition("a", "Accepted", accepted).await;
         let before = template(&host, &hosted).await;
         host.reconcile("a").await.unwrap();
         assert_eq!(template(&host, &hosted).await, before, "{rule}: nothing changed");
         host.lose_secret(PKI, &serving).await;
-        host.bring("a", "it is started again", async || {
-            template(&host, &hosted).await.1 != before.1
-        })
-        .await;
+        let digest = async || template(&host, &hosted).await.1;
+        host.reconcile_until("a", "another digest of the files", digest, |digest| *digest != before.1)
+            .await;
         let (containers, _) = template(&host, &hosted).await;
         assert_eq!(containers, before.0, "{rule}");
         assert_eq!(
@@ -141,19 +148,22 @@ async fn server_is_started_again_for_a_renewed_certificate() {
             host.text(PKI, &serving, "tls.crt").await,
             "{rule}"
         );
-        assert!(told(&host, &hosted).await.contains("\"konnectivity\":true"), "{rule}");
+        assert!(
+            published(&host, &hosted).await.contains("\"konnectivity\":true"),
+            "{rule}"
+        );
         assert_eq!(ports(&host, &hosted).await, [6443, 8132], "{rule}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_are_kept_in_the_tenants_cluster() {
+async fn konnectivity_agents_are_maintained_in_the_cluster() {
     const AGENTS: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/konnectivity-agent";
     let mut host = Host::start().await;
     bring_up(&host).await;
     let server = run_ready(&host).await;
-    let has_addons = async || condition(&host.cluster("a").await, "AddonsReady") == "True/AsExpected";
-    host.bring("a", "its add-ons are there", &has_addons).await;
+    host.reconcile_until_condition("a", "AddonsReady", "True/AsExpected")
+        .await;
     let written = || {
         let behaviour = server.behaviour.lock().unwrap();
         let objects = behaviour.objects.keys().cloned();
@@ -172,7 +182,7 @@ async fn agents_are_kept_in_the_tenants_cluster() {
     // A deleted object is created again, and no other is written.
     server.behaviour.lock().unwrap().objects.remove(AGENTS);
     host.restart_operator().await;
-    host.bring("a", "the agents are back", async || written().0.len() == 3)
+    host.reconcile_until("a", "three objects", async || written().0, |own| own.len() == 3)
         .await;
     assert_eq!(written().1, writes + 1);
 
@@ -185,14 +195,15 @@ async fn agents_are_kept_in_the_tenants_cluster() {
         behaviour.objects.insert(AGENTS.to_owned(), agents.to_string());
     }
     host.restart_operator().await;
-    host.bring("a", "it bears the label", async || {
-        server.behaviour.lock().unwrap().objects[AGENTS].contains("yoke.drzzl.io/addon")
+    let agents = async || server.behaviour.lock().unwrap().objects[AGENTS].clone();
+    host.reconcile_until("a", "the label of the add-on", agents, |agents| {
+        agents.contains("yoke.drzzl.io/addon")
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_join_token_brings_it_for_good() {
+async fn the_first_join_token_enables_konnectivity_permanently() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
@@ -203,33 +214,23 @@ async fn the_first_join_token_brings_it_for_good() {
     let tokens = host.api::<JoinToken>(TENANT);
     tokens.create(&PostParams::default(), &token).await.unwrap();
     let serving = format!("{id}-apiserver");
-    host.bring("a", "the API server's certificate is to have the name", async || {
-        let asked = host.api::<Certificate>(PKI).get(&serving).await.unwrap();
-        asked
-            .spec
-            .dns_names
-            .iter()
-            .any(|name| name.starts_with("konnectivity.a-"))
+    let requested = async || host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
+    host.reconcile_until("a", "the name in the API server's Certificate", requested, |names| {
+        names.iter().any(|name| name.starts_with("konnectivity.a-"))
     })
     .await;
     host.lose_secret(PKI, &serving).await;
-    host.bring("a", "the server is there", async || has_server(&host, &hosted).await)
-        .await;
+    reconcile_until_server(&host, &hosted, true).await;
     assert_eq!(host.cluster("a").await.spec.konnectivity, Konnectivity::Automatic);
 
     tokens.delete("first", &Default::default()).await.unwrap();
-    host.until("the token is gone", async || {
-        tokens.get_opt("first").await.unwrap().is_none()
-    })
-    .await;
+    let observe = async || tokens.get_opt("first").await.unwrap();
+    host.until_none("the deletion of the JoinToken", observe).await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
-    assert!(has_server(&host, &hosted).await, "workers have joined by it");
+    assert!(has_server(&host, &hosted).await, "workers may have joined");
     host.patch_cluster("a", serde_json::json!({"spec": {"konnectivity": "Disabled"}}))
         .await;
-    host.bring("a", "no konnectivity-server", async || {
-        !has_server(&host, &hosted).await
-    })
-    .await;
+    reconcile_until_server(&host, &hosted, false).await;
 }

@@ -1,12 +1,14 @@
 //! Leader election among several operators, with a Lease in a real API.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Client, Config};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use yoke_operator::leader_election::{Election, LEASE, Terms};
 use yoke_runtime::Readiness;
+use yoke_test_support::eventually;
 
 use crate::harness::Host;
 
@@ -14,7 +16,7 @@ const NAMESPACE: &str = "yoke-system";
 const TERMS: Terms = Terms {
     term: Duration::from_secs(5),
     renew: Duration::from_millis(300),
-    look: Duration::from_millis(100),
+    poll: Duration::from_millis(100),
 };
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -24,9 +26,9 @@ fn operator(client: &Client, name: &str) -> Election {
 }
 
 async fn win(election: &mut Election) -> Duration {
-    let began = Instant::now();
+    let start = Instant::now();
     timeout(LIMIT, election.win()).await.unwrap();
-    began.elapsed()
+    start.elapsed()
 }
 
 async fn holder(host: &Host) -> Option<String> {
@@ -35,83 +37,88 @@ async fn holder(host: &Host) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_stands_by_until_the_lease_is_left() {
+async fn a_standby_waits_until_the_lease_is_released() {
     let host = Host::start().await;
     let (mut first, mut second) = (operator(&host.client, "a"), operator(&host.client, "b"));
     win(&mut first).await;
-    let leaving = first.clone();
-    let holding = tokio::spawn(async move { first.hold().await });
+    let handle = first.clone();
+    let hold = tokio::spawn(async move { first.hold().await });
     let waited = timeout(TERMS.term * 2, second.win()).await;
-    assert!(waited.is_err(), "two act at once");
+    assert!(waited.is_err(), "both operators won");
     // A standby operator releases nothing.
-    second.leave().await;
+    second.release().await;
     assert_eq!(holder(&host).await.as_deref(), Some("a"));
-    holding.abort();
-    assert!(holding.await.unwrap_err().is_cancelled());
-    leaving.leave().await;
+    hold.abort();
+    assert!(hold.await.unwrap_err().is_cancelled());
+    handle.release().await;
     assert_eq!(holder(&host).await, None);
     let waited = win(&mut second).await;
     assert!(
         waited < TERMS.term,
-        "it waited for {waited:?}, though nobody held the Lease"
+        "the operator waited for {waited:?}, although the Lease had no holder"
     );
     assert_eq!(holder(&host).await.as_deref(), Some("b"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_fell_silent_is_followed_and_hears_of_it() {
+async fn a_silent_leader_is_replaced_and_notices_it() {
     let host = Host::start().await;
     let (mut first, mut second) = (operator(&host.client, "a"), operator(&host.client, "b"));
     win(&mut first).await;
     let held = first.held();
     timeout(LIMIT, held.wait()).await.unwrap();
     let waited = win(&mut second).await;
-    assert!(waited >= TERMS.term, "it acted after {waited:?} beside another");
+    assert!(
+        waited >= TERMS.term,
+        "the second operator won after {waited:?}, beside the first"
+    );
     timeout(LIMIT, second.held().wait()).await.unwrap();
-    let begins = timeout(TERMS.term, held.wait()).await;
-    assert!(begins.is_err(), "the first one begins something beside the other");
+    let waited = timeout(TERMS.term, held.wait()).await;
+    assert!(waited.is_err(), "the first operator still counts as the holder");
     let lost = timeout(LIMIT, first.hold()).await.unwrap();
     assert_eq!(lost.holder, "b");
     assert_eq!(holder(&host).await.as_deref(), Some("b"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_process_of_a_pod_goes_on_at_once() {
+async fn a_restarted_process_of_the_leader_wins_at_once() {
     let host = Host::start().await;
     win(&mut operator(&host.client, "a")).await;
     let waited = win(&mut operator(&host.client, "a")).await;
-    assert!(waited < TERMS.term, "it waited for {waited:?} for itself");
+    assert!(
+        waited < TERMS.term,
+        "the operator waited for {waited:?} for its own Lease"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_gone_is_made_anew() {
+async fn a_deleted_lease_is_created_again() {
     let host = Host::start().await;
     let mut first = operator(&host.client, "a");
     win(&mut first).await;
     host.delete::<Lease>(NAMESPACE, LEASE).await;
-    let holding = tokio::spawn(async move { first.hold().await });
-    host.until("the Lease is there again", async || {
-        holder(&host).await.as_deref() == Some("a")
-    })
-    .await;
-    assert!(!holding.is_finished(), "its holder gave up");
-    holding.abort();
+    let hold = tokio::spawn(async move { first.hold().await });
+    let expected = Some("a".to_owned());
+    host.until_equal("the holder of the new Lease", async || holder(&host).await, expected)
+        .await;
+    assert!(!hold.is_finished(), "the holder gave up");
+    hold.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_cannot_be_read_is_told() {
+async fn an_unreadable_lease_is_reported() {
     yoke_runtime::install_crypto();
-    let nobody = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
+    let unreachable = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
     let readiness = Readiness::new();
-    let mut election = Election::new(nobody, NAMESPACE, "a".into(), TERMS, readiness.check("lease"));
-    let told = async {
-        let is_told = |why: &String| why.starts_with("requesting the Lease yoke-operator");
-        while !readiness.failing().get("lease").is_some_and(is_told) {
-            sleep(TERMS.look).await;
-        }
-    };
+    let mut election = Election::new(unreachable, NAMESPACE, "a".into(), TERMS, readiness.check("lease"));
+    let reason = async || Ok::<_, Infallible>(readiness.failing().get("lease").cloned());
+    let reported = eventually("the reason of the failing check", LIMIT, reason, |reason| {
+        reason
+            .as_ref()
+            .is_some_and(|reason| reason.starts_with("requesting the Lease yoke-operator"))
+    });
     tokio::select! {
-        () = election.win() => panic!("nobody has given it the Lease"),
-        told = timeout(LIMIT, told) => told.expect("it is told"),
-    }
+        () = election.win() => panic!("the operator won without a Lease"),
+        reported = reported => reported.unwrap(),
+    };
 }

@@ -6,9 +6,9 @@
 mod activity;
 mod addons;
 mod addresses;
-mod answers;
+mod allowed_sources;
 mod deletion;
-mod doors;
+mod egress;
 mod fields;
 mod harness;
 mod host_names;
@@ -16,24 +16,24 @@ mod issuer;
 mod join_tokens;
 mod konnectivity;
 mod leader;
-mod leaving;
-mod lost;
-mod machine_loss;
-mod odd;
+mod lost_secrets;
+mod node_admission;
+mod node_loss;
+mod node_reaper;
 mod paused;
-mod reaped;
+mod readiness;
 mod refused;
 mod restored;
-mod room;
 mod sleep;
-mod sources;
 mod starts;
+mod store_quota;
 #[path = "../support/mod.rs"]
 // Only the tests of NATS use all of it.
 #[allow(dead_code)]
 mod support;
 mod takeover;
 mod tenant_api;
+mod undecodable;
 mod upgrade;
 mod users;
 mod workers;

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
-use crate::harness::{Host, PKI, TENANT, condition};
+use crate::harness::{Host, Names, PKI, TENANT, condition};
 
 /// A control plane outlives its certificates only if renewed ones reach it, and a pause may last
 /// forever.
@@ -14,12 +14,9 @@ async fn renewed_certificates_reach_a_paused_cluster() {
     let before = host.stateful_set(&hosted).await.unwrap().spec;
     let change = serde_json::json!({"spec": {"paused": true, "version": "v1.35.5"}});
     host.patch_cluster("a", change).await;
-    host.bring("a", "it is paused", async || {
-        condition(&host.cluster("a").await, "Progressing") == "False/Paused"
-    })
-    .await;
-    for leaf in ["apiserver", "admin"] {
-        host.lose_secret(PKI, &format!("{id}-{leaf}")).await;
+    host.reconcile_until_condition("a", "Progressing", "False/Paused").await;
+    for name in ["apiserver", "admin"] {
+        host.lose_secret(PKI, &format!("{id}-{name}")).await;
     }
     host.reconcile("a").await.unwrap();
     assert_eq!(
@@ -27,11 +24,10 @@ async fn renewed_certificates_reach_a_paused_cluster() {
         "False/CertificatesPending"
     );
     host.issuer.issue(&host.client).await;
-    let wanted = host.text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
-    host.bring("a", "the renewed serving certificate is copied", async || {
-        host.text(&hosted, "kube-apiserver", "tls.crt").await == wanted
-    })
-    .await;
+    let renewed = host.text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
+    let copy = async || host.text(&hosted, "kube-apiserver", "tls.crt").await;
+    host.reconcile_until_equal("a", "the copy of the serving certificate", copy, renewed)
+        .await;
     let admin = host.text(PKI, &format!("{id}-admin"), "tls.crt").await;
     let admin = data_encoding::BASE64.encode(admin.as_bytes());
     assert!(host.text(TENANT, "a-kubeconfig", "value").await.contains(&admin));
@@ -46,15 +42,15 @@ async fn renewed_certificates_reach_a_paused_cluster() {
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
-    let kept = host.secret(PKI, &format!("{id}-service-account")).await;
-    assert_eq!(kept, None::<Secret>);
+    let persisted = host.secret(PKI, &format!("{id}-service-account")).await;
+    assert_eq!(persisted, None::<Secret>);
     let files = host.api::<ConfigMap>(&hosted).get_opt("kube-apiserver").await.unwrap();
     assert_eq!(files, None);
 }
 
 /// A tenant cannot use a pause to withhold a host name from others.
 #[tokio::test(flavor = "multi_thread")]
-async fn pause_holds_no_name_that_was_withdrawn() {
+async fn a_paused_cluster_loses_a_withdrawn_host_name() {
     let host = Host::start().await;
     host.bring_up_named("a", "api.example.org").await;
     host.patch_cluster("a", serde_json::json!({"spec": {"paused": true}}))
@@ -63,9 +59,5 @@ async fn pause_holds_no_name_that_was_withdrawn() {
     assert!(host.names_of("a").await.is_published);
     host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": []}}))
         .await;
-    host.bring("a", "the name is withdrawn", async || {
-        let names = host.names_of("a").await;
-        !names.is_published && !names.is_asked_for
-    })
-    .await;
+    host.reconcile_until_names("a", Names::NEITHER).await;
 }

@@ -7,19 +7,17 @@ use kube::Api;
 use kube::runtime::controller::Action;
 use yoke_api::{Cluster, Tenant};
 
-use crate::harness::{Host, PKI, TENANT, condition};
+use crate::harness::{Host, Names, PKI, TENANT, condition};
 
 /// The schema accepts the name, so that the status can report the reason. No object is created with
 /// that name.
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_whose_name_is_too_long_says_so_and_goes() {
+async fn a_cluster_with_a_too_long_name_is_refused_and_deletable() {
     let host = Host::start().await;
     let name = &"n".repeat(63);
-    host.make_cluster(name).await;
-    host.bring(name, "it is refused", async || {
-        condition(&host.cluster(name).await, "Accepted") == "False/NameInvalid"
-    })
-    .await;
+    host.create_cluster(name).await;
+    host.reconcile_until_condition(name, "Accepted", "False/NameInvalid")
+        .await;
     assert_eq!(host.events().await, ["NameInvalid"]);
     let status = host.cluster(name).await.status.unwrap();
     assert_eq!(status.endpoint, None, "no DNS label is that long");
@@ -29,10 +27,9 @@ async fn cluster_whose_name_is_too_long_says_so_and_goes() {
         .unwrap();
     assert_eq!(hosted, None);
     host.clusters().delete(name, &Default::default()).await.unwrap();
-    host.bring(name, "it is gone", async || {
-        host.clusters().get_opt(name).await.unwrap().is_none()
-    })
-    .await;
+    let observe = async || host.clusters().get_opt(name).await.unwrap();
+    host.reconcile_until(name, "the deletion of the Cluster", observe, Option::is_none)
+        .await;
     let longer = Cluster::new(&"n".repeat(64), Default::default());
     let refused = host.clusters().create(&Default::default(), &longer).await.unwrap_err();
     assert!(refused.to_string().contains("at most 63"), "{refused}");
@@ -49,13 +46,11 @@ async fn renewed_certificates_reach_a_refused_cluster() {
     // Refused: the quota is now below the usage.
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
-    host.bring("a", "the Cluster is refused", async || {
-        condition(&host.cluster("a").await, "Accepted") == "False/QuotaExceeded"
-    })
-    .await;
+    host.reconcile_until_condition("a", "Accepted", "False/QuotaExceeded")
+        .await;
     // Renewal of the certificates.
-    for leaf in ["apiserver", "admin"] {
-        host.delete::<Secret>(PKI, &format!("{id}-{leaf}")).await;
+    for name in ["apiserver", "admin"] {
+        host.delete::<Secret>(PKI, &format!("{id}-{name}")).await;
     }
     host.issuer.issue(&host.client).await;
     let text = async |namespace: &str, name: &str, key: &str| {
@@ -65,11 +60,10 @@ async fn renewed_certificates_reach_a_refused_cluster() {
             .and_then(|secret| secret.data?.remove(key));
         String::from_utf8(data.map(|bytes| bytes.0).unwrap_or_default()).unwrap()
     };
-    let wanted = text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
-    host.bring("a", "the renewed serving certificate is copied", async || {
-        text(&hosted, "kube-apiserver", "tls.crt").await == wanted
-    })
-    .await;
+    let renewed = text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
+    let copy = async || text(&hosted, "kube-apiserver", "tls.crt").await;
+    host.reconcile_until_equal("a", "the copy of the serving certificate", copy, renewed)
+        .await;
     let admin = data_encoding::BASE64.encode(text(PKI, &format!("{id}-admin"), "tls.crt").await.as_bytes());
     assert!(text("demo", "a-kubeconfig", "value").await.contains(&admin));
     assert_eq!(condition(&host.cluster("a").await, "Accepted"), "False/QuotaExceeded");
@@ -78,21 +72,17 @@ async fn renewed_certificates_reach_a_refused_cluster() {
         .delete(TENANT, &Default::default())
         .await
         .unwrap();
-    host.bring("a", "the Tenant is no more", async || {
-        condition(&host.cluster("a").await, "Accepted") == "False/TenantMissing"
-    })
-    .await;
+    host.reconcile_until_condition("a", "Accepted", "False/TenantMissing")
+        .await;
     host.delete::<Secret>(PKI, &format!("{id}-apiserver")).await;
     host.issuer.issue(&host.client).await;
-    let wanted = text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
-    host.bring("a", "the next one is copied too", async || {
-        text(&hosted, "kube-apiserver", "tls.crt").await == wanted
-    })
-    .await;
+    let renewed = text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
+    host.reconcile_until_equal("a", "the copy of the next serving certificate", copy, renewed)
+        .await;
     assert_eq!(
         host.stateful_set(&hosted).await.unwrap().spec,
         before,
-        "what runs is left"
+        "the running control plane changed"
     );
 }
 
@@ -112,20 +102,18 @@ async fn start(host: &Host, hosted: &str) -> (u64, String) {
 /// A change of files that are read only once restarts a maintained control plane, with another
 /// incarnation. The tenant's namespace cannot be written meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn kept_cluster_starts_again_under_another_number() {
+async fn a_refused_cluster_restarts_with_a_higher_incarnation() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let hosted = host.hosted("a").await;
     let (number, digest) = start(&host, &hosted).await;
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
-    host.bring("a", "the Cluster is refused", async || {
-        condition(&host.cluster("a").await, "Accepted") == "False/QuotaExceeded"
-    })
-    .await;
+    host.reconcile_until_condition("a", "Accepted", "False/QuotaExceeded")
+        .await;
     assert_eq!(start(&host, &hosted).await, (number, digest.clone()));
     let action = host.reconcile("a").await.unwrap();
-    assert_eq!(action, Action::requeue(Duration::from_secs(2)), "its pod is waited for");
+    assert_eq!(action, Action::requeue(Duration::from_secs(2)), "no wait for its pod");
     // The tenant's namespace ends, so its kubeconfig cannot be created again.
     Api::<Namespace>::all(host.client.clone())
         .delete(TENANT, &Default::default())
@@ -137,15 +125,14 @@ async fn kept_cluster_starts_again_under_another_number() {
     root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let root = root.self_signed(&key).unwrap().pem();
     host.context.host.replace_root_certificate(root).await;
-    host.bring("a", "it is started again", async || {
-        start(&host, &hosted).await.0 == number + 1
-    })
-    .await;
+    let incarnation = async || start(&host, &hosted).await.0;
+    host.reconcile_until_equal("a", "the incarnation", incarnation, number + 1)
+        .await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap_err();
-        let (now, then) = start(&host, &hosted).await;
-        assert_eq!(now, number + 1);
-        assert_ne!(then, digest);
+        let (current_number, current_digest) = start(&host, &hosted).await;
+        assert_eq!(current_number, number + 1);
+        assert_ne!(current_digest, digest);
     }
     assert_eq!(condition(&host.cluster("a").await, "Degraded"), "True/ReconcileFailed");
 }
@@ -153,16 +140,12 @@ async fn kept_cluster_starts_again_under_another_number() {
 /// The ingress configuration loses a name that the Tenant may no longer have, and the next serving
 /// certificate does not contain it.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_of_a_domain_that_was_withdrawn_go() {
+async fn host_names_of_a_withdrawn_domain_are_removed() {
     let host = Host::start().await;
     host.bring_up_named("a", "api.example.org").await;
     host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": []}}))
         .await;
-    host.bring("a", "the name is withdrawn", async || {
-        let names = host.names_of("a").await;
-        !names.is_published && !names.is_asked_for
-    })
-    .await;
+    host.reconcile_until_names("a", Names::NEITHER).await;
     assert_eq!(
         condition(&host.cluster("a").await, "Accepted"),
         "False/HostnameNotAllowed"
@@ -171,59 +154,47 @@ async fn names_of_a_domain_that_was_withdrawn_go() {
     // With the domain allowed again, the name is back.
     host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": ["example.org"]}}))
         .await;
-    host.bring("a", "the name is back", async || {
-        let names = host.names_of("a").await;
-        names.is_published && names.is_asked_for
-    })
-    .await;
+    host.reconcile_until_names("a", Names::BOTH).await;
 }
 
 /// If two Clusters request a name, the older gets it, even if the younger had it before.
 #[tokio::test(flavor = "multi_thread")]
-async fn younger_cluster_gives_a_name_to_the_older() {
+async fn the_older_of_two_clusters_gets_a_host_name() {
     let host = Host::start().await;
     host.bring_up("a").await;
     host.bring_up_named("b", "api.example.org").await;
     let claim = |names: &[&str]| serde_json::json!({"spec": {"endpoint": {"extraSANs": names}}});
     host.patch_cluster("a", claim(&["api.example.org"])).await;
-    host.bring("b", "the younger has withdrawn", async || {
-        let names = host.names_of("b").await;
-        !names.is_published && !names.is_asked_for
-    })
-    .await;
+    host.reconcile_until_names("b", Names::NEITHER).await;
     assert_eq!(
         condition(&host.cluster("b").await, "Accepted"),
         "False/HostnameConflict"
     );
     assert!(host.stateful_set(&host.hosted("b").await).await.is_some());
-    host.bring("a", "the older has it", async || {
-        let names = host.names_of("a").await;
-        names.is_published && names.is_asked_for
-    })
-    .await;
+    host.reconcile_until_names("a", Names::BOTH).await;
     host.patch_cluster("a", claim(&[])).await;
-    host.bring("b", "the younger has it again", async || {
-        host.names_of("b").await.is_published
-    })
-    .await;
+    let names = async || host.names_of("b").await;
+    host.reconcile_until("b", "the publication of the name", names, |names| names.is_published)
+        .await;
     assert_eq!(condition(&host.cluster("b").await, "Accepted"), "True/Valid");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusal_is_told_though_keeping_fails() {
+async fn a_refusal_is_reported_although_maintenance_fails() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let key = rcgen::KeyPair::generate().unwrap();
-    let leaf = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
-    host.context.host.replace_root_certificate(leaf).await;
+    let not_a_ca = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
+    host.context.host.replace_root_certificate(not_a_ca).await;
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
-    host.bring("a", "it is refused, and keeping it fails", async || {
+    let conditions = async || {
         let cluster = host.cluster("a").await;
-        condition(&cluster, "Accepted") == "False/QuotaExceeded"
-            && condition(&cluster, "Degraded") == "True/ReconcileFailed"
-    })
-    .await;
+        ["Accepted", "Degraded"].map(|type_| condition(&cluster, type_))
+    };
+    let expected = ["False/QuotaExceeded", "True/ReconcileFailed"];
+    host.reconcile_until_equal("a", "the conditions Accepted and Degraded", conditions, expected)
+        .await;
     let reasons = host.events().await;
     assert!(reasons.contains(&"QuotaExceeded".to_owned()), "{reasons:?}");
 }

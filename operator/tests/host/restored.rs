@@ -19,39 +19,37 @@ async fn annotation(host: &Host, namespace: &str, key: &str) -> Option<String> {
 }
 
 /// Creates a Cluster again with its previous name and identity, but an empty status.
-async fn make_again(host: &Host, name: &str, id: &ClusterId) -> Cluster {
+async fn create_again(host: &Host, name: &str, id: &ClusterId) -> Cluster {
     let mut again = Cluster::new(name, Default::default());
     again.spec.id = Some(id.to_string());
     host.clusters().create(&PostParams::default(), &again).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_that_is_made_again_takes_over_what_it_left() {
+async fn a_recreated_cluster_adopts_its_objects() {
     let host = Host::start().await;
-    let former = host.bring_up("a").await;
+    let previous = host.bring_up("a").await;
     let hosted = host.hosted("a").await;
     host.lose_cluster("a").await;
-    let again = make_again(&host, "a", &former.id().unwrap()).await;
-    assert_ne!(again.metadata.uid, former.metadata.uid);
-    host.bring("a", "the namespace is the new object's", async || {
-        annotation(&host, &hosted, "owner-uid").await == again.metadata.uid
-    })
-    .await;
-    let accepted = async || condition(&host.cluster("a").await, "Accepted");
-    host.bring("a", "it is accepted", async || accepted().await == "True/Valid")
+    let again = create_again(&host, "a", &previous.id().unwrap()).await;
+    assert_ne!(again.metadata.uid, previous.metadata.uid);
+    let owner = async || annotation(&host, &hosted, "owner-uid").await;
+    let expected = again.metadata.uid.clone();
+    host.reconcile_until_equal("a", "the owner of the namespace", owner, expected)
         .await;
+    host.reconcile_until_condition("a", "Accepted", "True/Valid").await;
 }
 
 /// A re-created Cluster has no status that names its account; the Secret of its store does.
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_log_is_not_replaced_for_a_cluster_that_is_made_again() {
+async fn a_lost_log_is_not_replaced_for_a_recreated_cluster() {
     let mut host = Host::start().await;
-    let mut made = Vec::new();
+    let mut clusters = Vec::new();
     for name in ["restored", "retained", "copied"] {
         let id = host.bring_up(name).await.id().unwrap();
         let account = host.text(PKI, &format!("{id}-store"), "account.pub").await;
         assert!(host.has_stream(&account, id.as_str()).await, "{name}");
-        made.push((name, id, account));
+        clusters.push((name, id, account));
     }
     host.lose_cluster("restored").await;
     host.patch_cluster("retained", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
@@ -59,17 +57,14 @@ async fn lost_log_is_not_replaced_for_a_cluster_that_is_made_again() {
     host.take_down("retained").await;
     // Only the copy of its user's credentials is left of this one.
     host.lose_cluster("copied").await;
-    let hosted = made[2].1.hosted_namespace();
+    let hosted = clusters[2].1.hosted_namespace();
     host.delete::<StatefulSet>(hosted.as_str(), "control-plane").await;
-    host.lose_secret(PKI, &format!("{}-store", made[2].1)).await;
+    host.lose_secret(PKI, &format!("{}-store", clusters[2].1)).await;
     host.restart_operator().await;
-    for (name, id, account) in &made {
+    for (name, id, account) in &clusters {
         host.nats.lose_streams(account).await;
-        make_again(&host, name, id).await;
-        host.bring(name, "the loss is told", async || {
-            condition(&host.cluster(name).await, "Degraded") == "True/StoreLost"
-        })
-        .await;
+        create_again(&host, name, id).await;
+        host.reconcile_until_condition(name, "Degraded", "True/StoreLost").await;
         assert!(!host.has_stream(account, id.as_str()).await, "{name}");
         assert_eq!(host.text(PKI, &format!("{id}-store"), "account.pub").await, *account);
     }
@@ -77,25 +72,24 @@ async fn lost_log_is_not_replaced_for_a_cluster_that_is_made_again() {
 
 /// The streams of a Cluster whose control plane never started are empty.
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_that_nobody_wrote_to_are_made_again() {
+async fn lost_empty_streams_are_created_again() {
     let mut host = Host::start().await;
-    host.make_cluster("a").await;
-    host.until("it has streams, and no certificates", async || {
+    host.create_cluster("a").await;
+    // No certificate is issued, so the control plane does not start.
+    let observe = async || {
         let _ = host.reconcile("a").await;
-        condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"
-    })
-    .await;
+        condition(&host.cluster("a").await, "StoreReady")
+    };
+    host.until_equal("the condition StoreReady", observe, "True/AsExpected")
+        .await;
     let id = host.cluster("a").await.id().unwrap();
     let account = host.text(PKI, &format!("{id}-store"), "account.pub").await;
     assert!(host.stateful_set(id.hosted_namespace().as_str()).await.is_none());
     host.lose_cluster("a").await;
     host.restart_operator().await;
     host.nats.lose_streams(&account).await;
-    make_again(&host, "a", &id).await;
-    host.bring("a", "a control plane is asked for", async || {
-        host.stateful_set(id.hosted_namespace().as_str()).await.is_some()
-    })
-    .await;
+    create_again(&host, "a", &id).await;
+    host.reconcile_until_started("a").await;
     assert!(host.has_stream(&account, id.as_str()).await);
 }
 
@@ -105,20 +99,19 @@ async fn lose_tenant(host: &Host) {
         .await;
     let tenants = Api::<Tenant>::all(host.client.clone());
     tenants.delete(TENANT, &Default::default()).await.unwrap();
-    host.until("the watch knows that the Tenant is gone", async || {
-        host.context.host.caches.tenants.get(&ObjectRef::new(TENANT)).is_none()
-    })
-    .await;
+    let is_cached = async || host.context.host.caches.tenants.get(&ObjectRef::new(TENANT)).is_some();
+    host.until_equal("the presence of the Tenant in the cache", is_cached, false)
+        .await;
 }
 
-async fn make_tenant(host: &Host, name: &str) -> Tenant {
+async fn create_tenant(host: &Host, name: &str) -> Tenant {
     let tenant = Tenant::new(name, Default::default());
     let tenants = Api::<Tenant>::all(host.client.clone());
     tenants.create(&PostParams::default(), &tenant).await.unwrap()
 }
 
 /// Reconciles a Tenant, and returns status and reason of its condition.
-async fn judged(host: &Host, name: &str) -> String {
+async fn reconcile_tenant(host: &Host, name: &str) -> String {
     let tenants = Api::<Tenant>::all(host.client.clone());
     let tenant = tenants.get(name).await.unwrap();
     let _ = Box::pin(tenant::reconcile(Arc::new(tenant), Arc::clone(&host.tenant))).await;
@@ -129,30 +122,24 @@ async fn judged(host: &Host, name: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenant_that_is_restored_takes_its_namespace_back() {
+async fn a_restored_tenant_adopts_its_namespace() {
     let host = Host::start().await;
-    let former = Api::<Tenant>::all(host.client.clone()).get(TENANT).await.unwrap();
+    let previous = Api::<Tenant>::all(host.client.clone()).get(TENANT).await.unwrap();
     host.bring_up("a").await;
     lose_tenant(&host).await;
-    host.bring("a", "the Tenant is missed", async || {
-        condition(&host.cluster("a").await, "Accepted") == "False/TenantMissing"
-    })
-    .await;
-    let again = make_tenant(&host, TENANT).await;
-    assert_ne!(again.uid(), former.uid());
-    host.until("the Tenant is accepted", async || {
-        judged(&host, TENANT).await == "True/Valid"
-    })
-    .await;
+    host.reconcile_until_condition("a", "Accepted", "False/TenantMissing")
+        .await;
+    let again = create_tenant(&host, TENANT).await;
+    assert_ne!(again.uid(), previous.uid());
+    let accepted = async || reconcile_tenant(&host, TENANT).await;
+    host.until_equal("the condition Accepted of the Tenant", accepted, "True/Valid")
+        .await;
     assert_eq!(annotation(&host, TENANT, "owner-uid").await, again.uid());
-    host.bring("a", "so is its Cluster", async || {
-        condition(&host.cluster("a").await, "Accepted") == "True/Valid"
-    })
-    .await;
+    host.reconcile_until_condition("a", "Accepted", "True/Valid").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenant_takes_no_namespace_of_another() {
+async fn a_tenant_does_not_adopt_a_namespace_of_another_owner() {
     let host = Host::start().await;
     let namespaces = Api::<Namespace>::all(host.client.clone());
     let owner = Api::<Tenant>::all(host.client.clone()).get(TENANT).await.unwrap();
@@ -173,15 +160,15 @@ async fn tenant_takes_no_namespace_of_another() {
     ] {
         let namespace = serde_json::from_value(serde_json::json!({"metadata": metadata})).unwrap();
         let before: Namespace = namespaces.create(&PostParams::default(), &namespace).await.unwrap();
-        make_tenant(&host, name).await;
+        create_tenant(&host, name).await;
         for _ in 0..3 {
-            assert_eq!(judged(&host, name).await, "False/NamespaceConflict", "{name}");
+            assert_eq!(reconcile_tenant(&host, name).await, "False/NamespaceConflict", "{name}");
         }
         let after = namespaces.get(name).await.unwrap();
         assert_eq!(
             after.resource_version(),
             before.resource_version(),
-            "{name} is not written"
+            "{name} was written"
         );
     }
 }

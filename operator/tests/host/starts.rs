@@ -8,13 +8,13 @@ use kube::{Api, ResourceExt as _};
 use yoke_api::JoinToken;
 use yoke_pki::cert_manager::Certificate;
 
-use crate::answers::run_pod;
 use crate::harness::{Host, PKI, TENANT, condition};
+use crate::readiness::run_pod;
 
 /// Users may create any number of objects with the operator's label. The first lists still
 /// complete.
 #[tokio::test(flavor = "multi_thread")]
-async fn operator_starts_on_a_host_that_is_full() {
+async fn the_operator_starts_with_more_than_a_thousand_objects() {
     let mut host = Host::start().await;
     let maps = host.api::<ConfigMap>("yoke-system");
     let make = |index: usize| {
@@ -35,69 +35,67 @@ async fn operator_starts_on_a_host_that_is_full() {
 }
 
 /// Returns the incarnation in the StatefulSet; `None` if there is none.
-async fn number(host: &Host, hosted: &str) -> Option<u64> {
+async fn incarnation_of(host: &Host, hosted: &str) -> Option<u64> {
     let template = host.stateful_set(hosted).await?.spec?.template;
     let annotations = template.metadata?.annotations?;
     let argument = format!("--incarnation={}", annotations["yoke.drzzl.io/incarnation"]);
     let store = &template.spec?.containers[0];
     assert!(
         store.args.as_ref()?.contains(&argument),
-        "the store is told what the annotation says"
+        "the store's argument differs from the annotation"
     );
     annotations["yoke.drzzl.io/incarnation"].parse().ok()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn incarnation_rises_with_each_start_and_with_nothing_else() {
+async fn only_a_start_raises_the_incarnation() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
-    let stays = async |host: &Host, expected: u64| {
+    let assert_stable = async |host: &Host, expected: u64| {
         for _ in 0..4 {
             host.reconcile("a").await.unwrap();
-            assert_eq!(number(host, &hosted).await, Some(expected));
+            assert_eq!(incarnation_of(host, &hosted).await, Some(expected));
         }
     };
     // The first incarnation is higher than any that is recorded in the streams of an earlier
     // Cluster with this identity.
     let now = u64::try_from(k8s_openapi::jiff::Timestamp::now().as_second()).unwrap();
-    let first = number(&host, &hosted).await.unwrap();
+    let first = incarnation_of(&host, &hosted).await.unwrap();
     assert!((now - 60..=now).contains(&first), "{first} at {now}");
-    stays(&host, first).await;
+    assert_stable(&host, first).await;
     host.restart_operator().await;
-    stays(&host, first).await;
+    assert_stable(&host, first).await;
     host.patch_cluster("a", serde_json::json!({"spec": {"version": "v1.35.5"}}))
         .await;
-    host.bring("a", "a change of the version raises it", async || {
-        number(&host, &hosted).await == Some(first + 1)
-    })
-    .await;
-    stays(&host, first + 1).await;
+    // A change of the version raises it.
+    let incarnation = async || incarnation_of(&host, &hosted).await;
+    host.reconcile_until_equal("a", "the incarnation", incarnation, Some(first + 1))
+        .await;
+    assert_stable(&host, first + 1).await;
     // Sleep and wake use the same template.
     host.patch_cluster("a", serde_json::json!({"spec": {"state": "Asleep"}}))
         .await;
-    stays(&host, first + 1).await;
+    assert_stable(&host, first + 1).await;
     host.delete::<StatefulSet>(&hosted, "control-plane").await;
-    host.bring("a", "a StatefulSet that is made again has another", async || {
-        number(&host, &hosted).await == Some(first + 2)
-    })
-    .await;
-    stays(&host, first + 2).await;
+    // A StatefulSet that is created again has another one.
+    host.reconcile_until_equal("a", "the incarnation", incarnation, Some(first + 2))
+        .await;
+    assert_stable(&host, first + 2).await;
     // The incarnation survives the loss of the user's copy and of the persisted Secret.
     host.lose_secret(PKI, &format!("{id}-store")).await;
-    stays(&host, first + 2).await;
+    assert_stable(&host, first + 2).await;
 }
 
 /// While a certificate is being issued again, the control plane is still repaired, and follows its
 /// spec.
 #[tokio::test(flavor = "multi_thread")]
-async fn control_plane_is_mended_while_certificates_are_pending() {
+async fn the_control_plane_is_repaired_while_certificates_are_pending() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
-    let first = number(&host, &hosted).await;
+    let first = incarnation_of(&host, &hosted).await;
     host.lose_secret(PKI, &format!("{id}-kube-scheduler")).await;
-    let replicas = async || host.stateful_set(&hosted).await.unwrap().spec.unwrap().replicas;
     let patch = async |value: serde_json::Value| {
         let sets = host.api::<StatefulSet>(&hosted);
         let params = kube::api::PatchParams::default();
@@ -106,33 +104,37 @@ async fn control_plane_is_mended_while_certificates_are_pending() {
             .unwrap();
     };
     patch(serde_json::json!({"spec": {"replicas": 0}})).await;
-    host.until("it is scaled up again", async || {
+    let observe = async || {
         host.reconcile("a").await.unwrap();
-        replicas().await == Some(1)
-    })
-    .await;
-    assert_eq!(number(&host, &hosted).await, first, "nothing is started again for that");
+        host.replicas("a").await
+    };
+    host.until_equal("the replicas", observe, Some(1)).await;
+    assert_eq!(
+        incarnation_of(&host, &hosted).await,
+        first,
+        "the control plane was started again"
+    );
     host.patch_cluster("a", serde_json::json!({"spec": {"version": "v1.35.5"}}))
         .await;
-    host.until("the version changes", async || {
+    // The version changes.
+    let observe = async || {
         host.reconcile("a").await.unwrap();
-        number(&host, &hosted).await == first.map(|first| first + 1)
-    })
-    .await;
+        incarnation_of(&host, &hosted).await
+    };
+    let expected = first.map(|first| first + 1);
+    host.until_equal("the incarnation", observe, expected).await;
     assert_eq!(
         condition(&host.cluster("a").await, "CertificatesReady"),
         "False/CertificatesPending"
     );
-    host.bring("a", "all is issued", async || {
-        condition(&host.cluster("a").await, "CertificatesReady") == "True/AsExpected"
-    })
-    .await;
-    assert_eq!(number(&host, &hosted).await, first.map(|first| first + 1));
+    host.reconcile_until_condition("a", "CertificatesReady", "True/AsExpected")
+        .await;
+    assert_eq!(incarnation_of(&host, &hosted).await, first.map(|first| first + 1));
 }
 
 /// On a node that is about to shut down without a replacement, a stopped pod may not start again.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_waits_where_nobody_takes_over() {
+async fn upgrades_on_a_draining_node_run_one_at_a_time() {
     let mut host = Host::start().await;
     let node = serde_json::json!({"metadata": {"name": "one"},
         "spec": {"taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}});
@@ -145,31 +147,32 @@ async fn an_upgrade_waits_where_nobody_takes_over() {
         run_pod(&host, name).await;
         let hosted = host.hosted(name).await;
         host.bind(&hosted, "control-plane-0", "one").await;
-        firsts.push(number(&host, &hosted).await.unwrap());
+        firsts.push(incarnation_of(&host, &hosted).await.unwrap());
     }
-    let goes = async |host: &Host, index: usize, name: &str| {
-        number(host, &host.hosted(name).await).await == Some(firsts[index] + 1)
+    let is_upgraded = async |host: &Host, index: usize, name: &str| {
+        incarnation_of(host, &host.hosted(name).await).await == Some(firsts[index] + 1)
     };
     host.upgrade_operator("registry.example/kine-nats:next").await;
-    host.until("the operator knows that the machine is about to go", async || {
-        host.context.notices.look(&host.context.host);
+    let drains_known = async || {
+        host.context.notices.check(&host.context.host);
         let pods = host.context.host.caches.pods.state();
-        let mut known = pods.iter().map(|pod| host.context.notices.of(&pod.uid().unwrap()));
-        known.len() == 2 && known.all(|state| state.is_some())
-    })
-    .await;
-    host.bring("a", "it is the first one's turn", async || goes(&host, 0, "a").await)
+        let drains = pods.iter().map(|pod| host.context.notices.of(&pod.uid().unwrap()));
+        drains.map(|drain| drain.is_some()).collect::<Vec<_>>()
+    };
+    host.until_equal("the known drains of the pods", drains_known, [true, true])
+        .await;
+    host.reconcile_until_equal("a", "the upgrade of a", async || is_upgraded(&host, 0, "a").await, true)
         .await;
     for _ in 0..3 {
         host.reconcile("b").await.unwrap();
-        assert!(!goes(&host, 1, "b").await, "the first one does not run yet");
+        assert!(!is_upgraded(&host, 1, "b").await, "the upgrade of a was not complete");
     }
 }
 
 /// A new release of the operator changes one control plane at a time: the next one only when the
 /// last one runs. In production it is four at a time, here one.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
+async fn an_operator_upgrade_restarts_a_few_control_planes_at_a_time() {
     let mut host = Host::start().await;
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 5}}}))
         .await;
@@ -177,57 +180,56 @@ async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
     for name in ["a", "b", "c", "d", "e"] {
         host.bring_up(name).await;
         run_pod(&host, name).await;
-        firsts.push(number(&host, &host.hosted(name).await).await.unwrap());
+        firsts.push(incarnation_of(&host, &host.hosted(name).await).await.unwrap());
     }
-    let is_next = async |host: &Host, index: usize, name: &str| {
-        number(host, &host.hosted(name).await).await == Some(firsts[index] + 1)
+    let is_upgraded = async |host: &Host, index: usize, name: &str| {
+        incarnation_of(host, &host.hosted(name).await).await == Some(firsts[index] + 1)
     };
     host.upgrade_operator("registry.example/kine-nats:next").await;
-    host.bring("a", "it is the first one's turn", async || is_next(&host, 0, "a").await)
+    host.reconcile_until_equal("a", "the upgrade of a", async || is_upgraded(&host, 0, "a").await, true)
         .await;
     for _ in 0..4 {
         host.reconcile("a").await.unwrap();
         host.reconcile("b").await.unwrap();
-        assert!(!is_next(&host, 1, "b").await, "the first one does not run yet");
+        assert!(!is_upgraded(&host, 1, "b").await, "the upgrade of a was not complete");
     }
     host.patch_cluster("c", serde_json::json!({"spec": {"version": "v1.35.5"}}))
         .await;
-    host.bring("c", "its owner does not wait", async || is_next(&host, 2, "c").await)
+    // A change by the owner does not wait.
+    host.reconcile_until_equal("c", "the update of c", async || is_upgraded(&host, 2, "c").await, true)
         .await;
     let token = serde_json::json!({"metadata": {"name": "j"}, "spec": {"clusterName": "d"}});
     let token: JoinToken = serde_json::from_value(token).unwrap();
     let tokens = host.api::<JoinToken>(TENANT);
     tokens.create(&Default::default(), &token).await.unwrap();
     let serving = format!("{}-apiserver", host.cluster("d").await.id().unwrap());
-    host.bring("d", "its certificate is to have another name", async || {
-        let asked = host.api::<Certificate>(PKI).get(&serving).await.unwrap();
-        asked
-            .spec
-            .dns_names
-            .iter()
-            .any(|name| name.starts_with("konnectivity."))
+    let requested = async || host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
+    host.reconcile_until("d", "another name in the Certificate", requested, |names| {
+        names.iter().any(|name| name.starts_with("konnectivity."))
     })
     .await;
     host.lose_secret(PKI, &serving).await;
-    host.bring("d", "a worker does not wait", async || is_next(&host, 3, "d").await)
+    // A change for a worker does not wait.
+    host.reconcile_until_equal("d", "the update of d", async || is_upgraded(&host, 3, "d").await, true)
         .await;
 
     let pods = host.api::<Pod>(&host.hosted("a").await);
     let now = DeleteParams::default().grace_period(0);
     pods.delete("control-plane-0", &now).await.unwrap();
     run_pod(&host, "a").await;
-    host.bring("b", "it is the next one's turn", async || {
+    let observe = async || {
         host.reconcile("a").await.unwrap();
-        is_next(&host, 1, "b").await
-    })
-    .await;
+        is_upgraded(&host, 1, "b").await
+    };
+    host.reconcile_until_equal("b", "the upgrade of b", observe, true).await;
 
     host.reconcile("e").await.unwrap();
-    assert!(!is_next(&host, 4, "e").await, "that one does not run yet");
+    assert!(!is_upgraded(&host, 4, "e").await, "the upgrade of b was not complete");
     host.clusters().delete("b", &Default::default()).await.unwrap();
-    host.bring("e", "nobody waits for one that is deleted", async || {
+    // A deleted Cluster blocks no upgrade.
+    let observe = async || {
         host.reconcile("b").await.unwrap();
-        is_next(&host, 4, "e").await
-    })
-    .await;
+        is_upgraded(&host, 4, "e").await
+    };
+    host.reconcile_until_equal("e", "the upgrade of e", observe, true).await;
 }

@@ -2,6 +2,7 @@
 //! Kubernetes' own controllers create pods and handle evictions; the test acts as scheduler and
 //! kubelet.
 
+use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,25 +48,24 @@ impl Stage {
             hosted,
             _controllers: controllers,
         };
-        for machine in names {
+        for node in names {
             // New nodes are not ready, by a taint.
-            stage.taint(machine, &[]).await;
+            stage.taint(node, &[]).await;
         }
-        stage.place(FIRST, "one").await;
+        stage.run_pod_on(FIRST, "one").await;
         stage
     }
 
     /// Binds a pod to a node, as the scheduler does, and reports it as running.
-    async fn place(&self, pod: &str, machine: &str) {
-        self.bring("there is a pod", async || self.pod(pod).await.is_some())
-            .await;
-        self.host.bind(&self.hosted, pod, machine).await;
+    async fn run_pod_on(&self, pod: &str, node: &str) {
+        self.reconcile_until_pod(pod).await;
+        self.host.bind(&self.hosted, pod, node).await;
         // A standby pod is not ready yet.
-        self.tell(pod, pod == FIRST).await;
+        self.report_pod(pod, pod == FIRST).await;
     }
 
     /// Reports the readiness of a pod, as its kubelet does.
-    async fn tell(&self, pod: &str, ready: bool) {
+    async fn report_pod(&self, pod: &str, ready: bool) {
         let condition = if ready { "True" } else { "False" };
         let now = Timestamp::now().to_string();
         let status = json!({"status": {"phase": "Running", "startTime": now,
@@ -85,7 +85,7 @@ impl Stage {
     }
 
     /// Reports the IP of a pod.
-    async fn tell_address(&self, pod: &str, address: IpAddr) {
+    async fn report_address(&self, pod: &str, address: IpAddr) {
         let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
         let pods = self.host.api::<Pod>(&self.hosted);
         pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(status))
@@ -93,39 +93,67 @@ impl Stage {
             .unwrap();
     }
 
-    async fn taint(&self, machine: &str, keys: &[&str]) {
+    async fn taint(&self, node: &str, keys: &[&str]) {
         let taints: Vec<_> = keys
             .iter()
             .map(|key| json!({"key": key, "effect": "NoSchedule"}))
             .collect();
         let patch = Patch::Merge(json!({"spec": {"taints": taints}}));
         nodes(&self.host)
-            .patch(machine, &PatchParams::default(), &patch)
+            .patch(node, &PatchParams::default(), &patch)
             .await
             .unwrap();
     }
 
-    /// Checks Nodes and reconciles until `so` returns true.
-    async fn bring(&self, what: &str, so: impl AsyncFn() -> bool) {
-        self.host
-            .bring("a", what, async || {
-                self.host.context.notices.look(&self.host.context.host);
-                so().await
-            })
+    /// Checks Nodes and reconciles until `holds` accepts the observed value.
+    async fn reconcile_until<T: Debug>(&self, what: &str, observe: impl AsyncFn() -> T, holds: impl FnMut(&T) -> bool) {
+        let observe = async || {
+            self.host.context.notices.check(&self.host.context.host);
+            observe().await
+        };
+        self.host.reconcile_until("a", what, observe, holds).await;
+    }
+
+    /// Like [`Self::reconcile_until`], until the observed value is the expected one.
+    async fn reconcile_until_equal<T: Debug + PartialEq>(&self, what: &str, observe: impl AsyncFn() -> T, expected: T) {
+        let what = format!("{what} to be {expected:?}");
+        self.reconcile_until(&what, observe, |value| *value == expected).await;
+    }
+
+    /// Like [`Self::reconcile_until`], until there is this pod.
+    async fn reconcile_until_pod(&self, name: &str) {
+        let exists = async || self.pod(name).await.is_some();
+        self.reconcile_until_equal(&format!("the existence of {name}"), exists, true)
+            .await;
+    }
+
+    /// Like [`Self::reconcile_until`], until the StatefulSet requests this number of pods.
+    async fn reconcile_until_replicas(&self, expected: i32) {
+        self.reconcile_until_equal("the replicas", async || self.set().await.1, expected)
+            .await;
+    }
+
+    /// Like [`Self::reconcile_until`], until there is a PodDisruptionBudget, which makes evictions wait, or
+    /// until there is none.
+    async fn reconcile_until_budget(&self, expected: bool) {
+        let exists = async || self.budget().await.is_some();
+        self.reconcile_until_equal("the existence of a PodDisruptionBudget", exists, expected)
             .await;
     }
 
     /// Waits until the operator's cache has this Ready status of the first node, and then checks
     /// again.
-    async fn until_heard(&self, status: &str) {
-        let machine = kube::runtime::reflector::ObjectRef::new("one");
-        self.bring("it is heard", async || {
-            let machine = self.host.context.host.caches.nodes.get(&machine).unwrap();
-            let mut conditions = machine.status.conditions.iter();
-            conditions.any(|condition| condition.type_ == "Ready" && condition.status == status)
-        })
-        .await;
-        self.host.context.notices.look(&self.host.context.host);
+    async fn until_cached(&self, status: &str) {
+        let key = kube::runtime::reflector::ObjectRef::new("one");
+        let ready = async || {
+            let node = self.host.context.host.caches.nodes.get(&key).unwrap();
+            let mut conditions = node.status.conditions.iter();
+            let ready = conditions.find(|condition| condition.type_ == "Ready");
+            ready.map(|condition| condition.status.clone())
+        };
+        self.reconcile_until_equal("the cached Ready status", ready, Some(status.to_owned()))
+            .await;
+        self.host.context.notices.check(&self.host.context.host);
         self.host.reconcile("a").await.unwrap();
     }
 
@@ -197,9 +225,9 @@ impl Store {
 
     /// Listens for a pod at another address than the Cluster's API. The API has an address of the
     /// host's Services, whose second byte is the high byte of a port below 30000.
-    async fn start_beside(address: IpAddr) -> Self {
+    async fn start_at_other_address(address: IpAddr) -> Self {
         let IpAddr::V4(address) = address else {
-            panic!("{address} is none of loopback")
+            panic!("{address} is not a loopback address")
         };
         let [first, second, third, fourth] = address.octets();
         Self::start([first, second | 128, third, fourth].into()).await
@@ -215,50 +243,59 @@ fn nodes(host: &Host) -> Api<Node> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_pod_takes_over_before_its_machine_goes() {
+async fn a_standby_takes_over_before_its_node_shuts_down() {
     let mut stage = Stage::start(&["one", "two"]).await;
     let (_, _, incarnation) = stage.set().await;
+    let healthy = async || {
+        let status = stage.budget().await.and_then(|budget| budget.status);
+        status.map(|status| status.current_healthy)
+    };
     stage
-        .bring("an eviction waits", async || {
-            let budget = stage.budget().await.and_then(|budget| budget.status);
-            budget.is_some_and(|status| status.current_healthy == 1)
-        })
+        .reconcile_until_equal("the healthy pods of the PodDisruptionBudget", healthy, Some(1))
         .await;
-    assert!(!stage.evict().await, "nobody stands by");
-    let machine = kube::runtime::reflector::ObjectRef::new("one");
-    let machine = stage.host.context.host.caches.nodes.get(&machine).unwrap();
-    assert!(machine.labels().is_empty(), "of a Node its name and taints are kept");
+    assert!(!stage.evict().await, "evicted without a standby");
+    let key = kube::runtime::reflector::ObjectRef::new("one");
+    let node = stage.host.context.host.caches.nodes.get(&key).unwrap();
+    assert!(
+        node.labels().is_empty(),
+        "the cache has more than name and taints of a Node"
+    );
 
     stage.taint("one", &["karpenter.sh/disrupted"]).await;
-    stage
-        .bring("another pod stands by", async || stage.pod(SECOND).await.is_some())
-        .await;
+    stage.reconcile_until_pod(SECOND).await;
     assert_eq!(stage.set().await, (0, 2, incarnation.clone()));
     let state = condition(&stage.host.cluster("a").await, "Progressing");
     assert_eq!(state, "True/MachineLeaving");
     assert_eq!(stage.target().await.as_deref(), Some(FIRST));
-    assert!(!stage.evict().await, "it does not run yet");
+    assert!(!stage.evict().await, "evicted although the standby does not run");
     // A restarted operator continues the takeover.
     stage.host.restart_operator().await;
-    stage.host.context.notices.look(&stage.host.context.host);
+    stage.host.context.notices.check(&stage.host.context.host);
     stage.host.reconcile("a").await.unwrap();
     assert_eq!(stage.set().await.1, 2);
 
-    stage.place(SECOND, "two").await;
+    stage.run_pod_on(SECOND, "two").await;
     stage.host.reconcile("a").await.unwrap();
-    assert_eq!(stage.set().await, (0, 2, incarnation.clone()), "it is not ready");
-    stage.tell(SECOND, true).await;
+    assert_eq!(
+        stage.set().await,
+        (0, 2, incarnation.clone()),
+        "took over although the standby is not ready"
+    );
+    stage.report_pod(SECOND, true).await;
     stage.host.reconcile("a").await.unwrap();
-    assert_eq!(stage.set().await, (0, 2, incarnation.clone()), "it does not answer");
-    assert!(!stage.evict().await, "nobody is sent there yet");
+    assert_eq!(
+        stage.set().await,
+        (0, 2, incarnation.clone()),
+        "took over although the standby does not answer"
+    );
+    assert!(
+        !stage.evict().await,
+        "evicted although the Service does not select the standby"
+    );
     let (_api, _) = stage.host.start_tenant_api("a").await;
-    stage.tell_address(SECOND, stage.address().await).await;
-    stage
-        .bring("it takes over", async || {
-            let pod = stage.pod(FIRST).await.unwrap();
-            pod.metadata.deletion_timestamp.is_some()
-        })
-        .await;
+    stage.report_address(SECOND, stage.address().await).await;
+    let is_deleted = async || stage.pod(FIRST).await.unwrap().metadata.deletion_timestamp.is_some();
+    stage.reconcile_until_equal("the takeover", is_deleted, true).await;
     assert_eq!(stage.set().await, (1, 1, incarnation.clone()));
     assert_eq!(stage.target().await.as_deref(), Some(SECOND));
     let now = DeleteParams::default().grace_period(0);
@@ -266,7 +303,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     // The state remains, also for an operator that has just started.
     stage.host.restart_operator().await;
     for _ in 0..3 {
-        stage.host.context.notices.look(&stage.host.context.host);
+        stage.host.context.notices.check(&stage.host.context.host);
         stage.host.reconcile("a").await.unwrap();
     }
     assert_eq!(stage.set().await, (1, 1, incarnation));
@@ -276,28 +313,24 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     // Asleep there is no pod, and the next one has the ordinal of the last.
     for (state, replicas) in [("Asleep", 0), ("Running", 1)] {
         stage.host.patch_cluster("a", json!({"spec": {"state": state}})).await;
-        stage.bring(state, async || stage.set().await.1 == replicas).await;
+        stage.reconcile_until_replicas(replicas).await;
         assert_eq!(stage.set().await.0, 1);
-        assert!(stage.budget().await.is_none(), "there is nobody to evict");
+        assert!(stage.budget().await.is_none(), "a PodDisruptionBudget without a pod");
         let _ = stage.host.api::<Pod>(&stage.hosted).delete(SECOND, &now).await;
     }
-    stage.place(SECOND, "two").await;
-    stage.tell(SECOND, true).await;
+    stage.run_pod_on(SECOND, "two").await;
+    stage.report_pod(SECOND, true).await;
     stage.taint("one", &[]).await;
-    stage
-        .bring("an eviction waits again", async || stage.budget().await.is_some())
-        .await;
+    stage.reconcile_until_budget(true).await;
 }
 
 /// A node that shuts down tells Kubernetes nothing else: its kubelet ends pods, and the only taint
 /// is "not ready".
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_that_is_shut_down_gives_notice() {
+async fn a_node_shutdown_starts_a_takeover() {
     let stage = Stage::start(&["one", "two"]).await;
-    stage
-        .bring("an eviction waits", async || stage.budget().await.is_some())
-        .await;
-    let tell = async |status: &str, message: &str| {
+    stage.reconcile_until_budget(true).await;
+    let report_node = async |status: &str, message: &str| {
         let ready = json!({"type": "Ready", "status": status, "reason": "KubeletNotReady", "message": message});
         let patch = Patch::Merge(json!({"status": {"conditions": [ready]}}));
         let nodes = nodes(&stage.host);
@@ -306,95 +339,93 @@ async fn a_machine_that_is_shut_down_gives_notice() {
             .await
             .unwrap();
     };
-    tell("False", "container runtime is down").await;
-    stage.until_heard("False").await;
-    assert_eq!(stage.set().await.1, 1, "it is not ready, and does not go");
-    tell("False", "node is shutting down").await;
-    stage
-        .bring("another pod is to stand by", async || stage.set().await.1 == 2)
-        .await;
+    report_node("False", "container runtime is down").await;
+    stage.until_cached("False").await;
+    assert_eq!(
+        stage.set().await.1,
+        1,
+        "a node that is only not ready counts as draining"
+    );
+    report_node("False", "node is shutting down").await;
+    stage.reconcile_until_replicas(2).await;
     let state = condition(&stage.host.cluster("a").await, "Progressing");
     assert_eq!(state, "True/MachineLeaving");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_without_another_is_drained_all_the_same() {
+async fn a_node_is_drained_even_without_another_node() {
     let stage = Stage::start(&["one", "two"]).await;
-    stage
-        .bring("an eviction waits", async || stage.budget().await.is_some())
-        .await;
+    stage.reconcile_until_budget(true).await;
     // The taint is removed before the other pod is standby.
     stage.taint("one", &["node.kubernetes.io/unschedulable"]).await;
-    stage
-        .bring("another pod is to stand by", async || stage.set().await.1 == 2)
-        .await;
+    stage.reconcile_until_replicas(2).await;
     stage.taint("one", &[]).await;
-    stage
-        .bring("it is not needed any more", async || stage.set().await.1 == 1)
-        .await;
+    stage.reconcile_until_replicas(1).await;
     assert_eq!(stage.set().await.0, 0);
 
     // A paused control plane stays as it is, and does not block an eviction.
     stage.host.patch_cluster("a", json!({"spec": {"paused": true}})).await;
-    stage
-        .bring("evictions are let through", async || stage.budget().await.is_none())
-        .await;
+    stage.reconcile_until_budget(false).await;
     stage.host.patch_cluster("a", json!({"spec": {"paused": false}})).await;
-    stage
-        .bring("an eviction waits again", async || stage.budget().await.is_some())
-        .await;
+    stage.reconcile_until_budget(true).await;
 
     stage.taint("two", &["node.kubernetes.io/unschedulable"]).await;
     stage.taint("one", &["node.kubernetes.io/unschedulable"]).await;
-    stage
-        .bring("there is nowhere to go", async || stage.budget().await.is_none())
-        .await;
+    stage.reconcile_until_budget(false).await;
     assert_eq!(stage.set().await.1, 1);
-    stage.bring("it is evicted", async || stage.evict().await).await;
+    let evicted = async || stage.evict().await;
+    stage
+        .reconcile_until_equal("the success of an eviction", evicted, true)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_to_end_serves_until_another_one_does() {
+async fn a_terminating_pod_serves_until_its_standby_does() {
     let stage = Stage::start(&["one"]).await;
     let (_, _, incarnation) = stage.set().await;
     let api = stage.address().await;
-    let (former, next) = (Store::start_beside(api).await, Store::start(api).await);
+    let (previous, next) = (Store::start_at_other_address(api).await, Store::start(api).await);
     let (_api, _) = stage.host.start_tenant_api("a").await;
-    stage.tell_address(FIRST, former.address).await;
+    stage.report_address(FIRST, previous.address).await;
+    let ready = async || condition(&stage.host.cluster("a").await, "Ready");
     stage
-        .bring("it is ready", async || {
-            condition(&stage.host.cluster("a").await, "Ready") == "True/AsExpected"
-        })
+        .reconcile_until_equal("the condition Ready", ready, "True/AsExpected".to_owned())
         .await;
-    assert_eq!(former.released(), 0);
+    assert_eq!(previous.released(), 0);
 
     // No node has a shutdown taint, and there is no other node.
     let pods = stage.host.api::<Pod>(&stage.hosted);
     pods.delete(FIRST, &DeleteParams::default()).await.unwrap();
-    stage
-        .bring("another pod stands by", async || stage.pod(SECOND).await.is_some())
-        .await;
+    stage.reconcile_until_pod(SECOND).await;
     assert_eq!(stage.set().await, (0, 2, incarnation.clone()));
     assert_eq!(stage.target().await.as_deref(), Some(FIRST));
-    stage.place(SECOND, "one").await;
+    stage.run_pod_on(SECOND, "one").await;
     stage.host.reconcile("a").await.unwrap();
     let cluster = stage.host.cluster("a").await;
     assert_eq!(condition(&cluster, "Progressing"), "True/MachineLeaving");
-    assert_eq!(condition(&cluster, "Ready"), "True/AsExpected", "it serves meanwhile");
-    assert_eq!((former.released(), stage.set().await.0), (0, 0));
-    stage.tell_address(SECOND, api).await;
-    stage.tell(SECOND, true).await;
+    assert_eq!(
+        condition(&cluster, "Ready"),
+        "True/AsExpected",
+        "the terminating pod does not serve"
+    );
+    assert_eq!((previous.released(), stage.set().await.0), (0, 0));
+    stage.report_address(SECOND, api).await;
+    stage.report_pod(SECOND, true).await;
     stage
-        .bring("the former is released", async || former.released() > 0)
+        .reconcile_until(
+            "the release of the previous pod",
+            async || previous.released(),
+            |count| *count > 0,
+        )
         .await;
     assert_eq!(stage.set().await, (1, 1, incarnation.clone()));
     assert_eq!(stage.target().await.as_deref(), Some(SECOND));
     stage.host.reconcile("a").await.unwrap();
-    assert_eq!(former.released(), 1, "it is told once");
+    assert_eq!(previous.released(), 1, "released more than once");
     let now = DeleteParams::default().grace_period(0);
     pods.delete(FIRST, &now).await.unwrap();
     for _ in 0..3 {
-        stage.host.context.notices.look(&stage.host.context.host);
+        stage.host.context.notices.check(&stage.host.context.host);
         stage.host.reconcile("a").await.unwrap();
     }
     assert_eq!(stage.set().await, (1, 1, incarnation));
@@ -405,29 +436,42 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() {
         .host
         .patch_cluster("a", json!({"spec": {"state": "Asleep"}}))
         .await;
+    // The pod is released before it ends.
     stage
-        .bring("it is released before it ends", async || next.released() == 1)
+        .reconcile_until_equal("the releases of the next pod", async || next.released(), 1)
         .await;
-    stage.bring("it sleeps", async || stage.set().await.1 == 0).await;
+    stage.reconcile_until_replicas(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_from_which_nobody_takes_over_ends_at_once() {
+async fn a_terminating_pod_without_a_standby_is_released_at_once() {
     let stage = Stage::start(&["one"]).await;
     let store = Store::start(stage.address().await).await;
-    stage.tell_address(FIRST, store.address).await;
+    stage.report_address(FIRST, store.address).await;
     // The pod is not ready.
-    stage.tell(FIRST, false).await;
+    stage.report_pod(FIRST, false).await;
     let first = kube::runtime::reflector::ObjectRef::<Pod>::new(FIRST).within(&stage.hosted);
+    let statuses = async || {
+        let pod = stage.host.context.host.caches.pods.get(&first).unwrap();
+        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions.map(|found| {
+            found
+                .iter()
+                .map(|condition| condition.status.clone())
+                .collect::<Vec<_>>()
+        })
+    };
     stage
-        .bring("the operator sees that", async || {
-            let pod = stage.host.context.host.caches.pods.get(&first).unwrap();
-            let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-            conditions.is_some_and(|conditions| conditions.iter().all(|condition| condition.status == "False"))
+        .reconcile_until("only false conditions of the cached pod", statuses, |statuses| {
+            statuses
+                .as_ref()
+                .is_some_and(|statuses| statuses.iter().all(|status| status == "False"))
         })
         .await;
     let pods = stage.host.api::<Pod>(&stage.hosted);
     pods.delete(FIRST, &DeleteParams::default()).await.unwrap();
-    stage.bring("it is released", async || store.released() == 1).await;
-    assert_eq!(stage.set().await.1, 1, "nobody stands by");
+    stage
+        .reconcile_until_equal("the releases of the pod", async || store.released(), 1)
+        .await;
+    assert_eq!(stage.set().await.1, 1, "a standby was requested");
 }

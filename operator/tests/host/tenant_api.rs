@@ -130,7 +130,7 @@ where
         let path = target.split('?').next().unwrap_or_default();
         let endless = behaviour.lock().unwrap().endless;
         if method == "GET" && endless.is_some_and(|end| path.ends_with(end)) {
-            return tell_without_end(stream, behaviour).await;
+            return send_endless_body(stream, behaviour).await;
         }
         if path == NODES {
             let page_takes = {
@@ -159,7 +159,7 @@ where
     }
 }
 
-async fn tell_without_end<S>(mut stream: BufStream<S>, behaviour: &Mutex<Behaviour>) -> std::io::Result<()>
+async fn send_endless_body<S>(mut stream: BufStream<S>, behaviour: &Mutex<Behaviour>) -> std::io::Result<()>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {

@@ -1,6 +1,8 @@
 //! Workers upgrade to their Cluster's version one after another, with a real API. The test acts as
 //! their machines.
 
+use std::fmt::Debug;
+
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -11,14 +13,14 @@ use yoke_api::workers::WorkersStatus;
 use crate::harness::condition;
 use crate::workers::Stage;
 
-const ASKED: &str = "yoke.drzzl.io/kubelet-version";
+const REQUESTED: &str = "yoke.drzzl.io/kubelet-version";
 const DRAIN: &str = "yoke.drzzl.io/drain-timeout";
-const SAID: &str = "yoke.drzzl.io/kubelet-upgrade";
+const REPORTED: &str = "yoke.drzzl.io/kubelet-upgrade";
 const OLD: &str = "v1.35.3";
 /// Version of the Cluster's API.
 const NEW: &str = "v1.35.4";
 /// More checks than needed for a request.
-const LOOKS: usize = 3;
+const CHECKS: usize = 3;
 
 struct Workers<'a> {
     stage: &'a Stage,
@@ -37,7 +39,7 @@ impl<'a> Workers<'a> {
 
     /// Registers a ready Node with a worker that upgrades.
     async fn register(&self, name: &str) {
-        let node = json!({"metadata": {"name": name, "annotations": {SAID: format!("{OLD} Done")}}});
+        let node = json!({"metadata": {"name": name, "annotations": {REPORTED: format!("{OLD} Done")}}});
         let node = serde_json::from_value(node).unwrap();
         self.nodes.create(&PostParams::default(), &node).await.unwrap();
         self.run(name, OLD).await;
@@ -57,7 +59,7 @@ impl<'a> Workers<'a> {
     }
 
     /// Writes a worker's report, as its own user.
-    async fn say(&self, name: &str, annotations: Value) {
+    async fn report(&self, name: &str, annotations: Value) {
         let nodes = Api::<Node>::all(self.stage.node(name));
         let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
         nodes.patch(name, &PatchParams::default(), &patch).await.unwrap();
@@ -65,13 +67,16 @@ impl<'a> Workers<'a> {
 
     async fn finish(&self, name: &str) {
         self.run(name, NEW).await;
-        self.say(name, json!({SAID: format!("{NEW} Done"), ASKED: null, DRAIN: null}))
-            .await;
+        self.report(
+            name,
+            json!({REPORTED: format!("{NEW} Done"), REQUESTED: null, DRAIN: null}),
+        )
+        .await;
     }
 
     /// Returns the version and the drain timeout that a Node's annotations request.
-    async fn asked(&self, name: &str) -> Option<(String, String)> {
-        let mut notes = self
+    async fn requested(&self, name: &str) -> Option<(String, String)> {
+        let mut annotations = self
             .nodes
             .get(name)
             .await
@@ -79,21 +84,21 @@ impl<'a> Workers<'a> {
             .metadata
             .annotations
             .unwrap_or_default();
-        Some((notes.remove(ASKED)?, notes.remove(DRAIN)?))
+        Some((annotations.remove(REQUESTED)?, annotations.remove(DRAIN)?))
     }
 
     /// Returns the names of Nodes with a request.
-    async fn all_asked(&self) -> Vec<String> {
+    async fn all_requested(&self) -> Vec<String> {
         let nodes = self.nodes.list(&Default::default()).await.unwrap();
-        let asked = nodes.items.into_iter().filter(|node| {
-            let notes = node.metadata.annotations.as_ref();
-            notes.is_some_and(|notes| notes.contains_key(ASKED))
+        let requested = nodes.items.into_iter().filter(|node| {
+            let annotations = node.metadata.annotations.as_ref();
+            annotations.is_some_and(|annotations| annotations.contains_key(REQUESTED))
         });
-        asked.filter_map(|node| node.metadata.name).collect()
+        requested.filter_map(|node| node.metadata.name).collect()
     }
 
     /// Checks the cluster now, without the usual interval.
-    async fn look(&self) {
+    async fn check(&self) {
         self.stage.host.context.memory.note_awake(&self.id, |awake| {
             awake.nodes = None;
             awake.workers = Default::default();
@@ -101,18 +106,26 @@ impl<'a> Workers<'a> {
         let _ = self.stage.host.reconcile("a").await;
     }
 
-    async fn until(&self, what: &str, so: impl AsyncFn() -> bool) {
-        self.stage
-            .host
-            .until(what, async || {
-                self.look().await;
-                so().await
-            })
-            .await;
+    /// Checks the cluster until the observed value is the expected one.
+    async fn until_equal<T: Debug + PartialEq>(&self, what: &str, observe: impl AsyncFn() -> T, expected: T) {
+        let observe = async || {
+            self.check().await;
+            observe().await
+        };
+        self.stage.host.until_equal(what, observe, expected).await;
     }
 
-    async fn until_asked(&self, name: &str) {
-        self.until(&format!("{name} is asked"), async || self.asked(name).await.is_some())
+    /// Like [`Self::until_equal`], for a request to this Node.
+    async fn until_requested(&self, name: &str) {
+        let is_requested = async || self.requested(name).await.is_some();
+        let what = format!("the request to Node {name}");
+        self.until_equal(&what, is_requested, true).await;
+    }
+
+    /// Like [`Self::until_equal`], for the condition of the workers.
+    async fn until_state(&self, expected: &str) {
+        let state = async || self.state().await;
+        self.until_equal("the condition WorkersUpdated", state, expected.to_owned())
             .await;
     }
 
@@ -140,29 +153,25 @@ impl<'a> Workers<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_come_to_the_version_one_after_another() {
+async fn workers_are_upgraded_one_after_another() {
     let stage = Stage::start().await;
     let workers = Workers::of(&stage).await;
-    assert_eq!(workers.state().await, "", "there are none");
+    assert_eq!(workers.state().await, "", "a condition without workers");
     workers.set(json!({"drainTimeout": "90s", "paused": true})).await;
     for name in ["c", "b", "a"] {
         workers.register(name).await;
     }
-    workers
-        .until("it is paused", async || workers.state().await == "False/Paused")
-        .await;
-    assert_eq!(workers.all_asked().await, [""; 0]);
+    workers.until_state("False/Paused").await;
+    assert_eq!(workers.all_requested().await, [""; 0]);
 
     workers.set(json!({"paused": false})).await;
-    workers.until_asked("a").await;
-    assert_eq!(workers.asked("a").await, Some((NEW.into(), "90s".into())));
-    workers
-        .until("it is told", async || workers.state().await == "False/Updating")
-        .await;
-    for _ in 0..LOOKS {
-        workers.look().await;
+    workers.until_requested("a").await;
+    assert_eq!(workers.requested("a").await, Some((NEW.into(), "90s".into())));
+    workers.until_state("False/Updating").await;
+    for _ in 0..CHECKS {
+        workers.check().await;
     }
-    assert_eq!(workers.all_asked().await, ["a"], "one at a time");
+    assert_eq!(workers.all_requested().await, ["a"], "one at a time");
     let expected = WorkersStatus {
         total: 3,
         updated: 0,
@@ -173,102 +182,94 @@ async fn workers_come_to_the_version_one_after_another() {
     assert_eq!(workers.status().await, expected);
 
     workers.finish("a").await;
-    workers.until_asked("b").await;
-    assert_eq!(workers.all_asked().await, ["b"]);
-    workers.say("b", json!({SAID: format!("{NEW} Failed: no room")})).await;
+    workers.until_requested("b").await;
+    assert_eq!(workers.all_requested().await, ["b"]);
     workers
-        .until("it failed", async || {
-            workers.state().await == "False/WorkerUpgradeFailed"
-        })
+        .report("b", json!({REPORTED: format!("{NEW} Failed: no room")}))
         .await;
+    workers.until_state("False/WorkerUpgradeFailed").await;
     let message = workers.message().await;
     assert!(
         message.contains("1 of 3 Nodes") && message.contains("The upgrade of Node b failed: no room"),
         "{message}"
     );
     assert!(stage.host.events().await.contains(&"WorkerUpgradeFailed".to_owned()));
-    for _ in 0..LOOKS {
-        workers.look().await;
+    for _ in 0..CHECKS {
+        workers.check().await;
     }
-    assert_eq!(workers.all_asked().await, ["b"], "no other is begun with");
+    assert_eq!(workers.all_requested().await, ["b"], "another upgrade was started");
 
     // An administrator has freed space, and removes the annotation.
-    let again = Patch::Merge(json!({"metadata": {"annotations": {ASKED: null}}}));
+    let again = Patch::Merge(json!({"metadata": {"annotations": {REQUESTED: null}}}));
     workers.nodes.patch("b", &PatchParams::default(), &again).await.unwrap();
-    workers
-        .until("its worker is waited for", async || {
-            workers.state().await == "False/WorkersPending"
-        })
-        .await;
-    for _ in 0..LOOKS {
-        workers.look().await;
+    workers.until_state("False/WorkersPending").await;
+    for _ in 0..CHECKS {
+        workers.check().await;
     }
-    assert_eq!(workers.all_asked().await, [""; 0], "it would not see that");
-    workers.say("b", json!({SAID: format!("{OLD} Done")})).await;
-    workers.until_asked("b").await;
-    workers.finish("b").await;
-    workers.until_asked("c").await;
-    workers.finish("c").await;
-    workers
-        .until("all have it", async || workers.state().await == "True/AsExpected")
-        .await;
     assert_eq!(
-        (workers.status().await.updated, workers.all_asked().await.len()),
+        workers.all_requested().await,
+        [""; 0],
+        "requested before the worker reported its version"
+    );
+    workers.report("b", json!({REPORTED: format!("{OLD} Done")})).await;
+    workers.until_requested("b").await;
+    workers.finish("b").await;
+    workers.until_requested("c").await;
+    workers.finish("c").await;
+    workers.until_state("True/AsExpected").await;
+    assert_eq!(
+        (workers.status().await.updated, workers.all_requested().await.len()),
         (3, 0)
     );
 
     // A worker that joins with an older kubelet follows.
     workers.register("d").await;
-    workers.until_asked("d").await;
-    assert_eq!(workers.all_asked().await, ["d"]);
+    workers.until_requested("d").await;
+    assert_eq!(workers.all_requested().await, ["d"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_is_refused_only_as_long_as_a_node_is_too_old() {
+async fn a_version_is_refused_while_a_node_is_too_old() {
     let stage = Stage::start().await;
     let workers = Workers::of(&stage).await;
     let old = "v1.31.9";
     workers.register("a").await;
     workers.run("a", old).await;
+    let oldest_version = async || {
+        let status = stage.host.cluster("a").await.status.unwrap().workers;
+        status.and_then(|workers| workers.oldest_version)
+    };
     workers
-        .until("it is seen", async || {
-            let status = stage.host.cluster("a").await.status.unwrap().workers;
-            status.is_some_and(|workers| workers.oldest_version.as_deref() == Some(old))
-        })
+        .until_equal("the oldest version", oldest_version, Some(old.to_owned()))
         .await;
     let accepted = async || condition(&stage.host.cluster("a").await, "Accepted");
     let patch = json!({"spec": {"version": "v1.36.0"}});
     stage.host.patch_cluster("a", patch).await;
-    workers
-        .until("it is refused", async || {
-            accepted().await == "False/VersionChangeRefused"
-        })
-        .await;
-    for _ in 0..LOOKS {
-        workers.look().await;
+    let expected = "False/VersionChangeRefused".to_owned();
+    workers.until_equal("the condition Accepted", accepted, expected).await;
+    for _ in 0..CHECKS {
+        workers.check().await;
     }
     assert_eq!(accepted().await, "False/VersionChangeRefused");
 
     // The administrator follows the message, and a restarted operator finds no Node.
     workers.nodes.delete("a", &Default::default()).await.unwrap();
-    workers
-        .until("nothing but the offer is in the way", async || {
-            accepted().await == "False/UnknownVersion"
-        })
-        .await;
+    // The version is not offered either.
+    let expected = "False/UnknownVersion".to_owned();
+    workers.until_equal("the condition Accepted", accepted, expected).await;
     assert_eq!(workers.status().await, WorkersStatus::default());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_version_is_followed_by_is_checked() {
+async fn invalid_upgrade_settings_are_refused() {
     let stage = Stage::start().await;
     let clusters = stage.host.clusters();
     for (rule, upgrade) in [
-        ("none at a time", json!({"maxUnavailable": 0})),
-        ("too many", json!({"maxUnavailable": 101})),
-        ("no time", json!({"drainTimeout": "soon"})),
-        ("too long", json!({"drainTimeout": "25h"})),
-        ("negative", json!({"drainTimeout": "-5m"})),
+        ("no node at a time", json!({"maxUnavailable": 0})),
+        ("too many nodes at a time", json!({"maxUnavailable": 101})),
+        ("an invalid timeout", json!({"drainTimeout": "soon"})),
+        ("a timeout that is too long", json!({"drainTimeout": "25h"})),
+        ("a negative timeout", json!({"drainTimeout": "-5m"})),
     ] {
         let patch = Patch::Merge(json!({"spec": {"workers": {"upgrade": upgrade}}}));
         let refused = clusters.patch("a", &PatchParams::default(), &patch).await;

@@ -7,7 +7,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::json;
 
-use crate::workers::{Answer, Stage, leaf_of, refused};
+use crate::workers::{Answer, Stage, certificate_of, refused};
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
@@ -30,7 +30,7 @@ async fn request(stage: &Stage, name: &str, subject: (&str, &[&str]), names: &[&
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_whom_the_tenant_approves_is_let_in() {
+async fn an_approved_user_is_authenticated() {
     let stage = Stage::start().await;
     let key = request(&stage, "jane", ("jane", &["team:a"]), &[], "client auth").await;
     for (name, subject, names, usage, reason) in [
@@ -66,18 +66,18 @@ async fn a_user_whom_the_tenant_approves_is_let_in() {
     assert_eq!(
         (status.certificate, status.conditions),
         (None, None),
-        "nobody approved it"
+        "a request without an approval was answered"
     );
 
     stage.approve("jane").await;
     let Answer::Signed(chain) = stage.answer("jane").await else {
-        panic!("it is refused");
+        panic!("the request is refused");
     };
-    let leaf = leaf_of(Answer::Signed(chain.clone()));
-    let left = leaf.not_after.duration_since(Timestamp::now());
+    let certificate = certificate_of(Answer::Signed(chain.clone()));
+    let remaining = certificate.not_after.duration_since(Timestamp::now());
     assert!(
-        left <= SignedDuration::from_mins(10) && left > SignedDuration::from_mins(5),
-        "{left}"
+        remaining <= SignedDuration::from_mins(10) && remaining > SignedDuration::from_mins(5),
+        "{remaining}"
     );
     let mut config = kube::Config::new(stage.url.parse().unwrap());
     config.accept_invalid_certs = true;

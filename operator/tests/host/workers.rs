@@ -14,8 +14,8 @@ use yoke_pki::cert_manager::CertificateRequest;
 use yoke_test_support::Process;
 use yoke_test_support::kubernetes::{OWNER_TOKEN, connect};
 
-use crate::answers::{ready, run_pod};
 use crate::harness::{Host, PKI, TENANT};
+use crate::readiness::run_pod;
 
 pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub(crate) const SERVING: &str = "kubernetes.io/kubelet-serving";
@@ -47,8 +47,7 @@ impl Stage {
             .await;
         let (process, client) = host.start_tenant_api("a").await;
         run_pod(&host, "a").await;
-        host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-            .await;
+        host.reconcile_until_ready("a").await;
         let hosted = host.hosted("a").await;
         let service = host.api::<k8s_openapi::api::core::v1::Service>(&hosted).get("a").await;
         let address = service.unwrap().spec.unwrap().cluster_ip.unwrap();
@@ -64,7 +63,7 @@ impl Stage {
         self.host.api(TENANT)
     }
 
-    pub(crate) async fn make_token(&self, name: &str, spec: Value) {
+    pub(crate) async fn create_token(&self, name: &str, spec: Value) {
         let token: JoinToken =
             serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
             "metadata": {"name": name}, "spec": spec}))
@@ -80,14 +79,14 @@ impl Stage {
     }
 
     /// Reconciles a JoinToken until its condition has this value.
-    pub(crate) async fn bring_token(&self, name: &str, condition: &str) {
-        self.host
-            .until(&format!("{name} is {condition}"), async || {
-                let _ = self.host.reconcile_tenant().await;
-                self.reconcile_token(name).await;
-                self.condition(name).await == condition
-            })
-            .await;
+    pub(crate) async fn reconcile_token_until(&self, name: &str, condition: &str) {
+        let observe = async || {
+            let _ = self.host.reconcile_tenant().await;
+            self.reconcile_token(name).await;
+            self.condition(name).await
+        };
+        let what = format!("the condition of JoinToken {name}");
+        self.host.until_equal(&what, observe, condition).await;
     }
 
     pub(crate) async fn reconcile_token(&self, name: &str) {
@@ -103,18 +102,18 @@ impl Stage {
         }
     }
 
-    pub(crate) async fn line(&self, name: &str) -> JoinLine {
+    pub(crate) async fn join_line(&self, name: &str) -> JoinLine {
         let secret = self.host.secret(TENANT, &format!("{name}-join")).await;
         JoinLine::from_secret(&secret.unwrap()).unwrap()
     }
 
     /// A client that impersonates a node.
     pub(crate) fn node(&self, name: &str) -> Client {
-        self.someone(&format!("system:node:{name}"), &["system:nodes"])
+        self.impersonate(&format!("system:node:{name}"), &["system:nodes"])
     }
 
     /// A client that impersonates a user with these groups.
-    pub(crate) fn someone(&self, name: &str, groups: &[&str]) -> Client {
+    pub(crate) fn impersonate(&self, name: &str, groups: &[&str]) -> Client {
         let mut config = kube::Config::new(self.url.parse().unwrap());
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
@@ -124,20 +123,27 @@ impl Stage {
     }
 
     /// Creates a request as this client, and waits for its final answer.
-    pub(crate) async fn ask(&self, as_whom: &Client, name: &str, signer: &str, node: &str, names: &[&str]) -> Answer {
-        self.request(as_whom, name, signer, node, names).await;
+    pub(crate) async fn request_and_wait(
+        &self,
+        client: &Client,
+        name: &str,
+        signer: &str,
+        node: &str,
+        names: &[&str],
+    ) -> Answer {
+        self.request(client, name, signer, node, names).await;
         self.answer(name).await
     }
 
     /// Creates a request as this client.
-    pub(crate) async fn request(&self, as_whom: &Client, name: &str, signer: &str, node: &str, names: &[&str]) {
+    pub(crate) async fn request(&self, client: &Client, name: &str, signer: &str, node: &str, names: &[&str]) {
         let usage = if signer == CLIENT { "client auth" } else { "server auth" };
         let csr = json!({"metadata": {"name": name}, "spec": {"signerName": signer,
             "request": data_encoding::BASE64.encode(pkcs10(node, names).as_bytes()),
             "usages": ["digital signature", usage]}});
         let csr = serde_json::from_value(csr).unwrap();
-        let made = Api::<CertificateSigningRequest>::all(as_whom.clone());
-        made.create(&PostParams::default(), &csr).await.unwrap();
+        let requests = Api::<CertificateSigningRequest>::all(client.clone());
+        requests.create(&PostParams::default(), &csr).await.unwrap();
         if signer == CLIENT {
             // In the role of the controller manager.
             self.approve(name).await;
@@ -160,23 +166,18 @@ impl Stage {
 
     /// Waits for the final answer to a request.
     pub(crate) async fn answer(&self, name: &str) -> Answer {
-        let answer = std::cell::Cell::new(None);
-        self.host
-            .until(&format!("request {name} is answered"), async || {
-                let _ = self.host.reconcile("a").await;
-                self.host.issuer.issue_requests(&self.host.client).await;
-                let status = self.requests().get(name).await.unwrap().status.unwrap_or_default();
-                let failed = status.conditions.unwrap_or_default();
-                let failed = failed.into_iter().find(|condition| condition.type_ == "Failed");
-                let chain = status.certificate.map(|chain| String::from_utf8(chain.0).unwrap());
-                let found = failed.map(|failed| Answer::Refused(failed.reason.unwrap_or_default()));
-                let found = found.or_else(|| chain.map(Answer::Signed));
-                let is_there = found.is_some();
-                answer.set(found);
-                is_there
-            })
-            .await;
-        answer.take().unwrap()
+        let observe = async || {
+            let _ = self.host.reconcile("a").await;
+            self.host.issuer.issue_requests(&self.host.client).await;
+            let status = self.requests().get(name).await.unwrap().status.unwrap_or_default();
+            let failed = status.conditions.unwrap_or_default();
+            let failed = failed.into_iter().find(|condition| condition.type_ == "Failed");
+            let chain = status.certificate.map(|chain| String::from_utf8(chain.0).unwrap());
+            let refused = failed.map(|failed| Answer::Refused(failed.reason.unwrap_or_default()));
+            refused.or_else(|| chain.map(Answer::Signed))
+        };
+        let what = format!("an answer to request {name}");
+        self.host.until(&what, observe, Option::is_some).await.unwrap()
     }
 }
 
@@ -197,7 +198,7 @@ pub(crate) fn refused(reason: &str) -> Answer {
     Answer::Refused(reason.into())
 }
 
-pub(crate) fn leaf_of(answer: Answer) -> ParsedCertificate {
+pub(crate) fn certificate_of(answer: Answer) -> ParsedCertificate {
     match answer {
         Answer::Signed(chain) => ParsedCertificate::from_pem(&chain).unwrap().remove(0),
         Answer::Refused(reason) => panic!("refused: {reason}"),
@@ -205,18 +206,20 @@ pub(crate) fn leaf_of(answer: Answer) -> ParsedCertificate {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_joins_once_and_is_given_certificates() {
+async fn a_worker_joins_once_and_gets_certificates() {
     let mut stage = Stage::start().await;
     let host = &stage.host;
     let taints = json!([{"key": "gpu", "value": "a", "effect": "NoSchedule"}]);
     let spec = json!({"clusterName": "a", "nodeLabels": {"example.org/disk": "ssd"}, "taints": taints});
-    stage.make_token("j", spec).await;
-    host.until("the Role names its Secret first", async || {
+    stage.create_token("j", spec).await;
+    let observe = async || {
         stage.reconcile_token("j").await;
-        stage.condition("j").await == "False/RolePending"
-    })
-    .await;
-    stage.bring_token("j", "True/AsExpected").await;
+        stage.condition("j").await
+    };
+    // The Role names its Secret first.
+    host.until_equal("the condition of JoinToken j", observe, "False/RolePending")
+        .await;
+    stage.reconcile_token_until("j", "True/AsExpected").await;
     // An operator that has just started has probed no API yet, and reports nothing about it.
     stage.host.restart_operator().await;
     let host = &stage.host;
@@ -225,83 +228,95 @@ async fn a_worker_joins_once_and_is_given_certificates() {
     assert_eq!(stage.tokens().get("j").await.unwrap().status, before.status);
     host.reconcile("a").await.unwrap();
     let role = host.api::<Role>(TENANT).get("yoke-tenant").await.unwrap();
-    assert!(format!("{role:?}").contains("\"j-join\""), "the Tenant may read it");
-    let line = JoinLine::parse(&stage.line("j").await.encode().unwrap()).unwrap();
+    assert!(
+        format!("{role:?}").contains("\"j-join\""),
+        "the Tenant cannot read the Secret"
+    );
+    let line = JoinLine::parse(&stage.join_line("j").await.encode().unwrap()).unwrap();
     assert!(
         line.server.starts_with("a-") && line.server.ends_with(":443"),
         "{line:?}"
     );
-    assert_eq!(line.address, Some([100, 64, 0, 2].into()), "that of the ingress");
+    assert_eq!(line.address, Some([100, 64, 0, 2].into()), "not the ingress");
     assert_eq!(line.ca, host.text(PKI, "yoke-root", "tls.crt").await);
     assert_eq!(line.node_labels["example.org/disk"], "ssd");
     assert_eq!(json!(line.taints), taints);
     assert!(line.pod_network);
 
     let bootstrap = connect(&stage.url, &line.token);
-    let leaf = leaf_of(stage.ask(&bootstrap, "c1", CLIENT, "n1", &[]).await);
-    assert_eq!(leaf.subject.common_name.as_deref(), Some("system:node:n1"));
+    let certificate = certificate_of(stage.request_and_wait(&bootstrap, "c1", CLIENT, "n1", &[]).await);
+    assert_eq!(certificate.subject.common_name.as_deref(), Some("system:node:n1"));
     let token = stage.tokens().get("j").await.unwrap().status.unwrap();
     let nodes: Vec<_> = token.uses.iter().map(|each| each.node.as_str()).collect();
     assert_eq!(nodes, ["n1"]);
     assert_eq!(
-        stage.ask(&bootstrap, "c2", CLIENT, "n2", &[]).await,
+        stage.request_and_wait(&bootstrap, "c2", CLIENT, "n2", &[]).await,
         refused("TokenUsedUp")
     );
 
     // Requests of the node itself.
     let node = stage.node("n1");
     assert_eq!(
-        stage.ask(&node, "c3", SERVING, "n1", &["n1"]).await,
+        stage.request_and_wait(&node, "c3", SERVING, "n1", &["n1"]).await,
         refused("NodeMissing")
     );
     let nodes = Api::<Node>::all(stage.client.clone());
-    let made = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
-    nodes.create(&PostParams::default(), &made).await.unwrap();
+    let node_object = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
+    nodes.create(&PostParams::default(), &node_object).await.unwrap();
     let addresses = json!({"status": {"addresses": [{"type": "Hostname", "address": "n1"},
         {"type": "InternalIP", "address": "192.0.2.1"}]}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(addresses));
     nodes.patch_status("n1", &params, &patch).await.unwrap();
-    let leaf = leaf_of(stage.ask(&node, "c4", SERVING, "n1", &["n1", "192.0.2.1"]).await);
-    assert_eq!(leaf.dns_names, ["n1"]);
+    let certificate = certificate_of(
+        stage
+            .request_and_wait(&node, "c4", SERVING, "n1", &["n1", "192.0.2.1"])
+            .await,
+    );
+    assert_eq!(certificate.dns_names, ["n1"]);
     assert_eq!(
-        stage.ask(&node, "c5", SERVING, "n1", &["kubernetes.default"]).await,
+        stage
+            .request_and_wait(&node, "c5", SERVING, "n1", &["kubernetes.default"])
+            .await,
         refused("NamesNotOfNode")
     );
-    leaf_of(stage.ask(&node, "c6", CLIENT, "n1", &[]).await);
+    certificate_of(stage.request_and_wait(&node, "c6", CLIENT, "n1", &[]).await);
     assert_eq!(
-        stage.ask(&stage.client, "c7", CLIENT, "n1", &[]).await,
+        stage.request_and_wait(&stage.client, "c7", CLIENT, "n1", &[]).await,
         refused("RequesterInvalid")
     );
-    let left = host
+    let remaining = host
         .api::<CertificateRequest>(PKI)
         .list(&Default::default())
         .await
         .unwrap();
-    assert!(left.items.is_empty(), "nothing is left with cert-manager");
+    assert!(remaining.items.is_empty(), "cert-manager still has requests");
 
     // With a later JoinToken, the worker does not set up the Pod network. A request with an
     // existing Node's name costs no use.
     let addons = json!({"spec": {"addons": {"podNetwork": {"enabled": false}}}});
     host.patch_cluster("a", addons).await;
     host.reconcile("a").await.unwrap();
-    stage.make_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
-    stage.bring_token("k", "True/AsExpected").await;
-    assert!(!stage.line("k").await.pod_network);
-    let other = connect(&stage.url, &stage.line("k").await.token);
-    assert_eq!(stage.ask(&other, "c8", CLIENT, "n1", &[]).await, refused("NodeExists"));
+    stage.create_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
+    stage.reconcile_token_until("k", "True/AsExpected").await;
+    assert!(!stage.join_line("k").await.pod_network);
+    let other = connect(&stage.url, &stage.join_line("k").await.token);
+    assert_eq!(
+        stage.request_and_wait(&other, "c8", CLIENT, "n1", &[]).await,
+        refused("NodeExists")
+    );
     assert!(stage.tokens().get("k").await.unwrap().status.unwrap().uses.is_empty());
 
     // Revocation of the JoinToken.
     let secrets = Api::<Secret>::namespaced(stage.client.clone(), "kube-system");
-    let id = stage.line("k").await.token_id().to_owned();
+    let id = stage.join_line("k").await.token_id().to_owned();
     let name = format!("bootstrap-token-{id}");
     assert!(secrets.get_opt(&name).await.unwrap().is_some());
     stage.tokens().delete("k", &Default::default()).await.unwrap();
-    host.until("it is revoked", async || {
+    let observe = async || {
         stage.reconcile_token("k").await;
-        stage.tokens().get_opt("k").await.unwrap().is_none()
-    })
-    .await;
+        stage.tokens().get_opt("k").await.unwrap()
+    };
+    host.until_none("the revocation of the JoinToken", observe).await;
     assert!(secrets.get_opt(&name).await.unwrap().is_none());
     assert!(host.secret(TENANT, "k-join").await.is_none());
 }
@@ -323,20 +338,19 @@ async fn a_join_token_waits_for_its_cluster() {
         (status.conditions[0].reason.clone(), status.secret_ref)
     };
     assert_eq!(reconcile().await, ("ClusterMissing".to_owned(), None));
-    host.make_cluster("a").await;
-    host.bring("a", "a token waits for it", async || {
-        reconcile().await == ("ClusterNotReady".to_owned(), None)
-    })
-    .await;
+    host.create_cluster("a").await;
+    let expected = ("ClusterNotReady".to_owned(), None);
+    host.reconcile_until_equal("a", "reason and Secret of the JoinToken", reconcile, expected)
+        .await;
     // The JoinToken has no finalizer yet, so it is deleted at once.
     tokens.delete("j", &Default::default()).await.unwrap();
     assert!(tokens.get_opt("j").await.unwrap().is_none());
     for (rule, spec) in [
-        ("too long", json!({"clusterName": "a", "ttl": "25h"})),
-        ("no time", json!({"clusterName": "a", "ttl": "0m"})),
-        ("too many", json!({"clusterName": "a", "maxUses": 101})),
-        ("none", json!({"clusterName": "a", "maxUses": 0})),
-        ("no Cluster", json!({"clusterName": ""})),
+        ("a ttl that is too long", json!({"clusterName": "a", "ttl": "25h"})),
+        ("a ttl of zero", json!({"clusterName": "a", "ttl": "0m"})),
+        ("too many uses", json!({"clusterName": "a", "maxUses": 101})),
+        ("no uses", json!({"clusterName": "a", "maxUses": 0})),
+        ("no name of a Cluster", json!({"clusterName": ""})),
     ] {
         let mut refused = token.clone();
         refused.spec = serde_json::from_value(spec).unwrap();
@@ -346,14 +360,14 @@ async fn a_join_token_waits_for_its_cluster() {
 
 /// The CRD accepts exactly what a worker accepts in its join line.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_node_is_given_is_checked_alike_everywhere() {
+async fn the_crd_and_the_worker_accept_the_same_labels_and_taints() {
     let host = Host::start().await;
     let tokens = host.api::<JoinToken>(TENANT);
     let dry = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
-    let take = async |spec: Value| {
+    let create = async |spec: Value| {
         let token: JoinToken = serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1",
             "kind": "JoinToken", "metadata": {"name": "j"}, "spec": spec}))
         .unwrap();
@@ -394,8 +408,8 @@ async fn what_a_node_is_given_is_checked_alike_everywhere() {
         ("topology.kubernetes.io/rack".into(), false),
         ("notkubernetes.io/a".into(), true),
     ] {
-        let (is_sound, taken) = take(json!({"clusterName": "a", "nodeLabels": {&key: "b"}})).await;
-        assert_eq!((is_sound, taken.is_ok()), (good, good), "{key}: {taken:?}");
+        let (is_sound, created) = create(json!({"clusterName": "a", "nodeLabels": {&key: "b"}})).await;
+        assert_eq!((is_sound, created.is_ok()), (good, good), "{key}: {created:?}");
     }
     let many = |count: usize| -> Value { (0..count).map(|at| (format!("a{at}"), json!(""))).collect() };
     let taint = |key: &str, value: &str| json!({"key": key, "value": value, "effect": "NoSchedule"});
@@ -403,39 +417,44 @@ async fn what_a_node_is_given_is_checked_alike_everywhere() {
     for (rule, spec, good) in [
         ("32 labels", json!({"nodeLabels": many(32)}), true),
         ("33 labels", json!({"nodeLabels": many(33)}), false),
-        ("a long value", json!({"nodeLabels": {"a": part}}), true),
+        ("a value of 63 characters", json!({"nodeLabels": {"a": part}}), true),
         (
-            "a longer value",
+            "a value of 64 characters",
             json!({"nodeLabels": {"a": format!("{part}a")}}),
             false,
         ),
-        ("no value", json!({"nodeLabels": {"a": "b c"}}), false),
+        ("an invalid value", json!({"nodeLabels": {"a": "b c"}}), false),
         ("16 taints", json!({"taints": taints(16)}), true),
         ("17 taints", json!({"taints": taints(17)}), false),
         (
-            "one twice",
+            "the same key and effect twice",
             json!({"taints": [taint("a", "b"), taint("a", "c")]}),
             false,
         ),
         (
-            "Kubernetes' own",
+            "a taint of Kubernetes",
             json!({"taints": [taint("node.kubernetes.io/not-ready", "")]}),
             false,
         ),
         (
-            "a role",
+            "a taint of a role",
             json!({"taints": [taint("node-role.kubernetes.io/a", "")]}),
             true,
         ),
-        ("no key", json!({"taints": [taint("a b", "")]}), false),
-        ("no value of a taint", json!({"taints": [taint("a", "b:c")]}), false),
+        ("an invalid key", json!({"taints": [taint("a b", "")]}), false),
+        (
+            "an invalid value of a taint",
+            json!({"taints": [taint("a", "b:c")]}),
+            false,
+        ),
     ] {
         let mut spec = spec;
         spec["clusterName"] = "a".into();
-        let (is_sound, taken) = take(spec).await;
-        assert_eq!((is_sound, taken.is_ok()), (good, good), "{rule}: {taken:?}");
+        let (is_sound, created) = create(spec).await;
+        assert_eq!((is_sound, created.is_ok()), (good, good), "{rule}: {created:?}");
     }
-    let (_, refused) = take(json!({"clusterName": "a", "nodeLabels": {"node-restriction.kubernetes.io/a": "b"}})).await;
+    let (_, refused) =
+        create(json!({"clusterName": "a", "nodeLabels": {"node-restriction.kubernetes.io/a": "b"}})).await;
     assert!(
         refused
             .unwrap_err()

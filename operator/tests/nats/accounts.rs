@@ -1,5 +1,6 @@
 //! Life cycle of accounts: how they are pushed, what they have room for, and how they end.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use async_nats::{ConnectErrorKind, jetstream};
@@ -8,12 +9,13 @@ use tokio::time::timeout;
 use yoke_operator::nats::claims::disk_storage_of;
 use yoke_operator::nats::streams::Provisioner;
 use yoke_operator::nats::{ClusterUser, NatsError};
+use yoke_test_support::eventually;
 
 use crate::support::Server;
 use crate::{Connection, LIMIT, OTHER, OWN, Store, connect, id, now, plan};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn closed_account_cuts_a_live_connection() {
+async fn closing_an_account_disconnects_its_user() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let mut store = Store::new(&nats, OWN).await;
@@ -22,7 +24,7 @@ async fn closed_account_cuts_a_live_connection() {
     nats.close_account(&id(OWN), store.account.clone()).await.unwrap();
     // The server may report either first: the missing permissions of the removed scope, or its
     // limits.
-    while connection.next_said("the end").await != "disconnected" {}
+    while connection.next_message("the end").await != "disconnected" {}
     let refused = async |user: &ClusterUser| {
         let refusal = Connection::open(&server, user, OWN).await.err();
         assert_eq!(
@@ -33,15 +35,15 @@ async fn closed_account_cuts_a_live_connection() {
     refused(store.user()).await;
     // The account is opened again for another user. The data is still there, and the previous user
     // is refused.
-    let former = store.user().clone();
+    let previous = store.user().clone();
     store.account.renew_user(&id(OWN), now()).unwrap();
     store.ensure().await.unwrap();
     assert_eq!(store.open(&server).await.count_records(OWN).await, 0);
-    refused(&former).await;
+    refused(&previous).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn account_is_limited_to_what_its_streams_reserve() {
+async fn the_account_limit_is_the_reserved_storage_of_its_streams() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let mut store = Store::new(&nats, OWN).await;
@@ -54,7 +56,7 @@ async fn account_is_limited_to_what_its_streams_reserve() {
     for (quota, reserved) in [(4 << 20, 220 << 20), (1 << 19, (195 << 20) + (1 << 19))] {
         store.account.size.quota = quota;
         store.ensure().await.unwrap();
-        assert_eq!(promised(&store).await, reserved);
+        assert_eq!(reserved_storage(&store).await, reserved);
         let client = nats.connect_account(&store.account.public_key).await.unwrap();
         let found = jetstream::new(client).get_stream(format!("KINE_{OWN}")).await.unwrap();
         assert_eq!(found.cached_info().config.max_bytes, 2 * quota + (64 << 20));
@@ -62,14 +64,14 @@ async fn account_is_limited_to_what_its_streams_reserve() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quota_is_not_lowered_below_what_the_streams_hold() {
+async fn the_quota_is_not_lowered_below_the_data_in_the_streams() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let mut store = Store::new(&nats, OWN).await;
-    let own = promised(&store).await;
+    let own = reserved_storage(&store).await;
     let mut connection = store.open(&server).await;
     let snapshot = "x".repeat(600_000);
-    assert!(connection.ask("kine.bcdfghjk24.snap.m", &snapshot).await.is_reply());
+    assert!(connection.request("kine.bcdfghjk24.snap.m", &snapshot).await.is_reply());
     let key = store.account.public_key.clone();
     let limits = async || {
         let client = nats.connect_account(&key).await.unwrap();
@@ -86,9 +88,9 @@ async fn quota_is_not_lowered_below_what_the_streams_hold() {
     );
     assert!(refused.is_limit());
     assert_eq!(
-        (limits().await, promised(&store).await),
+        (limits().await, reserved_storage(&store).await),
         (before, own),
-        "nothing is changed"
+        "a refused quota changed something"
     );
     store.account.size.quota = 768 << 10;
     store.ensure().await.unwrap();
@@ -97,104 +99,113 @@ async fn quota_is_not_lowered_below_what_the_streams_hold() {
 }
 
 /// Returns the storage limit in the claims of a store's account.
-async fn promised(store: &Store) -> i64 {
+async fn reserved_storage(store: &Store) -> i64 {
     let claims = store.nats.find_account(&store.account.public_key).await.unwrap();
     disk_storage_of(&claims.unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_has_no_room_for_is_not_promised() {
+async fn storage_that_the_server_lacks_is_not_reserved() {
     // Room for two stores, but not for three.
     let mut server = Server::start_with_room("450MB").await;
     let nats = connect(&server).await;
     let (mut one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
-    let own = promised(&one).await;
+    let own = reserved_storage(&one).await;
     let three = Store::draw(&nats, "dfghjklm24");
-    let refused = async |store: &Store, expected: i64| {
+    let assert_refused = async |store: &Store, expected: i64| {
         let error = store.ensure().await.unwrap_err();
         assert!(
             matches!(error, NatsError::NoRoom { given, .. } if given == expected),
             "{error:?}"
         );
         assert!(error.is_limit());
-        assert_eq!(promised(store).await, expected);
+        assert_eq!(reserved_storage(store).await, expected);
     };
     for _ in 0..2 {
-        refused(&three, 0).await;
+        assert_refused(&three, 0).await;
     }
     one.account.size.quota = 30 << 20;
     for _ in 0..2 {
-        refused(&one, own).await;
+        assert_refused(&one, own).await;
     }
     // The state after an operator that stopped right after it had pushed the claims.
-    for (store, given) in [(&one, own), (&three, 0)] {
+    for (store, reserved) in [(&one, own), (&three, 0)] {
         nats.ensure_account(&store.plan.id, &store.account).await.unwrap();
-        assert_ne!(promised(store).await, given);
-        refused(store, given).await;
+        assert_ne!(reserved_storage(store).await, reserved);
+        assert_refused(store, reserved).await;
     }
     server.stop();
     server.start_again();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while two.ensure().await.is_err() {
-        assert!(Instant::now() < deadline, "the neighbour has its streams again");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    eventually("the neighbour's streams", LIMIT, async || two.ensure().await, |_| true)
+        .await
+        .unwrap();
     for (store, subject) in [(&one, "kine.bcdfghjk24.log"), (&two, "kine.cdfghjkl24.log")] {
         assert!(
-            store.open(&server).await.ask(subject, "x").await.is_reply(),
+            store.open(&server).await.request(subject, "x").await.is_reply(),
             "{subject}"
         );
     }
-    refused(&one, own).await;
+    assert_refused(&one, own).await;
     nats.delete_account(&two.plan.id, &two.account.public_key)
         .await
         .unwrap();
     one.ensure().await.unwrap();
     one.account.size.quota = 1 << 20;
     one.ensure().await.unwrap();
-    assert_eq!(promised(&one).await, own);
+    assert_eq!(reserved_storage(&one).await, own);
 }
 
 /// Data that is not reachable now retains its claim, and gets its room as soon as there is some.
 #[tokio::test(flavor = "multi_thread")]
-async fn data_without_room_waits_for_it() {
+async fn data_without_storage_is_restored_when_storage_is_free() {
     let mut server = Server::start_with_room("450MB").await;
     let nats = connect(&server).await;
     let stores = [Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await];
-    let own = promised(&stores[0]).await;
+    let own = reserved_storage(&stores[0]).await;
     for store in &stores {
         let log = store.plan.id.log_subject();
-        assert!(store.open(&server).await.ask(&log, "x").await.is_reply());
+        assert!(store.open(&server).await.request(&log, "x").await.is_reply());
     }
     server.stop();
     server.set_room("250MB");
     server.start_again();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let lost = loop {
-        let [one, two] = [&stores[0], &stores[1]].map(Store::ensure_what_it_had);
-        match tokio::join!(one, two) {
-            (Ok(_), Err(NatsError::NoRoom { given: 0, .. })) => break 1,
-            (Err(NatsError::NoRoom { given: 0, .. }), Ok(_)) => break 0,
-            other => assert!(Instant::now() < deadline, "one of two has room: {other:?}"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let start = Instant::now();
+    let ensure_both = async || {
+        let [one, two] = [&stores[0], &stores[1]].map(Store::ensure_existing);
+        Ok::<_, Infallible>(tokio::join!(one, two))
     };
-    let (lost, other) = (&stores[lost], &stores[1 - lost]);
-    lost.ensure_what_it_had().await.unwrap_err();
-    assert_eq!(promised(lost).await, own);
+    let outcomes = eventually("room for one of two stores", LIMIT, ensure_both, |outcomes| {
+        matches!(
+            outcomes,
+            (Ok(_), Err(NatsError::NoRoom { given: 0, .. })) | (Err(NatsError::NoRoom { given: 0, .. }), Ok(_))
+        )
+    })
+    .await
+    .unwrap();
+    let (lost, other) = match outcomes {
+        (Ok(_), _) => (&stores[1], &stores[0]),
+        _ => (&stores[0], &stores[1]),
+    };
+    lost.ensure_existing().await.unwrap_err();
+    assert_eq!(reserved_storage(lost).await, own);
     let key = &other.account.public_key;
     nats.delete_account(&other.plan.id, key).await.unwrap();
     // Claims with the same second of issue are identical to the server, which then ignores them.
-    while lost.ensure_what_it_had().await.is_err() {
-        assert!(Instant::now() < deadline, "there is room");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let limit = LIMIT.saturating_sub(start.elapsed());
+    eventually(
+        "room for the lost store",
+        limit,
+        async || lost.ensure_existing().await,
+        |_| true,
+    )
+    .await
+    .unwrap();
     let records = lost.open(&server).await.count_records(lost.plan.id.as_str()).await;
     assert_eq!(records, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deletion_takes_the_data_and_only_its_own() {
+async fn deleting_an_account_deletes_only_its_own_data() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let store = Store::new(&nats, OWN).await;
@@ -203,22 +214,22 @@ async fn deletion_takes_the_data_and_only_its_own() {
         store
             .open(&server)
             .await
-            .ask("kine.bcdfghjk24.log", "x")
+            .request("kine.bcdfghjk24.log", "x")
             .await
             .is_reply()
     );
     // An account with another's name is neither changed, closed nor deleted.
     let other = id(OTHER);
-    let taken = nats.ensure_account(&other, &store.account).await.unwrap_err();
-    assert!(matches!(taken, NatsError::Foreign { .. }), "{taken:?}");
+    let refused = nats.ensure_account(&other, &store.account).await.unwrap_err();
+    assert!(matches!(refused, NatsError::Foreign { .. }), "{refused:?}");
     nats.close_account(&other, store.account.clone()).await.unwrap();
     nats.delete_account(&other, &key).await.unwrap();
     assert_eq!(store.open(&server).await.count_records(OWN).await, 1);
-    assert!(server.holds(&key));
+    assert!(server.has_data(&key));
     for _ in 0..2 {
         nats.delete_account(&id(OWN), &key).await.unwrap();
         assert_eq!(nats.find_account(&key).await.unwrap(), None);
-        assert!(!server.holds(&key), "no file is left");
+        assert!(!server.has_data(&key), "files are left");
     }
     let system = server.connect_system().await;
     let subject = format!("$JS.API.ACCOUNT.PURGE.{key}");
@@ -229,14 +240,11 @@ async fn deletion_takes_the_data_and_only_its_own() {
     nats.delete_account(&id(OWN), &key).await.unwrap();
     catch_up().await;
     let purge = purges.next().now_or_never();
-    assert!(
-        purge.is_none(),
-        "the server hears nothing for as long as it asks others"
-    );
+    assert!(purge.is_none(), "a purge was sent although the data is deleted");
     // Another process has not recorded the deletion.
     connect(&server).await.delete_account(&id(OWN), &key).await.unwrap();
     let purge = timeout(LIMIT, purges.next()).await.unwrap();
-    assert!(purge.is_some(), "one that is sent is heard here");
+    assert!(purge.is_some(), "no purge was received");
     assert!(matches!(
         Provisioner::connect(&nats, &key).await,
         Err(NatsError::Connect(_))
@@ -248,27 +256,24 @@ async fn deletion_takes_the_data_and_only_its_own() {
 
 /// The class of a store gets replicas. The spare stream is not replicated, and follows the quota.
 #[tokio::test(flavor = "multi_thread")]
-async fn spare_stream_stays_in_step_with_a_store_that_was_given_replicas() {
+async fn the_spare_stream_follows_the_quota_but_not_the_replicas() {
     let server = Server::start_cluster().await;
     let nats = connect(&server).await;
     let mut store = Store::draw(&nats, OWN);
-    let deadline = Instant::now() + Duration::from_secs(20);
     // The servers first elect a leader.
-    let ensure = async |store: &Store| loop {
-        match store.ensure().await {
-            Ok(bytes) => break bytes,
-            Err(error) => assert!(Instant::now() < deadline, "streams are made: {error:?}"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let ensure = async |store: &Store| {
+        eventually("the streams", LIMIT, async || store.ensure().await, |_| true)
+            .await
+            .unwrap()
     };
     assert_eq!(ensure(&store).await, 0);
     let spare = "kine.bcdfghjk24.spare.m";
-    assert!(store.open(&server).await.ask(spare, "x").await.is_reply());
+    assert!(store.open(&server).await.request(spare, "x").await.is_reply());
     store.account.size.replicas = 3;
     // A larger quota, and one that is smaller than the first.
     for quota in [2 << 20, 1 << 19] {
         store.account.size.quota = quota;
-        assert!(ensure(&store).await > 0, "what it holds is counted");
+        assert!(ensure(&store).await > 0, "the data of the spare stream is not counted");
         let client = nats.connect_account(&store.account.public_key).await.unwrap();
         let context = jetstream::new(client);
         for (name, bytes, replicas) in [
@@ -293,47 +298,52 @@ async fn spare_stream_stays_in_step_with_a_store_that_was_given_replicas() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_log_is_not_made_anew_for_a_cluster_that_has_state() {
+async fn a_lost_log_is_not_created_again_for_a_cluster_with_data() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let store = Store::new(&nats, OWN).await;
-    store.ensure_what_it_had().await.unwrap();
+    store.ensure_existing().await.unwrap();
     server.lose_streams(&store.account.public_key).await;
     let log = store.plan.id.stream();
     for _ in 0..2 {
-        let lost = store.ensure_what_it_had().await.unwrap_err();
+        let lost = store.ensure_existing().await.unwrap_err();
         assert!(
             matches!(&lost, NatsError::LogLost { stream } if *stream == log),
             "{lost:?}"
         );
     }
     store.ensure().await.unwrap();
-    store.ensure_what_it_had().await.unwrap();
+    store.ensure_existing().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_server_keeps_nobody_waiting() {
+async fn requests_to_a_lost_server_fail_fast() {
     let mut server = Server::start().await;
     let store = Store::new(&connect(&server).await, OWN).await;
     let key = store.account.public_key.clone();
     server.stop();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !matches!(store.nats.find_account(&key).await, Err(NatsError::Lost)) {
-        assert!(Instant::now() < deadline, "the loss is not told");
-    }
-    let began = Instant::now();
+    let find = async || Ok::<_, Infallible>(store.nats.find_account(&key).await);
+    eventually("the loss of NATS", LIMIT, find, |found| {
+        matches!(found, Err(NatsError::Lost))
+    })
+    .await
+    .unwrap()
+    .unwrap_err();
+    let start = Instant::now();
     for _ in 0..20 {
-        let (found, made) = tokio::join!(store.nats.find_account(&key), store.ensure());
+        let (found, ensured) = tokio::join!(store.nats.find_account(&key), store.ensure());
         assert!(matches!(found, Err(NatsError::Lost)), "{found:?}");
-        assert!(matches!(made, Err(NatsError::Lost)), "{made:?}");
+        assert!(matches!(ensured, Err(NatsError::Lost)), "{ensured:?}");
     }
     let late = connect(&server).await;
     // Less than the time in which four calls wait until NATS counts as lost.
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     server.start_again();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while store.ensure().await.is_err() || late.find_account(&key).await.is_err() {
-        assert!(Instant::now() < deadline, "it is not found again");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let observe = async || {
+        store.ensure().await?;
+        late.find_account(&key).await
+    };
+    eventually("the recovery of NATS", LIMIT, observe, |_| true)
+        .await
+        .unwrap();
 }

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod accounts;
-mod ends;
+mod log_end;
 mod rights;
 #[path = "../support/mod.rs"]
 mod support;
@@ -73,7 +73,7 @@ impl Store {
     }
 
     /// Creates what is missing for a Cluster that has data.
-    async fn ensure_what_it_had(&self) -> Result<i64, NatsError> {
+    async fn ensure_existing(&self) -> Result<i64, NatsError> {
         streams::ensure(&self.nats, &self.plan.id, &self.account, true).await
     }
 
@@ -99,7 +99,7 @@ enum Answer {
     /// The server's message.
     Refused(String),
     /// The request was delivered, but has no subscriber.
-    NobodyThere,
+    NoResponder,
 }
 
 impl Answer {
@@ -111,46 +111,47 @@ impl Answer {
 /// A connection that records the server's messages about it. Its end is recorded as `disconnected`.
 struct Connection {
     client: async_nats::Client,
-    said: mpsc::UnboundedReceiver<String>,
+    messages: mpsc::UnboundedReceiver<String>,
 }
 
 impl Connection {
     async fn open(server: &Server, user: &ClusterUser, id: &str) -> Result<Self, async_nats::ConnectError> {
-        let (sender, said) = mpsc::unbounded_channel();
+        let (sender, messages) = mpsc::unbounded_channel();
         let client = server
             .connect_options(&user.credentials)
             .custom_inbox_prefix(format!("_INBOX_{id}"))
             .event_callback(move |event| {
-                let said = match event {
+                let message = match event {
                     Event::ServerError(ServerError::Other(text)) => Some(text),
                     Event::Disconnected => Some("disconnected".to_owned()),
                     _ => None,
                 };
-                let _ = said.map(|said| sender.send(said));
+                let _ = message.map(|message| sender.send(message));
                 async {}
             })
             .connect(server.url())
             .await?;
-        Ok(Self { client, said })
+        Ok(Self { client, messages })
     }
 
     /// Sends a request. The test fails if it is neither answered nor refused.
-    async fn ask(&mut self, subject: &str, payload: &str) -> Answer {
+    async fn request(&mut self, subject: &str, payload: &str) -> Answer {
         let client = self.client.clone();
         let request = client.request(subject.to_owned(), payload.to_owned().into());
         tokio::select! {
             answer = request => match answer {
                 Ok(message) => Answer::Reply(String::from_utf8_lossy(&message.payload).into_owned()),
-                Err(error) if error.kind() == RequestErrorKind::NoResponders => Answer::NobodyThere,
+                Err(error) if error.kind() == RequestErrorKind::NoResponders => Answer::NoResponder,
                 Err(error) => panic!("{subject}: neither an answer nor a refusal: {error}"),
             },
-            said = self.next_said(subject) => Answer::Refused(said),
+            message = self.next_message(subject) => Answer::Refused(message),
         }
     }
 
-    async fn next_said(&mut self, about: &str) -> String {
-        let said = timeout(LIMIT, self.said.recv()).await;
-        said.unwrap_or_else(|_| panic!("the server says nothing about {about}"))
+    async fn next_message(&mut self, about: &str) -> String {
+        let message = timeout(LIMIT, self.messages.recv()).await;
+        message
+            .unwrap_or_else(|_| panic!("no message of the server about {about}"))
             .expect("the client holds the sender")
     }
 
@@ -158,7 +159,7 @@ impl Connection {
     /// proves it. A flush would only empty our own buffer.
     async fn listen(&mut self, subject: &'static str) -> async_nats::Subscriber {
         let subscription = self.client.subscribe(subject).await.unwrap();
-        assert!(self.ask("$JS.API.INFO", "").await.is_reply());
+        assert!(self.request("$JS.API.INFO", "").await.is_reply());
         subscription
     }
 
@@ -168,7 +169,7 @@ impl Connection {
     }
 
     async fn count(&mut self, stream: &str) -> u64 {
-        let Answer::Reply(info) = self.ask(&format!("$JS.API.STREAM.INFO.{stream}"), "").await else {
+        let Answer::Reply(info) = self.request(&format!("$JS.API.STREAM.INFO.{stream}"), "").await else {
             panic!("no answer about {stream}");
         };
         let info: serde_json::Value = serde_json::from_str(&info).unwrap();
@@ -178,11 +179,11 @@ impl Connection {
 
 /// Answers every request to a store's instance.
 async fn serve(connection: &mut Connection, subject: &'static str) -> tokio::task::JoinHandle<()> {
-    let mut questions = connection.listen(subject).await;
+    let mut requests = connection.listen(subject).await;
     let client = connection.client.clone();
     tokio::spawn(async move {
-        while let Some(question) = questions.next().await {
-            client.publish(question.reply.unwrap(), "here".into()).await.unwrap();
+        while let Some(request) = requests.next().await {
+            client.publish(request.reply.unwrap(), "here".into()).await.unwrap();
         }
     })
 }

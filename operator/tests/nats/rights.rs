@@ -9,7 +9,7 @@ use crate::support::Server;
 use crate::{Answer, Connection, LIMIT, OTHER, OWN, Store, connect, id, serve};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
+async fn a_cluster_user_reaches_only_its_own_streams() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
@@ -20,7 +20,7 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
     let own_store = serve(&mut peer, "kine.bcdfghjk24.rpc.>").await;
     let other_store = serve(&mut neighbour, "kine.cdfghjkl24.rpc.>").await;
     for subject in [format!("kine.{OTHER}.log"), format!("kine.{OTHER}.snap.1.a.0")] {
-        assert!(neighbour.ask(&subject, "x").await.is_reply());
+        assert!(neighbour.request(&subject, "x").await.is_reply());
     }
     let first = r#"{"seq":1}"#;
     let new_stream = r#"{"name":"NEW","subjects":["new"],"max_bytes":1024}"#;
@@ -30,7 +30,7 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
         ("append to the log", format!("kine.{OWN}.log"), "x"),
         ("write a snapshot", format!("kine.{OWN}.snap.1.a.0"), "x"),
         ("write a spare snapshot", format!("kine.{OWN}.spare.1.a.0"), "x"),
-        ("speak to its store", format!("kine.{OWN}.rpc.x"), "x"),
+        ("send a request to its store", format!("kine.{OWN}.rpc.x"), "x"),
         ("inspect the log", api(&format!("STREAM.INFO.KINE_{OWN}")), ""),
         ("inspect snapshots", api(&format!("STREAM.INFO.KINE_SNAP_{OWN}")), ""),
         ("read by sequence", api(&format!("STREAM.MSG.GET.KINE_{OWN}")), first),
@@ -52,29 +52,33 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
             first,
         ),
         ("purge the log", api(&format!("STREAM.PURGE.KINE_{OWN}")), first),
-        ("ask about the account", api("INFO"), ""),
+        ("inspect the account", api("INFO"), ""),
     ] {
-        let answer = user.ask(&subject, payload).await;
+        let answer = user.request(&subject, payload).await;
         assert!(answer.is_reply(), "{rule}: {subject}: {answer:?}");
     }
     for (rule, subject, payload) in [
         ("append to another log", format!("kine.{OTHER}.log"), "x"),
-        ("write another's snapshot", format!("kine.{OTHER}.snap.1.a.1"), "x"),
         (
-            "write another's spare snapshot",
+            "write a snapshot of another store",
+            format!("kine.{OTHER}.snap.1.a.1"),
+            "x",
+        ),
+        (
+            "write a spare snapshot of another store",
             format!("kine.{OTHER}.spare.1.a.1"),
             "x",
         ),
-        ("speak to another store", format!("kine.{OTHER}.rpc.x"), "x"),
+        ("send a request to another store", format!("kine.{OTHER}.rpc.x"), "x"),
         ("inspect another log", api(&format!("STREAM.INFO.KINE_{OTHER}")), ""),
         (
-            "inspect others' snapshots",
+            "inspect snapshots of another store",
             api(&format!("STREAM.INFO.KINE_SNAP_{OTHER}")),
             "",
         ),
         ("read another log", api(&format!("STREAM.MSG.GET.KINE_{OTHER}")), first),
         (
-            "read others' snapshots",
+            "read snapshots of another store",
             api(&format!("STREAM.MSG.GET.KINE_SNAP_{OTHER}")),
             first,
         ),
@@ -84,33 +88,33 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
             first,
         ),
         (
-            "read others' snapshots directly",
+            "read snapshots of another store directly",
             api(&format!("DIRECT.GET.KINE_SNAP_{OTHER}")),
             first,
         ),
         (
-            "read another log's last",
+            "read the last record of another log",
             api(&format!("DIRECT.GET.KINE_{OTHER}.kine.{OTHER}.log")),
             "",
         ),
         ("purge another log", api(&format!("STREAM.PURGE.KINE_{OTHER}")), ""),
         (
-            "purge others' snapshots",
+            "purge snapshots of another store",
             api(&format!("STREAM.PURGE.KINE_SNAP_{OTHER}")),
             "",
         ),
         (
-            "purge others' spare snapshots",
+            "purge spare snapshots of another store",
             api(&format!("STREAM.PURGE.KINE_SPARE_{OTHER}")),
             "",
         ),
         (
-            "delete others' snapshots",
+            "delete snapshots of another store",
             api(&format!("STREAM.MSG.DELETE.KINE_SNAP_{OTHER}")),
             first,
         ),
         (
-            "delete another's record",
+            "delete a record of another log",
             api(&format!("STREAM.MSG.DELETE.KINE_{OTHER}")),
             first,
         ),
@@ -138,12 +142,16 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
         ("delete its stream", api(&format!("STREAM.DELETE.KINE_{OWN}")), ""),
         ("change its stream", api(&format!("STREAM.UPDATE.KINE_{OWN}")), "{}"),
         ("restore a stream", api(&format!("STREAM.RESTORE.KINE_{OWN}")), "{}"),
-        ("make a stream", api("STREAM.CREATE.NEW"), new_stream),
+        ("create a stream", api("STREAM.CREATE.NEW"), new_stream),
         ("list streams", api("STREAM.NAMES"), ""),
         ("push claims", "$SYS.REQ.CLAIMS.UPDATE".into(), "x"),
-        ("ask the system", "$SYS.REQ.SERVER.PING".into(), ""),
+        (
+            "send a request to the system account",
+            "$SYS.REQ.SERVER.PING".into(),
+            "",
+        ),
     ] {
-        let answer = user.ask(&subject, payload).await;
+        let answer = user.request(&subject, payload).await;
         assert_eq!(answer, Answer::Refused(no_publish(&subject)), "{rule}");
     }
     assert_eq!(neighbour.count_records(OTHER).await, 1);
@@ -177,7 +185,7 @@ async fn assert_subscriptions(user: &mut Connection, peer: &mut Connection, neig
         "$JS.>",
     ] {
         let _subscription = user.client.subscribe(subject).await.unwrap();
-        let refusal = user.next_said(subject).await;
+        let refusal = user.next_message(subject).await;
         assert_eq!(
             refusal,
             format!("Permissions Violation for Subscription to \"{subject}\"")
@@ -188,7 +196,7 @@ async fn assert_subscriptions(user: &mut Connection, peer: &mut Connection, neig
         .publish("_INBOX_bcdfghjk24.x", "x".into())
         .await
         .unwrap();
-    let refusal = neighbour.next_said("an answer to another store").await;
+    let refusal = neighbour.next_message("an answer to another store").await;
     assert_eq!(refusal, no_publish("_INBOX_bcdfghjk24.x"));
 }
 
@@ -217,19 +225,19 @@ async fn attack(user: &mut Connection, reply: &'static str) {
     // The server handles messages and API requests separately. After these answers, both have
     // processed the attack.
     for (subject, payload) in requests() {
-        assert!(user.ask(&subject, payload).await.is_reply(), "{subject}");
+        assert!(user.request(&subject, payload).await.is_reply(), "{subject}");
     }
 }
 
 /// The server sends answers to any reply subject, whatever its user may publish to.
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_reach_no_neighbour() {
+async fn replies_do_not_reach_another_account() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
     let (mut user, mut neighbour) = (own.open(&server).await, other.open(&server).await);
     let mut inbox = neighbour.listen("_INBOX_cdfghjkl24.x").await;
-    let mut questions = neighbour.listen("kine.cdfghjkl24.rpc.>").await;
+    let mut requests_inbox = neighbour.listen("kine.cdfghjkl24.rpc.>").await;
     for reply in [
         "kine.cdfghjkl24.log",
         "kine.cdfghjkl24.snap.1.a.0",
@@ -239,11 +247,11 @@ async fn answers_reach_no_neighbour() {
     ] {
         attack(&mut user, reply).await;
     }
-    assert!(neighbour.ask("kine.cdfghjkl24.log", "mine").await.is_reply());
+    assert!(neighbour.request("kine.cdfghjkl24.log", "mine").await.is_reply());
     assert_eq!(neighbour.count_records(OTHER).await, 1);
     for (subject, messages) in [
         ("_INBOX_cdfghjkl24.x", &mut inbox),
-        ("kine.cdfghjkl24.rpc.x", &mut questions),
+        ("kine.cdfghjkl24.rpc.x", &mut requests_inbox),
     ] {
         neighbour.client.publish(subject, "mine".into()).await.unwrap();
         let message = timeout(LIMIT, messages.next()).await.unwrap().unwrap();
@@ -263,25 +271,30 @@ async fn answers_reach_no_neighbour() {
 
 /// Two Clusters with the same identity, so that no permission separates them.
 #[tokio::test(flavor = "multi_thread")]
-async fn accounts_share_nothing_but_the_server() {
+async fn accounts_share_only_the_server() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let (one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OWN).await);
     let (mut first, mut peer) = (one.open(&server).await, one.open(&server).await);
     let mut second = two.open(&server).await;
     for _ in 0..3 {
-        assert!(first.ask("kine.bcdfghjk24.log", "x").await.is_reply());
+        assert!(first.request("kine.bcdfghjk24.log", "x").await.is_reply());
     }
     let counts = (first.count_records(OWN).await, second.count_records(OWN).await);
     assert_eq!(counts, (3, 0));
 
     let store = serve(&mut peer, "kine.bcdfghjk24.rpc.>").await;
-    let question = "kine.bcdfghjk24.rpc.hello";
-    assert_eq!(first.ask(question, "x").await, Answer::Reply("here".into()));
-    assert_eq!(second.ask(question, "x").await, Answer::NobodyThere);
+    let subject = "kine.bcdfghjk24.rpc.hello";
+    assert_eq!(first.request(subject, "x").await, Answer::Reply("here".into()));
+    assert_eq!(second.request(subject, "x").await, Answer::NoResponder);
     store.abort();
 
-    assert!(second.ask("$JS.API.STREAM.PURGE.KINE_bcdfghjk24", "").await.is_reply());
+    assert!(
+        second
+            .request("$JS.API.STREAM.PURGE.KINE_bcdfghjk24", "")
+            .await
+            .is_reply()
+    );
     nats.delete_account(&id(OWN), &two.account.public_key).await.unwrap();
     assert_eq!(first.count_records(OWN).await, 3);
 }

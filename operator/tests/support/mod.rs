@@ -2,15 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nkeys::KeyPair;
 use yoke_operator::config::NatsConfig;
 use yoke_operator::nats::claims::{self, AccountClaims, AccountLimits, Envelope, NO_LIMIT, UserClaims, UserLimits};
-use yoke_test_support::free_port;
+use yoke_test_support::{eventually, free_port};
 
 /// Timeout of every request to the server.
 const LIMIT: Duration = Duration::from_secs(10);
+/// Timeout of the server's start.
+const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// The server process, which is killed when this is dropped.
 pub(crate) struct Server {
@@ -82,7 +84,7 @@ impl Server {
     }
 
     /// Returns whether the disk has data of an account.
-    pub(crate) fn holds(&self, account: &str) -> bool {
+    pub(crate) fn has_data(&self, account: &str) -> bool {
         self.dir.path().join("data/jetstream").join(account).exists()
     }
 
@@ -260,10 +262,11 @@ fn write_certificates(dir: &Path) {
 }
 
 async fn until_it_listens(dir: &Path, port: u16) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-        let log = || std::fs::read_to_string(dir.join("log")).unwrap_or_default();
-        assert!(Instant::now() < deadline, "nats-server does not listen: {}", log());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let connect = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await;
+    eventually("a listening nats-server", START_LIMIT, connect, |_| true)
+        .await
+        .unwrap_or_else(|error| {
+            let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+            panic!("{error}; its log: {log}")
+        });
 }

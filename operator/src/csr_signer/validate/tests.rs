@@ -53,7 +53,7 @@ fn serving((user, groups): (&str, &[&str]), names: &[&str]) -> CertificateSignin
 }
 
 #[test]
-fn what_kubelets_ask_for_is_taken() {
+fn requests_of_kubelets_are_accepted() {
     let enciphers = ["key encipherment", "client auth", "digital signature"];
     for (rule, csr, purpose, requester, with_encipherment) in [
         (
@@ -78,14 +78,14 @@ fn what_kubelets_ask_for_is_taken() {
             false,
         ),
     ] {
-        let asked = validate(&csr).unwrap();
-        assert_eq!((asked.purpose, asked.name.as_str()), (purpose, "n"), "{rule}");
+        let facts = validate(&csr).unwrap();
+        assert_eq!((facts.purpose, facts.name.as_str()), (purpose, "n"), "{rule}");
         assert_eq!(
-            (asked.requester, asked.enciphers),
+            (facts.requester, facts.enciphers),
             (requester, with_encipherment),
             "{rule}"
         );
-        assert!(!asked.is_approved, "{rule}");
+        assert!(!facts.is_approved, "{rule}");
     }
 }
 
@@ -162,9 +162,9 @@ fn hostile_requests_are_refused() {
             subject(&["yoke:cluster-admins"], "system:node:n"),
             Refusal::SubjectInvalid,
         ),
-        ("a part more", client(TOKEN, &USAGES, &unit), Refusal::SubjectInvalid),
+        ("one more part", client(TOKEN, &USAGES, &unit), Refusal::SubjectInvalid),
         ("no usages", usages(&[]), Refusal::UsagesInvalid),
-        ("a usage less", usages(&["client auth"]), Refusal::UsagesInvalid),
+        ("one usage is missing", usages(&["client auth"]), Refusal::UsagesInvalid),
         (
             "a server's too",
             usages(&["digital signature", "client auth", "server auth"]),
@@ -175,7 +175,11 @@ fn hostile_requests_are_refused() {
             usages(&["digital signature", "client auth", "cert sign"]),
             Refusal::UsagesInvalid,
         ),
-        ("any", usages(&["digital signature", "any"]), Refusal::UsagesInvalid),
+        (
+            "the usage any",
+            usages(&["digital signature", "any"]),
+            Refusal::UsagesInvalid,
+        ),
         (
             "one twice",
             usages(&["digital signature", "client auth", "client auth"]),
@@ -201,9 +205,13 @@ fn hostile_requests_are_refused() {
             by("system:bootstrap:abc123", &["system:nodes"]),
             Refusal::RequesterInvalid,
         ),
-        ("nobody", by("", &[]), Refusal::RequesterInvalid),
-        ("serving by a token", serving(TOKEN, &["n"]), Refusal::RequesterInvalid),
-        ("serving of another", of_another, Refusal::RequesterInvalid),
+        ("no requester", by("", &[]), Refusal::RequesterInvalid),
+        (
+            "serving, with a bootstrap token",
+            serving(TOKEN, &["n"]),
+            Refusal::RequesterInvalid,
+        ),
+        ("serving, by another node", of_another, Refusal::RequesterInvalid),
         ("serving without names", serving(NODE, &[]), Refusal::NamesNotOfNode),
         ("a wildcard", serving(NODE, &["*.example.org"]), Refusal::NamesNotOfNode),
         ("no DNS name", serving(NODE, &["n_1"]), Refusal::NamesNotOfNode),
@@ -236,12 +244,17 @@ fn user(usages: &[&str], pem: &str) -> CertificateSigningRequest {
 }
 
 #[test]
-fn what_a_tenant_approves_for_its_users_is_taken() {
+fn approved_requests_of_users_are_accepted() {
     let plain = pkcs10(&[], "jane", &[]);
     let grouped = pkcs10(&["team:a", "b"], "jane@example.org", &[]);
     for (rule, csr, name, enciphers) in [
-        ("as people ask", user(&["client auth"], &plain), "jane", false),
-        ("as kubelets ask", user(&USAGES, &grouped), "jane@example.org", false),
+        ("a request of a person", user(&["client auth"], &plain), "jane", false),
+        (
+            "the usages of a kubelet",
+            user(&USAGES, &grouped),
+            "jane@example.org",
+            false,
+        ),
         (
             "with a key that encrypts keys",
             user(&["client auth", "key encipherment", "digital signature"], &plain),
@@ -255,14 +268,14 @@ fn what_a_tenant_approves_for_its_users_is_taken() {
             false,
         ),
     ] {
-        let asked = validate(&csr).unwrap();
-        assert_eq!((asked.name.as_str(), asked.enciphers), (name, enciphers), "{rule}");
+        let facts = validate(&csr).unwrap();
+        assert_eq!((facts.name.as_str(), facts.enciphers), (name, enciphers), "{rule}");
         assert_eq!(
-            (asked.purpose, asked.requester.clone()),
+            (facts.purpose, facts.requester.clone()),
             (Use::Client, Requester::Approved),
             "{rule}"
         );
-        assert_eq!(validate_node(&asked, None), Ok(()), "{rule}");
+        assert_eq!(validate_node(&facts, None), Ok(()), "{rule}");
     }
 }
 
@@ -281,7 +294,7 @@ fn hostile_requests_for_users_are_refused() {
     let good = pkcs10(&[], "jane", &[]);
     for (rule, csr, expected) in [
         ("no request", user(&USAGES, "x"), Refusal::RequestInvalid),
-        ("nobody", subject(&["a"], ""), Refusal::UserInvalid),
+        ("no name", subject(&["a"], ""), Refusal::UserInvalid),
         ("a long name", subject(&[], &long), Refusal::UserInvalid),
         ("a long group", subject(&[&long], "jane"), Refusal::UserInvalid),
         ("an empty group", subject(&[""], "jane"), Refusal::UserInvalid),
@@ -340,7 +353,7 @@ fn hostile_requests_for_users_are_refused() {
             user(&["digital signature"], &good),
             Refusal::UsagesInvalid,
         ),
-        ("a server's", user(&["server auth"], &good), Refusal::UsagesInvalid),
+        ("server auth", user(&["server auth"], &good), Refusal::UsagesInvalid),
         (
             "a server's too",
             user(&["client auth", "server auth"], &good),
@@ -362,7 +375,7 @@ fn hostile_requests_for_users_are_refused() {
 }
 
 #[test]
-fn the_node_of_that_name_decides() {
+fn the_node_of_the_name_decides() {
     let node = |addresses: Value| -> Node {
         serde_json::from_value(json!({"metadata": {"name": "n"}, "status": {"addresses": addresses}})).unwrap()
     };
@@ -377,8 +390,8 @@ fn the_node_of_that_name_decides() {
     );
     let names = |names: &[&str]| validate(&serving(NODE, names)).unwrap();
     let good = names(&["n", "n.example.org", "192.0.2.1", "2001:db8::1"]);
-    for (rule, asked, node, expected) in [
-        ("a new one", &by_token, None, Ok(())),
+    for (rule, facts, node, expected) in [
+        ("a new Node", &by_token, None, Ok(())),
         (
             "a name that is taken",
             &by_token,
@@ -414,12 +427,12 @@ fn the_node_of_that_name_decides() {
             Err(Refusal::NamesNotOfNode),
         ),
     ] {
-        assert_eq!(validate_node(asked, node), expected, "{rule}");
+        assert_eq!(validate_node(facts, node), expected, "{rule}");
     }
 }
 
 #[test]
-fn only_what_waits_for_the_signer_is_looked_at() {
+fn only_open_requests_are_processed() {
     let with = |signer: &str, status: Value| {
         let mut value = csr(signer, NODE.0, NODE.1, &USAGES, "x");
         value["status"] = status;
@@ -451,26 +464,26 @@ fn only_what_waits_for_the_signer_is_looked_at() {
 }
 
 #[test]
-fn of_a_request_no_more_is_kept_than_is_needed() {
+fn a_request_is_trimmed_to_the_needed_fields() {
     let read_with = |metadata: Value| {
         let mut value = csr(CLIENT, NODE.0, NODE.1, &USAGES, "");
         value["metadata"] = metadata;
         value["spec"]["extra"] = json!({"x": ["y"]});
         trim(read(value))
     };
-    let kept =
+    let trimmed =
         read_with(json!({"name": "c", "uid": "1", "labels": {"a": "b"}, "finalizers": ["x"], "generateName": "d"}));
-    let kept = kept.unwrap();
+    let trimmed = trimmed.unwrap();
     let expected = ObjectMeta {
         name: Some("c".into()),
         uid: Some("1".into()),
         ..ObjectMeta::default()
     };
-    assert_eq!((kept.metadata, kept.spec.extra), (expected, None));
+    assert_eq!((trimmed.metadata, trimmed.spec.extra), (expected, None));
     for (rule, metadata) in [
         ("no UID", json!({"name": "c"})),
-        ("an empty one", json!({"name": "c", "uid": ""})),
-        ("a long one", json!({"name": "c", "uid": "1".repeat(65)})),
+        ("an empty UID", json!({"name": "c", "uid": ""})),
+        ("a long UID", json!({"name": "c", "uid": "1".repeat(65)})),
         ("no name", json!({"uid": "1"})),
         ("a long name", json!({"name": "c".repeat(254), "uid": "1"})),
     ] {
@@ -479,26 +492,26 @@ fn of_a_request_no_more_is_kept_than_is_needed() {
 }
 
 #[test]
-fn what_is_kept_of_a_request_says_the_same() {
+fn a_trimmed_request_has_the_same_facts() {
     let text = "x".repeat(1 << 20);
     let groups: Vec<_> = [text.as_str(), "a", "system:nodes"].into();
     let mut value = csr(SERVING, &text, &groups, &[&text, "a", "b", "c", "d"], &text);
     value["metadata"] = json!({"name": "c", "uid": "1"});
     value["status"] = json!({"conditions": [{"type": text}, {"type": "Approved", "status": "True", "message": text}]});
-    let kept = trim(read(value)).unwrap();
-    assert!(serde_json::to_string(&kept).unwrap().len() < 32 << 10);
-    assert_eq!(kept.spec.groups.as_deref().unwrap_or_default(), ["system:nodes"]);
-    assert_eq!(kept.spec.usages.as_deref().unwrap_or_default().len(), 4);
-    assert!(has(&kept, "Approved"));
-    assert!(matches!(validate(&kept), Err(Refusal::RequestInvalid)));
+    let trimmed = trim(read(value)).unwrap();
+    assert!(serde_json::to_string(&trimmed).unwrap().len() < 32 << 10);
+    assert_eq!(trimmed.spec.groups.as_deref().unwrap_or_default(), ["system:nodes"]);
+    assert_eq!(trimmed.spec.usages.as_deref().unwrap_or_default().len(), 4);
+    assert!(has(&trimmed, "Approved"));
+    assert!(matches!(validate(&trimmed), Err(Refusal::RequestInvalid)));
     // A valid request loses nothing.
     let mut value = csr(CLIENT, NODE.0, NODE.1, &USAGES, &client_pem());
     value["metadata"] = json!({"name": "c", "uid": "1"});
     value["status"] = json!({"conditions": [{"type": "Approved", "status": "True"}]});
-    let whole = validate(&read(value.clone())).unwrap();
-    let kept = validate(&trim(read(value)).unwrap()).unwrap();
+    let original = validate(&read(value.clone())).unwrap();
+    let trimmed = validate(&trim(read(value)).unwrap()).unwrap();
     assert_eq!(
-        (kept.name, kept.is_approved, kept.enciphers),
-        (whole.name, true, whole.enciphers)
+        (trimmed.name, trimmed.is_approved, trimmed.enciphers),
+        (original.name, true, original.enciphers)
     );
 }

@@ -25,7 +25,7 @@ pub type Named = PartialObjectMeta<Cluster>;
 pub struct Clusters {
     named: Store<Named>,
     summaries: Summaries,
-    whole: CompactStore<Cluster>,
+    complete: CompactStore<Cluster>,
 }
 
 /// Outlines of all Clusters.
@@ -45,7 +45,7 @@ struct Known {
 pub(crate) struct ClustersWriter {
     named: Writer<Named>,
     summaries: Summaries,
-    whole: CompactWriter<Cluster>,
+    complete: CompactWriter<Cluster>,
     /// Outlines of a list that is not complete yet.
     listed: Known,
 }
@@ -54,30 +54,30 @@ impl Clusters {
     pub(crate) fn open() -> (Self, ClustersWriter) {
         let (named, writer) = reflector::store();
         let summaries = Summaries::default();
-        let (whole, scribe) = compact_store::open(Retention {
+        let (complete, complete_writer) = compact_store::open(Retention {
             trim: |_| {},
-            is_whole: true,
+            is_complete: true,
             version: by_version,
         });
-        let kept = ClustersWriter {
+        let sink = ClustersWriter {
             named: writer,
             summaries: summaries.clone(),
-            whole: scribe,
+            complete: complete_writer,
             listed: Known::default(),
         };
         (
             Self {
                 named,
                 summaries,
-                whole,
+                complete,
             },
-            kept,
+            sink,
         )
     }
 
     /// Returns a complete Cluster.
     pub fn get(&self, key: &ObjectRef<Cluster>) -> Option<Arc<Cluster>> {
-        self.whole.get(key)
+        self.complete.get(key)
     }
 
     /// Returns the outlines of all Clusters.
@@ -93,7 +93,7 @@ impl Clusters {
     /// Returns the outlines that a Cluster is validated against: all in its namespace, itself
     /// included, and those elsewhere with the same claims.
     pub fn summaries_in_conflict(&self, cluster: &Cluster) -> Vec<Arc<ClusterSummary>> {
-        self.summaries.near(&ClusterSummary::of(cluster))
+        self.summaries.find_in_conflict(&ClusterSummary::of(cluster))
     }
 
     /// Returns whether a Cluster claims this identity, label of a public name, or host name.
@@ -107,12 +107,12 @@ impl Clusters {
     }
 
     /// Returns a handle to the outlines, for `WatchRouter`.
-    pub(crate) fn share_outlines(&self) -> Summaries {
+    pub(crate) fn share_summaries(&self) -> Summaries {
         self.summaries.clone()
     }
 
     pub(crate) async fn wait_until_listed(&self) -> Result<(), Ended> {
-        self.whole.wait_until_listed().await?;
+        self.complete.wait_until_listed().await?;
         wait_for(&self.named).await
     }
 }
@@ -121,7 +121,7 @@ impl Summaries {
     /// Returns the outlines that `pick` accepts.
     pub(crate) fn pick(&self, pick: impl Fn(&ClusterSummary) -> bool) -> Vec<Arc<ClusterSummary>> {
         let all = self.read();
-        all.by_name.values().filter(|outline| pick(outline)).cloned().collect()
+        all.by_name.values().filter(|summary| pick(summary)).cloned().collect()
     }
 
     fn of(&self, namespace: &str) -> Vec<Arc<ClusterSummary>> {
@@ -131,11 +131,11 @@ impl Summaries {
             .by_name
             .range::<str, _>((Bound::Included(&*first), Bound::Unbounded));
         let range = range.take_while(|(key, _)| key.starts_with(&*first));
-        range.map(|(_, outline)| Arc::clone(outline)).collect()
+        range.map(|(_, summary)| Arc::clone(summary)).collect()
     }
 
-    fn near(&self, own: &ClusterSummary) -> Vec<Arc<ClusterSummary>> {
-        let mut near = self.of(&own.namespace);
+    fn find_in_conflict(&self, own: &ClusterSummary) -> Vec<Arc<ClusterSummary>> {
+        let mut found = self.of(&own.namespace);
         let all = self.read();
         let same = own
             .claims()
@@ -146,8 +146,8 @@ impl Summaries {
         elsewhere.sort_by(|one, other| one.rank().cmp(&other.rank()));
         // A Cluster may match several claims.
         elsewhere.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        near.extend(elsewhere);
-        near
+        found.extend(elsewhere);
+        found
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Known> {
@@ -162,27 +162,27 @@ impl Summaries {
 
 impl Known {
     fn insert(&mut self, cluster: &Cluster) {
-        let outline = Arc::new(ClusterSummary::of(cluster));
-        self.remove(&outline);
-        for claim in outline.claims() {
+        let summary = Arc::new(ClusterSummary::of(cluster));
+        self.remove(&summary);
+        for claim in summary.claims() {
             let claimed = self.by_claim.entry(claim.into());
             claimed
                 .or_insert_with(|| Vec::with_capacity(1))
-                .push(Arc::clone(&outline));
+                .push(Arc::clone(&summary));
         }
-        self.by_name.insert(to_key(&outline.namespace, &outline.name), outline);
+        self.by_name.insert(to_key(&summary.namespace, &summary.name), summary);
     }
 
     /// Removes the Cluster with this namespace and name.
-    fn remove(&mut self, gone: &ClusterSummary) {
-        let Some(gone) = self.by_name.remove(&to_key(&gone.namespace, &gone.name)) else {
+    fn remove(&mut self, removed: &ClusterSummary) {
+        let Some(removed) = self.by_name.remove(&to_key(&removed.namespace, &removed.name)) else {
             return;
         };
-        for claim in gone.claims() {
+        for claim in removed.claims() {
             let Some(claimed) = self.by_claim.get_mut(&*claim) else {
                 continue;
             };
-            claimed.retain(|outline| !Arc::ptr_eq(outline, &gone));
+            claimed.retain(|summary| !Arc::ptr_eq(summary, &removed));
             if claimed.is_empty() {
                 self.by_claim.remove(&*claim);
             }
@@ -191,10 +191,10 @@ impl Known {
 }
 
 impl WatchSink<Cluster> for ClustersWriter {
-    fn keep(&mut self, event: &Event<Cluster>) {
+    fn apply(&mut self, event: &Event<Cluster>) {
         // The names come last: they trigger reconciliations, which read the complete Cluster and
         // the outlines.
-        self.whole.note(event);
+        self.complete.apply_event(event);
         match event {
             Event::Init => self.listed = Known::default(),
             Event::InitApply(cluster) => self.listed.insert(cluster),
@@ -212,8 +212,8 @@ impl WatchSink<Cluster> for ClustersWriter {
         self.named.apply_watcher_event(&event);
     }
 
-    fn find_gone(&mut self, key: ObjectRef<Cluster>) -> Option<Cluster> {
-        self.whole.find_gone(key)
+    fn find_deleted(&mut self, key: ObjectRef<Cluster>) -> Option<Cluster> {
+        self.complete.find_deleted(key)
     }
 }
 
@@ -246,49 +246,49 @@ mod tests {
     }
 
     #[test]
-    fn one_is_whole_and_all_are_outlines() {
-        let (clusters, mut kept) = Clusters::open();
+    fn one_cluster_is_complete_and_lists_are_summaries() {
+        let (clusters, mut sink) = Clusters::open();
         let demo = cluster("demo", "a");
         let names = || {
             let all = clusters.summaries();
             all.iter()
-                .map(|outline| format!("{}/{}", outline.namespace, outline.name))
+                .map(|summary| format!("{}/{}", summary.namespace, summary.name))
                 .collect::<Vec<_>>()
         };
-        kept.keep(&Event::Init);
-        kept.keep(&Event::InitApply(demo.clone()));
+        sink.apply(&Event::Init);
+        sink.apply(&Event::InitApply(demo.clone()));
         assert!(names().is_empty(), "the list is not complete");
-        kept.keep(&Event::InitDone);
-        let whole = clusters.get(&ObjectRef::from_obj(&demo)).unwrap();
+        sink.apply(&Event::InitDone);
+        let complete = clusters.get(&ObjectRef::from_obj(&demo)).unwrap();
         assert_eq!(
-            serde_json::to_value(&*whole).unwrap(),
+            serde_json::to_value(&*complete).unwrap(),
             serde_json::to_value(&demo).unwrap()
         );
         assert_eq!(*clusters.summaries()[0], ClusterSummary::of(&demo));
         for (namespace, name) in [("demo", "b"), ("demo-2", "a"), ("dem", "z")] {
-            kept.keep(&Event::Apply(cluster(namespace, name)));
+            sink.apply(&Event::Apply(cluster(namespace, name)));
         }
         assert_eq!(names(), ["dem/z", "demo-2/a", "demo/a", "demo/b"]);
         let of_demo = clusters.summaries_in("demo");
         assert_eq!(
-            of_demo.iter().map(|outline| &*outline.name).collect::<Vec<_>>(),
+            of_demo.iter().map(|summary| &*summary.name).collect::<Vec<_>>(),
             ["a", "b"]
         );
         let named = clusters.named().get(&ObjectRef::new("b").within("demo")).unwrap();
         assert_eq!(named.metadata.name.as_deref(), Some("b"));
-        kept.keep(&Event::Delete(demo.clone()));
+        sink.apply(&Event::Delete(demo.clone()));
         assert!(clusters.get(&ObjectRef::from_obj(&demo)).is_none());
         assert_eq!(names(), ["dem/z", "demo-2/a", "demo/b"]);
         assert!(clusters.named().get(&ObjectRef::new("a").within("demo")).is_none());
         for event in [Event::Init, Event::InitDone] {
-            kept.keep(&event);
+            sink.apply(&event);
         }
         assert!(names().is_empty() && clusters.named().state().is_empty());
     }
 
     #[test]
-    fn a_cluster_is_held_against_its_tenants_and_those_that_claim_the_same() {
-        let (clusters, mut kept) = Clusters::open();
+    fn a_cluster_conflicts_with_its_tenants_and_with_the_same_claims() {
+        let (clusters, mut sink) = Clusters::open();
         let claiming = |namespace: &str, name: &str, id: &str, host: &str| {
             let mut cluster = cluster(namespace, name);
             cluster.spec.id = Some(id.into());
@@ -305,28 +305,29 @@ mod tests {
             ("a", "y", "bcdfghjk28", "4.example"),
             ("g", "x", "zzzzzzzzz2", "5.example"),
         ] {
-            kept.keep(&Event::Apply(claiming(namespace, name, id, host)));
+            sink.apply(&Event::Apply(claiming(namespace, name, id, host)));
         }
-        kept.keep(&Event::Apply(own.clone()));
-        let near = || {
-            let mut near: Vec<_> = clusters.summaries_in_conflict(&own).into_iter().collect();
-            near.sort_by(|one, other| one.rank().cmp(&other.rank()));
-            near.iter()
-                .map(|outline| format!("{}/{}", outline.namespace, outline.name))
+        sink.apply(&Event::Apply(own.clone()));
+        let conflicting = || {
+            let mut found: Vec<_> = clusters.summaries_in_conflict(&own).into_iter().collect();
+            found.sort_by(|one, other| one.rank().cmp(&other.rank()));
+            found
+                .iter()
+                .map(|summary| format!("{}/{}", summary.namespace, summary.name))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(near(), ["a/x", "a/y", "b/x", "c/y", "d/y", "f/x"]);
-        kept.keep(&Event::Apply(claiming("c", "y", "bcdfghjk29", "2.example")));
-        kept.keep(&Event::Delete(claiming("d", "y", "bcdfghjk26", "x.example")));
+        assert_eq!(conflicting(), ["a/x", "a/y", "b/x", "c/y", "d/y", "f/x"]);
+        sink.apply(&Event::Apply(claiming("c", "y", "bcdfghjk29", "2.example")));
+        sink.apply(&Event::Delete(claiming("d", "y", "bcdfghjk26", "x.example")));
         assert_eq!(
-            near(),
+            conflicting(),
             ["a/x", "a/y", "b/x", "f/x"],
-            "what is claimed no more is given up"
+            "a released claim still conflicts"
         );
         assert!(clusters.is_claimed("bcdfghjk29") && !clusters.is_claimed("bcdfghjk26"));
-        kept.keep(&Event::Init);
-        kept.keep(&Event::InitApply(own.clone()));
-        kept.keep(&Event::InitDone);
-        assert_eq!(near(), ["a/x"]);
+        sink.apply(&Event::Init);
+        sink.apply(&Event::InitApply(own.clone()));
+        sink.apply(&Event::InitDone);
+        assert_eq!(conflicting(), ["a/x"]);
     }
 }

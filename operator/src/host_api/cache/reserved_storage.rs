@@ -27,8 +27,8 @@ type ByTenant = BTreeMap<String, ByIdentity>;
 
 /// Writes the events of the Secrets' watch, and counts the reserved bytes of stores.
 #[derive(Debug)]
-pub(crate) struct Counted {
-    scribe: CompactWriter<Secret>,
+pub(crate) struct ReservedWriter {
+    writer: CompactWriter<Secret>,
     reserved: Reserved,
     /// Counts of a list that is not complete yet.
     listed: ByTenant,
@@ -50,20 +50,20 @@ impl Reserved {
     }
 }
 
-impl Counted {
-    pub(crate) fn new(scribe: CompactWriter<Secret>) -> (Reserved, Self) {
+impl ReservedWriter {
+    pub(crate) fn new(writer: CompactWriter<Secret>) -> (Reserved, Self) {
         let reserved = Reserved::default();
-        let counted = Self {
-            scribe,
+        let sink = Self {
+            writer,
             reserved: reserved.clone(),
             listed: ByTenant::new(),
         };
-        (reserved, counted)
+        (reserved, sink)
     }
 }
 
-impl WatchSink<Secret> for Counted {
-    fn keep(&mut self, event: &Event<Secret>) {
+impl WatchSink<Secret> for ReservedWriter {
+    fn apply(&mut self, event: &Event<Secret>) {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(secret) => count(&mut self.listed, secret),
@@ -71,16 +71,16 @@ impl WatchSink<Secret> for Counted {
             Event::Apply(secret) => count(&mut self.reserved.write(), secret),
             Event::Delete(secret) => forget(&mut self.reserved.write(), secret),
         }
-        self.scribe.note(event);
+        self.writer.apply_event(event);
     }
 
-    fn find_gone(&mut self, key: ObjectRef<Secret>) -> Option<Secret> {
-        self.scribe.find_gone(key)
+    fn find_deleted(&mut self, key: ObjectRef<Secret>) -> Option<Secret> {
+        self.writer.find_deleted(key)
     }
 }
 
 fn count(all: &mut ByTenant, secret: &Secret) {
-    let Some((tenant, id)) = whose(secret) else {
+    let Some((tenant, id)) = store_owner(secret) else {
         return;
     };
     let quota = secret.data.as_ref().and_then(|data| data.get(QUOTA));
@@ -93,7 +93,7 @@ fn count(all: &mut ByTenant, secret: &Secret) {
 }
 
 fn forget(all: &mut ByTenant, secret: &Secret) {
-    let Some((tenant, id)) = whose(secret) else {
+    let Some((tenant, id)) = store_owner(secret) else {
         return;
     };
     let is_empty = all.get_mut(tenant).is_some_and(|of_tenant| {
@@ -106,7 +106,7 @@ fn forget(all: &mut ByTenant, secret: &Secret) {
 }
 
 /// Tenant and identity if this is the Secret of a store, else `None`.
-fn whose(secret: &Secret) -> Option<(&str, ClusterId)> {
+fn store_owner(secret: &Secret) -> Option<(&str, ClusterId)> {
     let label = |key: &str| secret.labels().get(key).map(String::as_str);
     let is_store = secret.metadata.namespace.as_deref() == Some(PKI_NAMESPACE)
         && label(labels::COMPONENT) == Some(component::STORE);
@@ -138,9 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn stores_of_a_tenant_are_counted_as_their_secrets_say() {
+    fn reserved_bytes_of_a_tenant_follow_its_secrets() {
         let (a, b) = ("bcdfghjk24", "bcdfghjk25");
-        let (reserved, mut counted) = Counted::new(compact_store::open(SECRETS).1);
+        let (reserved, mut sink) = ReservedWriter::new(compact_store::open(SECRETS).1);
         let known = || {
             let mut known: Vec<_> = reserved
                 .of("t")
@@ -150,17 +150,17 @@ mod tests {
             known.sort();
             known
         };
-        counted.keep(&Event::Init);
-        counted.keep(&Event::InitApply(store(a, PKI_NAMESPACE, "7")));
-        counted.keep(&Event::InitApply(store(b, "yoke-c-x", "8")));
+        sink.apply(&Event::Init);
+        sink.apply(&Event::InitApply(store(a, PKI_NAMESPACE, "7")));
+        sink.apply(&Event::InitApply(store(b, "yoke-c-x", "8")));
         assert!(known().is_empty(), "the list is not complete");
-        counted.keep(&Event::InitDone);
+        sink.apply(&Event::InitDone);
         assert_eq!(known(), [(a.to_owned(), 7)]);
-        counted.keep(&Event::Apply(store(b, PKI_NAMESPACE, "8")));
-        counted.keep(&Event::Apply(store(a, PKI_NAMESPACE, "9")));
+        sink.apply(&Event::Apply(store(b, PKI_NAMESPACE, "8")));
+        sink.apply(&Event::Apply(store(a, PKI_NAMESPACE, "9")));
         assert_eq!(known(), [(a.to_owned(), 9), (b.to_owned(), 8)]);
-        counted.keep(&Event::Apply(store(a, PKI_NAMESPACE, "x")));
-        counted.keep(&Event::Delete(store(b, PKI_NAMESPACE, "8")));
+        sink.apply(&Event::Apply(store(a, PKI_NAMESPACE, "x")));
+        sink.apply(&Event::Delete(store(b, PKI_NAMESPACE, "8")));
         assert!(known().is_empty());
     }
 }

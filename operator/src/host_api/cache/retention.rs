@@ -20,20 +20,20 @@ use crate::nats::account::CREDENTIALS;
 use crate::nats::claims;
 
 /// Namespaces: complete.
-pub(crate) const NAMESPACES: Retention<Namespace> = whole();
+pub(crate) const NAMESPACES: Retention<Namespace> = complete();
 /// Services: complete.
-pub(crate) const SERVICES: Retention<Service> = whole();
+pub(crate) const SERVICES: Retention<Service> = complete();
 /// Secrets: see [`keep_public`].
 pub(crate) const SECRETS: Retention<Secret> = part(keep_public);
 /// ConfigMaps: the published ingress configuration, see [`keep_told`].
 pub(crate) const CONFIG_MAPS: Retention<ConfigMap> = part(keep_told);
 /// NetworkPolicies: only their existence.
-pub(crate) const NETWORK_POLICIES: Retention<NetworkPolicy> = part(|policy| {
+pub(crate) const NETWORK_POLICIES: Retention<NetworkPolicy> = partial(|policy| {
     keep_labels(&mut policy.metadata);
     policy.spec = None;
 });
 /// Certificates: only the DNS names.
-pub(crate) const CERTIFICATES: Retention<Certificate> = part(|certificate| {
+pub(crate) const CERTIFICATES: Retention<Certificate> = partial(|certificate| {
     keep_labels(&mut certificate.metadata);
     certificate.status = None;
     certificate.spec = CertificateSpec {
@@ -42,7 +42,7 @@ pub(crate) const CERTIFICATES: Retention<Certificate> = part(|certificate| {
     };
 });
 /// Issuers: only their existence.
-pub(crate) const ISSUERS: Retention<Issuer> = part(|issuer| {
+pub(crate) const ISSUERS: Retention<Issuer> = partial(|issuer| {
     keep_labels(&mut issuer.metadata);
     issuer.status = None;
     issuer.spec = Default::default();
@@ -60,15 +60,15 @@ pub(crate) const fn of_stateful_sets(trim: fn(&mut StatefulSet)) -> Retention<St
 const fn whole<K>() -> Retention<K> {
     Retention {
         trim: |_| {},
-        is_whole: true,
+        is_complete: true,
         version: by_version,
     }
 }
 
-const fn part<K>(trim: fn(&mut K)) -> Retention<K> {
+const fn partial<K>(trim: fn(&mut K)) -> Retention<K> {
     Retention {
         trim,
-        is_whole: false,
+        is_complete: false,
         version: by_version,
     }
 }
@@ -111,7 +111,7 @@ fn keep_public(secret: &mut Secret) {
 
 /// Keeps the published ingress configuration without certificates and keys. Drops the data of other
 /// ConfigMaps.
-fn keep_told(map: &mut ConfigMap) {
+fn keep_ingress_config(map: &mut ConfigMap) {
     keep_labels(&mut map.metadata);
     let data = map.data.take().filter(|_| map.name_any() == INGRESS_CONFIG_MAP);
     map.binary_data = None;
@@ -157,10 +157,10 @@ mod tests {
     }
 
     /// Passes a Secret through a `CompactStore` and returns what is left.
-    fn keep(secret: &Secret) -> Secret {
-        let (ledger, mut scribe) = compact_store::open(SECRETS);
-        scribe.note(&Event::Apply(secret.clone()));
-        let found = ledger.get(&ObjectRef::from_obj(secret)).unwrap();
+    fn cached(secret: &Secret) -> Secret {
+        let (cache, mut writer) = compact_store::open(SECRETS);
+        writer.apply_event(&Event::Apply(secret.clone()));
+        let found = cache.get(&ObjectRef::from_obj(secret)).unwrap();
         (*found).clone()
     }
 
@@ -171,19 +171,22 @@ mod tests {
     }
 
     #[test]
-    fn no_key_and_nothing_that_lets_anybody_in_is_kept() {
+    fn no_private_key_and_no_credential_is_cached() {
         let chain = "-----BEGIN CERTIFICATE-----\nA\n-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nB\n-----END CERTIFICATE-----\n";
         let issued = [("ca.crt", ""), ("tls.crt", chain), ("tls.key", "KEY")];
-        let leaf = keep(&secret(PKI_NAMESPACE, "bcdfghjk24-operator", component::PKI, &issued));
-        assert_eq!(texts(&leaf), [("ca.crt", ""), ("tls.crt", "-"), ("tls.key", "-")]);
-        assert!(leaf.metadata.uid.is_none() && leaf.labels().len() == 2);
+        let certificate = cached(&secret(PKI_NAMESPACE, "bcdfghjk24-operator", component::PKI, &issued));
+        assert_eq!(
+            texts(&certificate),
+            [("ca.crt", ""), ("tls.crt", "-"), ("tls.key", "-")]
+        );
+        assert!(certificate.metadata.uid.is_none() && certificate.labels().len() == 2);
         let size = Size { quota: 7, replicas: 1 };
         let account = Account::draw(&ID.parse::<ClusterId>().unwrap(), size, 1).unwrap();
         let data = account.to_data();
         let data: Vec<_> = data.iter().map(|(key, text)| (key.as_str(), text.as_str())).collect();
-        let copy = keep(&secret("yoke-c-x", "kine-nats", component::STORE, &data));
+        let copy = cached(&secret("yoke-c-x", "kine-nats", component::STORE, &data));
         assert!(texts(&copy).iter().all(|(_, text)| *text == "-"), "{copy:?}");
-        let store = keep(&secret(PKI_NAMESPACE, "bcdfghjk24-store", component::STORE, &data));
+        let store = cached(&secret(PKI_NAMESPACE, "bcdfghjk24-store", component::STORE, &data));
         assert_eq!(texts(&store).iter().find(|(key, _)| *key == QUOTA), Some(&(QUOTA, "7")));
         let all = format!("{:?}", texts(&store));
         let credentials = &account.user.as_ref().unwrap().credentials;
@@ -197,12 +200,12 @@ mod tests {
         assert_eq!(
             store.metadata.uid.as_deref(),
             Some("u"),
-            "it is deleted as the very one that was seen"
+            "the UID is needed as a precondition"
         );
     }
 
     #[test]
-    fn of_what_the_ingress_is_told_certificates_are_left_out() {
+    fn the_ingress_configuration_is_cached_without_certificates() {
         let text = serde_json::json!({"id": ID, "tenant": "t", "cluster": "a", "publicName": "a-bcdfghjk.yoke.test",
             "extraNames": ["x.example"], "issuer": "https://a", "audiences": [], "serviceAccountKeys": ["PEM"], "clientCa": "PEM",
             "upstream": {"serverName": "s", "ca": "PEM", "service": "a"}});
@@ -210,7 +213,7 @@ mod tests {
             let mut map = ConfigMap::default();
             map.metadata.name = Some(name.into());
             map.data = Some([(CONFIG_KEY.to_owned(), text.to_string())].into());
-            keep_told(&mut map);
+            keep_ingress_config(&mut map);
             map.data
         };
         assert_eq!(map("kube-apiserver"), None);

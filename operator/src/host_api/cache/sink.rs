@@ -14,9 +14,9 @@ use crate::host_api::compact_store::CompactWriter;
 /// Destination of the events of one watch.
 pub(crate) trait WatchSink<K>: Send + 'static {
     /// Applies an event.
-    fn keep(&mut self, event: &Event<K>);
+    fn apply(&mut self, event: &Event<K>);
     /// Returns the known state of a deleted object whose final state cannot be decoded.
-    fn find_gone(&mut self, key: ObjectRef<K>) -> Option<K>
+    fn find_deleted(&mut self, key: ObjectRef<K>) -> Option<K>
     where
         K: Lookup,
         K::DynamicType: Eq + Hash + Clone;
@@ -36,11 +36,11 @@ impl<K> WatchSink<K> for FullStore<K>
 where
     K: Lookup<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
-    fn keep(&mut self, event: &Event<K>) {
+    fn apply(&mut self, event: &Event<K>) {
         self.writer.apply_watcher_event(event);
     }
 
-    fn find_gone(&mut self, key: ObjectRef<K>) -> Option<K> {
+    fn find_deleted(&mut self, key: ObjectRef<K>) -> Option<K> {
         self.store.get(&key).map(|known| (*known).clone())
     }
 }
@@ -49,11 +49,11 @@ impl<K> WatchSink<K> for CompactWriter<K>
 where
     K: Resource<DynamicType = ()> + Lookup<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Send + 'static,
 {
-    fn keep(&mut self, event: &Event<K>) {
-        self.note(event);
+    fn apply(&mut self, event: &Event<K>) {
+        self.apply_event(event);
     }
 
-    fn find_gone(&mut self, key: ObjectRef<K>) -> Option<K> {
+    fn find_deleted(&mut self, key: ObjectRef<K>) -> Option<K> {
         self.find(key.namespace.as_deref().unwrap_or_default(), &key.name)
     }
 }

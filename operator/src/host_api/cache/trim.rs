@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_pods_what_is_read_is_kept() {
+    fn only_the_fields_of_pods_that_are_read_are_cached() {
         let mut pod = Pod::default();
         pod.metadata.name = Some("p".into());
         pod.spec = Some(PodSpec {

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_a_sort_take_little_and_come_back() {
+    fn similar_texts_are_compressed_and_restored() {
         let examples = DeltaBase::default();
         let text = |name: &str| {
             format!(

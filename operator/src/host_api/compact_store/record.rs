@@ -2,7 +2,7 @@
 
 /// Digest annotation of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct AppliedDigest {
     /// The digest in the annotation.
     pub(crate) digest: [u8; 8],
     /// Whether the object still hashes to that digest.
@@ -23,17 +23,17 @@ const BEFORE: usize = 6;
 const AFTER: usize = 10;
 
 /// Encodes a record. The key has at most 64 KiB; names of objects are much shorter.
-pub(crate) fn build_line(key: &str, mark: Option<Mark>, (example, packed): (u8, &[u8])) -> Vec<u8> {
+pub(crate) fn build_record(key: &str, digest: Option<AppliedDigest>, (example, packed): (u8, &[u8])) -> Vec<u8> {
     let key_length = u16::try_from(key.len()).expect("a namespace and a name have 253 characters each at most");
     let length = BEFORE + key.len() + AFTER + packed.len();
     let rest = u32::try_from(length - 4).expect("an object has some megabytes at most");
-    let state = mark.map_or(0, |mark| if mark.digest_matches { 2 } else { 1 });
+    let state = digest.map_or(0, |digest| if digest.digest_matches { 2 } else { 1 });
     let mut bytes = Vec::with_capacity(length);
     bytes.extend(rest.to_be_bytes());
     bytes.extend(key_length.to_be_bytes());
     bytes.extend(key.as_bytes());
     bytes.push(state);
-    bytes.extend(mark.map_or([0; 8], |mark| mark.digest));
+    bytes.extend(digest.map_or([0; 8], |digest| digest.digest));
     bytes.push(example);
     bytes.extend(packed);
     bytes
@@ -43,8 +43,8 @@ impl<'a> Record<'a> {
     /// Splits off the first record; `None` if there is none.
     pub(crate) fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let rest = u32::from_be_bytes(*bytes.first_chunk()?);
-        let (line, others) = bytes.split_at(4 + rest as usize);
-        Some((Self(line), others))
+        let (record, following) = bytes.split_at(4 + rest as usize);
+        Some((Self(record), following))
     }
 
     /// Length of the record in bytes.
@@ -58,10 +58,10 @@ impl<'a> Record<'a> {
     }
 
     /// Digest of the object, if it has one.
-    pub(crate) fn mark(self) -> Option<Mark> {
+    pub(crate) fn digest_state(self) -> Option<AppliedDigest> {
         let (state, rest) = self.0[self.end_of_key()..].split_first()?;
         let digest = rest.first_chunk().copied()?;
-        (*state > 0).then_some(Mark {
+        (*state > 0).then_some(AppliedDigest {
             digest,
             digest_matches: *state == 2,
         })
@@ -83,18 +83,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_what_it_was_made_of() {
+    fn a_record_decodes_to_its_parts() {
         let digest = [1, 2, 3, 4, 5, 6, 7, 8];
-        for mark in [None, Some(false), Some(true)] {
-            let mark = mark.map(|digest_matches| Mark { digest, digest_matches });
-            let mut bytes = build_line("n/a", mark, (7, b"text"));
+        for matches in [None, Some(false), Some(true)] {
+            let state = matches.map(|digest_matches| AppliedDigest { digest, digest_matches });
+            let mut bytes = build_record("n/a", state, (7, b"text"));
             let length = bytes.len();
             bytes.extend(b"others");
-            let (line, others) = Record::split(&bytes).unwrap();
-            assert_eq!((line.length(), others), (length, b"others".as_slice()));
-            assert_eq!(line.key(), "n/a");
-            assert_eq!(line.mark(), mark);
-            assert_eq!(line.packed(), (7, b"text".as_slice()));
+            let (record, following) = Record::split(&bytes).unwrap();
+            assert_eq!((record.length(), following), (length, b"others".as_slice()));
+            assert_eq!(record.key(), "n/a");
+            assert_eq!(record.digest_state(), state);
+            assert_eq!(record.packed(), (7, b"text".as_slice()));
         }
         assert!(Record::split(b"").is_none());
     }

@@ -31,7 +31,7 @@ impl Records {
     /// Returns the record of a key.
     pub(crate) fn get(&self, key: &str) -> Option<Record<'_>> {
         let (_, block) = self.blocks.range::<str, _>(up_to(key)).next_back()?;
-        list(block).find(|line| line.key() == key)
+        list(block).find(|record| record.key() == key)
     }
 
     /// Returns the records from a key on, in order.
@@ -41,20 +41,20 @@ impl Records {
         let blocks = self.blocks.range::<str, _>((Bound::Included(bound), Bound::Unbounded));
         blocks
             .flat_map(|(_, block)| list(block))
-            .skip_while(move |line| line.key() < key)
+            .skip_while(move |record| record.key() < key)
     }
 
     /// Inserts a record, or replaces the one with the same key.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
-        let Some((line, _)) = Record::split(bytes) else {
+        let Some((record, _)) = Record::split(bytes) else {
             return;
         };
         if self.blocks.is_empty() {
             self.blocks.insert("".into(), Vec::with_capacity(MOST));
         }
-        let mut before = self.blocks.range_mut::<str, _>(up_to(line.key()));
+        let mut before = self.blocks.range_mut::<str, _>(up_to(record.key()));
         let (_, block) = before.next_back().expect("the empty key is before all others");
-        let (at, length) = find(block, line.key());
+        let (at, length) = find(block, record.key());
         if block.capacity() - block.len() < bytes.len() {
             block.reserve_exact(bytes.len().max(SLACK));
         }
@@ -101,9 +101,9 @@ fn up_to(key: &str) -> (Bound<&str>, Bound<&str>) {
 
 fn list(mut block: &[u8]) -> impl Iterator<Item = Record<'_>> {
     std::iter::from_fn(move || {
-        let (line, rest) = Record::split(block)?;
+        let (record, rest) = Record::split(block)?;
         block = rest;
-        Some(line)
+        Some(record)
     })
 }
 
@@ -111,11 +111,11 @@ fn list(mut block: &[u8]) -> impl Iterator<Item = Record<'_>> {
 /// belongs, and the length is 0.
 fn find(block: &[u8], key: &str) -> (usize, usize) {
     let mut at = 0;
-    for line in list(block) {
-        if line.key() >= key {
-            return (at, if line.key() == key { line.length() } else { 0 });
+    for record in list(block) {
+        if record.key() >= key {
+            return (at, if record.key() == key { record.length() } else { 0 });
         }
-        at += line.length();
+        at += record.length();
     }
     (at, 0)
 }
@@ -123,11 +123,11 @@ fn find(block: &[u8], key: &str) -> (usize, usize) {
 /// Returns the offset of the second half of a block.
 fn find_middle(block: &[u8]) -> usize {
     let mut at = 0;
-    for line in list(block) {
-        if at > 0 && at + line.length() > block.len() / 2 {
+    for record in list(block) {
+        if at > 0 && at + record.length() > block.len() / 2 {
             break;
         }
-        at += line.length();
+        at += record.length();
     }
     // A record that is larger than all others together stays alone.
     if at == block.len() { 0 } else { at }
@@ -139,31 +139,31 @@ mod tests {
     use rand::{RngExt as _, SeedableRng as _};
 
     use super::*;
-    use crate::host_api::compact_store::record::build_line;
+    use crate::host_api::compact_store::record::build_record;
 
-    fn check(lines: &Records, expected: &BTreeMap<String, usize>) {
-        let all: Vec<_> = lines
+    fn check(records: &Records, expected: &BTreeMap<String, usize>) {
+        let all: Vec<_> = records
             .from("")
-            .map(|line| (line.key().to_owned(), line.packed().1.len()))
+            .map(|record| (record.key().to_owned(), record.packed().1.len()))
             .collect();
         let wanted: Vec<_> = expected.iter().map(|(key, length)| (key.clone(), *length)).collect();
-        assert_eq!((all, lines.len()), (wanted, expected.len()));
-        for (bound, block) in &lines.blocks {
+        assert_eq!((all, records.len()), (wanted, expected.len()));
+        for (bound, block) in &records.blocks {
             // A block with a large record is split further by the next insert.
             let largest = list(block).map(Record::length).max().unwrap_or_default();
             assert!(block.len() <= MOST + largest, "{bound}: {}", block.len());
-            assert!(list(block).all(|line| line.key() >= &**bound), "{bound}");
+            assert!(list(block).all(|record| record.key() >= &**bound), "{bound}");
         }
     }
 
     /// Compares random inserts and removals with a `BTreeMap`. Keys repeat, and lengths vary.
     fn run(seed: u64) {
         let mut random = StdRng::seed_from_u64(seed);
-        let (mut lines, mut expected) = (Records::default(), BTreeMap::new());
+        let (mut records, mut expected) = (Records::default(), BTreeMap::new());
         for _ in 0..2000 {
             let key = format!("{}/{}", random.random_range(0..30), random.random_range(0..30));
             if random.random_range(0..3) == 0 {
-                lines.remove(&key);
+                records.remove(&key);
                 expected.remove(&key);
             } else {
                 let length = if random.random_range(0..50) == 0 {
@@ -171,25 +171,25 @@ mod tests {
                 } else {
                     random.random_range(0..300)
                 };
-                lines.put(&build_line(&key, None, (0, &vec![1; length])));
+                records.put(&build_record(&key, None, (0, &vec![1; length])));
                 expected.insert(key, length);
             }
             let key = format!("{}/{}", random.random_range(0..30), random.random_range(0..30));
-            let found = lines.get(&key).map(|line| line.packed().1.len());
+            let found = records.get(&key).map(|record| record.packed().1.len());
             assert_eq!(found, expected.get(&key).copied(), "seed {seed}");
-            let next = lines.from(&key).next().map(Record::key);
+            let next = records.from(&key).next().map(Record::key);
             let wanted = expected.range(key.clone()..).next().map(|(key, _)| key.as_str());
             assert_eq!(next, wanted, "seed {seed}");
         }
-        check(&lines, &expected);
+        check(&records, &expected);
         for key in expected.keys() {
-            lines.remove(key);
+            records.remove(key);
         }
-        check(&lines, &BTreeMap::new());
+        check(&records, &BTreeMap::new());
     }
 
     #[test]
-    fn lines_are_as_in_a_map() {
+    fn records_behave_as_in_a_map() {
         let seed = rand::random();
         println!("seed {seed}");
         for seed in [1, 2, 3, seed] {
@@ -198,17 +198,17 @@ mod tests {
     }
 
     #[test]
-    fn lists_fill_their_blocks() {
-        let (mut lines, mut expected) = (Records::default(), BTreeMap::new());
+    fn sorted_inserts_fill_the_blocks() {
+        let (mut records, mut expected) = (Records::default(), BTreeMap::new());
         for number in 0..5000 {
             let key = format!("n/{number:05}");
-            lines.put(&build_line(&key, None, (0, &[1; 100])));
+            records.put(&build_record(&key, None, (0, &[1; 100])));
             expected.insert(key, 100);
         }
-        check(&lines, &expected);
-        let (used, held) = lines.blocks.values().fold((0, 0), |(used, held), block| {
-            (used + block.len(), held + block.capacity())
+        check(&records, &expected);
+        let (used, allocated) = records.blocks.values().fold((0, 0), |(used, allocated), block| {
+            (used + block.len(), allocated + block.capacity())
         });
-        assert!(held < used + used / 20 + MOST, "{held} for {used}");
+        assert!(allocated < used + used / 20 + MOST, "{allocated} for {used}");
     }
 }

@@ -6,7 +6,7 @@ use crate::host_api::compact_store::*;
 const ID: &str = "bcdfghjk24";
 
 /// An applied object as an API server returns it, with further fields.
-fn kept(name: &str, change: impl FnOnce(&mut Value)) -> Certificate {
+fn stored(name: &str, change: impl FnOnce(&mut Value)) -> Certificate {
     let mut value = wanted(name);
     seal(&mut value);
     for (key, text) in [
@@ -29,49 +29,49 @@ fn wanted(name: &str) -> Value {
     serde_json::to_value(object).unwrap()
 }
 
-fn look(ledger: &CompactStore<Certificate>, name: &str) -> Comparison {
+fn compare(store: &CompactStore<Certificate>, name: &str) -> Comparison {
     let value = wanted(name);
     let object = serde_json::from_value(value.clone()).unwrap();
-    ledger.compare(&object, &value, &digest_of(&value))
+    store.compare(&object, &value, &digest_of(&value))
 }
 
 fn open_trimmed() -> (CompactStore<Certificate>, CompactWriter<Certificate>) {
     open(Retention {
         trim: |certificate| (certificate.status, certificate.spec.secret_name) = (None, String::new()),
-        is_whole: false,
+        is_complete: false,
         version: by_version,
     })
 }
 
 #[test]
-fn lines_say_what_is_as_it_was_applied() {
-    let (ledger, mut scribe) = open_trimmed();
-    let (whole, mut scribe_of_whole) = open(Retention {
+fn a_record_tells_whether_the_object_is_as_it_was_applied() {
+    let (store, mut writer) = open_trimmed();
+    let (complete, mut complete_writer) = open(Retention {
         trim: |_| {},
-        is_whole: true,
+        is_complete: true,
         version: by_version,
     });
     let changed = || Comparison::Normalized(Some("7".into()));
-    let unread = || Comparison::Unknown("7".into());
+    let unknown = || Comparison::Unknown("7".into());
     type Change = Box<dyn Fn(&mut Value)>;
     let cases: [(&str, Change, Comparison, Comparison); 6] = [
-        ("as it was", Box::new(|_| {}), Comparison::Applied, Comparison::Applied),
+        ("unchanged", Box::new(|_| {}), Comparison::Applied, Comparison::Applied),
         (
-            "changed by others",
+            "changed by another client",
             Box::new(|value| value["spec"]["secretName"] = "other".into()),
-            unread(),
+            unknown(),
             changed(),
         ),
         (
-            "more in it",
+            "another label",
             Box::new(|value| value["metadata"]["labels"]["more"] = "x".into()),
-            unread(),
+            unknown(),
             Comparison::Applied,
         ),
         (
             "another annotation",
             Box::new(|value| value["metadata"]["annotations"]["more"] = "x".into()),
-            unread(),
+            unknown(),
             Comparison::Applied,
         ),
         (
@@ -88,46 +88,46 @@ fn lines_say_what_is_as_it_was_applied() {
         ),
     ];
     for (rule, change, trimmed, compared) in cases {
-        scribe.note(&Event::Apply(kept("a", &change)));
-        scribe_of_whole.note(&Event::Apply(kept("a", &change)));
-        assert_eq!(look(&ledger, "a"), trimmed, "{rule}");
-        assert_eq!(look(&whole, "a"), compared, "{rule}, of which all is kept");
-        let seen = ledger.applied_digest("n", "a").map(|(_, version)| version.is_none());
+        writer.apply_event(&Event::Apply(stored("a", &change)));
+        complete_writer.apply_event(&Event::Apply(stored("a", &change)));
+        assert_eq!(compare(&store, "a"), trimmed, "{rule}");
+        assert_eq!(compare(&complete, "a"), compared, "{rule}, cached completely");
+        let seen = store.applied_digest("n", "a").map(|(_, version)| version.is_none());
         assert_eq!(seen == Some(true), trimmed == Comparison::Applied, "{rule}");
     }
-    scribe.note(&Event::Delete(kept("a", |_| {})));
-    assert_eq!(look(&ledger, "a"), Comparison::Other, "gone");
+    writer.apply_event(&Event::Delete(stored("a", |_| {})));
+    assert_eq!(compare(&store, "a"), Comparison::Other, "deleted");
 }
 
 #[test]
-fn what_is_read_comes_back() {
-    let (ledger, mut scribe) = open_trimmed();
+fn the_cached_fields_are_restored() {
+    let (store, mut writer) = open_trimmed();
     for name in ["a", "b"] {
-        scribe.note(&Event::Apply(kept(name, |_| {})));
-        let found = ledger.get(&ObjectRef::new(name).within("n")).unwrap();
-        let mut expected = kept(name, |_| {});
+        writer.apply_event(&Event::Apply(stored(name, |_| {})));
+        let found = store.get(&ObjectRef::new(name).within("n")).unwrap();
+        let mut expected = stored(name, |_| {});
         (expected.status, expected.spec.secret_name) = (None, String::new());
         assert_eq!(*found, expected);
     }
-    assert!(ledger.get(&ObjectRef::new("a").within("m")).is_none());
+    assert!(store.get(&ObjectRef::new("a").within("m")).is_none());
 }
 
 #[test]
-fn a_list_replaces_all_when_it_is_complete() {
-    let (ledger, mut scribe) = open_trimmed();
-    scribe.note(&Event::Apply(kept("a", |_| {})));
-    scribe.note(&Event::Init);
-    scribe.note(&Event::InitApply(kept("b", |_| {})));
-    assert!(ledger.has("n", "a") && !ledger.has("n", "b") && !*ledger.is_listed.borrow());
-    scribe.note(&Event::InitDone);
-    assert!(!ledger.has("n", "a") && ledger.has("n", "b") && *ledger.is_listed.borrow());
-    assert_eq!((ledger.find("n", ID), ledger.count()), (vec!["b".to_owned()], 1));
-    assert!(ledger.find("m", ID).is_empty() && ledger.find("n", "other").is_empty());
-    let names = |namespace: &str, picked: &str| ledger.names(namespace, |name| name == picked);
+fn a_complete_list_replaces_all_objects() {
+    let (store, mut writer) = open_trimmed();
+    writer.apply_event(&Event::Apply(stored("a", |_| {})));
+    writer.apply_event(&Event::Init);
+    writer.apply_event(&Event::InitApply(stored("b", |_| {})));
+    assert!(store.has("n", "a") && !store.has("n", "b") && !*store.is_listed.borrow());
+    writer.apply_event(&Event::InitDone);
+    assert!(!store.has("n", "a") && store.has("n", "b") && *store.is_listed.borrow());
+    assert_eq!((store.find("n", ID), store.count()), (vec!["b".to_owned()], 1));
+    assert!(store.find("m", ID).is_empty() && store.find("n", "other").is_empty());
+    let names = |namespace: &str, picked: &str| store.names(namespace, |name| name == picked);
     assert_eq!(
         (names("n", "b"), names("n", "a"), names("", "b")),
         (vec!["b".to_owned()], vec![], vec![])
     );
-    scribe.note(&Event::Delete(kept("b", |_| {})));
-    assert!(!ledger.has("n", "b"));
+    writer.apply_event(&Event::Delete(stored("b", |_| {})));
+    assert!(!store.has("n", "b"));
 }

@@ -33,12 +33,12 @@ impl TakeoverMetrics {
     }
 
     /// Counts a started takeover.
-    pub fn began_takeover(&self) {
+    pub fn count_started(&self) {
         self.takeovers.inc();
     }
 
     /// Counts a failed takeover.
-    pub fn failed_takeover(&self) {
+    pub fn count_failed(&self) {
         self.takeover_failures.inc();
     }
 }

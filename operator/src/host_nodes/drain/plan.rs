@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, labels};
 
-use crate::host_nodes::budget::plan_room;
+use crate::host_nodes::budget::take_from_budget;
 use crate::model::control_plane;
 use crate::model::host_node::HostNode;
 use crate::model::quantity::to_millicores;
@@ -39,18 +39,18 @@ pub struct DrainingControlPlane {
     /// Whether another node can take a pod like this one.
     pub has_other: bool,
     /// Whether the pod is already terminating.
-    pub ends: bool,
+    pub is_terminating: bool,
 }
 
 /// A planned takeover.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct PlannedTakeover {
     /// Key of the Cluster.
     pub cluster: ObjectRef<Cluster>,
     /// Name of the node.
     pub node: String,
     /// Whether the pod is already terminating.
-    pub ends: bool,
+    pub is_terminating: bool,
     /// State of the takeover.
     pub state: State,
 }
@@ -70,7 +70,7 @@ pub enum State {
 }
 
 /// Returns whether a node is about to shut down.
-pub fn is_leaving(node: &HostNode, taints: &[String]) -> bool {
+pub fn is_draining(node: &HostNode, taints: &[String]) -> bool {
     let mut own = node.spec.taints.iter();
     own.any(|taint| taints.contains(&taint.key)) || is_shut_down(node)
 }
@@ -90,7 +90,7 @@ pub fn count_cores<M: AsRef<HostNode>>(nodes: &[M], taints: &[String], classes: 
 /// Returns whether a node takes a pod with these tolerations, by its taints.
 fn takes(node: &HostNode, taints: &[String], tolerations: &[Toleration]) -> bool {
     let mut refusals = node.spec.taints.iter();
-    !is_leaving(node, taints) && !refusals.any(|taint| refuses(taint, tolerations))
+    !is_draining(node, taints) && !refusals.any(|taint| refuses(taint, tolerations))
 }
 
 /// Returns whether Kubernetes has found that the node is unreachable.
@@ -104,10 +104,10 @@ pub fn is_unreachable(node: &HostNode) -> bool {
 fn is_shut_down(node: &HostNode) -> bool {
     let mut conditions = node.status.conditions.iter();
     let ready = conditions.find(|condition| condition.type_ == "Ready");
-    let said = ready
+    let message = ready
         .filter(|ready| ready.status != "True")
         .and_then(|ready| ready.message.as_ref());
-    said.is_some_and(|said| said.contains(SHUTTING_DOWN))
+    message.is_some_and(|message| message.contains(SHUTTING_DOWN))
 }
 
 /// Returns whether a node other than the pod's own takes a pod like this one, by the nodes' taints.
@@ -139,109 +139,118 @@ fn refuses(taint: &Taint, tolerations: &[Toleration]) -> bool {
 /// - control planes' pods on nodes that are about to shut down;
 /// - terminating pods with a recorded takeover. Any other terminating pod has been taken over
 ///   already.
-pub fn plan_leavers<M: AsRef<HostNode>, P: AsRef<Pod>>(
+pub fn plan_draining<M: AsRef<HostNode>, P: AsRef<Pod>>(
     nodes: &[M],
     pods: &[P],
     taints: &[String],
-    before: &HashMap<String, Notice>,
+    before: &HashMap<String, PlannedTakeover>,
 ) -> Vec<DrainingControlPlane> {
-    let is_noted = |pod: &Pod| {
-        let notice = pod.metadata.uid.as_ref().and_then(|uid| before.get(uid));
-        notice.is_some_and(|notice| notice.ends)
+    let is_recorded = |pod: &Pod| {
+        let takeover = pod.metadata.uid.as_ref().and_then(|uid| before.get(uid));
+        takeover.is_some_and(|takeover| takeover.is_terminating)
     };
-    let leaves = |pod: &Pod| match control_plane::ends(pod) {
-        true => is_noted(pod),
-        false => is_on_leaving(nodes, pod, taints),
+    let is_due = |pod: &Pod| match control_plane::ends(pod) {
+        true => is_recorded(pod),
+        false => is_on_draining_node(nodes, pod, taints),
     };
-    let pods = pods.iter().map(AsRef::as_ref).filter(|pod| leaves(pod));
-    let mut leavers: Vec<_> = pods.filter_map(|pod| plan_leaver(nodes, pod, taints)).collect();
-    leavers.sort_by(|a, b| a.pod.cmp(&b.pod));
-    alternate(leavers)
+    let pods = pods.iter().map(AsRef::as_ref).filter(|pod| is_due(pod));
+    let mut draining: Vec<_> = pods.filter_map(|pod| describe_draining(nodes, pod, taints)).collect();
+    draining.sort_by(|a, b| a.pod.cmp(&b.pod));
+    alternate(draining)
 }
 
 /// Interleaves the Tenants, so that one with many pods does not delay the others.
-fn alternate(leavers: Vec<DrainingControlPlane>) -> Vec<DrainingControlPlane> {
-    let mut of_tenant = HashMap::<_, usize>::new();
-    let ranked = leavers.into_iter().map(|leaver| {
-        let rank = of_tenant.entry(leaver.cluster.namespace.clone()).or_default();
+fn alternate(draining: Vec<DrainingControlPlane>) -> Vec<DrainingControlPlane> {
+    let mut ranks = HashMap::<_, usize>::new();
+    let ranked = draining.into_iter().map(|each| {
+        let rank = ranks.entry(each.cluster.namespace.clone()).or_default();
         *rank += 1;
-        (*rank, leaver)
+        (*rank, each)
     });
     let mut ranked: Vec<_> = ranked.collect();
     ranked.sort_by_key(|(rank, _)| *rank);
-    ranked.into_iter().map(|(_, leaver)| leaver).collect()
+    ranked.into_iter().map(|(_, each)| each).collect()
 }
 
 /// Describes a pod to take over; `None` if it is not scheduled, or is no control plane's.
-pub fn plan_leaver<M: AsRef<HostNode>>(nodes: &[M], pod: &Pod, taints: &[String]) -> Option<DrainingControlPlane> {
+pub fn describe_draining<M: AsRef<HostNode>>(
+    nodes: &[M],
+    pod: &Pod,
+    taints: &[String],
+) -> Option<DrainingControlPlane> {
     let node = pod.spec.as_ref()?.node_name.clone()?;
     let label = |key: &str| pod.labels().get(key);
     Some(DrainingControlPlane {
         pod: pod.uid().unwrap_or_default(),
         cluster: ObjectRef::new(label(labels::CLUSTER)?).within(label(labels::TENANT)?),
         // If only the pod ends, its successor may run on the same node.
-        has_other: !is_on_leaving(nodes, pod, taints) || has_other(nodes, pod, taints),
-        ends: control_plane::ends(pod),
+        has_other: !is_on_draining_node(nodes, pod, taints) || has_other(nodes, pod, taints),
+        is_terminating: control_plane::ends(pod),
         node,
     })
 }
 
-fn is_on_leaving<M: AsRef<HostNode>>(nodes: &[M], pod: &Pod, taints: &[String]) -> bool {
+fn is_on_draining_node<M: AsRef<HostNode>>(nodes: &[M], pod: &Pod, taints: &[String]) -> bool {
     let own = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
     let mut nodes = nodes.iter().map(AsRef::as_ref);
-    own.is_some() && nodes.any(|node| node.metadata.name.as_ref() == own && is_leaving(node, taints))
+    own.is_some() && nodes.any(|node| node.metadata.name.as_ref() == own && is_draining(node, taints))
 }
 
 /// Plans the next state of each takeover. At most `most` takeovers start per minute.
-pub fn plan_notices(
-    before: &HashMap<String, Notice>,
-    leavers: Vec<DrainingControlPlane>,
+pub fn plan_takeovers(
+    before: &HashMap<String, PlannedTakeover>,
+    draining: Vec<DrainingControlPlane>,
     past: &mut VecDeque<Instant>,
     most: usize,
     now: Instant,
-) -> HashMap<String, Notice> {
-    let noticed = leavers.into_iter().map(|leaver| {
-        let pod = leaver.pod.clone();
-        let notice = plan_notice(before.get(&pod), leaver, past, most, now);
-        (pod, notice)
+) -> HashMap<String, PlannedTakeover> {
+    let takeovers = draining.into_iter().map(|each| {
+        let pod = each.pod.clone();
+        let takeover = plan_takeover(before.get(&pod), each, past, most, now);
+        (pod, takeover)
     });
-    noticed.collect()
+    takeovers.collect()
 }
 
 /// Plans the next state of one takeover. A pod that is already terminating has no timeout.
-pub fn plan_notice(
-    before: Option<&Notice>,
-    leaver: DrainingControlPlane,
+pub fn plan_takeover(
+    before: Option<&PlannedTakeover>,
+    draining: DrainingControlPlane,
     past: &mut VecDeque<Instant>,
     most: usize,
     now: Instant,
-) -> Notice {
-    let is_over = |since| !leaver.ends && now.duration_since(since) >= LIMIT;
-    let state = match before.map(|notice| notice.state) {
+) -> PlannedTakeover {
+    let is_over = |since| !draining.is_terminating && now.duration_since(since) >= LIMIT;
+    let state = match before.map(|takeover| takeover.state) {
         Some(State::Failed(since)) if now.duration_since(since) < AGAIN => State::Failed(since),
-        _ if !leaver.has_other => State::Nowhere,
+        _ if !draining.has_other => State::Nowhere,
         Some(State::StandBy(since)) if is_over(since) => State::Failed(now),
         Some(State::StandBy(since)) => State::StandBy(since),
-        _ if plan_room(past, now, most) => State::StandBy(now),
+        _ if take_from_budget(past, now, most) => State::StandBy(now),
         _ => State::Waiting,
     };
-    Notice {
-        cluster: leaver.cluster,
-        node: leaver.node,
-        ends: leaver.ends,
+    PlannedTakeover {
+        cluster: draining.cluster,
+        node: draining.node,
+        is_terminating: draining.is_terminating,
         state,
     }
 }
 
 /// Returns the Clusters to requeue: changed ones, and on each check those with a takeover in
 /// progress. No watch event tells when their next step is due.
-pub fn plan_calls(before: &HashMap<String, Notice>, after: &HashMap<String, Notice>) -> Vec<ObjectRef<Cluster>> {
-    let gone = before.iter().filter(|(pod, _)| !after.contains_key(*pod));
-    let due = after.iter().filter(|(pod, notice)| {
-        let changed = before.get(*pod).is_none_or(|known| known.state != notice.state);
-        changed || matches!(notice.state, State::StandBy(_))
+pub fn plan_requeues(
+    before: &HashMap<String, PlannedTakeover>,
+    after: &HashMap<String, PlannedTakeover>,
+) -> Vec<ObjectRef<Cluster>> {
+    let removed = before.iter().filter(|(pod, _)| !after.contains_key(*pod));
+    let due = after.iter().filter(|(pod, takeover)| {
+        let changed = before.get(*pod).is_none_or(|known| known.state != takeover.state);
+        changed || matches!(takeover.state, State::StandBy(_))
     });
-    due.chain(gone).map(|(_, notice)| notice.cluster.clone()).collect()
+    due.chain(removed)
+        .map(|(_, takeover)| takeover.cluster.clone())
+        .collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use kube::runtime::reflector::ObjectRef;
 use yoke_api::labels;
 use yoke_api::{Cluster, ClusterId};
 
-use crate::host_nodes::budget::{Room, plan_room};
+use crate::host_nodes::budget::{LossBudget, take_from_budget};
 
 /// A writer adds to its log about once per second. Two checks in a row without a new record start a
 /// trial.
@@ -53,7 +53,7 @@ pub struct Member {
 
 /// Last observation of the log that is followed for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sight {
+pub struct Observation {
     /// Identity of the Cluster.
     pub id: ClusterId,
     /// Last sequence number of the log.
@@ -89,7 +89,7 @@ pub enum Conclusion {
 }
 
 /// Lists the control planes by node, in a stable order.
-pub fn plan_machines<P: AsRef<Pod>>(pods: &[P]) -> BTreeMap<String, Vec<Member>> {
+pub fn plan_nodes<P: AsRef<Pod>>(pods: &[P]) -> BTreeMap<String, Vec<Member>> {
     let mut nodes: BTreeMap<String, Vec<Member>> = BTreeMap::new();
     for pod in pods.iter().map(AsRef::as_ref) {
         let name = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
@@ -113,20 +113,20 @@ fn to_member(pod: &Pod) -> Option<Member> {
     let runs = containers
         .clone()
         .all(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()));
-    let is_taken = status.is_some_and(|status| status.start_time.is_some());
+    let is_processed = status.is_some_and(|status| status.start_time.is_some());
     let server = containers.find(|container| container.name == "kube-apiserver");
     let scheduled = status.and_then(|status| status.conditions.as_ref()?.iter().find(|one| is_scheduled(one)));
     let bound = scheduled.and_then(|scheduled| scheduled.last_transition_time.clone());
     let since = bound.or_else(|| pod.creation_timestamp());
-    let goes_on = runs && pod.metadata.deletion_timestamp.is_none();
+    let continues = runs && pod.metadata.deletion_timestamp.is_none();
     Some(Member {
         id: label(labels::ID)?.parse().ok()?,
         cluster,
         pod: pod.uid()?,
         name: pod.name_any(),
-        is_ready: goes_on && server.is_some_and(|server| server.ready),
-        is_started: goes_on && server.is_some_and(|server| server.started == Some(true)),
-        waits_since: since.map(|since| since.0).filter(|_| !is_taken),
+        is_ready: continues && server.is_some_and(|server| server.ready),
+        is_started: continues && server.is_some_and(|server| server.started == Some(true)),
+        waits_since: since.map(|since| since.0).filter(|_| !is_processed),
     })
 }
 
@@ -135,7 +135,7 @@ fn is_scheduled(condition: &PodCondition) -> bool {
 }
 
 /// Returns the control plane whose log to follow: the same one as before, or the first.
-pub fn plan_followed<'m>(members: &'m [Member], before: Option<&Sight>) -> Option<&'m Member> {
+pub fn plan_followed<'m>(members: &'m [Member], before: Option<&Observation>) -> Option<&'m Member> {
     let mut ready = members.iter().filter(|member| member.is_ready);
     let known = before.and_then(|before| ready.clone().find(|member| member.id == before.id));
     known.or_else(|| ready.next())
@@ -143,9 +143,14 @@ pub fn plan_followed<'m>(members: &'m [Member], before: Option<&Sight>) -> Optio
 
 /// Returns the new observation of a log. If NATS did not answer, the log does not count as silent,
 /// and the observation stays. A log that was not followed before does not count as grown.
-pub fn plan_sight(before: Option<Sight>, id: &ClusterId, sequence: Option<u64>, now: Instant) -> Option<Sight> {
+pub fn plan_observation(
+    before: Option<Observation>,
+    id: &ClusterId,
+    sequence: Option<u64>,
+    now: Instant,
+) -> Option<Observation> {
     let Some(sequence) = sequence else {
-        return before.map(|before| Sight { since: now, ..before });
+        return before.map(|before| Observation { since: now, ..before });
     };
     let (grew, known) = match before {
         Some(before) if before.id != *id => (before.grew, None),
@@ -153,7 +158,7 @@ pub fn plan_sight(before: Option<Sight>, id: &ClusterId, sequence: Option<u64>, 
         Some(_) => (Some(now), None),
         None => (None, None),
     };
-    Some(Sight {
+    Some(Observation {
         id: id.clone(),
         sequence,
         since: known.unwrap_or(now),
@@ -163,27 +168,30 @@ pub fn plan_sight(before: Option<Sight>, id: &ClusterId, sequence: Option<u64>, 
 
 /// Returns the other nodes with a control plane that was ready once. Their current readiness does
 /// not count: if no store can write, some become unready sooner than others.
-pub fn plan_others<'m>(nodes: &'m BTreeMap<String, Vec<Member>>, node: &'m str) -> impl Iterator<Item = &'m String> {
+pub fn plan_other_nodes<'m>(
+    nodes: &'m BTreeMap<String, Vec<Member>>,
+    node: &'m str,
+) -> impl Iterator<Item = &'m String> {
     let others = nodes.iter().filter(move |(name, _)| name.as_str() != node);
     let serve = others.filter(|(_, members)| members.iter().any(|member| member.is_started));
     serve.map(|(name, _)| name)
 }
 
 /// Returns whether a trial of the node is due.
-pub fn is_suspect(sight: &Sight, now: Instant) -> bool {
-    now.duration_since(sight.since) >= SUSPICION
+pub fn is_suspect(observation: &Observation, now: Instant) -> bool {
+    now.duration_since(observation.since) >= SUSPICION
 }
 
 /// Concludes a trial. One live control plane clears its node: the kubelet reports the state of the
 /// others.
-pub fn plan_verdict(evidence: &[Sample]) -> Conclusion {
-    for each in evidence {
+pub fn plan_conclusion(samples: &[Sample]) -> Conclusion {
+    for each in samples {
         if let Some(last) = each.last.filter(|last| *last != each.first) {
             return Conclusion::Alive(each.id.clone(), last);
         }
     }
     let is_dead = |each: &Sample| each.last.is_some() && !each.answers;
-    if evidence.is_empty() || !evidence.iter().all(is_dead) {
+    if samples.is_empty() || !samples.iter().all(is_dead) {
         return Conclusion::Unknown;
     }
     Conclusion::Lost
@@ -194,25 +202,29 @@ pub fn plan_verdict(evidence: &[Sample]) -> Conclusion {
 ///
 /// - On another node with control planes, a store has written during the trial.
 /// - Kubernetes itself has found that the node is unreachable.
-/// - No other node has control planes, and another node can take them (`has_place`). Otherwise
+/// - No other node has control planes, and another node can take them (`has_other_node`). Otherwise
 ///   giving up the node gains nothing.
 pub fn is_credible<'s>(
-    others: impl IntoIterator<Item = Option<&'s Sight>>,
-    (is_unreachable, has_place): (bool, bool),
+    others: impl IntoIterator<Item = Option<&'s Observation>>,
+    (is_unreachable, has_other_node): (bool, bool),
     now: Instant,
 ) -> bool {
     let mut others = others.into_iter().peekable();
     let is_alone = others.peek().is_none();
-    let writes = |sight: &Sight| sight.grew.is_some_and(|grew| now.duration_since(grew) < CONFIRM_FOR);
-    is_alone && has_place || is_unreachable || others.flatten().any(writes)
+    let writes = |observation: &Observation| {
+        observation
+            .grew
+            .is_some_and(|grew| now.duration_since(grew) < CONFIRM_FOR)
+    };
+    is_alone && has_other_node || is_unreachable || others.flatten().any(writes)
 }
 
 /// Decides whether a node may be given up now, with at most `most` per minute.
-pub fn plan_loss(past: &mut VecDeque<Instant>, is_given: bool, now: Instant, most: usize) -> Room {
-    match is_given {
-        true => Room::Given,
-        false if plan_room(past, now, most) => Room::There,
-        false => Room::Taken,
+pub fn take_loss(past: &mut VecDeque<Instant>, is_recorded: bool, now: Instant, most: usize) -> LossBudget {
+    match is_recorded {
+        true => LossBudget::Recorded,
+        false if take_from_budget(past, now, most) => LossBudget::Available,
+        false => LossBudget::Exhausted,
     }
 }
 

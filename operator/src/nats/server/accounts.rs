@@ -17,7 +17,7 @@ use crate::nats::server::{Nats, NatsError};
 
 /// Time after which a replica counts as unreachable. Servers that replicate a stream exchange a
 /// heartbeat each second (`hbIntervalDefault` of nats-server 2.15).
-const UNHEARD: Duration = Duration::from_secs(3);
+const UNREACHABLE: Duration = Duration::from_secs(3);
 
 impl Nats {
     /// Returns the token of an account on the server; `None` if the server does not have the
@@ -38,10 +38,10 @@ impl Nats {
     /// previous limit: see [`streams::ensure`](crate::nats::streams::ensure).
     pub async fn ensure_account(&self, id: &ClusterId, account: &Account) -> Result<bool, NatsError> {
         let found = self.find_own(id, &account.public_key).await?;
-        let floor = found.as_deref().map_or(0, claims::disk_storage_of);
-        let own = limits::disk_storage(account.size);
-        self.update(id, account, own.max(floor), found).await?;
-        Ok(floor > own)
+        let stored_limit = found.as_deref().map_or(0, claims::disk_storage_of);
+        let needed = limits::disk_storage(account.size);
+        self.update(id, account, needed.max(stored_limit), found).await?;
+        Ok(stored_limit > needed)
     }
 
     /// Pushes an account's claims with a storage limit in bytes, even if the server has them. With
@@ -129,8 +129,8 @@ impl Nats {
         let inbox = self.system.new_inbox();
         let mut answers = self.system.subscribe(inbox.clone()).await.ok()?;
         let subject = format!("$SYS.REQ.ACCOUNT.{account}.JSZ");
-        let asked = r#"{"streams":true,"stream_leader_only":true}"#;
-        let published = self.system.publish_with_reply(subject, inbox, asked.into()).await;
+        let options = r#"{"streams":true,"stream_leader_only":true}"#;
+        let published = self.system.publish_with_reply(subject, inbox, options.into()).await;
         published.ok()?;
         let stream = id.stream();
         // Every server answers separately.
@@ -241,9 +241,11 @@ fn read_log_end(payload: &[u8], stream: &str) -> Option<u64> {
 /// Without a majority no record is stored, but the leader stays leader for up to ten seconds.
 fn has_majority(stream: &StreamDetail) -> bool {
     let peers = stream.cluster.as_ref().map_or(&[][..], |cluster| &cluster.replicas);
-    let heard = peers.iter().filter(|peer| Duration::from_nanos(peer.active) < UNHEARD);
+    let reachable = peers
+        .iter()
+        .filter(|peer| Duration::from_nanos(peer.active) < UNREACHABLE);
     // Itself included, more than half of all.
-    (1 + heard.count()) * 2 > 1 + peers.len()
+    (1 + reachable.count()) * 2 > 1 + peers.len()
 }
 
 /// Checks the server's answer to the deletion of all streams of an account, which may have none.
@@ -278,11 +280,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_ends_where_the_one_says_that_most_follow() {
+    fn the_leader_with_a_majority_reports_the_end_of_the_log() {
         let answer = |cluster: serde_json::Value| {
             let other = json!({"name": "other", "state": {"last_seq": 1}});
-            let own = json!({"name": "log", "state": {"last_seq": 7}, "cluster": cluster});
-            json!({"data": {"stream_detail": [other, own]}}).to_string()
+            let log = json!({"name": "log", "state": {"last_seq": 7}, "cluster": cluster});
+            json!({"data": {"stream_detail": [other, log]}}).to_string()
         };
         let peers = |seconds: &[u64]| {
             let peers: Vec<_> = seconds
@@ -293,11 +295,11 @@ mod tests {
         };
         for (rule, cluster, expected) in [
             ("one server", json!(null), Some(7)),
-            ("one server that tells of itself", json!({"leader": "a"}), Some(7)),
-            ("all are heard", peers(&[0, 1]), Some(7)),
-            ("most are heard", peers(&[0, 60]), Some(7)),
-            ("it is alone", peers(&[5, 60]), None),
-            ("two of four", peers(&[0, 60, 60]), None),
+            ("one server that reports a cluster", json!({"leader": "a"}), Some(7)),
+            ("all replicas are reachable", peers(&[0, 1]), Some(7)),
+            ("a majority is reachable", peers(&[0, 60]), Some(7)),
+            ("no replica is reachable", peers(&[5, 60]), None),
+            ("one of three peers is reachable", peers(&[0, 60, 60]), None),
         ] {
             assert_eq!(read_log_end(answer(cluster).as_bytes(), "log"), expected, "{rule}");
         }

@@ -29,59 +29,55 @@ fn pod(uid: &str, node: &str) -> Pod {
 }
 
 #[test]
-fn a_machine_leaves_by_a_taint_or_by_its_kubelets_word() {
-    let said = |status: &str, message: &str| {
+fn a_node_drains_by_a_taint_or_a_kubelet_message() {
+    let with_ready = |status: &str, message: &str| {
         let conditions = json!([{"type": "DiskPressure", "status": "False", "message": SHUTTING_DOWN},
             {"type": "Ready", "status": status, "message": message}]);
         let value = json!({"metadata": {"name": "a"}, "status": {"conditions": conditions, "images": []}});
         std::sync::Arc::new(serde_json::from_value::<HostNode>(value).unwrap())
     };
     for (rule, node, expected) in [
-        ("at work", node("a", &[]), false),
+        ("running", node("a", &[]), false),
         ("tainted", node("a", &[(TAINTS[1], "NoSchedule")]), true),
-        ("not at work", node("a", &[(AWAY[0], "NoExecute")]), false),
-        ("ready", said("True", "kubelet is posting ready status"), false),
-        ("not ready", said("False", "container runtime is down"), false),
+        ("not ready by its taint", node("a", &[(AWAY[0], "NoExecute")]), false),
+        ("ready", with_ready("True", "kubelet is posting ready status"), false),
+        ("not ready", with_ready("False", "container runtime is down"), false),
         (
             "shut down",
-            said("False", "[node is shutting down, PLEG is not healthy]"),
+            with_ready("False", "[node is shutting down, PLEG is not healthy]"),
             true,
         ),
-        ("up again", said("True", "node is shutting down"), false),
+        ("running again", with_ready("True", "node is shutting down"), false),
     ] {
-        assert_eq!(is_leaving(&node, &taints()), expected, "{rule}");
+        assert_eq!(is_draining(&node, &taints()), expected, "{rule}");
         assert!(!is_unreachable(&node), "{rule}");
     }
     assert!(is_unreachable(&node("a", &[(AWAY[1], "NoExecute")])));
 }
 
 #[test]
-fn another_machine_takes_a_pod_by_its_taints() {
+fn another_node_takes_a_pod_by_its_taints() {
     for (rule, others, expected) in [
-        ("none", vec![], false),
-        ("one", vec![node("b", &[])], true),
+        ("no other node", vec![], false),
+        ("a node without taints", vec![node("b", &[])], true),
+        ("a draining node", vec![node("b", &[(TAINTS[1], "NoSchedule")])], false),
+        ("an unreachable node", vec![node("b", &[(AWAY[1], "NoExecute")])], false),
         (
-            "one that is about to go",
-            vec![node("b", &[(TAINTS[1], "NoSchedule")])],
+            "a taint without a toleration",
+            vec![node("b", &[("gpu", "NoSchedule")])],
             false,
         ),
         (
-            "one that is not at work",
-            vec![node("b", &[(AWAY[1], "NoExecute")])],
-            false,
-        ),
-        ("one for others", vec![node("b", &[("gpu", "NoSchedule")])], false),
-        (
-            "one rather for others",
+            "a taint that only prefers others",
             vec![node("b", &[("gpu", "PreferNoSchedule")])],
             true,
         ),
+        ("a tolerated taint", vec![node("b", &[("spot", "NoSchedule")])], true),
         (
-            "one that it bears with",
-            vec![node("b", &[("spot", "NoSchedule")])],
-            true,
+            "a toleration of another value",
+            vec![node("b", &[("size", "NoSchedule")])],
+            false,
         ),
-        ("another value", vec![node("b", &[("size", "NoSchedule")])], false),
         (
             "the second of two",
             vec![node("b", &[(TAINTS[0], "NoSchedule")]), node("c", &[])],
@@ -94,171 +90,183 @@ fn another_machine_takes_a_pod_by_its_taints() {
 }
 
 #[test]
-fn who_leaves_is_on_a_machine_with_a_notice() {
+fn only_pods_on_draining_nodes_are_taken_over() {
     let nodes = [
         node("a", &[(TAINTS[0], "NoSchedule")]),
         node("b", &[("gpu", "NoExecute")]),
     ];
-    let mut ending = pod("r", "a");
-    ending.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
-    let mut unplaced = pod("s", "a");
-    unplaced.spec.as_mut().unwrap().node_name = None;
-    let pods = [pod("q", "a"), pod("p", "a"), pod("o", "b"), ending, unplaced].map(Box::new);
+    let mut terminating = pod("r", "a");
+    terminating.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
+    let mut unscheduled = pod("s", "a");
+    unscheduled.spec.as_mut().unwrap().node_name = None;
+    let pods = [pod("q", "a"), pod("p", "a"), pod("o", "b"), terminating, unscheduled].map(Box::new);
     let none = HashMap::new();
-    let leavers = plan_leavers(&nodes, &pods, &taints(), &none);
-    let names = |leavers: &[DrainingControlPlane]| leavers.iter().map(|leaver| leaver.pod.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&leavers), ["p", "q"]);
-    let noted = |ends| {
+    let draining = plan_draining(&nodes, &pods, &taints(), &none);
+    let names = |draining: &[DrainingControlPlane]| {
+        draining
+            .iter()
+            .map(|control_plane_pod| control_plane_pod.pod.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&draining), ["p", "q"]);
+    let recorded = |is_terminating| {
         let cluster = ObjectRef::new("r").within("demo");
         let (node, state) = ("a".to_owned(), State::Waiting);
         HashMap::from([(
             "r".to_owned(),
-            Notice {
+            PlannedTakeover {
                 cluster,
                 node,
-                ends,
+                is_terminating,
                 state,
             },
         )])
     };
-    let same = plan_leavers(&nodes, &pods, &taints(), &noted(false));
-    assert_eq!(same, leavers, "another one has taken over");
-    let more = plan_leavers(&nodes, &pods, &taints(), &noted(true));
-    assert_eq!(names(&more), ["p", "q", "r"], "it serves on");
-    assert_eq!(leavers[0].cluster, ObjectRef::new("p").within("demo"));
-    assert!(!leavers[0].has_other, "the other machine is for others");
+    let same = plan_draining(&nodes, &pods, &taints(), &recorded(false));
+    assert_eq!(same, draining, "listed although it was taken over");
+    let more = plan_draining(&nodes, &pods, &taints(), &recorded(true));
+    assert_eq!(names(&more), ["p", "q", "r"], "a terminating pod still serves");
+    assert_eq!(draining[0].cluster, ObjectRef::new("p").within("demo"));
+    assert!(!draining[0].has_other, "the other node has a taint");
 }
 
-fn leaver(pod: &str, has_other: bool) -> DrainingControlPlane {
+fn control_plane_pod(pod: &str, has_other: bool) -> DrainingControlPlane {
     DrainingControlPlane {
         pod: pod.into(),
         cluster: ObjectRef::new(pod).within("demo"),
         node: "a".into(),
         has_other,
-        ends: false,
+        is_terminating: false,
     }
 }
 
 #[test]
-fn tenants_take_turns() {
+fn takeovers_alternate_between_tenants() {
     let of = |pod: &str, tenant: &str| DrainingControlPlane {
         cluster: ObjectRef::new(pod).within(tenant),
-        ..leaver(pod, true)
+        ..control_plane_pod(pod, true)
     };
-    let leavers = vec![
+    let draining = vec![
         of("a", "many"),
         of("b", "many"),
         of("c", "many"),
         of("d", "few"),
         of("e", "few"),
     ];
-    let order: Vec<_> = alternate(leavers).into_iter().map(|leaver| leaver.pod).collect();
+    let order: Vec<_> = alternate(draining)
+        .into_iter()
+        .map(|control_plane_pod| control_plane_pod.pod)
+        .collect();
     assert_eq!(order, ["a", "d", "b", "e", "c"]);
 }
 
 #[test]
-fn a_pod_that_is_to_end_needs_no_other_machine() {
-    let mut ending = pod("p", "a");
-    ending.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
+fn a_terminating_pod_needs_no_other_node() {
+    let mut terminating = pod("p", "a");
+    terminating.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
     for (rule, node, expected) in [
-        ("its machine stays", node("a", &[]), true),
-        ("its machine goes", node("a", &[(TAINTS[1], "NoSchedule")]), false),
+        ("its node stays", node("a", &[]), true),
+        ("its node drains", node("a", &[(TAINTS[1], "NoSchedule")]), false),
     ] {
-        let leaver = plan_leaver(&[node], &ending, &taints()).unwrap();
-        assert!(leaver.ends);
-        assert_eq!(leaver.has_other, expected, "{rule}");
+        let control_plane_pod = describe_draining(&[node], &terminating, &taints()).unwrap();
+        assert!(control_plane_pod.is_terminating);
+        assert_eq!(control_plane_pod.has_other, expected, "{rule}");
     }
     let now = Instant::now();
-    let told = |before: Option<&Notice>, ends, at: u64| {
-        let leaver = DrainingControlPlane {
-            ends,
-            ..leaver("p", true)
+    let plan_at = |before: Option<&PlannedTakeover>, is_terminating, at: u64| {
+        let control_plane_pod = DrainingControlPlane {
+            is_terminating,
+            ..control_plane_pod("p", true)
         };
         let now = now + Duration::from_secs(at);
-        plan_notice(before, leaver, &mut VecDeque::new(), 1, now)
+        plan_takeover(before, control_plane_pod, &mut VecDeque::new(), 1, now)
     };
-    let first = told(None, false, 0);
-    assert_eq!(told(Some(&first), true, 111).state, first.state, "it ends by itself");
+    let first = plan_at(None, false, 0);
     assert_eq!(
-        told(Some(&first), false, 111).state,
+        plan_at(Some(&first), true, 111).state,
+        first.state,
+        "a terminating pod has no timeout"
+    );
+    assert_eq!(
+        plan_at(Some(&first), false, 111).state,
         State::Failed(now + Duration::from_secs(111))
     );
 }
 
 #[test]
-fn so_many_are_taken_over_in_a_minute() {
+fn takeovers_per_minute_are_limited() {
     let now = Instant::now();
     let mut past = VecDeque::new();
-    let mut states = |before: &HashMap<String, Notice>, at: u64, leavers: &[DrainingControlPlane]| {
+    let mut states = |before: &HashMap<String, PlannedTakeover>, at: u64, draining: &[DrainingControlPlane]| {
         let now = now + Duration::from_secs(at);
-        plan_notices(before, leavers.to_vec(), &mut past, 1, now)
+        plan_takeovers(before, draining.to_vec(), &mut past, 1, now)
     };
-    let both = [leaver("p", true), leaver("q", true)];
+    let both = [control_plane_pod("p", true), control_plane_pod("q", true)];
     let first = states(&HashMap::new(), 0, &both);
     assert_eq!(first["p"].state, State::StandBy(now));
     assert_eq!(first["q"].state, State::Waiting);
     let second = states(&first, 61, &both);
-    assert_eq!(second["p"].state, State::StandBy(now), "it goes on");
+    assert_eq!(second["p"].state, State::StandBy(now), "the takeover continues");
     assert_eq!(second["q"].state, State::StandBy(now + Duration::from_secs(61)));
     let third = states(&second, 111, &both);
     let failed = State::Failed(now + Duration::from_secs(111));
-    assert_eq!(third["p"].state, failed, "nobody has come in time");
+    assert_eq!(third["p"].state, failed, "no standby in time");
     let fourth = states(&third, 710, &both[..1]);
-    assert_eq!(fourth["p"].state, failed, "it is not tried again yet");
-    assert!(!fourth.contains_key("q"), "it has left");
+    assert_eq!(fourth["p"].state, failed, "retried too early");
+    assert!(!fourth.contains_key("q"), "a pod that is gone is still listed");
     let fifth = states(&fourth, 711, &both[..1]);
     let again = State::StandBy(now + Duration::from_secs(711));
-    assert_eq!(fifth["p"].state, again, "a machine may have come");
+    assert_eq!(fifth["p"].state, again, "not retried");
     let sixth = states(&fifth, 821, &both[..1]);
     assert_eq!(sixth["p"].state, State::Failed(now + Duration::from_secs(821)));
-    let alone = states(&HashMap::new(), 900, &[leaver("p", false)]);
+    let alone = states(&HashMap::new(), 900, &[control_plane_pod("p", false)]);
     assert_eq!(alone["p"].state, State::Nowhere);
     let again = states(&alone, 901, &both[..1]);
     assert!(
         matches!(again["p"].state, State::StandBy(_)),
-        "there is another machine now"
+        "another node is available now"
     );
 }
 
 #[test]
-fn clusters_are_called_for_while_there_is_something_to_do() {
-    let notice = |pod: &str, state| {
+fn clusters_are_requeued_while_a_takeover_runs() {
+    let takeover = |pod: &str, state| {
         let cluster = ObjectRef::new(pod).within("demo");
         let node = "a".to_owned();
         (
             pod.to_owned(),
-            Notice {
+            PlannedTakeover {
                 cluster,
                 node,
-                ends: false,
+                is_terminating: false,
                 state,
             },
         )
     };
     let now = Instant::now();
     let before: HashMap<_, _> = [
-        notice("gone", State::Nowhere),
-        notice("failed", State::Failed(now)),
-        notice("fails", State::StandBy(now)),
-        notice("on", State::StandBy(now)),
-        notice("waits", State::Waiting),
+        takeover("removed", State::Nowhere),
+        takeover("failed", State::Failed(now)),
+        takeover("fails", State::StandBy(now)),
+        takeover("on", State::StandBy(now)),
+        takeover("waits", State::Waiting),
     ]
     .into();
     let after: HashMap<_, _> = [
-        notice("failed", State::Failed(now)),
-        notice("fails", State::Failed(now)),
-        notice("on", State::StandBy(now)),
-        notice("waits", State::Waiting),
-        notice("new", State::Waiting),
+        takeover("failed", State::Failed(now)),
+        takeover("fails", State::Failed(now)),
+        takeover("on", State::StandBy(now)),
+        takeover("waits", State::Waiting),
+        takeover("new", State::Waiting),
     ]
     .into();
-    let mut called: Vec<_> = plan_calls(&before, &after).into_iter().map(|it| it.name).collect();
-    called.sort();
-    assert_eq!(called, ["fails", "gone", "new", "on"]);
+    let mut requeued: Vec<_> = plan_requeues(&before, &after).into_iter().map(|it| it.name).collect();
+    requeued.sort();
+    assert_eq!(requeued, ["fails", "new", "on", "removed"]);
 }
 
 #[test]
-fn cores_count_where_a_pod_can_be_put() {
+fn only_nodes_that_take_pods_count_for_cores() {
     let with = |cpu: &str, taints: &[(&str, &str)]| {
         let mut node = std::sync::Arc::unwrap_or_clone(node("a", taints));
         node.status.allocatable = [("cpu".to_owned(), Quantity(cpu.into()))].into();

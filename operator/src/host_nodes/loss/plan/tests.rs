@@ -26,19 +26,19 @@ fn running(id: &str, uid: &str, node: &str) -> Pod {
 }
 
 fn members(pods: Vec<Pod>) -> BTreeMap<String, Vec<Member>> {
-    plan_machines(&pods.into_iter().map(Box::new).collect::<Vec<_>>())
+    plan_nodes(&pods.into_iter().map(Box::new).collect::<Vec<_>>())
 }
 
 #[test]
-fn control_planes_are_counted_where_they_are() {
-    let mut foreign = running(A, "d", "one");
-    foreign.metadata.labels = None;
+fn control_planes_are_grouped_by_node() {
+    let mut unlabelled = running(A, "d", "one");
+    unlabelled.metadata.labels = None;
     let nodes = members(vec![
         running(B, "b", "one"),
         running(A, "a", "one"),
         running("bcdfghjk26", "c", "two"),
         pod("bcdfghjk27", "e", None, false, None),
-        foreign,
+        unlabelled,
     ]);
     let uids = |node: &str| -> Vec<_> { nodes[node].iter().map(|member| member.pod.as_str()).collect() };
     assert_eq!((nodes.len(), uids("one"), uids("two")), (2, vec!["a", "b"], vec!["c"]));
@@ -51,33 +51,36 @@ fn control_planes_are_counted_where_they_are() {
 }
 
 #[test]
-fn what_a_kubelet_says_has_ended_is_not_heard() {
+fn a_pod_with_an_exited_container_is_not_ready() {
     let mut pod = running(A, "a", "one");
     assert!(to_member(&pod).unwrap().is_ready);
-    let ended = json!({"name": "kine-nats", "image": "", "imageID": "", "restartCount": 1, "ready": false,
+    let crashed = json!({"name": "kine-nats", "image": "", "imageID": "", "restartCount": 1, "ready": false,
         "state": {"waiting": {"reason": "CrashLoopBackOff"}}});
     let statuses = &mut pod.status.as_mut().unwrap().container_statuses;
-    statuses.as_mut().unwrap().push(serde_json::from_value(ended).unwrap());
+    statuses
+        .as_mut()
+        .unwrap()
+        .push(serde_json::from_value(crashed).unwrap());
     assert!(!to_member(&pod).unwrap().is_ready);
 }
 
 #[test]
-fn one_that_runs_is_followed_and_then_goes_on_to_be() {
+fn the_followed_control_plane_stays_the_same_while_it_is_ready() {
     let nodes = members(vec![
         pod(A, "a", Some("one"), false, None),
         running(B, "b", "one"),
         running("bcdfghjk26", "c", "one"),
     ]);
-    let sight = |of: &str| Sight {
+    let observation = |of: &str| Observation {
         id: id(of),
         sequence: 1,
         since: Instant::now(),
         grew: None,
     };
     for (rule, before, expected) in [
-        ("the first that is ready", None, "b"),
-        ("the one of before", Some(sight("bcdfghjk26")), "c"),
-        ("not one that is ready no more", Some(sight(A)), "b"),
+        ("the first ready control plane", None, "b"),
+        ("the previous control plane", Some(observation("bcdfghjk26")), "c"),
+        ("the previous control plane is not ready", Some(observation(A)), "b"),
     ] {
         let followed = plan_followed(&nodes["one"], before.as_ref());
         assert_eq!(followed.map(|member| member.pod.as_str()), Some(expected), "{rule}");
@@ -89,44 +92,56 @@ fn one_that_runs_is_followed_and_then_goes_on_to_be() {
 }
 
 #[test]
-fn a_machine_whose_control_planes_turned_unready_is_another_one() {
+fn a_node_with_unready_control_planes_counts_as_another_node() {
     let mut unready = running(B, "b", "two");
     unready.status.as_mut().unwrap().container_statuses.as_mut().unwrap()[0].ready = false;
-    let mut ends = running("bcdfghjk26", "c", "three");
-    ends.metadata.deletion_timestamp = ends.metadata.creation_timestamp.clone();
+    let mut terminating = running("bcdfghjk26", "c", "three");
+    terminating.metadata.deletion_timestamp = terminating.metadata.creation_timestamp.clone();
     let nodes = members(vec![
         running(A, "a", "one"),
         unready,
-        ends,
+        terminating,
         pod("bcdfghjk27", "d", Some("four"), false, Some("1970-01-01T00:01:41Z")),
     ]);
     assert!(!nodes["two"][0].is_ready);
-    assert_eq!(plan_others(&nodes, "one").collect::<Vec<_>>(), ["two"]);
+    assert_eq!(plan_other_nodes(&nodes, "one").collect::<Vec<_>>(), ["two"]);
 }
 
 #[test]
-fn silence_is_counted_while_nothing_is_new() {
-    let began = Instant::now();
-    let at = |millis: u64| began + Duration::from_millis(millis);
-    let first = plan_sight(None, &id(A), Some(7), began);
+fn a_log_is_silent_while_it_has_no_new_record() {
+    let start = Instant::now();
+    let at = |millis: u64| start + Duration::from_millis(millis);
+    let first = plan_observation(None, &id(A), Some(7), start);
     for (rule, of, sequence, expected, grew) in [
-        ("nothing new", A, Some(7), Some(0), None),
-        ("a record", A, Some(8), Some(2000), Some(2000)),
-        ("a log that was made anew", A, Some(3), Some(2000), Some(2000)),
-        ("another's log", B, Some(7), Some(2000), None),
-        ("nobody says", A, None, Some(2000), None),
+        ("no new record", A, Some(7), Some(0), None),
+        ("a new record", A, Some(8), Some(2000), Some(2000)),
+        ("a recreated log", A, Some(3), Some(2000), Some(2000)),
+        ("another log", B, Some(7), Some(2000), None),
+        ("NATS does not answer", A, None, Some(2000), None),
     ] {
-        let next = plan_sight(first.clone(), &id(of), sequence, at(2000));
-        assert_eq!(next.as_ref().map(|sight| sight.since), expected.map(at), "{rule}");
-        assert_eq!(next.as_ref().and_then(|sight| sight.grew), grew.map(at), "{rule}");
-        assert_eq!(next.as_ref().map(|sight| &sight.id), Some(&id(of)), "{rule}");
-        let suspect = next.is_some_and(|sight| is_suspect(&sight, at(2000)));
+        let next = plan_observation(first.clone(), &id(of), sequence, at(2000));
+        assert_eq!(
+            next.as_ref().map(|observation| observation.since),
+            expected.map(at),
+            "{rule}"
+        );
+        assert_eq!(
+            next.as_ref().and_then(|observation| observation.grew),
+            grew.map(at),
+            "{rule}"
+        );
+        assert_eq!(
+            next.as_ref().map(|observation| &observation.id),
+            Some(&id(of)),
+            "{rule}"
+        );
+        let suspect = next.is_some_and(|observation| is_suspect(&observation, at(2000)));
         assert_eq!(suspect, expected == Some(0), "{rule}");
     }
 }
 
 #[test]
-fn one_sign_of_life_clears_a_machine() {
+fn one_live_control_plane_clears_its_node() {
     let silent = |of: &str| Sample {
         id: id(of),
         first: 7,
@@ -137,7 +152,7 @@ fn one_sign_of_life_clears_a_machine() {
         last: Some(8),
         ..silent(B)
     };
-    let unheard = Sample {
+    let unanswered = Sample {
         last: None,
         ..silent(B)
     };
@@ -145,50 +160,50 @@ fn one_sign_of_life_clears_a_machine() {
         answers: true,
         ..silent(B)
     };
-    for (rule, evidence, expected) in [
+    for (rule, samples, expected) in [
         ("all silent", vec![silent(A), silent(B)], Conclusion::Lost),
-        ("one alone, silent", vec![silent(A)], Conclusion::Lost),
+        ("a single control plane, silent", vec![silent(A)], Conclusion::Lost),
         ("one writes", vec![silent(A), writes], Conclusion::Alive(id(B), 8)),
         (
-            "NATS does not say of one",
-            vec![silent(A), unheard],
+            "NATS does not answer for one",
+            vec![silent(A), unanswered],
             Conclusion::Unknown,
         ),
         ("an API answers", vec![silent(A), answers], Conclusion::Unknown),
-        ("nobody to ask", vec![], Conclusion::Unknown),
+        ("no control plane to check", vec![], Conclusion::Unknown),
     ] {
-        assert_eq!(plan_verdict(&evidence), expected, "{rule}");
+        assert_eq!(plan_conclusion(&samples), expected, "{rule}");
     }
 }
 
 #[test]
-fn so_many_machines_are_given_up_in_a_minute() {
-    let began = Instant::now();
+fn lost_nodes_per_minute_are_limited() {
+    let start = Instant::now();
     let mut past = VecDeque::new();
-    let mut room = |(is_given, second): (bool, u64)| {
-        let now = began + Duration::from_secs(second);
-        plan_loss(&mut past, is_given, now, 2)
+    let mut take = |(is_recorded, second): (bool, u64)| {
+        let now = start + Duration::from_secs(second);
+        take_loss(&mut past, is_recorded, now, 2)
     };
     let (new, again) = (false, true);
     for (node, second, expected) in [
-        (new, 0, Room::There),
-        (again, 0, Room::Given),
-        (again, 1, Room::Given),
-        (new, 1, Room::There),
-        (new, 2, Room::Taken),
-        (again, 2, Room::Given),
-        (new, 59, Room::Taken),
-        (new, 60, Room::There),
-        (new, 60, Room::Taken),
-        (new, 61, Room::There),
-        (new, 62, Room::Taken),
+        (new, 0, LossBudget::Available),
+        (again, 0, LossBudget::Recorded),
+        (again, 1, LossBudget::Recorded),
+        (new, 1, LossBudget::Available),
+        (new, 2, LossBudget::Exhausted),
+        (again, 2, LossBudget::Recorded),
+        (new, 59, LossBudget::Exhausted),
+        (new, 60, LossBudget::Available),
+        (new, 60, LossBudget::Exhausted),
+        (new, 61, LossBudget::Available),
+        (new, 62, LossBudget::Exhausted),
     ] {
-        assert_eq!(room((node, second)), expected, "second {second}");
+        assert_eq!(take((node, second)), expected, "second {second}");
     }
 }
 
 #[test]
-fn a_pod_that_no_kubelet_takes_is_stranded() {
+fn a_pod_without_a_kubelet_is_stranded() {
     let nodes = members(vec![
         pod(A, "a", Some("one"), false, None),
         pod(B, "b", Some("one"), false, Some("1970-01-01T00:01:41Z")),
@@ -207,53 +222,56 @@ fn a_pod_that_no_kubelet_takes_is_stranded() {
 }
 
 #[test]
-fn a_loss_is_credible_while_others_write() {
-    let began = Instant::now();
-    let now = began + Duration::from_secs(60);
+fn a_loss_is_credible_while_other_nodes_write() {
+    let start = Instant::now();
+    let now = start + Duration::from_secs(60);
     let ago = |seconds: u64| now - Duration::from_secs(seconds);
-    let sight = |seconds: u64| Sight {
+    let observation = |seconds: u64| Observation {
         id: id(A),
         sequence: 1,
         since: ago(seconds),
         grew: Some(ago(seconds)),
     };
-    let (fresh, old) = (sight(1), sight(7));
+    let (fresh, old) = (observation(1), observation(7));
     // After a trial without a conclusion the log is followed again, and has not grown.
-    let first = plan_sight(None, &id(A), Some(1), ago(1)).unwrap();
-    let unheard = plan_sight(Some(fresh.clone()), &id(A), None, now).unwrap();
+    let first = plan_observation(None, &id(A), Some(1), ago(1)).unwrap();
+    let unanswered = plan_observation(Some(fresh.clone()), &id(A), None, now).unwrap();
     // Another control plane is followed, since the first is no longer ready.
-    let other = plan_sight(Some(fresh.clone()), &id(B), Some(1), now).unwrap();
+    let other = plan_observation(Some(fresh.clone()), &id(B), Some(1), now).unwrap();
     for (rule, others, is_unreachable, expected) in [
-        ("another writes", vec![Some(&fresh)], false, true),
-        ("one of two writes", vec![Some(&old), Some(&fresh)], false, true),
+        ("another node writes", vec![Some(&fresh)], false, true),
+        ("one of two nodes writes", vec![Some(&old), Some(&fresh)], false, true),
         ("all are silent", vec![Some(&old)], false, false),
         (
-            "another was looked at for the first time",
+            "another node was observed for the first time",
             vec![Some(&first)],
             false,
             false,
         ),
-        ("another wrote a moment ago", vec![Some(&other)], false, true),
+        ("another node wrote a moment ago", vec![Some(&other)], false, true),
         (
-            "NATS does not say whether it goes on",
-            vec![Some(&unheard)],
+            "NATS does not answer for a node that wrote",
+            vec![Some(&unanswered)],
             false,
             true,
         ),
-        ("the other is tried, too", vec![None], false, false),
-        ("all are silent, and it is unreachable", vec![None], true, true),
+        ("the other node is in a trial", vec![None], false, false),
+        ("all are silent, and the node is unreachable", vec![None], true, true),
     ] {
-        for has_place in [false, true] {
-            let is_credible = is_credible(others.clone(), (is_unreachable, has_place), now);
-            assert_eq!(is_credible, expected, "{rule}, another one takes them: {has_place}");
+        for has_other_node in [false, true] {
+            let is_credible = is_credible(others.clone(), (is_unreachable, has_other_node), now);
+            assert_eq!(
+                is_credible, expected,
+                "{rule}, another node takes them: {has_other_node}"
+            );
         }
     }
-    for (rule, is_unreachable, has_place, expected) in [
-        ("another one takes them", false, true, true),
-        ("there is no other one", false, false, false),
-        ("and it is unreachable", true, false, true),
+    for (rule, is_unreachable, has_other_node, expected) in [
+        ("another node takes them", false, true, true),
+        ("no other node", false, false, false),
+        ("the node is unreachable", true, false, true),
     ] {
-        let is_credible = is_credible([], (is_unreachable, has_place), now);
-        assert_eq!(is_credible, expected, "the only one with control planes: {rule}");
+        let is_credible = is_credible([], (is_unreachable, has_other_node), now);
+        assert_eq!(is_credible, expected, "the only node with control planes: {rule}");
     }
 }

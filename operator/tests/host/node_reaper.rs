@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use yoke_api::ClusterId;
 use yoke_test_support::kubernetes::connect;
 
-use crate::answers::ready;
 use crate::harness::{Host, TENANT};
+use crate::readiness::ready;
 use crate::workers::{Answer, CLIENT, Stage};
 
 const REAP_AFTER: &str = "yoke.drzzl.io/reap-after";
 const REAPING: &str = "yoke.drzzl.io/reaping";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// More checks than needed to detect that a Lease is not renewed.
-const LOOKS: usize = 6;
+const CHECKS: usize = 6;
 
 /// Nodes and their Leases, as kubelets create them.
 struct Workers<'a> {
@@ -89,28 +89,39 @@ impl<'a> Workers<'a> {
         (is_marked, taints.iter().any(|taint| taint.key == OUT_OF_SERVICE))
     }
 
-    /// Checks the cluster until `so` returns true, while the Nodes in `alive` renew their Leases.
-    async fn until(&self, what: &str, alive: &[&str], so: impl AsyncFn() -> bool) {
-        self.host
-            .until(what, async || {
-                for name in alive {
-                    self.renew(name, 0).await;
-                }
-                let _ = self.host.reconcile("a").await;
-                so().await
-            })
-            .await;
+    /// Checks the cluster until the observed value is the expected one, while the Nodes in `alive`
+    /// renew their Leases.
+    async fn until_equal<T>(&self, what: &str, alive: &[&str], observe: impl AsyncFn() -> T, expected: T)
+    where
+        T: std::fmt::Debug + PartialEq,
+    {
+        let observe = async || {
+            for name in alive {
+                self.renew(name, 0).await;
+            }
+            let _ = self.host.reconcile("a").await;
+            observe().await
+        };
+        self.host.until_equal(what, observe, expected).await;
+    }
+
+    /// Returns the states of these Nodes.
+    async fn states(&self, names: &[&str]) -> Vec<(bool, bool)> {
+        let mut states = Vec::new();
+        for name in names {
+            states.push(self.state(name).await);
+        }
+        states
     }
 
     /// Waits for some checks: each removes the mark of a Node that renews.
-    async fn look(&self, alive: &str) {
-        for _ in 0..LOOKS {
+    async fn check(&self, alive: &str) {
+        for _ in 0..CHECKS {
             let mark = Patch::Merge(json!({"metadata": {"labels": {REAPING: "1000"}}}));
             self.nodes.patch(alive, &PatchParams::default(), &mark).await.unwrap();
-            self.until("it is looked at", &[alive], async || {
-                self.state(alive).await == (false, false)
-            })
-            .await;
+            let state = async || self.state(alive).await;
+            self.until_equal("the state of the alive Node", &[alive], state, (false, false))
+                .await;
         }
     }
 
@@ -131,9 +142,9 @@ impl<'a> Workers<'a> {
 }
 
 async fn join(stage: &Stage, token: &str, names: &[&str]) {
-    let bootstrap = connect(&stage.url, &stage.line(token).await.token);
+    let bootstrap = connect(&stage.url, &stage.join_line(token).await.token);
     for name in names {
-        let answer = stage.ask(&bootstrap, name, CLIENT, name, &[]).await;
+        let answer = stage.request_and_wait(&bootstrap, name, CLIENT, name, &[]).await;
         assert!(matches!(answer, Answer::Signed(_)), "{name}: {answer:?}");
     }
 }
@@ -148,7 +159,7 @@ async fn run_pod(stage: &Stage, node: &str) -> Api<Pod> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_node_goes_with_its_pods_and_no_other() {
+async fn only_the_silent_node_is_deleted_with_its_pods() {
     let stage = Stage::start().await;
     let host = &stage.host;
     let workers = Workers::of(&stage).await;
@@ -156,19 +167,20 @@ async fn a_silent_node_goes_with_its_pods_and_no_other() {
     let names = "pod-garbage-collector-controller,taint-eviction-controller,node-lifecycle-controller";
     let _controllers = host.start_controllers(&stage.url, names);
     let spec = json!({"clusterName": "a", "maxUses": 4, "reapAfter": "1m"});
-    stage.make_token("j", spec).await;
-    stage.make_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
-    stage.bring_token("j", "True/AsExpected").await;
-    stage.bring_token("k", "True/AsExpected").await;
-    join(&stage, "j", &["dead", "back", "kept", "alive"]).await;
+    stage.create_token("j", spec).await;
+    stage.create_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
+    stage.reconcile_token_until("j", "True/AsExpected").await;
+    stage.reconcile_token_until("k", "True/AsExpected").await;
+    join(&stage, "j", &["dead", "back", "spared", "alive"]).await;
     join(&stage, "k", &["other"]).await;
     assert_eq!(workers.promise("dead").await.as_deref(), Some("1m"));
     assert_eq!(workers.promise("other").await, None);
-    for name in ["dead", "back", "kept", "other"] {
+    for name in ["dead", "back", "spared", "other"] {
         workers.register(name, 10).await;
     }
     workers.register("alive", 0).await;
-    let (gone, left) = (run_pod(&stage, "dead").await, run_pod(&stage, "other").await);
+    let dead_pods = run_pod(&stage, "dead").await;
+    let other_pods = run_pod(&stage, "other").await;
 
     // The JoinToken is no longer needed.
     stage.tokens().delete("j", &Default::default()).await.unwrap();
@@ -176,52 +188,46 @@ async fn a_silent_node_goes_with_its_pods_and_no_other() {
     // While the cluster was not Ready, Nodes could not renew their Leases. The time starts again
     // when it is Ready.
     workers.set_ready("False", 60).await;
+    let is_ready = async || ready(host).await;
+    let expected = "True/AsExpected".to_owned();
     workers
-        .until("it is ready again", &["alive"], async || {
-            ready(host).await == "True/AsExpected"
-        })
+        .until_equal("the condition Ready", &["alive"], is_ready, expected)
         .await;
-    workers.look("alive").await;
-    for name in ["dead", "back", "kept", "other"] {
+    workers.check("alive").await;
+    for name in ["dead", "back", "spared", "other"] {
         assert_eq!(workers.state(name).await, (false, false), "{name}");
     }
 
     workers.set_ready("True", 60).await;
+    let states = async || workers.states(&["dead", "back", "spared"]).await;
+    let expected = vec![(true, true); 3];
     workers
-        .until("they are out of service", &["alive"], async || {
-            let mut all = true;
-            for name in ["dead", "back", "kept"] {
-                all &= workers.state(name).await == (true, true);
-            }
-            all
-        })
+        .until_equal("the states of dead, back, and spared", &["alive"], states, expected)
         .await;
     workers
-        .patch_lease("kept", json!({"metadata": {"labels": {REAP_AFTER: null}}}))
+        .patch_lease("spared", json!({"metadata": {"labels": {REAP_AFTER: null}}}))
         .await;
+    let states = async || workers.states(&["back", "spared"]).await;
+    let (alive, expected) = (["alive", "back"], vec![(false, false); 2]);
     workers
-        .until("two of them stay", &["alive", "back"], async || {
-            workers.state("back").await == (false, false) && workers.state("kept").await == (false, false)
-        })
+        .until_equal("the states of back and spared", &alive, states, expected)
         .await;
+    let has_pod = async || dead_pods.get_opt("dead").await.unwrap().is_some();
     workers
-        .until("the Pod is ended by Kubernetes", &["alive", "back"], async || {
-            gone.get_opt("dead").await.unwrap().is_none()
-        })
+        .until_equal("the existence of the dead Node's Pod", &alive, has_pod, false)
         .await;
+    let has_node = async || workers.has("dead").await;
     workers
-        .until("the Node is removed", &["alive", "back"], async || {
-            !workers.has("dead").await
-        })
+        .until_equal("the existence of the dead Node", &alive, has_node, false)
         .await;
-    workers.look("alive").await;
-    for name in ["back", "kept", "alive", "other"] {
+    workers.check("alive").await;
+    for name in ["back", "spared", "alive", "other"] {
         assert_eq!(workers.state(name).await, (false, false), "{name}");
     }
-    assert!(left.get_opt("other").await.unwrap().is_some());
+    assert!(other_pods.get_opt("other").await.unwrap().is_some());
     let events = Api::<Event>::namespaced(stage.client.clone(), "default");
     let events = events.list(&Default::default()).await.unwrap();
-    let told = |name: &str| -> Vec<_> {
+    let event_reasons = |name: &str| -> Vec<_> {
         let mut reasons: Vec<_> = events
             .iter()
             .filter(|event| event.involved_object.name.as_deref() == Some(name))
@@ -231,39 +237,43 @@ async fn a_silent_node_goes_with_its_pods_and_no_other() {
         reasons.sort_unstable();
         reasons
     };
-    assert_eq!(told("dead"), ["NodeSilent"]);
-    assert_eq!(told("back"), ["NodeReturned", "NodeSilent"]);
-    assert_eq!(told("other"), [""; 0]);
+    assert_eq!(event_reasons("dead"), ["NodeSilent"]);
+    assert_eq!(event_reasons("back"), ["NodeReturned", "NodeSilent"]);
+    assert_eq!(event_reasons("other"), [""; 0]);
 
     // The name can be used again, with a new `reapAfter`.
     assert_eq!(workers.promise("dead").await.as_deref(), Some("1m"));
-    let bootstrap = connect(&stage.url, &stage.line("k").await.token);
-    let answer = stage.ask(&bootstrap, "again", CLIENT, "dead", &[]).await;
+    let bootstrap = connect(&stage.url, &stage.join_line("k").await.token);
+    let answer = stage.request_and_wait(&bootstrap, "again", CLIENT, "dead", &[]).await;
     assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
     assert_eq!(workers.promise("dead").await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_left_is_replaced_before_its_name_is_given_again() {
+async fn a_remaining_lease_is_replaced_when_its_node_name_is_reused() {
     let stage = Stage::start().await;
     let workers = Workers::of(&stage).await;
     stage
-        .make_token("j", json!({"clusterName": "a", "maxUses": 2, "reapAfter": "1h"}))
+        .create_token("j", json!({"clusterName": "a", "maxUses": 2, "reapAfter": "1h"}))
         .await;
-    stage.bring_token("j", "True/AsExpected").await;
+    stage.reconcile_token_until("j", "True/AsExpected").await;
     join(&stage, "j", &["n"]).await;
     workers.register("n", 0).await;
     let first = workers.lease("n").await.unwrap();
     // The garbage collector is late.
     workers.nodes.delete("n", &Default::default()).await.unwrap();
-    let bootstrap = connect(&stage.url, &stage.line("j").await.token);
-    let answer = stage.ask(&bootstrap, "again", CLIENT, "n", &[]).await;
+    let bootstrap = connect(&stage.url, &stage.join_line("j").await.token);
+    let answer = stage.request_and_wait(&bootstrap, "again", CLIENT, "n", &[]).await;
     assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
     let second = workers.lease("n").await.unwrap();
     assert_ne!(second.metadata.uid, first.metadata.uid);
     assert_eq!(second.metadata.owner_references, None);
     assert_eq!(workers.promise("n").await.as_deref(), Some("1h"));
-    for (rule, time) in [("too short", "59s"), ("too long", "25h"), ("none", "")] {
+    for (rule, time) in [
+        ("below the minimum", "59s"),
+        ("above the maximum", "25h"),
+        ("empty", ""),
+    ] {
         let spec = json!({"clusterName": "a", "reapAfter": time});
         let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken", "metadata": {"name": "k"}, "spec": spec});
         let token = serde_json::from_value(token).unwrap();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use yoke_api::labels::JOINED_TAINTS;
 use yoke_test_support::kubernetes::connect;
 
-use crate::workers::{CLIENT, SERVING, Stage, leaf_of};
+use crate::workers::{CLIENT, SERVING, Stage, certificate_of};
 
 const QUARANTINE: &str = "quarantine";
 
@@ -22,7 +22,7 @@ async fn patch(client: &Client, name: &str, patch: Value) -> kube::Result<Node> 
 }
 
 /// Creates a Node as this client.
-async fn make(client: &Client, name: &str, more: Value) -> kube::Result<Node> {
+async fn create(client: &Client, name: &str, more: Value) -> kube::Result<Node> {
     let mut node = json!({"metadata": {"name": name}});
     for (field, value) in more.as_object().unwrap() {
         match field.as_str() {
@@ -56,23 +56,25 @@ async fn start() -> Stage {
     let stage = Stage::start().await;
     let kubelet = stage.node("probe");
     let claimed = json!({"annotations": {JOINED_TAINTS: "a"}});
+    let observe = async || {
+        let created = create(&kubelet, "probe", claimed.clone()).await;
+        let _ = delete(&stage.client, "probe").await;
+        created
+    };
     stage
         .host
-        .until("the policy is in force", async || {
-            let made = make(&kubelet, "probe", claimed.clone()).await;
-            let _ = delete(&stage.client, "probe").await;
-            made.is_err()
-        })
-        .await;
+        .until("a refusal by the policy", observe, Result::is_err)
+        .await
+        .unwrap_err();
     stage
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
+async fn a_kubelet_cannot_remove_taints_by_deleting_its_node() {
     let stage = start().await;
     let (admin, kubelet) = (&stage.client, &stage.node("n"));
-    make(kubelet, "n", json!({})).await.unwrap();
-    make(&stage.node("m"), "m", json!({})).await.unwrap();
+    create(kubelet, "n", json!({})).await.unwrap();
+    create(&stage.node("m"), "m", json!({})).await.unwrap();
     let why = refusal(delete(kubelet, "m").await);
     assert!(why.contains("is not allowed to modify node"), "{why}");
 
@@ -84,7 +86,7 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
     patch(admin, "n", json!({"spec": {"taints": state}})).await.unwrap();
     delete(kubelet, "n").await.unwrap();
 
-    for (rule, given, taken, part) in [
+    for (rule, set, unset, part) in [
         (
             "a taint",
             json!({"spec": {"taints": [state[0], taint(QUARANTINE, "yes")]}}),
@@ -92,7 +94,7 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
             "has a taint of another client",
         ),
         (
-            "one that people set where a machine is off",
+            "a taint that administrators set on a powered-off machine",
             json!({"spec": {"taints": [taint("node.kubernetes.io/out-of-service", "nodeshutdown")]}}),
             json!({"spec": {"taints": null}}),
             "has a taint of another client",
@@ -104,16 +106,16 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
             "a label of node-restriction.kubernetes.io",
         ),
         (
-            "a label of a part",
+            "a label of a subdomain",
             json!({"metadata": {"labels": {"a.node-restriction.kubernetes.io/trust": "low"}}}),
             json!({"metadata": {"labels": {"a.node-restriction.kubernetes.io/trust": null}}}),
             "a label of node-restriction.kubernetes.io",
         ),
     ] {
-        let made = make(kubelet, "n", json!({"labels": {"example.org/own": "x"}}))
+        let created = create(kubelet, "n", json!({"labels": {"example.org/own": "x"}}))
             .await
             .unwrap();
-        patch(admin, "n", given).await.unwrap();
+        patch(admin, "n", set).await.unwrap();
         let why = refusal(delete(kubelet, "n").await);
         assert!(why.contains(part), "{rule}: {why}");
         // Not by a deletion of all Nodes either.
@@ -121,16 +123,16 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
             .delete_collection(&DeleteParams::default(), &Default::default())
             .await;
         assert!(all.is_err(), "{rule}");
-        assert_eq!(nodes(admin).get("n").await.unwrap().uid(), made.uid(), "{rule}");
-        patch(admin, "n", taken).await.unwrap();
+        assert_eq!(nodes(admin).get("n").await.unwrap().uid(), created.uid(), "{rule}");
+        patch(admin, "n", unset).await.unwrap();
         delete(kubelet, "n").await.unwrap();
     }
 
     // An owner that the kubelet can delete must not take the Node with it.
     let owner = json!([{"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "name": "n", "uid": "1"}]);
-    let why = refusal(make(kubelet, "n", json!({"ownerReferences": owner})).await);
+    let why = refusal(create(kubelet, "n", json!({"ownerReferences": owner})).await);
     assert!(why.contains("may not set owner references of its Node"), "{why}");
-    make(kubelet, "n", json!({})).await.unwrap();
+    create(kubelet, "n", json!({})).await.unwrap();
     let why = refusal(patch(kubelet, "n", json!({"metadata": {"ownerReferences": owner}})).await);
     assert!(why.contains("ownerReferences"), "{why}");
     // An administrator of the cluster may do all this.
@@ -141,21 +143,21 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_join_token_gave_goes_with_the_node() {
+async fn taints_of_the_join_token_do_not_block_the_deletion_of_the_node() {
     let stage = start().await;
     let (admin, kubelet) = (&stage.client, &stage.node("n"));
-    let given = json!([taint("gpu", "a"), {"key": "spot", "effect": "NoExecute"}]);
+    let taints = json!([taint("gpu", "a"), {"key": "spot", "effect": "NoExecute"}]);
     stage
-        .make_token("j", json!({"clusterName": "a", "taints": given}))
+        .create_token("j", json!({"clusterName": "a", "taints": taints}))
         .await;
-    stage.bring_token("j", "True/AsExpected").await;
-    let bootstrap = connect(&stage.url, &stage.line("j").await.token);
-    leaf_of(stage.ask(&bootstrap, "c1", CLIENT, "n", &[]).await);
-    make(kubelet, "n", json!({"spec": {"taints": given}})).await.unwrap();
+    stage.reconcile_token_until("j", "True/AsExpected").await;
+    let bootstrap = connect(&stage.url, &stage.join_line("j").await.token);
+    certificate_of(stage.request_and_wait(&bootstrap, "c1", CLIENT, "n", &[]).await);
+    create(kubelet, "n", json!({"spec": {"taints": taints}})).await.unwrap();
     let why = refusal(delete(kubelet, "n").await);
     assert!(
         why.contains("has a taint of another client"),
-        "nothing is noted yet: {why}"
+        "the taints are not recorded yet: {why}"
     );
 
     let addresses = json!({"status": {"addresses": [{"type": "Hostname", "address": "n"}]}});
@@ -164,9 +166,9 @@ async fn what_a_join_token_gave_goes_with_the_node() {
         .patch_status("n", &params, &Patch::Merge(addresses))
         .await
         .unwrap();
-    leaf_of(stage.ask(kubelet, "c2", SERVING, "n", &["n"]).await);
-    let noted = nodes(admin).get("n").await.unwrap();
-    assert_eq!(noted.annotations()[JOINED_TAINTS], "gpu=a:NoSchedule,spot:NoExecute");
+    certificate_of(stage.request_and_wait(kubelet, "c2", SERVING, "n", &["n"]).await);
+    let node = nodes(admin).get("n").await.unwrap();
+    assert_eq!(node.annotations()[JOINED_TAINTS], "gpu=a:NoSchedule,spot:NoExecute");
 
     // One more taint with the same key.
     let more = json!([taint("gpu", "b"), taint("spot", "")]);
@@ -178,32 +180,32 @@ async fn what_a_join_token_gave_goes_with_the_node() {
     assert!(why.contains("may not change the record of its Node's taints"), "{why}");
     refusal(delete(kubelet, "n").await);
 
-    patch(admin, "n", json!({"spec": {"taints": given}})).await.unwrap();
+    patch(admin, "n", json!({"spec": {"taints": taints}})).await.unwrap();
     delete(kubelet, "n").await.unwrap();
     assert!(nodes(admin).get_opt("n").await.unwrap().is_none());
 }
 
 /// Traffic for a range goes to the Node with that range.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_kubelet_says_which_addresses_its_pods_have() {
+async fn a_kubelet_cannot_set_its_pod_cidrs() {
     const WHY: &str = "may not set podCIDRs of its Node";
     let stage = start().await;
     let (admin, kubelet) = (&stage.client, &stage.node("n"));
     let range = |range: &str| json!({"spec": {"podCIDR": range, "podCIDRs": [range]}});
     for (rule, claim) in [
         ("both fields", range("10.244.1.0/24")),
-        ("the one", json!({"spec": {"podCIDR": "10.244.1.0/24"}})),
-        ("the other", json!({"spec": {"podCIDRs": ["10.244.1.0/24"]}})),
+        ("the first field", json!({"spec": {"podCIDR": "10.244.1.0/24"}})),
+        ("the second field", json!({"spec": {"podCIDRs": ["10.244.1.0/24"]}})),
     ] {
-        let why = refusal(make(kubelet, "n", claim).await);
+        let why = refusal(create(kubelet, "n", claim).await);
         assert!(why.contains(WHY), "{rule}: {why}");
     }
-    make(kubelet, "n", json!({})).await.unwrap();
+    create(kubelet, "n", json!({})).await.unwrap();
     let why = refusal(patch(kubelet, "n", range("10.244.1.0/24")).await);
     assert!(why.contains(WHY), "{why}");
 
     // In the role of kube-controller-manager.
-    let controller = &stage.someone(
+    let controller = &stage.impersonate(
         "system:serviceaccount:kube-system:node-controller",
         &["system:serviceaccounts"],
     );
@@ -216,8 +218,8 @@ async fn no_kubelet_says_which_addresses_its_pods_have() {
         assert!(refused.is_err(), "{refused:?}");
     }
     // The kubelet may set other fields.
-    let beside = json!({"metadata": {"annotations": {"example.org/own": "x"}}});
-    patch(kubelet, "n", beside).await.unwrap();
+    let other_field = json!({"metadata": {"annotations": {"example.org/own": "x"}}});
+    patch(kubelet, "n", other_field).await.unwrap();
     let status = Patch::Merge(json!({"status": {"phase": "Running"}}));
     let params = PatchParams::default();
     nodes(kubelet).patch_status("n", &params, &status).await.unwrap();

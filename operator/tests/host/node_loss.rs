@@ -1,6 +1,7 @@
 //! A node of the host is lost with a control plane on it. Its store and API are real, and the real
 //! StatefulSet controller creates the next pod. The test acts as scheduler and kubelet.
 
+use std::convert::Infallible;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +16,10 @@ use yoke_api::Cluster;
 use yoke_operator::host_nodes::loss;
 use yoke_operator::tenant_client::Way;
 use yoke_runtime::Supervisor;
-use yoke_test_support::Process;
+use yoke_test_support::{Process, eventually};
 
-use crate::answers::ready;
 use crate::harness::{Host, condition};
+use crate::readiness::ready;
 
 /// Longer than a suspicion and a trial, several times.
 const LONG: Duration = Duration::from_secs(15);
@@ -37,28 +38,28 @@ struct Stage {
 }
 
 /// Checks nodes as the operator does.
-struct Watching {
-    called: mpsc::Receiver<ObjectRef<Cluster>>,
+struct NodeChecks {
+    requeued: mpsc::Receiver<ObjectRef<Cluster>>,
     _supervisor: Supervisor,
 }
 
-impl Watching {
+impl NodeChecks {
     fn start(host: &Host) -> Self {
         let mut supervisor = Supervisor::new(Duration::from_secs(1));
-        let (calls, called) = mpsc::channel(8);
-        let watching = loss::run(Arc::clone(&host.loss), calls, supervisor.drain());
+        let (requeues, requeued) = mpsc::channel(8);
+        let checks = loss::run(Arc::clone(&host.loss), requeues, supervisor.drain());
         supervisor.spawn_background("loss", async move {
-            watching.await;
+            checks.await;
             Ok::<_, std::io::Error>(())
         });
         Self {
-            called,
+            requeued,
             _supervisor: supervisor,
         }
     }
 
-    fn has_called(&mut self) -> bool {
-        matches!(self.called.try_recv(), Ok(cluster) if cluster.name == "a")
+    fn has_requeued(&mut self) -> bool {
+        matches!(self.requeued.try_recv(), Ok(cluster) if cluster.name == "a")
     }
 }
 
@@ -79,13 +80,8 @@ impl Stage {
             _controllers: controllers,
             _tenant: tenant,
         };
-        stage.place("one").await;
-        stage
-            .host
-            .bring("a", "it is ready", async || {
-                ready(&stage.host).await == "True/AsExpected"
-            })
-            .await;
+        stage.run_pod_on("one").await;
+        stage.host.reconcile_until_ready("a").await;
         stage
     }
 
@@ -100,11 +96,10 @@ impl Stage {
     }
 
     /// Binds the pod to a node, as the scheduler does, and reports it as accepted by the kubelet.
-    async fn place(&self, machine: &str) {
-        self.host
-            .until("there is a pod", async || self.pod().await.is_some())
-            .await;
-        self.host.bind(&self.hosted, "control-plane-0", machine).await;
+    async fn run_pod_on(&self, node: &str) {
+        let pod = async || self.pod().await;
+        self.host.until("a pod", pod, Option::is_some).await;
+        self.host.bind(&self.hosted, "control-plane-0", node).await;
         let now = k8s_openapi::jiff::Timestamp::now().to_string();
         let status = json!({"status": {"phase": "Running", "startTime": now,
             "conditions": [{"type": "Ready", "status": "True"}],
@@ -117,11 +112,31 @@ impl Stage {
             .unwrap();
     }
 
+    /// Reconciles until there is another pod than this one.
+    async fn reconcile_until_replaced(&self, previous: &Pod) {
+        let uid = async || self.pod().await.map(|pod| pod.uid());
+        self.host
+            .reconcile_until("a", "another pod", uid, |uid| {
+                uid.as_ref().is_some_and(|uid| *uid != previous.uid())
+            })
+            .await;
+    }
+
     /// Stops the node's processes: they answer nothing, but do not end.
     fn freeze(&self) {
         signal(&self.store, "-STOP");
         signal(&self.api, "-STOP");
     }
+}
+
+/// Waits until a store has become the writer.
+async fn until_writer(host: &Host, store: &Process) {
+    host.until(
+        "a store that is the writer",
+        async || store.log(),
+        |log| log.contains("is the writer"),
+    )
+    .await;
 }
 
 fn signal(process: &Process, signal: &str) {
@@ -134,7 +149,7 @@ async fn start_store(host: &Host, hosted: &str) -> Process {
     let template = host.stateful_set(hosted).await.unwrap().spec.unwrap().template;
     let arguments = template.spec.unwrap().containers.remove(0).args.unwrap();
     let number = template.metadata.unwrap().annotations.unwrap()["yoke.drzzl.io/incarnation"].clone();
-    let dir = host.make_dir(&format!("store-{number}"));
+    let dir = host.create_dir(&format!("store-{number}"));
     for (key, file) in [("user.creds", "user.creds"), ("ca.crt", "ca.crt")] {
         std::fs::write(dir.join(file), host.text(hosted, "kine-nats", key).await).unwrap();
     }
@@ -149,7 +164,7 @@ async fn start_store(host: &Host, hosted: &str) -> Process {
 
 /// Creates a node of the host with one core, enough for one start of a Tenant's control plane at a
 /// time.
-async fn make_machine(host: &Host, name: &str) {
+async fn create_node(host: &Host, name: &str) {
     let nodes = Api::<Node>::all(host.client.clone());
     let node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
     nodes.create(&PostParams::default(), &node).await.unwrap();
@@ -168,37 +183,33 @@ async fn make_machine(host: &Host, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
+async fn the_control_plane_of_a_lost_node_starts_elsewhere() {
     let mut stage = Stage::start().await;
-    make_machine(&stage.host, "two").await;
+    create_node(&stage.host, "two").await;
     let (host, before) = (&stage.host, stage.incarnation().await);
-    let former = stage.pod().await.unwrap();
-    host.until("the store writes", async || stage.store.log().contains("is the writer"))
-        .await;
-    let mut watching = Watching::start(host);
-    let began = Instant::now();
+    let previous = stage.pod().await.unwrap();
+    until_writer(host, &stage.store).await;
+    let mut checks = NodeChecks::start(host);
+    let start = Instant::now();
     stage.freeze();
-    let called = async {
-        while !watching.has_called() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, called).await.expect("the machine is lost");
-    println!("lost after {:?}", began.elapsed());
-    host.bring("a", "there is another pod", async || {
-        stage.pod().await.is_some_and(|pod| pod.uid() != former.uid())
-    })
-    .await;
-    println!("another pod after {:?}", began.elapsed());
-    assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
+    eventually(
+        "the loss of the node, as a requeue of the Cluster,",
+        LIMIT,
+        async || Ok::<_, Infallible>(checks.has_requeued()),
+        |requeued| *requeued,
+    )
+    .await
+    .unwrap();
+    println!("lost after {:?}", start.elapsed());
+    stage.reconcile_until_replaced(&previous).await;
+    println!("another pod after {:?}", start.elapsed());
+    assert!(start.elapsed() < LIMIT, "{:?}", start.elapsed());
     assert_eq!(stage.incarnation().await, before + 1);
     assert_eq!(ready(host).await, "False/MachineLost");
     // The Cluster remains admitted until its next pod serves.
-    host.make_cluster("b").await;
-    host.bring("b", "it could be started", async || {
-        condition(&host.cluster("b").await, "CertificatesReady") == "True/AsExpected"
-    })
-    .await;
+    host.create_cluster("b").await;
+    host.reconcile_until_condition("b", "CertificatesReady", "True/AsExpected")
+        .await;
     host.reconcile("b").await.unwrap();
     assert_eq!(condition(&host.cluster("b").await, "Ready"), "False/Queued");
     assert!(host.events().await.contains(&"MachineLost".to_owned()));
@@ -220,71 +231,62 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
     );
     // The next store writes without the consent of the previous one, which exits when it resumes.
     let next = start_store(host, &stage.hosted).await;
-    host.until("the next store writes", async || next.log().contains("is the writer"))
-        .await;
-    println!("written again after {:?}", began.elapsed());
+    until_writer(host, &next).await;
+    println!("written again after {:?}", start.elapsed());
     signal(&stage.store, "-CONT");
     signal(&stage.api, "-CONT");
-    let ends = async {
-        while stage.store.is_running() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, ends).await.expect("the former store ends");
+    eventually(
+        "the exit of the previous store",
+        LIMIT,
+        async || Ok::<_, Infallible>(stage.store.is_running()),
+        |is_running| !is_running,
+    )
+    .await
+    .unwrap();
     assert!(stage.store.log().contains("fenced"), "{}", stage.store.log());
-    stage.place("two").await;
+    stage.run_pod_on("two").await;
     let host = &stage.host;
-    host.bring("a", "it is ready again", async || {
-        ready(host).await == "True/AsExpected"
-    })
-    .await;
-    assert_eq!(stage.incarnation().await, before + 1, "it is started once");
-    let other = host.hosted("b").await;
-    host.bring("b", "its turn has come", async || {
-        host.stateful_set(&other).await.is_some()
-    })
-    .await;
+    host.reconcile_until_ready("a").await;
+    assert_eq!(
+        stage.incarnation().await,
+        before + 1,
+        "the control plane was started more than once"
+    );
+    host.reconcile_until_started("b").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_moved_without_nats_nor_while_paused() {
+async fn no_control_plane_moves_without_nats_or_while_paused() {
     let mut stage = Stage::start().await;
-    let former = stage.pod().await.unwrap();
+    let previous = stage.pod().await.unwrap();
     stage.host.restart_operator_without_nats().await;
-    let mut watching = Watching::start(&stage.host);
+    let mut checks = NodeChecks::start(&stage.host);
     stage.freeze();
     // A check without a finding is not visible, so this waits for a time.
     tokio::time::sleep(LONG).await;
-    assert!(!watching.has_called(), "the operator knows nothing of stores");
-    drop(watching);
+    assert!(!checks.has_requeued(), "requeued without any observation of a store");
+    drop(checks);
     stage.host.restart_operator().await;
     let id = stage.host.cluster("a").await.id().unwrap();
+    let is_known = async || stage.host.context.apis.known(&id, Way::Inside).is_some();
     stage
         .host
-        .bring("a", "its API was asked", async || {
-            stage.host.context.apis.known(&id, Way::Inside).is_some()
-        })
+        .reconcile_until_equal("a", "the use of the API", is_known, true)
         .await;
     stage.host.patch_cluster("a", json!({"spec": {"paused": true}})).await;
     stage.host.reconcile("a").await.unwrap();
-    let mut watching = Watching::start(&stage.host);
+    let mut checks = NodeChecks::start(&stage.host);
     tokio::time::sleep(LONG).await;
-    assert!(stage.host.context.losses.of(&id).is_none(), "there is no other machine");
-    make_machine(&stage.host, "two").await;
-    stage
-        .host
-        .until("the machine is lost", async || {
-            stage.host.context.losses.of(&id).is_some()
-        })
-        .await;
+    assert!(
+        stage.host.context.losses.of(&id).is_none(),
+        "lost although there is no other node"
+    );
+    create_node(&stage.host, "two").await;
+    let is_lost = async || stage.host.context.losses.of(&id).is_some();
+    stage.host.until_equal("the loss of the node", is_lost, true).await;
     stage.host.reconcile("a").await.unwrap();
-    assert!(!watching.has_called(), "a Cluster that is paused is not called for");
-    assert_eq!(stage.pod().await.unwrap().uid(), former.uid());
+    assert!(!checks.has_requeued(), "a paused Cluster was requeued");
+    assert_eq!(stage.pod().await.unwrap().uid(), previous.uid());
     stage.host.patch_cluster("a", json!({"spec": {"paused": false}})).await;
-    stage
-        .host
-        .bring("a", "there is another pod", async || {
-            stage.pod().await.is_some_and(|pod| pod.uid() != former.uid())
-        })
-        .await;
+    stage.reconcile_until_replaced(&previous).await;
 }

@@ -37,14 +37,14 @@ pub(crate) async fn run_pod(host: &Host, name: &str) {
     pods.patch_status("control-plane-0", &params, &Patch::Merge(status))
         .await
         .unwrap();
-    see_set(host, name, 1).await;
+    report_set(host, name, 1).await;
 }
 
 /// Reports desired and current number of pods, as the StatefulSet controller does.
-pub(crate) async fn see_set(host: &Host, name: &str, pods: i32) {
+pub(crate) async fn report_set(host: &Host, name: &str, pods: i32) {
     let sets = host.api::<StatefulSet>(&host.hosted(name).await);
-    let seen = sets.get("control-plane").await.unwrap().metadata.generation;
-    let status = serde_json::json!({"status": {"replicas": pods, "observedGeneration": seen}});
+    let generation = sets.get("control-plane").await.unwrap().metadata.generation;
+    let status = serde_json::json!({"status": {"replicas": pods, "observedGeneration": generation}});
     sets.patch_status("control-plane", &PatchParams::default(), &Patch::Merge(status))
         .await
         .unwrap();
@@ -55,8 +55,7 @@ pub(crate) async fn run_ready(host: &Host) -> TenantServer {
     let server = TenantServer::start(host, "a").await;
     server.behaviour.lock().unwrap().has_account = true;
     run_pod(host, "a").await;
-    host.bring("a", "it is ready", async || ready(host).await == "True/AsExpected")
-        .await;
+    host.reconcile_until_ready("a").await;
     server
 }
 
@@ -65,18 +64,15 @@ pub(crate) async fn ready(host: &Host) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
+async fn ready_waits_for_controllers_and_asleep_for_the_end_of_the_pod() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let server = TenantServer::start(&host, "a").await;
     run_pod(&host, "a").await;
-    host.bring("a", "the controllers are waited for", async || {
-        ready(&host).await == "False/ControllersPending"
-    })
-    .await;
-    server.behaviour.lock().unwrap().has_account = true;
-    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+    host.reconcile_until_condition("a", "Ready", "False/ControllersPending")
         .await;
+    server.behaviour.lock().unwrap().has_account = true;
+    host.reconcile_until_ready("a").await;
     assert_eq!(server.behaviour.lock().unwrap().writes, 13);
 
     // An operator that has just started assumes the previous state for moments, and probes at once.
@@ -90,21 +86,19 @@ async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
     host.patch_cluster("a", serde_json::json!({"spec": {"state": "Asleep"}}))
         .await;
     let phase = async || host.cluster("a").await.status.unwrap().phase;
-    host.bring("a", "the pod is to end", async || {
-        ready(&host).await == "False/AsleepByOwner"
-    })
-    .await;
+    host.reconcile_until_condition("a", "Ready", "False/AsleepByOwner")
+        .await;
     assert_eq!(phase().await, Some(Phase::Updating));
     let pods = host.api::<Pod>(&host.hosted("a").await);
     let now = DeleteParams::default().grace_period(0);
     pods.delete("control-plane-0", &now).await.unwrap();
-    host.bring("a", "it is asleep", async || phase().await == Some(Phase::Asleep))
+    host.reconcile_until_equal("a", "the phase", phase, Some(Phase::Asleep))
         .await;
 }
 
 /// An argument may be unknown to its program.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_that_fails_takes_no_api_with_it() {
+async fn a_failing_controller_does_not_replace_the_api_server() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let _server = run_ready(&host).await;
@@ -117,7 +111,7 @@ async fn a_controller_that_fails_takes_no_api_with_it() {
     };
     let runs = || serde_json::json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
     let fails = || serde_json::json!({"waiting": {"reason": "CrashLoopBackOff"}});
-    let tell = async |api_fails: bool| {
+    let report = async |api_fails: bool| {
         let api_server = if api_fails { fails() } else { runs() };
         let status = serde_json::json!({"status": {
             "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}],
@@ -127,27 +121,24 @@ async fn a_controller_that_fails_takes_no_api_with_it() {
         let patch = Patch::Merge(status);
         pods.patch_status("control-plane-0", &params, &patch).await.unwrap();
     };
-    tell(false).await;
-    let degraded = async || condition(&host.cluster("a").await, "Degraded");
-    host.bring("a", "it is told of", async || {
-        degraded().await == "True/ContainerFailing"
-    })
-    .await;
+    report(false).await;
+    host.reconcile_until_condition("a", "Degraded", "True/ContainerFailing")
+        .await;
     assert_eq!(ready(&host).await, "True/AsExpected");
     host.reconcile("a").await.unwrap();
     assert_eq!(uid().await, before);
 
-    tell(true).await;
-    host.bring("a", "a pod without an API is replaced", async || {
-        let pod = pods.get_opt("control-plane-0").await.unwrap();
-        pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+    report(true).await;
+    let observe = async || pods.get_opt("control-plane-0").await.unwrap();
+    host.reconcile_until("a", "the deletion of the pod without an API", observe, |pod| {
+        pod.as_ref().is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
     })
     .await;
 }
 
 /// A tenant is its cluster's administrator, and can serve any part of its API with its own program.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_without_end_is_not_read_to_its_end() {
+async fn an_endless_response_is_not_read_completely() {
     let host = Host::start().await;
     host.bring_up("a").await;
     let server = TenantServer::start(&host, "a").await;
@@ -157,31 +148,36 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
     }
     run_pod(&host, "a").await;
     let taken = || server.behaviour.lock().unwrap().taken;
-    host.bring("a", "it is asked", async || taken() > 0).await;
+    host.reconcile_until(
+        "a",
+        "a request to the endless object",
+        async || taken(),
+        |taken| *taken > 0,
+    )
+    .await;
     host.reconcile("a").await.unwrap();
     assert_ne!(ready(&host).await, "True/AsExpected");
     server.behaviour.lock().unwrap().endless = None;
-    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-        .await;
+    host.reconcile_until_ready("a").await;
     assert!(taken() < 256 << 20, "{} bytes", taken());
 }
 
 /// Counts the requests of each reconciliation, until two in a row send none.
-async fn count_until_put_off(host: &Host, count: impl Fn() -> usize) -> Vec<usize> {
-    let mut asked = Vec::new();
-    while !asked.ends_with(&[0, 0]) {
-        assert!(asked.len() < 8, "no look is put off: {asked:?}");
+async fn count_until_postponed(host: &Host, count: impl Fn() -> usize) -> Vec<usize> {
+    let mut requests = Vec::new();
+    while !requests.ends_with(&[0, 0]) {
+        assert!(requests.len() < 8, "no probe is postponed: {requests:?}");
         let before = count();
         let done = tokio::time::timeout(LONG, host.reconcile("a")).await;
-        done.expect("a look has an end").unwrap();
-        asked.push(count() - before);
+        done.expect("a reconciliation ends in time").unwrap();
+        requests.push(count() - before);
     }
-    asked
+    requests
 }
 
 /// Each answer is fast enough, but there is no end of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_of_a_tenant_cost_the_operator_little() {
+async fn endless_node_lists_are_not_read_at_each_reconciliation() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let server = run_ready(&host).await;
@@ -194,11 +190,11 @@ async fn nodes_of_a_tenant_cost_the_operator_little() {
     }
     host.restart_operator().await;
     let id = host.cluster("a").await.id().unwrap();
-    let asked = count_until_put_off(&host, || server.behaviour.lock().unwrap().pages).await;
-    assert!(asked[0] > 0, "they were counted: {asked:?}");
+    let pages = count_until_postponed(&host, || server.behaviour.lock().unwrap().pages).await;
+    assert!(pages[0] > 0, "no Node was counted: {pages:?}");
     assert!(
         host.context.memory.awake(&id).connected.is_some(),
-        "they were looked at"
+        "the Nodes were not read"
     );
     assert_eq!(
         condition(&host.cluster("a").await, "SleepPossible"),
@@ -207,7 +203,7 @@ async fn nodes_of_a_tenant_cost_the_operator_little() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn webhooks_of_a_tenant_cost_the_operator_little() {
+async fn a_hanging_webhook_does_not_block_reconciliations() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
     let server = run_ready(&host).await;
@@ -223,6 +219,6 @@ async fn webhooks_of_a_tenant_cost_the_operator_little() {
     host.restart_operator().await;
     host.patch_cluster("a", serde_json::json!({"spec": {"version": "v1.35.5"}}))
         .await;
-    let asked = count_until_put_off(&host, || server.behaviour.lock().unwrap().requests).await;
-    assert!(asked[0] > 0, "it was asked: {asked:?}");
+    let requests = count_until_postponed(&host, || server.behaviour.lock().unwrap().requests).await;
+    assert!(requests[0] > 0, "the API got no request: {requests:?}");
 }

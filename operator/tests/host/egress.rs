@@ -5,10 +5,10 @@ use kube::api::PostParams;
 use yoke_api::Cluster;
 use yoke_api::cluster::ExtraArg;
 
-use crate::harness::{Host, condition};
+use crate::harness::Host;
 
 /// Returns the ports of the NetworkPolicy's egress rules.
-async fn open(host: &Host, hosted: &str) -> Vec<String> {
+async fn read_egress_ports(host: &Host, hosted: &str) -> Vec<String> {
     let policy = host.api::<NetworkPolicy>(hosted).get("control-plane").await.unwrap();
     let rules = policy.spec.unwrap().egress.unwrap();
     assert!(
@@ -21,7 +21,7 @@ async fn open(host: &Host, hosted: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn provider_of_identities_can_be_reached_as_long_as_there_is_one() {
+async fn the_identity_provider_is_reachable_while_it_is_configured() {
     let host = Host::start().await;
     let argument = |name: &str, value: &str| ExtraArg {
         name: name.into(),
@@ -33,31 +33,25 @@ async fn provider_of_identities_can_be_reached_as_long_as_there_is_one() {
         argument("oidc-client-id", "yoke"),
     ];
     host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
-    host.bring("a", "it runs", async || {
-        host.stateful_set(&host.hosted("a").await).await.is_some()
-    })
-    .await;
+    host.reconcile_until_started("a").await;
     let hosted = host.hosted("a").await;
-    let nats = open(&host, &hosted).await[0].clone();
+    let nats = read_egress_ports(&host, &hosted).await[0].clone();
     let all = [nats.as_str(), "Int(443)", "Int(53)", "Int(53)"];
-    assert_eq!(open(&host, &hosted).await, all);
+    assert_eq!(read_egress_ports(&host, &hosted).await, all);
     // For a refused Cluster, the policy stays that of the running control plane.
     let without = serde_json::json!({"spec": {"extraArgs": {"apiServer": []}}});
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
         .await;
-    host.bring("a", "it is refused", async || {
-        condition(&host.cluster("a").await, "Accepted") == "False/QuotaExceeded"
-    })
-    .await;
+    host.reconcile_until_condition("a", "Accepted", "False/QuotaExceeded")
+        .await;
     host.patch_cluster("a", without).await;
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
-        assert_eq!(open(&host, &hosted).await, all);
+        assert_eq!(read_egress_ports(&host, &hosted).await, all);
     }
     host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 3}}}))
         .await;
-    host.bring("a", "the way is closed", async || {
-        open(&host, &hosted).await == [nats.as_str()]
-    })
-    .await;
+    let ports = async || read_egress_ports(&host, &hosted).await;
+    host.reconcile_until_equal("a", "the egress ports", ports, [nats.as_str()])
+        .await;
 }

@@ -5,34 +5,30 @@ use crate::support::Server;
 
 /// Each check for room pushes claims twice, and there may be five reconciliations per second.
 #[tokio::test(flavor = "multi_thread")]
-async fn room_is_asked_for_rarely_unless_less_is_enough() {
+async fn the_store_quota_is_requested_again_only_after_a_change() {
     // Room for the host's own store, and for less than the default size of a Cluster's.
     let host = Host::start_on(Server::start_with_room("3GB").await).await;
-    host.make_cluster("a").await;
+    host.create_cluster("a").await;
     let store = async || condition(&host.cluster("a").await, "StoreReady");
-    host.bring("a", "there is no room", async || {
-        store().await == "False/StoreQuotaExceeded"
-    })
-    .await;
+    host.reconcile_until_condition("a", "StoreReady", "False/StoreQuotaExceeded")
+        .await;
     let id = host.cluster("a").await.id().unwrap();
-    let asked = || {
+    let last_check = || {
         host.context
             .memory
             .seen(&id)
             .store
             .map(|(_, when, found)| (when, found.is_ok()))
     };
-    let first = asked();
+    let first = last_check();
     assert!(matches!(first, Some((_, false))), "{first:?}");
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
-        assert_eq!(asked(), first);
+        assert_eq!(last_check(), first);
         assert_eq!(store().await, "False/StoreQuotaExceeded");
     }
     host.patch_cluster("a", serde_json::json!({"spec": {"storage": {"quota": "16Mi"}}}))
         .await;
-    host.bring("a", "less has room at once", async || {
-        store().await == "True/AsExpected"
-    })
-    .await;
+    host.reconcile_until_condition("a", "StoreReady", "True/AsExpected")
+        .await;
 }
