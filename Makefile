@@ -171,7 +171,7 @@ BENCH_PATH = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release:$(CURDIR)/.dev/p
 
 .PHONY: bench-store
 bench-store: tools ## Measure the store beside etcd and Go kine (ARGS="--rounds 1" and others: see ARGS=--help)
-	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C store-bench/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine go.etcd.io/etcd/v3/tools/benchmark)
+	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C bench/store/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine go.etcd.io/etcd/v3/tools/benchmark)
 	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
 	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench stores $(ARGS))
 
@@ -182,7 +182,7 @@ bench-fleet: tools ## Measure 1,372 kinds and a million objects (ARGS="--crds 20
 
 .PHONY: bench-idle
 bench-idle: tools ## Measure control planes that nobody uses, without each setting (ARGS=--help)
-	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C store-bench/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine)
+	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C bench/store/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine)
 	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
 	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench idle $(ARGS))
 

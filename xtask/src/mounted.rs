@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 
 /// Includes of another crate's file that are still there, until the benchmarks have a harness of their own.
 const KNOWN_INCLUDES: [(&str, &str); 2] = [
-    ("yoke-operator-bench", "ingress-bench/src/sandbox.rs"),
+    ("yoke-operator-bench", "bench/ingress/src/sandbox.rs"),
     ("yoke-operator-bench", "operator/tests/support/mod.rs"),
 ];
 

@@ -34,12 +34,12 @@ impl Template {
     pub(super) fn read(case: Case) -> Result<Self> {
         let (set, files) = match case {
             Case::Plain => (
-                include_str!("../../../operator/testdata/build/plain/out.statefulset.yaml"),
-                include_str!("../../../operator/testdata/build/plain/out.configmap.yaml"),
+                include_str!("../../../../operator/testdata/build/plain/out.statefulset.yaml"),
+                include_str!("../../../../operator/testdata/build/plain/out.configmap.yaml"),
             ),
             Case::Audited => (
-                include_str!("../../../operator/testdata/build/idle/out.statefulset.yaml"),
-                include_str!("../../../operator/testdata/build/idle/out.configmap.yaml"),
+                include_str!("../../../../operator/testdata/build/idle/out.statefulset.yaml"),
+                include_str!("../../../../operator/testdata/build/idle/out.configmap.yaml"),
             ),
         };
         let set: StatefulSet = serde_saphyr::from_str(set)?;

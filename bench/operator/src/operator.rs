@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use yoke_operator::config::{Config, NatsConfig};
 use yoke_test_support::{Process, free_port};
 
-const EXAMPLE: &str = include_str!("../../operator/testdata/config.yaml");
+const EXAMPLE: &str = include_str!("../../../operator/testdata/config.yaml");
 /// Timeout until the operator has reconciled all Clusters.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(900);
 /// Interval between two reads of the reconcile counter, and how long the operator must be quiet to

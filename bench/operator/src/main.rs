@@ -30,7 +30,7 @@ mod nats;
 mod objects;
 mod operator;
 mod run;
-#[path = "../../ingress-bench/src/sandbox.rs"]
+#[path = "../../ingress/src/sandbox.rs"]
 #[allow(dead_code, reason = "no network of control planes is needed")]
 mod sandbox;
 mod store;

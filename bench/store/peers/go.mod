@@ -1,4 +1,4 @@
-module yoke.drzzl.io/store-bench/peers
+module yoke.drzzl.io/bench/store/peers
 
 go 1.26.0
 

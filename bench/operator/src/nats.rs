@@ -7,7 +7,7 @@
     reason = "a part is used, and they are helpers of tests"
 )]
 
-#[path = "../../operator/tests/support/mod.rs"]
+#[path = "../../../operator/tests/support/mod.rs"]
 mod support;
 
 pub(crate) use support::Server;

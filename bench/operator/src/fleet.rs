@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn those_awake_are_spread_over_all() {
-        let config = Config::parse(include_str!("../../operator/testdata/config.yaml")).unwrap();
+        let config = Config::parse(include_str!("../../../operator/testdata/config.yaml")).unwrap();
         let fleet = Fleet::new(config, String::new(), 100, 3).unwrap();
         let awake: Vec<_> = (0..100).filter(|number| fleet.is_awake(*number)).collect();
         assert_eq!(awake, [0, 33, 66]);
