@@ -10,10 +10,7 @@ use crate::Complaints;
 use crate::workspace::Workspace;
 
 /// Includes of another crate's file that are still there, until the benchmarks have a harness of their own.
-const KNOWN_INCLUDES: [(&str, &str); 2] = [
-    ("yoke-operator-bench", "bench/ingress/src/sandbox.rs"),
-    ("yoke-operator-bench", "operator/tests/support/mod.rs"),
-];
+const KNOWN_INCLUDES: [(&str, &str); 1] = [("yoke-operator-bench", "bench/ingress/src/sandbox.rs")];
 
 /// Compares the existing files with those that the module trees reach.
 pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {

@@ -8,7 +8,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, NameConstraints,
 };
-use yoke_operator::cluster::resources::secrets::Data;
+use yoke_operator::testing::cluster::resources::secrets::Data;
 use yoke_pki::cert_manager::{Certificate, Usage};
 use yoke_pki::plan::{ROOT, SELF_SIGNED_ISSUER};
 

@@ -13,12 +13,12 @@ use yoke_api::labels;
 use yoke_api::sleep::{ActivityStatus, SleepReason};
 use yoke_api::tenant::{TenantQuota, TenantSpec};
 use yoke_api::{Cluster, ClusterId, Tenant};
-use yoke_operator::cluster::resources::{Blueprint, Materials, secrets};
-use yoke_operator::cluster::validate::{ValidationContext, validate};
-use yoke_operator::config::Config;
-use yoke_operator::host_api::cache::ByIdentity;
-use yoke_operator::model::identity::Identity;
-use yoke_operator::nats::{Account, Nats, Size, streams};
+use yoke_operator::testing::Config;
+use yoke_operator::testing::Identity;
+use yoke_operator::testing::cluster::resources::{Blueprint, Materials, secrets};
+use yoke_operator::testing::cluster::{ValidationContext, validate};
+use yoke_operator::testing::host_api::cache::ByIdentity;
+use yoke_operator::testing::nats::{Account, Nats, Size, streams};
 use yoke_pki::plan::LeafRole;
 use yoke_pki::service_account::ServiceAccountKey;
 

@@ -5,15 +5,14 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_operator::cluster::resources::secrets::Data;
+use yoke_operator::testing::cluster::resources::secrets::Data;
 use yoke_pki::plan::ROOT;
-use yoke_test_support::kubernetes::{Options, install_crds};
+use yoke_test_support::kubernetes::{Options, build_cert_manager_crds, install_crds};
 use yoke_test_support::{Process, free_port};
 
 use crate::fleet::SERVICES;
@@ -90,16 +89,7 @@ impl Host {
 
     /// Creates the objects that the chart and cert-manager would install.
     async fn prepare(&self) -> Result<()> {
-        let kinds = [
-            ("certificates", "Certificate"),
-            ("certificaterequests", "CertificateRequest"),
-            ("issuers", "Issuer"),
-        ];
-        let crds: Vec<CustomResourceDefinition> = kinds
-            .iter()
-            .map(|(plural, kind)| serde_json::from_value(build_crd(plural, kind)))
-            .collect::<Result<_, _>>()?;
-        install_crds(&self.client, &crds).await;
+        install_crds(&self.client, &build_cert_manager_crds()).await;
         let namespaces = Api::<Namespace>::all(self.client.clone());
         for name in ["yoke-system", PKI_NAMESPACE] {
             create(&namespaces, json!({"metadata": {"name": name}})).await?;
@@ -128,18 +118,6 @@ async fn create<K: Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize
     api.create(&PostParams::default(), &serde_json::from_value(value)?)
         .await?;
     Ok(())
-}
-
-fn build_crd(plural: &str, kind: &str) -> Value {
-    json!({
-        "metadata": {"name": format!("{plural}.cert-manager.io")},
-        "spec": {
-            "group": "cert-manager.io", "scope": "Namespaced",
-            "names": {"plural": plural, "kind": kind},
-            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
-                {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}],
-        },
-    })
 }
 
 /// Audit policy: one event for each request of the operator, a watch when it starts. Requests of

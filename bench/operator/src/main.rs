@@ -26,7 +26,6 @@ mod audit;
 mod authority;
 mod fleet;
 mod host;
-mod nats;
 mod objects;
 mod operator;
 mod run;

@@ -15,10 +15,10 @@ use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 use yoke_api::Cluster;
 use yoke_api::labels::component;
-use yoke_operator::cluster::resources::objects::{self, IngressIntent};
-use yoke_operator::cluster::resources::{Blueprint, Materials, network_policy, secrets, stateful_set};
-use yoke_operator::cluster::sleep::state::SleepState;
-use yoke_operator::nats::streams;
+use yoke_operator::testing::cluster::SleepState;
+use yoke_operator::testing::cluster::resources::objects::{self, IngressIntent};
+use yoke_operator::testing::cluster::resources::{Blueprint, Materials, network_policy, secrets, stateful_set};
+use yoke_operator::testing::nats::streams;
 use yoke_pki::cert_manager::Certificate;
 use yoke_pki::service_account::ServiceAccountKey;
 

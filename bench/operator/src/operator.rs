@@ -10,7 +10,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
-use yoke_operator::config::{Config, NatsConfig};
+use yoke_operator::testing::{Config, NatsConfig};
 use yoke_test_support::{Process, free_port};
 
 const EXAMPLE: &str = include_str!("../../../operator/testdata/config.yaml");
@@ -125,17 +125,13 @@ fn find(page: &str, name: &str) -> Result<Option<f64>> {
 
 #[cfg(test)]
 mod tests {
+    use yoke_operator::testing::nats_config;
+
     use super::*;
 
     #[test]
     fn the_example_makes_a_configuration() {
-        let nats = NatsConfig {
-            urls: vec!["tls://127.0.0.1:4222".into()],
-            host_aliases: Default::default(),
-            cidrs: vec!["127.0.0.1/32".into()],
-            port: 4222,
-            secret_dir: "/x".into(),
-        };
+        let nats = nats_config(4222, Path::new("/x"));
         let (config, _) = build_config(&nats).unwrap();
         assert!(!config.ingress.probe && config.machine_loss.per_minute == 0);
     }

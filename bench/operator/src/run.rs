@@ -9,12 +9,13 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::Api;
 use kube::api::PostParams;
 use yoke_api::{Cluster, Tenant};
-use yoke_operator::nats::Nats;
+use yoke_operator::testing::nats::Nats;
+use yoke_operator::testing::nats_config;
+use yoke_test_support::nats::Server;
 
 use crate::audit::Audit;
 use crate::fleet::{Fleet, MOST};
 use crate::host::Host;
-use crate::nats::Server;
 use crate::operator::{Operator, PATIENCE, build_config};
 use crate::table::{SleepState, Start, print_rests, print_starts, print_targets};
 use crate::tenants::Tenants;
@@ -64,7 +65,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     ensure!(args.awake <= count, "more Clusters awake than there are");
     let dir = tempfile::Builder::new().prefix("operator-bench-").tempdir()?;
     let server = Server::start_with_room("10TB").await;
-    let (config, text) = build_config(&server.config())?;
+    let (config, text) = build_config(&nats_config(server.port(), server.secret_dir()))?;
     let nats_ca = std::fs::read_to_string(config.nats.secret_dir.join("ca.crt"))?;
     let nats = Nats::connect(&config.nats).await?;
     let fleet = Arc::new(Fleet::new(config, nats_ca, count, args.awake)?);

@@ -4,7 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use yoke_operator::host_api::apply;
+use yoke_operator::testing::host_api::apply;
 
 /// The field manager of the operator's Cluster controller.
 const MANAGER: &str = "yoke-operator/cluster";

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::LazyConfigAcceptor;
 use yoke_api::names::API_PORT;
-use yoke_operator::cluster::resources::secrets::Leaf;
+use yoke_operator::testing::cluster::resources::secrets::Leaf;
 
 /// An object that the controllers create in every cluster.
 const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";

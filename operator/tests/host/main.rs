@@ -28,10 +28,6 @@ mod room;
 mod sleep;
 mod sources;
 mod starts;
-#[path = "../support/mod.rs"]
-// Only the tests of NATS use all of it.
-#[allow(dead_code)]
-mod support;
 mod takeover;
 mod tenant_api;
 mod upgrade;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::error::Elapsed;
-use yoke_operator::nats::Size;
+use yoke_operator::testing::nats::Size;
 
 use super::{LIMIT, OTHER, OWN, Server, Store, connect, timeout};
 
