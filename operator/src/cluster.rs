@@ -27,14 +27,10 @@ pub mod store;
 pub mod tenant_cluster;
 pub mod validate;
 
-pub use crate::cluster::credentials::distribute::COPIED_AT_ONCE;
 pub(crate) use crate::cluster::credentials::persisted::{find_retained_stores, is_of_tenant};
-pub use crate::cluster::failover::start_queue::{QueueLimits, StartQueue};
-pub use crate::cluster::outcome::Workers;
+pub use crate::cluster::failover::start_queue::QueueLimits;
 pub use crate::cluster::tenant_cluster::endpoint_guard::{EndpointGuardHandle, EndpointGuardTask};
 pub(crate) use crate::cluster::tenant_cluster::konnectivity::are_due as agents_are_due;
-pub use crate::cluster::tenant_cluster::probe::ProbeResult;
-pub use crate::cluster::tenant_cluster::workers::WorkersSeen;
 #[cfg(test)]
 pub(crate) use crate::host_api::secrets::data_of;
 pub use crate::model::cluster_summary::ClusterSummary;

@@ -21,7 +21,7 @@ pub(crate) mod watch;
 mod webhooks;
 
 pub(crate) use crate::model::dynamic::to_dynamic;
-pub use crate::tenant_client::addons::{AddonError, Foreign};
+pub use crate::tenant_client::addons::Foreign;
 pub use crate::tenant_client::base_objects::{BaseObjects, build_base};
 pub use crate::tenant_client::bootstrap::BootstrapToken;
 pub(crate) use crate::tenant_client::node_admission_policy::is_marked;
