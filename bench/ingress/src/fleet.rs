@@ -7,8 +7,8 @@ use std::net::Ipv4Addr;
 use aws_lc_rs::rsa::KeySize;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::names::API_PORT;
+use yoke_bench_harness::sandbox::NETWORK;
 
-use crate::sandbox::NETWORK;
 use crate::support::fixtures::{ClusterFixture, Signer, claims, cluster};
 use crate::support::pki::{Ca, Leaf};
 

@@ -2,7 +2,7 @@
 //! for each cluster.
 
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -12,71 +12,36 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
-use yoke_test_support::kubernetes::{OWNER_TOKEN, Options};
-use yoke_test_support::{Process, free_port};
+use yoke_bench_harness::host::HostOptions;
+use yoke_test_support::kubernetes::OWNER_TOKEN;
 
-use crate::sandbox::HOST;
 use crate::support::fixtures::ClusterFixture;
 
 /// Number of clusters created concurrently by `create_all`.
 const AT_ONCE: usize = 16;
 
-/// kube-apiserver and its etcd. Both are stopped when this is dropped.
+/// The host's API, and a client with all permissions.
 pub(crate) struct Host {
     client: Client,
-    url: String,
-    _api: Process,
-    _store: Process,
+    server: yoke_bench_harness::Host,
 }
 
 impl Host {
-    /// Starts etcd and kube-apiserver. etcd does not fsync: the disk is not measured.
-    pub(crate) async fn start(dir: &Path) -> Result<Self> {
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let (clients, peers) = (url(free_port()), url(free_port()));
-        let store = Process::spawn(
-            dir,
-            "etcd",
-            &[
-                format!("--data-dir={}", dir.join("etcd").display()),
-                format!("--listen-client-urls={clients}"),
-                format!("--advertise-client-urls={clients}"),
-                format!("--listen-peer-urls={peers}"),
-                format!("--initial-advertise-peer-urls={peers}"),
-                format!("--initial-cluster=default={peers}"),
-                "--log-level=error".to_owned(),
-                "--unsafe-no-fsync".to_owned(),
-            ],
-        );
-        let arguments = [
-            format!("--advertise-address={HOST}"),
-            // The objects are created without their namespaces.
-            "--disable-admission-plugins=NamespaceLifecycle".to_owned(),
-        ];
-        let options = Options {
+    /// Starts the API with its files in `dir`.
+    pub(crate) async fn start(dir: &Path) -> Self {
+        // The objects are created without their namespaces.
+        let arguments = ["--disable-admission-plugins=NamespaceLifecycle".to_owned()];
+        let options = HostOptions {
             arguments: &arguments,
-            ..Options::new(&clients)
+            ..HostOptions::default()
         };
-        let (api, client) = options.start(dir).await;
-        Ok(Self {
-            client,
-            url: options.url(),
-            _api: api,
-            _store: store,
-        })
+        let (server, client) = yoke_bench_harness::Host::start(dir, &options).await;
+        Self { client, server }
     }
 
-    /// Writes the kubeconfig through which the ingress server reaches this API.
-    pub(crate) fn write_kubeconfig(&self, path: &Path) -> Result<()> {
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "host", "cluster": {"server": self.url, "insecure-skip-tls-verify": true}}],
-            "users": [{"name": "owner", "user": {"token": OWNER_TOKEN}}],
-            "contexts": [{"name": "host", "context": {"cluster": "host", "user": "owner"}}],
-            "current-context": "host",
-        });
-        Ok(std::fs::write(path, config.to_string())?)
+    /// Writes the kubeconfig through which the ingress server reaches this API. Returns its path.
+    pub(crate) fn write_kubeconfig(&self, dir: &Path) -> Result<PathBuf> {
+        self.server.write_kubeconfig(dir, OWNER_TOKEN)
     }
 
     /// Creates the Secret with the ingress certificate.

@@ -5,7 +5,7 @@
 //!   └────▶ tenants: their API servers ◀──────────────────────────────────────┘                                     └──▶ table
 //! ```
 //!
-//! Everything runs in a network namespace of its own (`sandbox`), where each control plane has an address.
+//! Everything runs in a network namespace of its own (`yoke_bench_harness::sandbox`), where each control plane has an address.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the table is the result")]
 
 mod door;
@@ -14,15 +14,13 @@ mod host;
 mod noise;
 mod phases;
 mod run;
-mod sandbox;
 mod server;
 mod support;
-mod table;
 mod tenants;
-mod usage;
 mod watches;
 
 use clap::Parser as _;
+use yoke_bench_harness::sandbox;
 
 /// Measures the ingress with thousands of clusters. Needs yoke-ingress-xds, envoy, kube-apiserver,
 /// etcd, ip, unshare and nice in PATH.
@@ -44,16 +42,9 @@ enum Role {
 
 fn main() -> anyhow::Result<()> {
     let command = Command::parse();
-    if !sandbox::is_inside() {
-        return sandbox::enter();
-    }
-    yoke_runtime::install_crypto();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
-        match command.role {
-            None => run::run(&command.run).await,
-            Some(Role::Noise(args)) => noise::make(args).await,
-        }
+    sandbox::run(async || match command.role {
+        None => run::run(&command.run).await,
+        Some(Role::Noise(args)) => noise::make(args).await,
     })
 }
 

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::time::MissedTickBehavior;
+use yoke_bench_harness::table::Quantile;
+use yoke_bench_harness::{Table, Times, Usage};
 
 use crate::door::{Answer, Connection, Door, INSIDE};
 use crate::fleet::{Fleet, address_of};
@@ -17,8 +19,6 @@ use crate::noise::{Kind, Made, Noise};
 use crate::server::Server;
 use crate::support::envoy::Envoy;
 use crate::support::{PATIENCE, eventually};
-use crate::table::{Of, Table, Times};
-use crate::usage::Used;
 use crate::watches::Watches;
 
 /// Envoy clusters from the bootstrap configuration: xDS and the services that Envoy calls, and its
@@ -62,24 +62,24 @@ pub(crate) struct Stage {
 
 /// Resource usage of Envoy and of the xDS server.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Usage {
-    envoy: Used,
-    server: Used,
+pub(crate) struct Processes {
+    envoy: Usage,
+    server: Usage,
     /// Memory that Envoy reports as allocated, in KiB.
     allocated: f64,
 }
 
 impl Stage {
     /// Resource usage of both processes after an idle time.
-    pub(crate) async fn usage_at_rest(&self) -> Result<Usage> {
+    pub(crate) async fn usage_at_rest(&self) -> Result<Processes> {
         tokio::time::sleep(REST).await;
         self.usage().await
     }
 
-    async fn usage(&self) -> Result<Usage> {
-        Ok(Usage {
-            envoy: Used::by(self.envoy.process_id())?,
-            server: Used::by(self.server.id()?)?,
+    async fn usage(&self) -> Result<Processes> {
+        Ok(Processes {
+            envoy: Usage::of_threads(&[self.envoy.process_id()])?,
+            server: Usage::of_threads(&[self.server.id()?])?,
             allocated: self.envoy.stat("server.memory_allocated").await as f64 / 1024.0,
         })
     }
@@ -199,38 +199,34 @@ pub(crate) async fn feed(stage: &Stage, table: &mut Table) -> Result<()> {
     let fed = stage.usage().await?;
     let after = stage.usage_at_rest().await?;
     let each = |all: f64| all / stage.count as f64;
+    let milliseconds = |microseconds: f64| microseconds / 1000.0;
     let cpu = [fed.envoy.cpu - before.envoy.cpu, fed.server.cpu - before.server.cpu];
     table.numbers(
         "CPU to take up a cluster: Envoy / yoke-ingress-xds",
-        &cpu.map(each),
+        &cpu.map(milliseconds).map(each),
         "ms",
         None,
     );
     let idle = [after.envoy.cpu - fed.envoy.cpu, after.server.cpu - fed.server.cpu];
-    let second = |used: f64| used / REST.as_secs_f64();
+    let second = |used: f64| milliseconds(used) / REST.as_secs_f64();
     table.numbers(
         "CPU with nothing to do: Envoy / yoke-ingress-xds",
         &idle.map(second),
         "ms/s",
         None,
     );
-    table.number(
-        "Envoy's memory with no cluster",
-        before.envoy.memory / 1024.0,
-        "MiB",
-        None,
-    );
-    let memory = each(after.envoy.memory - before.envoy.memory);
+    table.number("Envoy's memory with no cluster", before.envoy.memory, "MiB", None);
+    let memory = each(after.envoy.memory - before.envoy.memory) * 1024.0;
     table.number("Envoy's memory for a cluster", memory, "KiB", Some(60.0));
     let allocated = each(after.allocated - before.allocated);
     table.number("of it allocated, as Envoy says", allocated, "KiB", None);
     table.number(
         "memory of yoke-ingress-xds with no cluster",
-        before.server.memory / 1024.0,
+        before.server.memory,
         "MiB",
         None,
     );
-    let memory = each(after.server.memory - before.server.memory);
+    let memory = each(after.server.memory - before.server.memory) * 1024.0;
     table.number("memory of yoke-ingress-xds for a cluster", memory, "KiB", Some(10.0));
     Ok(())
 }
@@ -261,7 +257,7 @@ pub(crate) async fn change(stage: &Stage, watches: &Watches, changes: usize, tab
         let times = [&mut told, &mut seen];
         probe.time(change, (index, &bearer), Some(address), times).await?;
     }
-    table.times("cluster made → its first byte", &seen, Some((Of::P99, 100.0)));
+    table.times("cluster made → its first byte", &seen, Some((Quantile::P99, 100.0)));
     table.times("until the host's API had answered", &told, None);
     let made = stage.received().await;
     table.number("xDS of a new cluster", each(made, moved), "bytes", Some(4096.0));
@@ -273,7 +269,7 @@ pub(crate) async fn change(stage: &Stage, watches: &Watches, changes: usize, tab
         let times = [&mut told, &mut seen];
         probe.time(change, (index, &bearer), None, times).await?;
     }
-    table.times("cluster removed → refused", &seen, Some((Of::Longest, 1000.0)));
+    table.times("cluster removed → refused", &seen, Some((Quantile::Longest, 1000.0)));
     table.number("xDS of a removal", each(stage.received().await, made), "bytes", None);
     for index in new {
         stage.host.clean(stage.fleet.cluster(index)).await?;
@@ -342,7 +338,7 @@ pub(crate) async fn restart_server(stage: &mut Stage, watches: &Watches, table: 
     table.number("routes lost by that", lost as f64, "", Some(0.0));
     table.number("open watches cut by that", cut as f64, "", Some(0.0));
     table.number("xDS sent again after that", sent, "bytes", None);
-    table.number("its memory after that", usage.server.memory / 1024.0, "MiB", None);
+    table.number("its memory after that", usage.server.memory, "MiB", None);
     Ok(())
 }
 
@@ -362,10 +358,10 @@ pub(crate) async fn restart_envoy(stage: &mut Stage, root: &Path, table: &mut Ta
         Some(10.0),
     );
     let each = |all: f64| all / stage.count as f64;
-    let cpu = [each(after.envoy.cpu), each(after.server.cpu - before.server.cpu)];
+    let cpu = [after.envoy.cpu, after.server.cpu - before.server.cpu].map(|used| each(used) / 1000.0);
     table.numbers("CPU of that for a cluster: Envoy / yoke-ingress-xds", &cpu, "ms", None);
     let rest = stage.usage_at_rest().await?;
-    table.number("Envoy's memory after that", rest.envoy.memory / 1024.0, "MiB", None);
+    table.number("Envoy's memory after that", rest.envoy.memory, "MiB", None);
     let trust = crate::support::pki::trust(&std::fs::read_to_string(root)?);
     stage.door = Door::new(stage.envoy.ingress, trust);
     table.number("routes lost by that", stage.lost(0).await as f64, "", Some(0.0));
@@ -441,7 +437,7 @@ pub(crate) async fn disturb(
             mean(|made| made.tried),
             mean(|made| made.passed)
         );
-        table.say(&format!("{what} of a noisy tenant"), text);
+        table.text(&format!("{what} of a noisy tenant"), text);
     }
     for (which, what) in ["requests of pods", "new connections"].into_iter().enumerate() {
         let p99 = seen.each_ref().map(|times| times[which].quantile(0.99));
@@ -450,7 +446,7 @@ pub(crate) async fn disturb(
         let [alone, ..] = p99;
         let slower = [p99[1] / alone, p99[2] / alone];
         table.numbers("how much slower that is", &slower, "x", Some(2.0));
-        let failed = seen.iter().map(|times| times[which].failed()).sum::<usize>();
+        let failed = seen.iter().map(|times| times[which].failed()).sum::<u64>();
         table.number("and failed", failed as f64, "", Some(0.0));
     }
     Ok(())

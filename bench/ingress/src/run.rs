@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
+use yoke_bench_harness::{Table, tenants};
 
 use crate::door::{Door, INSIDE};
 use crate::fleet::{Fleet, MOST};
@@ -12,8 +13,7 @@ use crate::phases::{self, Stage};
 use crate::server::Server;
 use crate::support::fixtures::certificate_secret;
 use crate::support::pki::trust;
-use crate::table::Table;
-use crate::tenants;
+use crate::tenants::Tenants;
 use crate::watches::Watches;
 
 /// Maximum number of open watches, and the divisor of the cluster count: one in so many clusters
@@ -52,13 +52,12 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     let (count, changes) = (count?, changes?);
     let dir = tempfile::Builder::new().prefix("ingress-bench-").tempdir()?;
     let fleet = Arc::new(Fleet::new(count + changes));
-    tenants::serve(Arc::clone(&fleet)).await?;
+    tenants::serve(Tenants::new(Arc::clone(&fleet))).await?;
     let root = dir.path().join("root.pem");
     std::fs::write(&root, &fleet.root.pem)?;
 
-    let host = Host::start(dir.path()).await?;
-    let kubeconfig = dir.path().join("kubeconfig");
-    host.write_kubeconfig(&kubeconfig)?;
+    let host = Host::start(dir.path()).await;
+    let kubeconfig = host.write_kubeconfig(dir.path())?;
     let own = fleet
         .root
         .under("public")

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use yoke_bench_harness::metrics;
 use yoke_test_support::{Process, free_port};
 
 use crate::support::envoy::get;
@@ -79,24 +80,6 @@ impl Server {
     /// Value of a metric; 0 if the server does not report it yet.
     pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
         let page = get(self.metrics, "/metrics").await?;
-        find(&page, name)
-    }
-}
-
-fn find(page: &str, name: &str) -> Result<f64> {
-    let found = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    found.map_or(Ok(0.0), |value| Ok(value.trim().parse()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_metric_is_found_by_its_whole_name() {
-        let page = "# HELP a_total what\na_total{type=\"b\"} 3\na_total_more 4\na 1.5\n";
-        assert_eq!(find(page, "a_total{type=\"b\"}").unwrap(), 3.0);
-        assert_eq!(find(page, "a").unwrap(), 1.5);
-        assert_eq!(find(page, "a_total").unwrap(), 0.0);
+        Ok(metrics::find(&page, name)?.unwrap_or(0.0))
     }
 }

@@ -13,6 +13,7 @@ use yoke_api::labels;
 use yoke_api::sleep::{ActivityStatus, SleepReason};
 use yoke_api::tenant::{TenantQuota, TenantSpec};
 use yoke_api::{Cluster, ClusterId, Tenant};
+use yoke_bench_harness::clusters;
 use yoke_operator::testing::Config;
 use yoke_operator::testing::Identity;
 use yoke_operator::testing::cluster::resources::{Blueprint, Materials, secrets};
@@ -46,8 +47,8 @@ pub(crate) struct Fleet {
     nats_ca: String,
     /// Shared, because generating a key takes long.
     service_account: ServiceAccountKey,
+    clusters: usize,
     awake: usize,
-    every: usize,
 }
 
 /// The stored objects and the API server of one Cluster.
@@ -78,8 +79,8 @@ impl Fleet {
             tenants: (0..TENANTS).map(tenant).collect(),
             nats_ca,
             service_account: ServiceAccountKey::generate()?,
+            clusters,
             awake,
-            every: clusters / awake.max(1),
         })
     }
 
@@ -93,7 +94,7 @@ impl Fleet {
     }
 
     fn is_awake(&self, number: usize) -> bool {
-        self.awake > 0 && number.is_multiple_of(self.every) && number / self.every < self.awake
+        clusters::is_awake(number, self.clusters, self.awake)
     }
 
     /// Generates a Cluster, and creates its account and streams in NATS.
@@ -202,11 +203,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_awake_are_spread_over_all() {
+    fn awake_clusters_and_addresses_follow_from_the_number() {
         let config = Config::parse(include_str!("../../../operator/testdata/config.yaml")).unwrap();
         let fleet = Fleet::new(config, String::new(), 100, 3).unwrap();
-        let awake: Vec<_> = (0..100).filter(|number| fleet.is_awake(*number)).collect();
-        assert_eq!(awake, [0, 33, 66]);
         assert_eq!((fleet.count_awake(100), fleet.count_awake(10)), (3, 1));
         assert_eq!(address_of(300), Ipv4Addr::new(127, 96, 2, 44));
     }

@@ -10,13 +10,12 @@ use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use yoke_api::names::PKI_NAMESPACE;
+use yoke_bench_harness::host::HostOptions;
 use yoke_operator::testing::cluster::resources::secrets::Data;
 use yoke_pki::plan::ROOT;
-use yoke_test_support::kubernetes::{Options, build_cert_manager_crds, install_crds};
-use yoke_test_support::{Process, free_port};
+use yoke_test_support::kubernetes::{build_cert_manager_crds, install_crds};
 
 use crate::fleet::SERVICES;
-use crate::sandbox::HOST;
 use crate::store::Store;
 
 /// User name under which the operator authenticates.
@@ -25,63 +24,40 @@ const TOKEN: &str = "operator";
 /// Large enough that the audit log is never rotated: the benchmark reads it from its beginning.
 const LOG_MEGABYTES: u32 = 4096;
 
-/// kube-apiserver and its etcd. Both are stopped when this is dropped.
+/// The host's API, its etcd and its audit log.
 pub(crate) struct Host {
     pub(crate) client: Client,
     pub(crate) store: Store,
     pub(crate) kubeconfig: PathBuf,
     pub(crate) audit: PathBuf,
-    pub(crate) api: Process,
-    _store: Process,
+    pub(crate) server: yoke_bench_harness::Host,
 }
 
 impl Host {
-    /// Starts etcd and kube-apiserver. etcd does not fsync: the disk is not measured.
+    /// Starts the API with its files in `dir`, and creates the objects that the operator needs.
     pub(crate) async fn start(dir: &Path) -> Result<Self> {
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let (clients, peers) = (url(free_port()), url(free_port()));
-        let store = Process::spawn(
-            dir,
-            "etcd",
-            &[
-                format!("--data-dir={}", dir.join("etcd").display()),
-                format!("--listen-client-urls={clients}"),
-                format!("--advertise-client-urls={clients}"),
-                format!("--listen-peer-urls={peers}"),
-                format!("--initial-advertise-peer-urls={peers}"),
-                format!("--initial-cluster=default={peers}"),
-                format!("--quota-backend-bytes={}", 16_u64 << 30),
-                "--log-level=error".to_owned(),
-                "--unsafe-no-fsync".to_owned(),
-            ],
-        );
         let (policy, audit) = (dir.join("audit-policy.json"), dir.join("audit.log"));
         std::fs::write(&policy, build_policy().to_string())?;
         let arguments = [
-            format!("--advertise-address={HOST}"),
             format!("--service-cluster-ip-range={SERVICES}"),
             format!("--audit-policy-file={}", policy.display()),
             format!("--audit-log-path={}", audit.display()),
             format!("--audit-log-maxsize={LOG_MEGABYTES}"),
         ];
-        let options = Options {
+        let options = HostOptions {
             users: &[(TOKEN, USER)],
             arguments: &arguments,
             // The memory of kube-apiserver is not measured, and ten thousand Clusters need a lot of
             // it.
             environment: &[("GOGC", "50")],
-            ..Options::new(&clients)
         };
-        let (api, client) = options.start(dir).await;
-        let kubeconfig = dir.join("kubeconfig");
-        std::fs::write(&kubeconfig, build_kubeconfig(&options.url()).to_string())?;
+        let (server, client) = yoke_bench_harness::Host::start(dir, &options).await;
         let host = Self {
             client,
-            store: Store::new(&clients)?,
-            kubeconfig,
+            store: Store::new(&server.etcd_url)?,
+            kubeconfig: server.write_kubeconfig(dir, TOKEN)?,
             audit,
-            api,
-            _store: store,
+            server,
         };
         host.prepare().await?;
         Ok(host)
@@ -132,16 +108,5 @@ fn build_policy() -> Value {
             {"level": "Metadata", "users": [USER]},
             {"level": "None"},
         ],
-    })
-}
-
-fn build_kubeconfig(url: &str) -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "host", "cluster": {"server": url, "insecure-skip-tls-verify": true}}],
-        "users": [{"name": "operator", "user": {"token": TOKEN}}],
-        "contexts": [{"name": "host", "context": {"cluster": "host", "user": "operator"}}],
-        "current-context": "host",
     })
 }

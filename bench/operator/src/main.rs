@@ -19,35 +19,26 @@
 //! - the APIs of the awake Clusters: one server that stores the objects which it receives
 //!
 //! No store runs, so the operator does not watch nodes for loss. Everything runs in its own network
-//! namespace (`sandbox`).
+//! namespace (`yoke_bench_harness::sandbox`).
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the table is the result")]
 
-mod audit;
 mod authority;
 mod fleet;
 mod host;
 mod objects;
 mod operator;
 mod run;
-#[path = "../../ingress/src/sandbox.rs"]
-#[allow(dead_code, reason = "no network of control planes is needed")]
-mod sandbox;
 mod store;
 mod stored;
 mod table;
 mod tenants;
-mod usage;
 
 use clap::Parser as _;
+use yoke_bench_harness::sandbox;
 
 fn main() -> anyhow::Result<()> {
     let args = run::Args::parse();
-    if !sandbox::is_inside() {
-        return sandbox::enter();
-    }
-    yoke_runtime::install_crypto();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(run::run(&args))
+    sandbox::run(|| run::run(&args))
 }
 
 #[cfg(test)]

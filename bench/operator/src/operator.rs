@@ -10,6 +10,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
+use yoke_bench_harness::clusters::is_at_rest;
+use yoke_bench_harness::metrics;
 use yoke_operator::testing::{Config, NatsConfig};
 use yoke_test_support::{Process, free_port};
 
@@ -97,9 +99,7 @@ impl Operator {
             ensure!(process.is_running(), "the operator has ended: {}", process.log());
             tokio::time::sleep(LOOK).await;
             let now = self.looks().await.unwrap_or(0.0);
-            // Periodic reconciles are not evenly spread, so allow three times the average.
-            let many = now - seen > (rate * LOOK.as_secs_f64()).max(1.0) * 3.0;
-            if many || now < clusters as f64 {
+            if now < clusters as f64 || !is_at_rest(now - seen, rate, LOOK) {
                 since = Instant::now();
             }
             seen = now;
@@ -114,13 +114,8 @@ impl Operator {
         let uri = format!("http://{}/metrics", self.address).parse()?;
         let body = self.http.get(uri).await?.into_body().collect().await?.to_bytes();
         let page = String::from_utf8(body.to_vec())?;
-        Ok(find(&page, "yoke_operator_reconciles_total{controller=\"cluster\"}")?.unwrap_or(0.0))
+        Ok(metrics::find(&page, "yoke_operator_reconciles_total{controller=\"cluster\"}")?.unwrap_or(0.0))
     }
-}
-
-fn find(page: &str, name: &str) -> Result<Option<f64>> {
-    let found = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    found.map(|value| Ok(value.trim().parse()?)).transpose()
 }
 
 #[cfg(test)]
@@ -134,12 +129,5 @@ mod tests {
         let nats = nats_config(4222, Path::new("/x"));
         let (config, _) = build_config(&nats).unwrap();
         assert!(!config.ingress.probe && config.machine_loss.per_minute == 0);
-    }
-
-    #[test]
-    fn a_metric_is_found_by_its_whole_name() {
-        let page = "# HELP a_total what\na_total{type=\"b\"} 3\na_total_more 4\n";
-        assert_eq!(find(page, "a_total{type=\"b\"}").unwrap(), Some(3.0));
-        assert_eq!(find(page, "a_total").unwrap(), None);
     }
 }

@@ -9,24 +9,22 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::Api;
 use kube::api::PostParams;
 use yoke_api::{Cluster, Tenant};
+use yoke_bench_harness::audit::{Audit, Counts};
+use yoke_bench_harness::clusters::reconcile_rate;
+use yoke_bench_harness::usage::proportional_memory;
+use yoke_bench_harness::{Peak, Usage};
 use yoke_operator::testing::nats::Nats;
 use yoke_operator::testing::nats_config;
 use yoke_test_support::nats::Server;
 
-use crate::audit::Audit;
 use crate::fleet::{Fleet, MOST};
 use crate::host::Host;
 use crate::operator::{Operator, PATIENCE, build_config};
-use crate::table::{SleepState, Start, print_rests, print_starts, print_targets};
+use crate::table::{Rest, Start, print_rests, print_starts, print_targets};
 use crate::tenants::Tenants;
-use crate::usage::{Peak, Used};
 
 /// Number of Clusters generated concurrently.
 const AT_ONCE: usize = 16;
-/// Seconds between two periodic reconciles of a Cluster at rest: half a minute if it is awake,
-/// about three quarters of an hour if it is asleep.
-const AWAKE_EVERY: f64 = 30.0;
-const ASLEEP_EVERY: f64 = 2700.0;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Measures the operator with thousands of Clusters. Needs yoke-operator, nats-server,
@@ -155,12 +153,12 @@ impl Stage {
     /// Starts the operator, and waits until it is settled and all Clusters are in the expected
     /// phase.
     async fn start(&mut self, what: String) -> Result<Start> {
-        let audit = Audit::begin(&self.host.audit)?;
+        let audit = Audit::begin(&self.host.audit);
         let began = Instant::now();
         let id = self.operator.start();
-        let peak = Peak::of(id);
+        let peak = Peak::of(vec![id]);
         let awake = self.fleet.count_awake(self.clusters);
-        let rate = awake as f64 / AWAKE_EVERY + (self.clusters - awake) as f64 / ASLEEP_EVERY;
+        let rate = reconcile_rate(awake, self.clusters - awake);
         let settled = loop {
             let settled = self.operator.settle(self.clusters, rate).await?;
             match self.check(awake).await {
@@ -169,14 +167,13 @@ impl Stage {
                 Err(error) => println!("not yet: {error}"),
             }
         };
-        let (reads, writes) = audit.count()?;
+        let requests = count(&audit)?;
         let start = Start {
             what,
             settled: settled - began,
-            cpu: Used::by(id)?.cpu,
+            cpu: Usage::of_process(id)?.cpu,
             peak: peak.most(),
-            reads,
-            writes,
+            requests,
         };
         print_starts(std::slice::from_ref(&start));
         Ok(start)
@@ -203,22 +200,29 @@ impl Stage {
     }
 
     /// Measures resource usage and requests at rest.
-    async fn measure(&mut self) -> Result<SleepState> {
-        let (operator, api) = (self.operator.id()?, self.host.api.id());
-        let audit = Audit::begin(&self.host.audit)?;
-        let before = (Used::by(operator)?, Used::by(api)?);
+    async fn measure(&mut self) -> Result<Rest> {
+        let (operator, api) = (self.operator.id()?, self.host.server.api_id);
+        let audit = Audit::begin(&self.host.audit);
+        let read = || anyhow::Ok((Usage::of_process(operator)?, Usage::of_process(api)?));
+        let before = read()?;
         let began = Instant::now();
         tokio::time::sleep(self.rest).await;
-        let after = (Used::by(operator)?, Used::by(api)?);
-        let rest = SleepState {
+        let after = read()?;
+        let rest = Rest {
             clusters: self.clusters,
             awake: self.fleet.count_awake(self.clusters),
             length: began.elapsed(),
             used: (before.0, after.0),
+            proportional_memory: proportional_memory(operator)?,
             api: (before.1, after.1),
-            requests: audit.count()?,
+            requests: count(&audit)?,
         };
         print_rests(std::slice::from_ref(&rest));
         Ok(rest)
     }
+}
+
+/// Counts the requests. The audit log is never rotated, so it is complete.
+fn count(audit: &Audit) -> Result<Counts> {
+    audit.count()?.context("the host's audit log is another file")
 }

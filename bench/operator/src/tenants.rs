@@ -1,28 +1,22 @@
-//! The APIs of the awake Clusters: one server on all their addresses, with a certificate for each
-//! Cluster. All Clusters share one set of objects, because the operator writes the same objects to
-//! each. Watches never receive an event.
+//! The APIs of the awake Clusters. All Clusters share one set of objects, because the operator
+//! writes the same objects to each. Watches never receive an event.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use axum::body::Body;
 use futures::stream;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
 use rustls::ServerConfig;
-use rustls::server::Acceptor;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::LazyConfigAcceptor;
-use yoke_api::names::API_PORT;
+use yoke_bench_harness::tenants::{self, TenantApis};
 use yoke_operator::testing::cluster::resources::secrets::Leaf;
 
 /// An object that the controllers create in every cluster.
@@ -40,22 +34,12 @@ struct Inside {
 }
 
 impl Tenants {
-    /// Serves until the process exits.
+    /// Serves the APIs until the process exits.
     pub(crate) async fn serve() -> Result<Self> {
         let tenants = Self::default();
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "default"}});
         tenants.lock().objects.insert(ACCOUNT.to_owned(), account);
-        let listener = TcpListener::bind(("0.0.0.0", API_PORT))
-            .await
-            .context("listening for all Clusters")?;
-        let serving = tenants.clone();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let tenants = serving.clone();
-                // An error means that the client disconnected.
-                tokio::spawn(async move { tenants.converse(stream).await.ok() });
-            }
-        });
+        tenants::serve(tenants.clone()).await?;
         Ok(tenants)
     }
 
@@ -73,52 +57,6 @@ impl Tenants {
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn converse(&self, stream: TcpStream) -> Result<()> {
-        stream.set_nodelay(true)?;
-        let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
-        let name = start.client_hello().server_name().unwrap_or_default().to_owned();
-        let config = self
-            .lock()
-            .configs
-            .get(&name)
-            .cloned()
-            .context("nobody has the server name")?;
-        let stream = start.into_stream(config).await?;
-        let tenants = self.clone();
-        let service = service_fn(move |request| {
-            let tenants = tenants.clone();
-            async move { Ok::<_, Infallible>(tenants.answer(request).await) }
-        });
-        let served = Builder::new(TokioExecutor::new())
-            .serve_connection(TokioIo::new(stream), service)
-            .await;
-        served.map_err(|error| anyhow::anyhow!(error))
-    }
-
-    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
-        let (parts, body) = request.into_parts();
-        let path = parts.uri.path().to_owned();
-        match (&parts.method, path.as_str()) {
-            (&Method::GET, "/readyz") => Response::new("ok".into()),
-            (&Method::GET, "/version") => to_answer(
-                &json!({"major": "1", "minor": "35", "gitVersion": "v1.35.4", "gitCommit": "",
-                "gitTreeState": "", "buildDate": "", "goVersion": "", "compiler": "", "platform": ""}),
-            ),
-            (&Method::GET, _) if parts.uri.query().is_some_and(|query| query.contains("watch=true")) => {
-                Response::new(Body::from_stream(stream::pending::<Result<&'static str, Infallible>>()))
-            }
-            (&Method::GET, _) => self.find(&path),
-            (&Method::PATCH, _) => {
-                let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-                let object: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-                let answer = to_answer(&object);
-                self.lock().objects.insert(path, object);
-                answer
-            }
-            _ => to_error(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
-        }
     }
 
     /// Answers with an object, or with all objects of a resource.
@@ -140,6 +78,36 @@ impl Tenants {
             return to_error(StatusCode::NOT_FOUND, "NotFound");
         }
         to_answer(&json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}))
+    }
+}
+
+impl TenantApis for Tenants {
+    fn tls_config(&self, server_name: &str) -> Option<Arc<ServerConfig>> {
+        self.lock().configs.get(server_name).cloned()
+    }
+
+    async fn answer(&self, _local: IpAddr, request: Request<Incoming>) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path().to_owned();
+        match (&parts.method, path.as_str()) {
+            (&Method::GET, "/readyz") => Response::new("ok".into()),
+            (&Method::GET, "/version") => to_answer(
+                &json!({"major": "1", "minor": "35", "gitVersion": "v1.35.4", "gitCommit": "",
+                "gitTreeState": "", "buildDate": "", "goVersion": "", "compiler": "", "platform": ""}),
+            ),
+            (&Method::GET, _) if parts.uri.query().is_some_and(|query| query.contains("watch=true")) => {
+                Response::new(Body::from_stream(stream::pending::<Result<&'static str, Infallible>>()))
+            }
+            (&Method::GET, _) => self.find(&path),
+            (&Method::PATCH, _) => {
+                let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+                let object: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+                let answer = to_answer(&object);
+                self.lock().objects.insert(path, object);
+                answer
+            }
+            _ => to_error(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
+        }
     }
 }
 

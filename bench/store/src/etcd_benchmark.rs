@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use tokio::process::Command;
+use yoke_bench_harness::usage::children_cpu_time;
 
 use self::report::Report;
-use crate::process::children_cpu;
 use crate::stores::Running;
 use crate::table::{Cell, Form};
 
@@ -111,9 +111,9 @@ pub(crate) async fn run(
     store.client()?.put(KEY, 0, Bytes::from_static(&[b'v'; 1024])).await?;
     for phase in PHASES {
         let total = (phase.total.1 * length.as_secs_f64()).ceil() as u64;
-        let (before, own, begun) = (store.used()?, children_cpu()?, Instant::now());
+        let (before, own, begun) = (store.used()?, children_cpu_time()?, Instant::now());
         let said = phase.output(&store.address(), total).await?;
-        let busy = (children_cpu()? - own) / 1e6 / begun.elapsed().as_secs_f64();
+        let busy = (children_cpu_time()? - own).as_secs_f64() / begun.elapsed().as_secs_f64();
         store.front.check()?;
         let cpu = store.used()?.cpu - before.cpu;
         let reports = said.and_then(|text| phase.parse(&text));

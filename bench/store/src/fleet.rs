@@ -16,13 +16,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use yoke_bench_harness::usage::own_cpu;
+use yoke_bench_harness::{Peak, Times, Usage};
 
 use self::api::{Client, Page, Server};
 use self::objects::{Crd, Fleet};
 use self::stored::Stored;
 use crate::client::Written;
-use crate::load::{Times, Until, closed};
-use crate::process::{Cores, Peak, Used, own_cpu};
+use crate::load::{Until, closed};
+use crate::process::Cores;
 use crate::stores::{Kind, Running, Store};
 use crate::table::{Cell, Form, Table};
 
@@ -105,12 +107,12 @@ async fn through(args: &Args, store: Store, rows: &mut impl FnMut(&str, Cell)) -
     } else {
         from = 0;
     }
-    let most = (Peak::of(vec![api.process.id()?]), store.peak()?);
+    let most = (Peak::of(vec![api.process.id()]), store.peak());
     let created = from + objects(&mut store, &mut api, (fleet, from), args.clients, rows).await?;
     lists(&store, &api.client, fleet, created, rows).await?;
     tell_most("while they are created and listed", &most, rows);
     rows("disk of the store, MiB", Cell::number(store.disk()?, 0));
-    let written = store.used()?.written / 1024.0 / 1024.0;
+    let written = store.written()? / 1024.0 / 1024.0;
     rows("written to the disk by the store, MiB", Cell::number(written, 0));
     api_again(&store, &mut api, fleet, rows).await?;
     store_again(&mut store, &mut api, fleet, rows).await
@@ -204,7 +206,7 @@ async fn fill(
     api.end()?;
     let (count, before, begun) = (written - fleet.kinds, store.used()?.cpu, Instant::now());
     let own = own_cpu()?;
-    let mut times = closed(clients, Until::Count(count), move |number| {
+    let times = closed(clients, Until::Count(count), move |number| {
         let (client, stored) = (client.clone(), Arc::clone(&stored));
         async move {
             let (key, value) = stored.object(fleet.kinds + number);
@@ -219,7 +221,7 @@ async fn fill(
     ensure!(times.failed() == 0, "{} objects were not written", times.failed());
     let row = format!("{count} objects written as kube-apiserver stores them, {clients} clients");
     let cpu = (store.used()?.cpu - before) / count as f64;
-    rows(&row, requests(&mut times, seconds, cpu, own_cpu()? - own));
+    rows(&row, requests(&times, seconds, cpu, own_cpu()? - own));
     api.begin()?;
     api.ready().await?;
     caches(&api.client, fleet, fleet.objects).await
@@ -227,16 +229,12 @@ async fn fill(
 
 /// The cell for requests that took `seconds` in total. `cpu` is the store's CPU time for each
 /// request, and `load` is the total CPU time of the load, both in microseconds.
-fn requests(times: &mut Times, seconds: f64, cpu: f64, load: f64) -> Cell {
+fn requests(times: &Times, seconds: f64, cpu: f64, load: f64) -> Cell {
+    let [median, slowest] = times.quantiles([0.5, 0.99]);
+    let rate = times.succeeded() as f64 / seconds;
     Cell {
         form: Form::Requests,
-        numbers: vec![
-            times.answered() as f64 / seconds,
-            times.quantile(0.5),
-            times.quantile(0.99),
-            cpu,
-            load / 1e6 / seconds,
-        ],
+        numbers: vec![rate, median, slowest, cpu, load / 1e6 / seconds],
         problems: times.failed(),
     }
 }
@@ -251,10 +249,14 @@ async fn objects(
 ) -> Result<u64> {
     let count = fleet.objects - from;
     let used = |store: &Running, api: &Server| -> Result<_> {
-        Ok((store.used()?.cpu, Used::by(&[api.process.id()?])?.cpu, own_cpu()?))
+        Ok((
+            store.used()?.cpu,
+            Usage::of_threads(&[api.process.id()])?.cpu,
+            own_cpu()?,
+        ))
     };
     let (before, begun, client) = (used(store, api)?, Instant::now(), api.client.clone());
-    let mut times = closed(clients, Until::Count(count), move |number| {
+    let times = closed(clients, Until::Count(count), move |number| {
         let client = client.clone();
         async move {
             let (path, object) = fleet.object(from + number);
@@ -270,17 +272,17 @@ async fn objects(
     let seconds = begun.elapsed().as_secs_f64();
     store.front.check()?;
     api.process.check()?;
-    let (after, answered) = (used(store, api)?, times.answered() as f64);
+    let (after, answered) = (used(store, api)?, times.succeeded() as f64);
     let row = if from == 0 {
         format!("{count} objects created, {clients} clients")
     } else {
         format!("{count} more objects created, {clients} clients")
     };
     let cpu = (after.0 - before.0) / answered;
-    rows(&row, requests(&mut times, seconds, cpu, after.2 - before.2));
+    rows(&row, requests(&times, seconds, cpu, after.2 - before.2));
     let cpu = (after.1 - before.1) / answered;
     rows("processor time of kube-apiserver for each, µs", Cell::number(cpu, 0));
-    Ok(times.answered() as u64)
+    Ok(times.succeeded() as u64)
 }
 
 /// Lists all objects, kind by kind.
@@ -303,7 +305,7 @@ async fn lists(
         (created..=fleet.objects).contains(&seen),
         "{seen} objects are listed, {created} were created"
     );
-    let one = Times::new(times).quantile(0.5);
+    let one = Times::from(times).quantile(0.5);
     rows("list of a kind by 500, median of all kinds, ms", Cell::number(one, 1));
     rows("list of all kinds one after the other, s", all);
     let begun = Instant::now();
@@ -318,7 +320,7 @@ async fn api_again(store: &Running, api: &mut Server, fleet: Fleet, rows: &mut i
     api.end()?;
     api.begin()?;
     let begun = Instant::now();
-    let most = (Peak::of(vec![api.process.id()?]), store.peak()?);
+    let most = (Peak::of(vec![api.process.id()]), store.peak());
     api.ready().await?;
     rows("kube-apiserver started again → ready, s", since(begun));
     caches(&api.client, fleet, fleet.objects).await?;

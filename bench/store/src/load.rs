@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use yoke_bench_harness::Times;
 
 /// When a loop ends.
 #[derive(Debug, Clone, Copy)]
@@ -13,37 +14,6 @@ pub(crate) enum Until {
     Count(u64),
     /// After a time or a number of requests, whichever comes first.
     Time(Duration, u64),
-}
-
-/// The latency of each request.
-#[derive(Debug, Default)]
-pub(crate) struct Times {
-    answered: Vec<Duration>,
-    failed: u64,
-}
-
-impl Times {
-    pub(crate) fn new(answered: Vec<Duration>) -> Self {
-        Self { answered, failed: 0 }
-    }
-
-    /// Number of answered requests.
-    pub(crate) fn answered(&self) -> usize {
-        self.answered.len()
-    }
-
-    /// Number of failed requests.
-    pub(crate) fn failed(&self) -> u64 {
-        self.failed
-    }
-
-    /// The quantile of the latency, in milliseconds.
-    pub(crate) fn quantile(&mut self, share: f64) -> f64 {
-        self.answered.sort_unstable();
-        let last = self.answered.len().saturating_sub(1);
-        let time = self.answered.get((last as f64 * share).round() as usize);
-        time.map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
-    }
 }
 
 /// Runs `workers` loops of `request`. The argument of `request` counts up over all loops.
@@ -69,12 +39,12 @@ where
                 }
                 let begun = Instant::now();
                 match request(number).await {
-                    Ok(()) => times.answered.push(begun.elapsed()),
+                    Ok(()) => times.add(begun.elapsed()),
                     Err(error) => {
-                        if times.failed == 0 {
+                        if times.failed() == 0 {
                             eprintln!("  request {number}: {error:#}");
                         }
-                        times.failed += 1;
+                        times.fail();
                     }
                 }
             }
@@ -83,9 +53,7 @@ where
     }
     let mut all = Times::default();
     while let Some(times) = tasks.join_next().await {
-        let times = times?;
-        all.answered.extend(times.answered);
-        all.failed += times.failed;
+        all.append(times?);
     }
     Ok(all)
 }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use rand::{Rng as _, SeedableRng as _};
+use yoke_bench_harness::usage::own_cpu;
 
 use crate::client::{Client, Written};
 use crate::load::{Until, closed};
-use crate::process::own_cpu;
 use crate::stores::Running;
 use crate::table::{Cell, Form};
 
@@ -137,12 +137,12 @@ pub(crate) async fn run(
 ) -> Result<()> {
     let timed = Until::Time(length, u64::MAX);
     let (all, clone) = (Until::Count(keys.count()), || keys.clone());
-    let before = store.used()?;
+    let before = store.written()?;
     rows(
         "create, 32 clients",
         measure(store, MANY, all, clone(), |k, n| async move { k.put(n).await }).await?,
     );
-    let written = store.used()?.written - before.written;
+    let written = store.written()? - before;
     let stored = keys.count() as f64 * (VALUE + name(0).len()) as f64;
     rows("bytes written per byte created", Cell::number(written / stored, 1));
     rows(
@@ -200,19 +200,16 @@ async fn measure<F: Future<Output = Result<()>> + Send>(
     request: impl Fn(Keys, u64) -> F + Clone + Send + Sync + 'static,
 ) -> Result<Cell> {
     let (before, own, begun) = (store.used()?, own_cpu()?, Instant::now());
-    let mut times = closed(workers, until, move |number| request(keys.clone(), number)).await?;
+    let times = closed(workers, until, move |number| request(keys.clone(), number)).await?;
     let seconds = begun.elapsed().as_secs_f64();
     store.front.check()?;
-    let answered = times.answered() as f64;
+    let succeeded = times.succeeded() as f64;
+    let cpu = (store.used()?.cpu - before.cpu) / succeeded;
+    let load = (own_cpu()? - own) / 1e6 / seconds;
+    let [median, slowest] = times.quantiles([0.5, 0.99]);
     Ok(Cell {
         form: Form::Requests,
-        numbers: vec![
-            answered / seconds,
-            times.quantile(0.5),
-            times.quantile(0.99),
-            (store.used()?.cpu - before.cpu) / answered,
-            (own_cpu()? - own) / 1e6 / seconds,
-        ],
+        numbers: vec![succeeded / seconds, median, slowest, cpu, load],
         problems: times.failed(),
     })
 }

@@ -1,14 +1,11 @@
-//! The processes of a store: starts them on their own cores, and reads their resource usage.
+//! The processes of a store: starts them on their own cores.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 /// CPU core numbers, counted from 0.
 #[derive(Debug, Clone)]
@@ -44,88 +41,6 @@ pub(crate) fn pin_self(cores: &Cores) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("keeping the load on cores {cores}"))
 }
 
-/// Resource usage of processes since their start.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Used {
-    /// CPU time in microseconds.
-    pub(crate) cpu: f64,
-    /// Bytes that the processes caused to be written to disk.
-    pub(crate) written: f64,
-    /// Current anonymous memory, in MiB.
-    pub(crate) memory: f64,
-}
-
-impl Used {
-    /// Total resource usage of several processes.
-    pub(crate) fn by(ids: &[i32]) -> Result<Self> {
-        let mut all = Self::default();
-        for id in ids {
-            let process = procfs::process::Process::new(*id)?;
-            // The times of threads are in nanoseconds; the times of the process are in hundredths
-            // of a second. The sum is sufficient because no thread of these servers exits during a
-            // measurement.
-            for task in process.tasks()? {
-                all.cpu += task?.schedstat()?.sum_exec_runtime as f64 / 1e3;
-            }
-            all.written += process.io()?.write_bytes as f64;
-        }
-        all.memory = memory(ids)?;
-        Ok(all)
-    }
-}
-
-/// Current anonymous memory of processes, in MiB.
-fn memory(ids: &[i32]) -> Result<f64> {
-    let mut all = 0.0;
-    for id in ids {
-        let status = procfs::process::Process::new(*id)?.status()?;
-        all += status.rssanon.context("no RssAnon")? as f64 / 1024.0;
-    }
-    Ok(all)
-}
-
-/// CPU time of this process, in microseconds.
-pub(crate) fn own_cpu() -> Result<f64> {
-    Ok(Used::by(&[i32::try_from(std::process::id())?])?.cpu)
-}
-
-/// CPU time of all child processes that have exited, in microseconds.
-pub(crate) fn children_cpu() -> Result<f64> {
-    let stat = procfs::process::Process::myself()?.stat()?;
-    Ok((stat.cutime + stat.cstime) as f64 * 1e6 / procfs::ticks_per_second() as f64)
-}
-
-/// Records the maximum memory of processes. Reads it ten times a second.
-pub(crate) struct Peak {
-    most: watch::Receiver<f64>,
-    _looking: JoinSet<()>,
-}
-
-impl Peak {
-    /// Starts to record.
-    pub(crate) fn of(ids: Vec<i32>) -> Self {
-        let (sender, most) = watch::channel(0.0);
-        let mut looking = JoinSet::new();
-        looking.spawn(async move {
-            let mut tick = tokio::time::interval(Duration::from_millis(100));
-            // A process that has exited has no memory. Other code reports why it exited.
-            while let Ok(memory) = memory(&ids) {
-                sender.send_modify(|most| *most = memory.max(*most));
-                tick.tick().await;
-            }
-        });
-        Self {
-            most,
-            _looking: looking,
-        }
-    }
-
-    /// The maximum of the total memory so far, in MiB.
-    pub(crate) fn most(&self) -> f64 {
-        *self.most.borrow()
-    }
-}
-
 /// A server process that can be stopped and started again with the same arguments.
 pub(crate) struct Process {
     arguments: Vec<String>,
@@ -148,7 +63,7 @@ impl Process {
 
     /// Sends `signal` to the process, and waits until it exits.
     pub(crate) fn end(&mut self, signal: Signal) -> Result<()> {
-        let pid = Pid::from_raw(self.id()?).context("a process without an id")?;
+        let pid = to_pid(self.id()).context("a process without an id")?;
         rustix::process::kill_process(pid, signal)?;
         self.child.wait()?;
         Ok(())
@@ -160,17 +75,15 @@ impl Process {
         Ok(())
     }
 
-    pub(crate) fn id(&self) -> Result<i32> {
-        Ok(i32::try_from(self.child.id())?)
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// The IDs of the process and of its child processes.
-    pub(crate) fn family(&self) -> Result<Vec<i32>> {
-        let id = self.id()?;
-        let mut family = vec![id];
-        for task in procfs::process::Process::new(id)?.tasks()? {
-            let children = task?.children()?;
-            family.extend(children.into_iter().map(u32::cast_signed));
+    pub(crate) fn family(&self) -> Result<Vec<u32>> {
+        let mut family = vec![self.id()];
+        for task in procfs::process::Process::new(i32::try_from(self.id())?)?.tasks()? {
+            family.extend(task?.children()?);
         }
         Ok(family)
     }
@@ -190,7 +103,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         // Child processes would outlive the process, so they are killed first.
         for id in self.family().unwrap_or_default() {
-            if let Some(pid) = Pid::from_raw(id) {
+            if let Some(pid) = to_pid(id) {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
             }
         }
@@ -198,6 +111,10 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn to_pid(id: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(id).ok()?)
 }
 
 fn spawn(arguments: &[String], log: &Path) -> Result<Child> {

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use yoke_bench_harness::Peak;
 
 use crate::etcd_benchmark;
 use crate::phases::{self, IN_NAMESPACE, Keys};
-use crate::process::{Cores, Peak};
+use crate::process::Cores;
 use crate::starts;
 use crate::stores::{Kind, Running, Store};
 use crate::table::{Cell, Table};
@@ -122,7 +123,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
 async fn through_phases(args: &Args, store: Store, table: &mut Table) -> Result<()> {
     let mut running = Running::start(store, &args.server_cores, &[]).await?;
     let keys = Keys::new(&running, args.namespaces * IN_NAMESPACE)?;
-    let (peak, front) = (running.peak()?, Peak::of(vec![running.front.id()?]));
+    let (peak, front) = (running.peak(), Peak::of(vec![running.front.id()]));
     let mut rows = |row: &str, cell: Cell| table.add(store, row, cell);
     let length = Duration::from_secs_f64(args.seconds);
     phases::run(&mut running, &keys, length, &mut rows).await?;

@@ -1,16 +1,16 @@
 //! The measured stores, and how to start each.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
 use tempfile::TempDir;
+use yoke_bench_harness::{Peak, Usage, disk, usage};
 use yoke_test_support::free_port;
 
 use crate::client::Client;
-use crate::process::{Cores, Peak, Process, Used};
+use crate::process::{Cores, Process};
 
 const START_LIMIT: Duration = Duration::from_secs(180);
 
@@ -203,48 +203,37 @@ impl Running {
 
     /// Disk space of the store's files, in MiB.
     pub(crate) fn disk(&self) -> Result<f64> {
-        Ok(blocks(self.dir.path())? as f64 * 512.0 / 1024.0 / 1024.0)
+        Ok(disk::used_by(self.dir.path())? as f64 / 1024.0 / 1024.0)
     }
 
     /// Total resource usage of all processes.
-    pub(crate) fn used(&self) -> Result<Used> {
-        Used::by(&self.ids()?)
+    pub(crate) fn used(&self) -> Result<Usage> {
+        Usage::of_threads(&self.ids())
+    }
+
+    /// Bytes that all processes caused to be written to disk.
+    pub(crate) fn written(&self) -> Result<f64> {
+        usage::written(&self.ids())
     }
 
     /// Resource usage of the serving process, and of the processes behind it, if there are any.
-    pub(crate) fn used_apart(&self) -> Result<(Used, Option<Used>)> {
-        let behind = self.behind.iter().map(|(process, _)| process.id());
-        let behind = behind.collect::<Result<Vec<_>>>()?;
-        let used = (!behind.is_empty()).then(|| Used::by(&behind));
-        Ok((Used::by(&[self.front.id()?])?, used.transpose()?))
+    pub(crate) fn used_apart(&self) -> Result<(Usage, Option<Usage>)> {
+        let behind: Vec<_> = self.behind.iter().map(|(process, _)| process.id()).collect();
+        let used = (!behind.is_empty()).then(|| Usage::of_threads(&behind));
+        Ok((Usage::of_threads(&[self.front.id()])?, used.transpose()?))
     }
 
     /// Starts to record the maximum memory of all processes.
-    pub(crate) fn peak(&self) -> Result<Peak> {
-        Ok(Peak::of(self.ids()?))
+    pub(crate) fn peak(&self) -> Peak {
+        Peak::of(self.ids())
     }
 
-    fn ids(&self) -> Result<Vec<i32>> {
+    fn ids(&self) -> Vec<u32> {
         std::iter::once(&self.front)
             .chain(self.behind.iter().map(|(process, _)| process))
             .map(Process::id)
             .collect()
     }
-}
-
-/// Number of 512-byte disk blocks of the files in a folder.
-fn blocks(dir: &Path) -> Result<u64> {
-    let mut all = 0;
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        // A file that was deleted meanwhile has no blocks.
-        let Ok(metadata) = entry.metadata() else { continue };
-        all += metadata.blocks();
-        if metadata.is_dir() {
-            all += blocks(&entry.path())?;
-        }
-    }
-    Ok(all)
 }
 
 /// Starts the members of a new etcd. A cluster of several members has a leader once they answer.

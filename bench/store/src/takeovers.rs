@@ -7,9 +7,9 @@ use anyhow::{Result, ensure};
 use bytes::Bytes;
 use rustix::process::Signal;
 use tokio::time::timeout;
+use yoke_bench_harness::Times;
 
 use crate::client::Client;
-use crate::load::Times;
 use crate::process::{Cores, Process};
 use crate::stores::{Kind, Running, Store};
 use crate::table::Cell;
@@ -27,7 +27,7 @@ pub(crate) async fn run(store: Store, times: usize, cores: &Cores, rows: &mut im
         Kind::Etcd(_) => of_etcd(store, times, cores).await?,
         Kind::KineNats(_) | Kind::GoKine => of_kine_nats(store, times, cores).await?,
     };
-    let mut gaps = Times::new(gaps);
+    let gaps = Times::from(gaps);
     for (what, share) in [("median", 0.5), ("longest", 1.0)] {
         let seconds = gaps.quantile(share) / 1000.0;
         rows(

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use yoke_bench_harness::Times;
 use yoke_kine_nats::proto::mvccpb;
 
 use crate::client::Watch;
-use crate::load::Times;
 use crate::phases::Keys;
 use crate::stores::Running;
 use crate::table::{Cell, Form};
@@ -64,10 +64,10 @@ async fn lag(store: &mut Running, keys: &Keys, length: Duration, all: usize, mat
     }
     let cpu = (store.used()?.cpu - before.cpu) / written as f64;
     let missing = (expected - seen.len()) as u64;
-    let mut times = Times::new(seen);
+    let [median, slowest] = Times::from(seen).quantiles([0.5, 0.99]);
     Ok(Cell {
         form: Form::Lag,
-        numbers: vec![times.quantile(0.5), times.quantile(0.99), cpu],
+        numbers: vec![median, slowest, cpu],
         problems: missing,
     })
 }

@@ -11,13 +11,14 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
+use yoke_bench_harness::Usage;
 use yoke_test_support::free_port;
 
 use super::certificates;
 use super::report::{COLUMNS, Uses};
 use super::template::Template;
 use super::variants::{LAUNCH, Variant};
-use crate::process::{Cores, Process, Used};
+use crate::process::{Cores, Process};
 use crate::stores::{Kind, Running, Store};
 
 /// Paths and addresses in the operator's templates that are replaced here.
@@ -206,7 +207,7 @@ impl Plane {
 
     /// Resource usage of the processes.
     pub(super) fn used(&self) -> Result<Uses> {
-        let used = |process: &Process| Used::by(&process.family()?);
+        let used = |process: &Process| Usage::of_threads(&process.family()?);
         let mut uses: Uses = [None; COLUMNS.len()];
         let (store, behind) = self.store.used_apart()?;
         uses[0] = Some(used(&self.api_server)?);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::process::Used;
+use yoke_bench_harness::Usage;
 
 /// The columns. The last one is not part of a control plane, so the sums leave it out.
 pub(super) const COLUMNS: [&str; 5] = [
@@ -15,7 +15,7 @@ pub(super) const COLUMNS: [&str; 5] = [
 const OUTSIDE: usize = 4;
 
 /// Resource usage of a control plane, by column; `None` if the control plane has no such process.
-pub(super) type Uses = [Option<Used>; COLUMNS.len()];
+pub(super) type Uses = [Option<Usage>; COLUMNS.len()];
 
 /// The rows of the table.
 #[derive(Debug, Default)]
@@ -58,13 +58,7 @@ mod tests {
 
     #[test]
     fn a_row_is_what_was_used_in_the_time_and_nats_is_not_in_the_sum() {
-        let used = |cpu, memory| {
-            Some(Used {
-                cpu,
-                written: 0.0,
-                memory,
-            })
-        };
+        let used = |cpu, memory| Some(Usage { cpu, memory });
         let before = [used(1e6, 90.0), used(0.0, 1.0), None, used(5e5, 1.0), used(0.0, 1.0)];
         let after = [
             used(1.02e6, 100.0),

@@ -1,38 +1,6 @@
 //! The result table: measured values beside their targets.
 
-use std::time::Duration;
-
-/// Durations of many operations of one kind.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Times {
-    /// In milliseconds.
-    taken: Vec<f64>,
-    failed: usize,
-}
-
-impl Times {
-    pub(crate) fn add(&mut self, time: Duration) {
-        self.taken.push(time.as_secs_f64() * 1000.0);
-    }
-
-    /// Counts an operation that failed.
-    pub(crate) fn fail(&mut self) {
-        self.failed += 1;
-    }
-
-    pub(crate) fn failed(&self) -> usize {
-        self.failed
-    }
-
-    /// The quantile of the successful durations, in milliseconds.
-    pub(crate) fn quantile(&self, share: f64) -> f64 {
-        let mut sorted = self.taken.clone();
-        sorted.sort_by(f64::total_cmp);
-        let last = sorted.len().saturating_sub(1);
-        let found = sorted.get((last as f64 * share).round() as usize);
-        found.copied().unwrap_or(f64::NAN)
-    }
-}
+use crate::Times;
 
 /// The upper limit of a value, and the value that was measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,7 +8,7 @@ struct Target {
     limit: f64,
     unit: &'static str,
     measured: f64,
-    failed: usize,
+    failed: u64,
 }
 
 impl Target {
@@ -52,9 +20,10 @@ impl Target {
 
 /// The quantile that a target limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Of {
+pub enum Quantile {
     /// The 99th percentile.
     P99,
+    /// The maximum.
     Longest,
 }
 
@@ -67,23 +36,23 @@ struct Row {
 
 /// All rows, in the order in which they were added.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub struct Table {
     rows: Vec<Row>,
 }
 
 impl Table {
     /// Adds a row of free text.
-    pub(crate) fn say(&mut self, what: &str, measured: String) {
+    pub fn text(&mut self, what: &str, measured: String) {
         self.push(what, measured, None);
     }
 
     /// Adds a row with one number and its upper limit.
-    pub(crate) fn number(&mut self, what: &str, value: f64, unit: &'static str, limit: Option<f64>) {
+    pub fn number(&mut self, what: &str, value: f64, unit: &'static str, limit: Option<f64>) {
         self.numbers(what, &[value], unit, limit);
     }
 
     /// Adds a row with several numbers. The limit applies to each of them.
-    pub(crate) fn numbers(&mut self, what: &str, values: &[f64], unit: &'static str, limit: Option<f64>) {
+    pub fn numbers(&mut self, what: &str, values: &[f64], unit: &'static str, limit: Option<f64>) {
         let shown: Vec<_> = values.iter().map(|value| to_text(*value)).collect();
         // A NaN wins over all numbers, so that the target is missed.
         let more = |most: f64, value: f64| if most.is_nan() || value <= most { most } else { value };
@@ -107,24 +76,24 @@ impl Table {
     }
 
     /// Adds a row of durations, with an upper limit for one quantile in milliseconds.
-    pub(crate) fn times(&mut self, what: &str, times: &Times, limit: Option<(Of, f64)>) {
-        let [median, p99, longest] = [0.5, 0.99, 1.0].map(|share| times.quantile(share));
+    pub fn times(&mut self, what: &str, times: &Times, limit: Option<(Quantile, f64)>) {
+        let [median, p99, longest] = times.quantiles([0.5, 0.99, 1.0]);
         let mut measured = format!(
             "{} / {} / {} ms ({})",
             to_text(median),
             to_text(p99),
             to_text(longest),
-            times.taken.len()
+            times.succeeded()
         );
-        if times.failed > 0 {
-            measured += &format!(", **{} failed**", times.failed);
+        if times.failed() > 0 {
+            measured += &format!(", **{} failed**", times.failed());
         }
-        let target = limit.map(|(of, limit)| {
-            let (measured, word) = match of {
-                Of::P99 => (p99, "p99 "),
-                Of::Longest => (longest, "longest "),
+        let target = limit.map(|(quantile, limit)| {
+            let (measured, word) = match quantile {
+                Quantile::P99 => (p99, "p99 "),
+                Quantile::Longest => (longest, "longest "),
             };
-            let (unit, failed) = ("ms", times.failed);
+            let (unit, failed) = ("ms", times.failed());
             (
                 Target {
                     limit,
@@ -180,24 +149,13 @@ fn to_text(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    fn times(milliseconds: impl IntoIterator<Item = u64>) -> Times {
-        let mut times = Times::default();
-        for time in milliseconds {
-            times.add(Duration::from_millis(time));
-        }
-        times
-    }
-
-    #[test]
-    fn quantiles_are_of_sorted_times() {
-        let times = times((1..=200).rev());
-        assert_eq!(
-            [0.5, 0.99, 1.0].map(|share| times.quantile(share)),
-            [101.0, 198.0, 200.0]
-        );
-        assert!(Times::default().quantile(0.5).is_nan());
+    fn times(milliseconds: &[u64]) -> Times {
+        let times = milliseconds.iter().copied().map(Duration::from_millis);
+        Times::from(times.collect::<Vec<_>>())
     }
 
     #[test]
@@ -207,12 +165,12 @@ mod tests {
         table.numbers("memory", &[9.0, 10.0], "KiB", Some(10.0));
         table.numbers("nothing seen", &[f64::NAN, 0.5], "x", Some(2.0));
         table.number("cut", 0.0, "", Some(0.0));
-        table.times("new", &times([1, 2, 101]), Some((Of::P99, 100.0)));
-        table.times("new", &times([1, 2, 100]), Some((Of::P99, 100.0)));
-        let mut failing = times([1]);
+        table.times("new", &times(&[1, 2, 101]), Some((Quantile::P99, 100.0)));
+        table.times("new", &times(&[1, 2, 100]), Some((Quantile::P99, 100.0)));
+        let mut failing = times(&[1]);
         failing.fail();
-        table.times("gone", &failing, Some((Of::Longest, 1000.0)));
-        table.say("noise", "much".to_owned());
+        table.times("gone", &failing, Some((Quantile::Longest, 1000.0)));
+        table.text("noise", "much".to_owned());
         let expected = "| | measured | target | |\n|---|---|---|---|\n\
             | memory | 60.0 KiB | ≤ 60 KiB | missed |\n\
             | memory | 9 / 10 KiB | ≤ 10 KiB | met |\n\
