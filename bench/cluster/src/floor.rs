@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use tokio::process::Command;
-
-use crate::{process, run, wait_for};
+use yoke_e2e::{process, run, wait_for};
 
 /// Title of this value in tables.
 pub const TITLE: &str = "of that, the API server by itself";

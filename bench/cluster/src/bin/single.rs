@@ -11,10 +11,12 @@ use futures::StreamExt as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use yoke_api::labels::{SLEEP, SLEEP_NOW};
 use yoke_api::{Cluster, ClusterSpec, ConditionType, TenantSpec};
-use yoke_e2e::tenant::hosted_namespace;
-use yoke_e2e::tenant::is_true;
+use yoke_bench_harness::targets;
+use yoke_bench_harness::usage::cpu_time;
+use yoke_cluster_bench::{Floor, floor, percentile};
+use yoke_e2e::tenant::{hosted_namespace, is_true};
 use yoke_e2e::victim::signal;
-use yoke_e2e::{Floor, Stack, TenantFixture, Worker, network, process, wait_for};
+use yoke_e2e::{Stack, TenantFixture, Worker, network, process, wait_for};
 
 const ROUNDS: usize = 5;
 const WAKES: usize = 10;
@@ -120,21 +122,15 @@ impl Times {
     }
 }
 
-/// The given percentile of durations.
+/// A percentile of durations. Without durations, no target is met.
 fn at(times: &[Duration], hundredths: usize) -> Duration {
-    let mut times = times.to_vec();
-    times.sort();
-    let last = times.len().saturating_sub(1);
-    times
-        .get((times.len() * hundredths / 100).min(last))
-        .copied()
-        .unwrap_or(Duration::MAX)
+    percentile(times, hundredths).unwrap_or(Duration::MAX)
 }
 
 fn print_targets(targets: &[Target]) {
-    println!("\n| target | measured | |\n|---|---|---|");
+    targets::print_head();
     for Target { aim, measured, met } in targets {
-        println!("| {aim} | {measured} | {} |", if *met { "met" } else { "missed" });
+        targets::print(aim, measured, *met);
     }
 }
 
@@ -152,7 +148,7 @@ async fn create(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result
         times.add(phase.as_str(), time);
     }
     times.add("first answer by kubectl", answered);
-    times.add(yoke_e2e::floor::TITLE, floor);
+    times.add(floor::TITLE, floor);
     Ok(())
 }
 
@@ -206,7 +202,7 @@ async fn wake(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<(
     };
     let (answered, floor) = tokio::try_join!(answered, floor.measure(LIMIT))?;
     times.add(KUBECTL, answered);
-    times.add(yoke_e2e::floor::TITLE, floor);
+    times.add(floor::TITLE, floor);
     tenant.wait_condition(name, ConditionType::Ready, "True", LIMIT).await?;
     Ok(())
 }
@@ -226,7 +222,7 @@ async fn recover(tenant: &TenantFixture, name: &str, times: &mut Times) -> Resul
     let floor = Floor::before(name)?;
     let (answered, floor) = tokio::try_join!(kill(tenant, name, API_SERVER), floor.measure(LIMIT))?;
     times.add(API_SERVER, answered);
-    times.add(yoke_e2e::floor::TITLE, floor);
+    times.add(floor::TITLE, floor);
     times.add(STORE, kill(tenant, name, STORE).await?);
     Ok(())
 }
@@ -295,7 +291,7 @@ async fn idle(tenant: &TenantFixture, name: &str) -> Result<(f64, u64)> {
 
 /// Total CPU time of several processes.
 fn used_by(family: &[u32]) -> Result<Duration> {
-    family.iter().map(|pid| process::cpu_time(*pid)).sum()
+    family.iter().map(|pid| cpu_time(*pid)).sum()
 }
 
 #[cfg(test)]

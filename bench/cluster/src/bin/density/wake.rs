@@ -9,12 +9,14 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use yoke_api::labels::{SLEEP, SLEEP_NOW};
 use yoke_api::{Cluster, ConditionType};
+use yoke_bench_harness::targets;
+use yoke_cluster_bench::{Floor, floor};
 use yoke_e2e::tenant::is_true;
-use yoke_e2e::{Floor, Output, floor, watch_for};
+use yoke_e2e::{Output, watch_for};
 
 use crate::fleet::{Fleet, Kind, is_settled};
-use crate::say;
-use crate::table::{print_head, print_row, print_targets_head, print_time_target};
+use crate::progress::say;
+use crate::table::{print_head, print_row, print_time_target};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// Targets: a percentile, and the time in which this share of the Clusters must answer.
@@ -46,16 +48,16 @@ pub(crate) async fn measure(fleet: &Fleet, wakes: usize, together: usize) -> Res
         awake.push(ask(fleet, number).await?);
     }
     print_head("Until a Cluster answers", "of a Cluster that");
-    print_row("sleeps, and never ran: `kubectl get namespaces`", first.clone());
-    print_row(floor::TITLE, first_floor);
-    print_row("sleeps, and ran before: `kubectl get namespaces`", second.clone());
-    print_row(floor::TITLE, second_floor);
+    print_row("sleeps, and never ran: `kubectl get namespaces`", &first);
+    print_row(floor::TITLE, &first_floor);
+    print_row("sleeps, and ran before: `kubectl get namespaces`", &second);
+    print_row(floor::TITLE, &second_floor);
     if !herd.is_empty() {
         let what = format!("sleeps, as {} others that are asked at the same time", herd.len() - 1);
-        print_row(&what, together);
+        print_row(&what, &together);
     }
-    print_row("is awake: the second list of Namespaces of a client", awake);
-    print_targets_head();
+    print_row("is awake: the second list of Namespaces of a client", &awake);
+    targets::print_head();
     for (what, times) in [("asleep, and never ran", first), ("asleep, and ran before", second)] {
         for (hundredths, limit) in TARGETS {
             print_time_target(what, hundredths, limit, &times);

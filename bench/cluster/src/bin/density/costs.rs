@@ -1,9 +1,11 @@
 //! Measures the resource usage of the host's processes at rest.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use yoke_bench_harness::disk;
+use yoke_bench_harness::usage::cpu_time;
+use yoke_cluster_bench::machine::{machine_time, taken_memory};
 use yoke_e2e::{Stack, Victim, process};
 
 /// The measured processes: a name for the table, and where each runs.
@@ -82,16 +84,16 @@ impl Costs {
             let pid = victim.pid(stack).await.with_context(|| format!("looking for {name}"))?;
             all.push(Used {
                 name,
-                time: process::cpu_time(pid)?,
+                time: cpu_time(pid)?,
                 memory: process::anonymous_memory(pid)?,
             });
         }
         Ok(Self {
             at: Instant::now(),
             all,
-            machine: process::machine_time()?,
-            taken: process::taken_memory()?,
-            disk: disk_of(&stack.dir.join("nats/data")).context("looking at the disk of NATS")?,
+            machine: machine_time()?,
+            taken: taken_memory()?,
+            disk: disk::used_by(&stack.dir.join("nats/data")).context("looking at the disk of NATS")?,
         })
     }
 
@@ -158,23 +160,6 @@ impl Span {
             .map(|used| used.name)
             .chain(["the machine, with all that runs"])
     }
-}
-
-/// Disk space of the files in a folder, in bytes.
-fn disk_of(folder: &Path) -> std::io::Result<u64> {
-    use std::os::unix::fs::MetadataExt as _;
-    let mut bytes = 0;
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        let found = match entry.metadata() {
-            Ok(meta) if meta.is_dir() => disk_of(&entry.path()),
-            Ok(meta) => Ok(meta.blocks() * 512),
-            Err(error) => Err(error),
-        };
-        // A file may be deleted meanwhile.
-        bytes += found.unwrap_or(0);
-    }
-    Ok(bytes)
 }
 
 /// Prints the resource usage at rest with Clusters.
