@@ -121,7 +121,7 @@ test: lint deny ## Run all checks and tests, including end-to-end tests on the r
 	@: > $(REPORT)
 	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) RUST_TEST_THREADS=$(WAITING) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT) || $(FAILED))
 	$(call timed,stack,$(MAKE) --no-print-directory up)
-	$(call timed,end-to-end tests of tenants,$(CARGO) test --package yoke-e2e --no-fail-fast --lib --bins --test tenants -- --test-threads=4 2>&1 | tee -a $(REPORT) || $(FAILED))
+	$(call timed,end-to-end tests of tenants,$(CARGO) test --package yoke-e2e --no-fail-fast --lib --test tenants -- --test-threads=4 2>&1 | tee -a $(REPORT) || $(FAILED))
 	$(call timed,end-to-end tests that disturb the stack,$(CARGO) test --package yoke-e2e --no-fail-fast --test machine -- --test-threads=1 2>&1 | tee -a $(REPORT) || $(FAILED))
 	@awk '/^test result:/ {p += $$4; f += $$6; i += $$8} /^== failed$$/ {bad = 1} \
 		END {printf "== %d tests passed, %d failed, %d ignored\n", p, f, i; exit bad}' $(REPORT)
@@ -171,7 +171,7 @@ BENCH_PATH = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release:$(CURDIR)/.dev/p
 
 .PHONY: bench-store
 bench-store: tools ## Measure the store beside etcd and Go kine (ARGS="--rounds 1" and others: see ARGS=--help)
-	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C store-bench/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine go.etcd.io/etcd/v3/tools/benchmark)
+	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C bench/store/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine go.etcd.io/etcd/v3/tools/benchmark)
 	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
 	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench stores $(ARGS))
 
@@ -182,7 +182,7 @@ bench-fleet: tools ## Measure 1,372 kinds and a million objects (ARGS="--crds 20
 
 .PHONY: bench-idle
 bench-idle: tools ## Measure control planes that nobody uses, without each setting (ARGS=--help)
-	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C store-bench/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine)
+	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C bench/store/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine)
 	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
 	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench idle $(ARGS))
 
@@ -199,10 +199,10 @@ bench-operator: tools ## Measure the operator with 10,000 clusters (ARGS="--clus
 .PHONY: bench-density
 bench-density: yoke-dev ## Measure a thousand clusters on this machine (ARGS="--clusters 50 --awake 3" for a look)
 	$(call timed,stack,YOKE_PROFILE=release $(DEV) up)
-	$(call timed,measurements,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench-density -- $(ARGS))
+	$(call timed,measurements,$(CARGO) run --quiet --package yoke-cluster-bench --bin yoke-bench-density -- $(ARGS))
 
 .PHONY: bench
 bench: yoke-dev ## Measure one cluster and a hundred, on a stack built for speed
 	$(call timed,stack,YOKE_PROFILE=release $(DEV) up)
-	$(call timed,one cluster,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench)
-	$(call timed,a hundred clusters,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench-density -- --clusters 100 --awake 5 --rest 30)
+	$(call timed,one cluster,$(CARGO) run --quiet --package yoke-cluster-bench --bin yoke-bench)
+	$(call timed,a hundred clusters,$(CARGO) run --quiet --package yoke-cluster-bench --bin yoke-bench-density -- --clusters 100 --awake 5 --rest 30)

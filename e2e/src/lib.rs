@@ -13,7 +13,6 @@
 
 pub mod acknowledged;
 pub mod command;
-pub mod floor;
 pub mod footprint;
 pub mod held_watch;
 pub mod host_node;
@@ -31,7 +30,6 @@ pub mod worker;
 pub mod workload;
 
 pub use command::{Output, run};
-pub use floor::Floor;
 pub use host_node::HostNode;
 pub use logs::Expected;
 pub use stack::Stack;

@@ -3,7 +3,7 @@
 
 mod contexts;
 
-pub use crate::app::contexts::{Contexts, Tasks};
+pub use crate::app::contexts::Contexts;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -16,28 +16,42 @@
 //! The operator has no state of its own. It generates keys once and persists them in Secrets;
 //! everything else follows from objects.
 
-pub mod addons;
-pub mod app;
-pub mod cluster;
-pub mod config;
-pub mod csr_signer;
-pub mod error;
+#![allow(
+    unreachable_pub,
+    reason = "`pub` means public within the crate: only `run` and `testing` are public outside"
+)]
+#![cfg_attr(
+    not(feature = "testing"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "some names exist only for tests and the benchmark"
+    )
+)]
+
+mod addons;
+mod app;
+mod cluster;
+mod config;
+mod csr_signer;
+mod error;
 #[cfg(test)]
 mod fixtures;
-pub mod host_api;
-pub mod host_nodes;
-pub mod join_token;
-pub mod leader_election;
-pub mod metrics;
-pub mod model;
-pub mod nats;
-pub mod node_reaper;
-pub mod tenant;
-pub mod tenant_client;
-pub mod tenant_slots;
+mod host_api;
+mod host_nodes;
+mod join_token;
+mod leader_election;
+mod metrics;
+mod model;
+mod nats;
+mod node_reaper;
+mod tenant;
+mod tenant_client;
+mod tenant_slots;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use crate::app::{Arguments, run};
-pub use crate::error::ReconcileError;
 
 /// Maximum length of an error message in bytes. Parts of it may be text of a tenant's webhook,
 /// which has no limit of its own.

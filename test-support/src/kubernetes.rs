@@ -156,6 +156,27 @@ pub async fn install_crds(client: &Client, more: &[CustomResourceDefinition]) {
         .expect("CRDs are established");
 }
 
+/// Builds the CRDs of cert-manager that Yoke uses, with schemas that accept every object.
+pub fn build_cert_manager_crds() -> [CustomResourceDefinition; 3] {
+    let kinds = [
+        ("certificates", "Certificate"),
+        ("certificaterequests", "CertificateRequest"),
+        ("issuers", "Issuer"),
+    ];
+    kinds.map(|(plural, kind)| {
+        let crd = serde_json::json!({
+            "metadata": {"name": format!("{plural}.cert-manager.io")},
+            "spec": {
+                "group": "cert-manager.io", "scope": "Namespaced",
+                "names": {"plural": plural, "kind": kind},
+                "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
+                    {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}],
+            },
+        });
+        serde_json::from_value(crd).expect("a CRD")
+    })
+}
+
 fn is_served(crd: &CustomResourceDefinition) -> bool {
     let mut conditions = crd.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.any(|condition| condition.type_ == "Established" && condition.status == "True")

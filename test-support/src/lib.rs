@@ -8,6 +8,8 @@ mod dashboard;
 mod eventually;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+#[cfg(feature = "nats")]
+pub mod nats;
 pub mod page;
 mod port;
 mod process;

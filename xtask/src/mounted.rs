@@ -9,12 +9,6 @@ use anyhow::{Context as _, Result};
 use crate::Complaints;
 use crate::workspace::Workspace;
 
-/// Includes of another crate's file that are still there, until the benchmarks have a harness of their own.
-const KNOWN_INCLUDES: [(&str, &str); 2] = [
-    ("yoke-operator-bench", "ingress-bench/src/sandbox.rs"),
-    ("yoke-operator-bench", "operator/tests/support/mod.rs"),
-];
-
 /// Compares the existing files with those that the module trees reach.
 pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
     let mut complaints = Complaints::new();
@@ -28,9 +22,6 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
         list(folder, &mut files)?;
         for file in mounted.iter().filter(|file| !file.starts_with(folder)) {
             let shown = file.strip_prefix(&workspace.root).unwrap_or(file).display();
-            if KNOWN_INCLUDES.contains(&(package.name.as_str(), shown.to_string().as_str())) {
-                continue;
-            }
             complaints.push(format!(
                 "{} includes {shown} of another crate with `#[path]`: make it a dependency",
                 package.name

@@ -209,7 +209,7 @@ async fn changes_of_one_cluster_cut_no_connection_of_others() {
         stage.wait_closed(extra).await;
         watch.echo(&format!("round {round}")).await;
     }
-    // A second is promised on a machine with free capacity; ingress-bench measures it.
+    // A second is promised on a machine with free capacity; `make bench-ingress` measures it.
     println!("slowest: served {slowest_served:?}, closed {slowest_closed:?}");
     assert_eq!(
         stage

@@ -9,7 +9,7 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, Tenant};
-use yoke_operator::cluster::lifecycle::orphans::Orphans;
+use yoke_operator::testing::cluster::Orphans;
 
 use crate::harness::{Host, PKI, TENANT};
 

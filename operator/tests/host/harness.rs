@@ -17,23 +17,18 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant};
-use yoke_operator::app::Contexts;
-use yoke_operator::cluster::context::Context;
-use yoke_operator::cluster::resources::stateful_set;
-use yoke_operator::cluster::{self, QueueLimits};
-use yoke_operator::config::{Config, NatsConfig};
-use yoke_operator::host_api::cache::{self, CacheMetrics};
-use yoke_operator::host_nodes::loss;
-use yoke_operator::nats::{Account, Nats, Size, streams};
-use yoke_operator::node_reaper::ReapIntervals;
-use yoke_operator::{ReconcileError, join_token, tenant};
+use yoke_operator::testing::cluster::{self, Context, QueueLimits};
+use yoke_operator::testing::host_api::Host as HostApi;
+use yoke_operator::testing::host_api::cache::{self, CacheMetrics};
+use yoke_operator::testing::nats::{Account, Nats, Size, streams};
+use yoke_operator::testing::{Config, Contexts, NatsConfig, ReapIntervals, ReconcileError, join_token, loss, tenant};
 use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
-use yoke_test_support::kubernetes::{OWNER_TOKEN, Options, install_crds};
+use yoke_test_support::kubernetes::{OWNER_TOKEN, Options, build_cert_manager_crds, install_crds};
+use yoke_test_support::nats::Server;
 use yoke_test_support::{Process, eventually, free_port};
 
 use crate::issuer::CertManager;
-use crate::support::Server;
 
 const HOST_STORE: &str = "hhhhhhhhh2";
 /// Timeout of every wait.
@@ -119,7 +114,7 @@ impl Host {
         let (url, (api, client)) = (options.url(), options.start(dir.path()).await);
         prepare(&client).await;
         let issuer = CertManager::start(&client).await;
-        let (contexts, requeued, supervisor) = connect(&client, build_config(nats.config())).await;
+        let (contexts, requeued, supervisor) = connect(&client, build_config(nats_config(&nats))).await;
         let host = Self {
             client,
             context: contexts.cluster,
@@ -233,14 +228,14 @@ impl Host {
 
     /// Replaces the operator by one that has just started: all its memory is lost.
     pub(crate) async fn restart_operator(&mut self) {
-        self.restart_operator_with(build_config(self.nats.config())).await;
+        self.restart_operator_with(build_config(nats_config(&self.nats))).await;
     }
 
     /// Replaces the operator by one of another release, with this image of the store.
     pub(crate) async fn upgrade_operator(&mut self, store: &str) {
         let config = Config {
             kine_nats_image: store.into(),
-            ..build_config(self.nats.config())
+            ..build_config(nats_config(&self.nats))
         };
         self.restart_operator_with(config).await;
     }
@@ -258,7 +253,7 @@ impl Host {
     pub(crate) async fn restart_operator_without_nats(&mut self) {
         let config = NatsConfig {
             urls: vec!["tls://127.0.0.1:9".into()],
-            ..self.nats.config()
+            ..nats_config(&self.nats)
         };
         self.restart_operator_with(build_config(config)).await;
     }
@@ -659,7 +654,7 @@ fn store_url(dir: &Path) -> String {
 }
 
 async fn start_store(dir: &Path, server: &Server) -> Process {
-    let nats = Nats::connect(&server.config()).await.unwrap();
+    let nats = Nats::connect(&nats_config(server)).await.unwrap();
     let size = Size {
         quota: 256 << 20,
         replicas: 1,
@@ -668,7 +663,7 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
     let account = Account::draw(&id, size, 0).unwrap();
     streams::ensure(&nats, &id, &account, false).await.unwrap();
     std::fs::write(dir.join("host.creds"), account.user.unwrap().credentials).unwrap();
-    std::fs::copy(server.config().secret_dir.join("ca.crt"), dir.join("nats-ca.crt")).unwrap();
+    std::fs::copy(server.secret_dir().join("ca.crt"), dir.join("nats-ca.crt")).unwrap();
     Process::spawn(
         dir,
         "kine-nats",
@@ -683,29 +678,17 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
 }
 
 async fn prepare(client: &Client) {
-    let kinds = [
-        ("certificates", "Certificate"),
-        ("certificaterequests", "CertificateRequest"),
-        ("issuers", "Issuer"),
-    ];
-    let certificates = kinds.map(|(plural, kind)| {
-        let crd = serde_json::json!({
-            "metadata": {"name": format!("{plural}.cert-manager.io")},
-            "spec": {
-                "group": "cert-manager.io", "scope": "Namespaced",
-                "names": {"plural": plural, "kind": kind},
-                "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
-                    {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}],
-            },
-        });
-        serde_json::from_value(crd).unwrap()
-    });
-    install_crds(client, &certificates).await;
+    install_crds(client, &build_cert_manager_crds()).await;
     let namespaces = Api::<Namespace>::all(client.clone());
     for name in ["yoke-system", PKI] {
         let namespace = serde_json::from_value(serde_json::json!({"metadata": {"name": name}})).unwrap();
         namespaces.create(&PostParams::default(), &namespace).await.unwrap();
     }
+}
+
+/// Configuration of the operator for a nats-server.
+fn nats_config(server: &Server) -> NatsConfig {
+    yoke_operator::testing::nats_config(server.port(), server.secret_dir())
 }
 
 fn build_config(nats: NatsConfig) -> Config {
@@ -742,7 +725,7 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
             }
         }
     });
-    let host = Arc::new(yoke_operator::host_api::Host::new(client.clone(), config, caches));
+    let host = Arc::new(HostApi::new(client.clone(), config, caches));
     let (contexts, tasks) = Contexts::new(Arc::clone(&host), nats, nats_ca, INTERVALS, &metrics);
     // Admissions are ignored, too.
     drop(tasks.due);

@@ -9,8 +9,8 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use yoke_api::labels;
-use yoke_operator::cluster::resources::stateful_set;
-use yoke_operator::host_api::cache::{self, CacheMetrics};
+use yoke_operator::testing::host_api::cache::{self, CacheMetrics};
+use yoke_operator::testing::join_token;
 use yoke_runtime::{Metrics, Supervisor};
 use yoke_test_support::kubernetes::connect;
 
@@ -69,7 +69,7 @@ async fn a_reconcile_with_an_outdated_status_keeps_the_recorded_token() {
     // Something new is to be written to its status.
     let mut old = before.clone();
     old.status.as_mut().unwrap().conditions.clear();
-    yoke_operator::join_token::reconcile(old.into(), stage.host.join_token.clone())
+    join_token::reconcile(old.into(), stage.host.join_token.clone())
         .await
         .unwrap();
     let status = stage.tokens().get("j").await.unwrap().status.unwrap();

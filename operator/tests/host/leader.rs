@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Client, Config};
 use tokio::time::timeout;
-use yoke_operator::leader_election::{Election, LEASE, Terms};
+use yoke_operator::testing::{Election, LEASE, Terms};
 use yoke_runtime::Readiness;
 use yoke_test_support::eventually;
 

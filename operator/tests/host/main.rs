@@ -27,10 +27,6 @@ mod restored;
 mod sleep;
 mod starts;
 mod store_quota;
-#[path = "../support/mod.rs"]
-// Only the tests of NATS use all of it.
-#[allow(dead_code)]
-mod support;
 mod takeover;
 mod tenant_api;
 mod undecodable;

@@ -13,8 +13,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use yoke_api::Cluster;
-use yoke_operator::host_nodes::loss;
-use yoke_operator::tenant_client::Way;
+use yoke_operator::testing::{Way, loss};
 use yoke_runtime::Supervisor;
 use yoke_test_support::{Process, eventually};
 

@@ -8,7 +8,7 @@ use kube::api::PostParams;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::{Cluster, ClusterId, Tenant};
-use yoke_operator::tenant;
+use yoke_operator::testing::tenant;
 
 use crate::harness::{Host, PKI, TENANT, condition};
 

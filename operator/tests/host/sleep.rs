@@ -11,10 +11,10 @@ use serde_json::json;
 use yoke_api::Cluster;
 use yoke_api::cluster::{ClusterSpec, DesiredState};
 use yoke_api::ingress::{Asleep, Callers, IngressConfig};
+use yoke_test_support::nats::Server;
 
 use crate::harness::{Host, TENANT, condition};
 use crate::readiness::{ready, report_set, run_pod, run_ready};
-use crate::support::Server;
 use crate::tenant_api::TenantServer;
 
 const SLEEP: &str = "yoke.drzzl.io/sleep";

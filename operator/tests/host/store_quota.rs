@@ -1,7 +1,8 @@
 //! A store for which the host's NATS has no room.
 
+use yoke_test_support::nats::Server;
+
 use crate::harness::{Host, condition};
-use crate::support::Server;
 
 /// Each check for room pushes claims twice, and there may be five reconciliations per second.
 #[tokio::test(flavor = "multi_thread")]

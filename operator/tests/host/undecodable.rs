@@ -7,7 +7,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Resource};
 use serde_json::{Value, json};
 use yoke_api::Cluster;
-use yoke_operator::cluster;
+use yoke_operator::testing::cluster;
 
 use crate::harness::{Host, TENANT};
 use crate::readiness::{ready, run_pod};

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use yoke_api::JoinToken;
 use yoke_api::join_token::JoinLine;
 use yoke_api::join_token::node::{check_labels, check_taints};
+use yoke_operator::testing::join_token;
 use yoke_pki::ParsedCertificate;
 use yoke_pki::cert_manager::CertificateRequest;
 use yoke_test_support::Process;
@@ -93,10 +94,7 @@ impl Stage {
         let Some(token) = self.tokens().get_opt(name).await.unwrap() else {
             return;
         };
-        let result = Box::pin(yoke_operator::join_token::reconcile(
-            token.into(),
-            self.host.join_token.clone(),
-        ));
+        let result = Box::pin(join_token::reconcile(token.into(), self.host.join_token.clone()));
         if let Err(error) = result.await {
             eprintln!("{name}: {error:?}");
         }
@@ -331,7 +329,7 @@ async fn a_join_token_waits_for_its_cluster() {
     tokens.create(&PostParams::default(), &token).await.unwrap();
     let reconcile = async || {
         let token = tokens.get("j").await.unwrap();
-        yoke_operator::join_token::reconcile(token.into(), host.join_token.clone())
+        join_token::reconcile(token.into(), host.join_token.clone())
             .await
             .unwrap();
         let status = tokens.get("j").await.unwrap().status.unwrap();

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use async_nats::{ConnectErrorKind, jetstream};
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::time::timeout;
-use yoke_operator::nats::claims::disk_storage_of;
-use yoke_operator::nats::streams::Provisioner;
-use yoke_operator::nats::{ClusterUser, NatsError};
+use yoke_operator::testing::nats::disk_storage_of;
+use yoke_operator::testing::nats::streams::Provisioner;
+use yoke_operator::testing::nats::{ClusterUser, NatsError};
+use yoke_test_support::nats::Server;
 use yoke_test_support::eventually;
 
-use crate::support::Server;
 use crate::{Connection, LIMIT, OTHER, OWN, Store, connect, id, now, plan};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::error::Elapsed;
-use yoke_operator::nats::Size;
+use yoke_operator::testing::nats::Size;
 use yoke_test_support::eventually;
 
 use super::{LIMIT, OTHER, OWN, Server, Store, connect, timeout};

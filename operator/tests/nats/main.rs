@@ -7,20 +7,19 @@
 mod accounts;
 mod log_end;
 mod rights;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::time::Duration;
 
 use async_nats::client::RequestErrorKind;
 use async_nats::{Event, ServerError};
 use futures::StreamExt as _;
-use support::Server;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use yoke_api::ClusterId;
-use yoke_operator::nats::streams::{self, StreamsPlan};
-use yoke_operator::nats::{Account, ClusterUser, Nats, NatsError, Size};
+use yoke_operator::testing::nats::streams::{self, StreamsPlan};
+use yoke_operator::testing::nats::{Account, ClusterUser, Nats, NatsError, Size};
+use yoke_operator::testing::nats_config;
+use yoke_test_support::nats::Server;
 
 /// Timeout of every wait. Longer than a request's own timeout, whose error says more.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -89,7 +88,9 @@ impl Store {
 }
 
 async fn connect(server: &Server) -> Nats {
-    Nats::connect(&server.config()).await.unwrap()
+    Nats::connect(&nats_config(server.port(), server.secret_dir()))
+        .await
+        .unwrap()
 }
 
 /// Outcome of a request.

@@ -3,9 +3,9 @@
 use async_nats::jetstream;
 use futures::StreamExt as _;
 use tokio::time::timeout;
-use yoke_operator::nats::streams::build_log;
+use yoke_operator::testing::nats::streams::build_log;
+use yoke_test_support::nats::Server;
 
-use crate::support::Server;
 use crate::{Answer, Connection, LIMIT, OTHER, OWN, Store, connect, id, serve};
 
 #[tokio::test(flavor = "multi_thread")]

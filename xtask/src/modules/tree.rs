@@ -106,7 +106,7 @@ fn path_attribute(attribute: &Attribute) -> Option<String> {
 }
 
 /// Whether `#[cfg(…)]` excludes the item from the product. That is any condition that names `test`
-/// or the feature `test-util`.
+/// or one of the features `test-util` and `testing`.
 pub(super) fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else {
@@ -115,7 +115,7 @@ pub(super) fn is_test(attributes: &[Attribute]) -> bool {
         let condition = list.tokens.to_string();
         let names_test = condition
             .split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-')
-            .any(|word| word == "test" || word == "test-util");
+            .any(|word| ["test", "test-util", "testing"].contains(&word));
         list.path.is_ident("cfg") && names_test && !condition.replace(' ', "").contains("not(test")
     })
 }
