@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::Complaints;
+use crate::complaints::Complaints;
+use crate::sources::list;
 use crate::workspace::Workspace;
 
 /// Includes of another crate's file that are still there, until the benchmarks have a harness of their own.
@@ -119,22 +120,6 @@ fn find_mounts(text: &str) -> Vec<Mount> {
         path = None;
     }
     mounts
-}
-
-/// Adds every `.rs` file below a folder.
-pub(crate) fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
-    for entry in entries {
-        let entry = entry?;
-        let (path, kind) = (entry.path(), entry.file_type()?);
-        let hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if kind.is_dir() && !hidden && entry.file_name() != "target" {
-            list(&path, files)?;
-        } else if kind.is_file() && path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
