@@ -8,6 +8,8 @@
 //! | `crate: dependency …` | crates on which a crate depends; `(test)` behind a name: only tests use it |
 //! | `crate::module: module …` | modules of the same crate that a module imports |
 //! | `cycle crate 4` | files in the largest import cycle of a crate |
+//! | `functions 9` | functions that are too long |
+//! | `files 9` | files that are too long |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -21,7 +23,7 @@ use crate::complaints::Complaints;
 pub(crate) const FILE: &str = "docs/layers.txt";
 /// The module lines follow this line of the file.
 const HEADING: &str = "# Modules";
-const EXPECTED: &str = "expected `crate: dependency …` or `cycle crate number`";
+const EXPECTED: &str = "expected `crate: dependency …`, `cycle crate number`, `functions number` or `files number`";
 
 /// For each crate or module, the names of the crates or modules on which it depends.
 pub(crate) type Edges = BTreeMap<String, BTreeSet<String>>;
@@ -35,6 +37,10 @@ pub(crate) struct LayersFile {
     pub(crate) modules: Edges,
     /// Number of files in the largest import cycle of each crate that has one.
     pub(crate) cycles: BTreeMap<String, usize>,
+    /// Number of functions that are longer than the limit.
+    pub(crate) functions: usize,
+    /// Number of files that are longer than the limit.
+    pub(crate) files: usize,
     /// Lines that have none of the forms, or repeat a line.
     pub(crate) complaints: Complaints,
 }
@@ -80,6 +86,8 @@ impl LayersFile {
                 Some(_) => return Err(format!("the cycle of {name} is listed twice")),
                 None => {}
             },
+            ["functions", number] => self.functions = count(number)?,
+            ["files", number] => self.files = count(number)?,
             _ => return Err(EXPECTED.to_owned()),
         }
         Ok(())
@@ -117,13 +125,14 @@ mod tests {
     #[test]
     fn each_form_of_a_line_is_read() {
         let file = LayersFile::parse(
-            "# Crates\na:\nb: a c(test) # why\ncycle b 4\n\n\na::x:\na::y: x z\n",
+            "# Crates\na:\nb: a c(test) # why\ncycle b 4\n\nfunctions 9\nfiles 8\n\na::x:\na::y: x z\n",
         );
         assert!(file.complaints.is_empty(), "{:?}", file.complaints);
         let edges = |edges: &Edges| format!("{edges:?}");
         assert_eq!(edges(&file.crates), r#"{"a": {}, "b": {"a", "c(test)"}}"#);
         assert_eq!(edges(&file.modules), r#"{"a::x": {}, "a::y": {"x", "z"}}"#);
         assert_eq!(file.cycles, BTreeMap::from([("b".to_owned(), 4)]));
+        assert_eq!((file.functions, file.files), (9, 8));
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod modules;
 mod mounted;
 mod prose;
 mod reference;
+mod sizes;
 mod sources;
 mod test_code;
 mod workspace;
@@ -61,7 +62,7 @@ enum Command {
     Descriptors,
     /// Write the book's reference pages from the types in api/.
     Reference,
-    /// Run every check below. Also check reference pages, examples, links, and that every .rs
+    /// Run every check below. Also check sizes, reference pages, examples, links, and that every .rs
     /// file is part of a crate.
     Check,
     /// Compare the dependencies between crates and between modules with docs/layers.txt, and look
@@ -72,6 +73,8 @@ enum Command {
     Layers,
     /// Look for sentence openings and words that the language guide rejects.
     CheckProse,
+    /// List functions of more than 60 lines and files of more than 400 lines, without test code.
+    Sizes,
     /// Lint the chart, render it with helm, and check the rendered objects.
     CheckChart,
 }
@@ -97,6 +100,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Layers => modules::write_layers(&workspace),
         Command::CheckProse => settle([("prose", prose::check(&workspace)?.into())]),
+        Command::Sizes => sizes::print(&workspace),
         Command::CheckChart => settle([("chart", check_chart(root)?)]),
     }
 }
@@ -113,6 +117,7 @@ fn check(workspace: &Workspace) -> Result<()> {
         ("crds", crds::check(root)?.into()),
         ("layers", layers::check(workspace, &file).into()),
         ("modules", modules::check(workspace, &file)?.into()),
+        ("sizes", sizes::check(workspace, &file)?.into()),
         ("chart-files", copies::check(root)?.into()),
         ("descriptors", descriptors::check(root)?.into()),
         ("mounted", mounted::check(workspace)?.into()),
