@@ -107,11 +107,26 @@ images: tools ## Write the images of Yoke's processes to .dev/images, to push to
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
+# Steps of both `lint` and `check`. Without helm, which `tools` builds, `cargo xtask check` skips the chart.
+FORMAT = $(CARGO) fmt --all --check
+LINTS = RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.cargo/clippy $(CARGO) check --workspace --all-targets --all-features
+RULES = $(CARGO) xtask check
+
+# The unit tests are built from the same packages as those of `test`, so cargo chooses the same features and builds
+# nothing twice. They need no third-party program except openssl, which `tools` installs with Debian's packages.
+.PHONY: check
+check: ## Format, lint and unit-test; under two minutes after a small change
+	@dev/toolchains.sh $(CACHE)/toolchains
+	$(call timed,format,$(FORMAT))
+	$(call timed,lints,$(LINTS))
+	$(call timed,unit tests,$(CARGO) test --workspace --exclude yoke-e2e --lib --bins)
+	$(call timed,xtask,$(RULES))
+
 .PHONY: lint
 lint: tools ## Check format, lints, and the repository's own rules (xtask)
-	$(call timed,format,$(CARGO) fmt --all --check)
-	$(call timed,lints,RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.cargo/clippy $(CARGO) check --workspace --all-targets --all-features)
-	$(call timed,xtask,$(CARGO) xtask check)
+	$(call timed,format,$(FORMAT))
+	$(call timed,lints,$(LINTS))
+	$(call timed,xtask,$(RULES))
 
 # The tests of tenants run in parallel. Tests that disturb the whole stack run one after the other. All tests run even if
 # some fail. The last line counts the results of all tests, and its exit status says whether one failed.

@@ -9,9 +9,9 @@ use yoke_api::tenant::{SshKey, SubjectKind, TenantSubject};
 use yoke_api::{Cluster, ClusterSpec, Tenant, TenantSpec};
 
 use crate::arguments::{ClusterOptions, CreateClusterOptions, CreateTenantOptions, DryRun, WriteOptions};
-use crate::session::Session;
+use crate::session::{FIELD_MANAGER, Session};
 use crate::ssh_key::read_keys;
-use crate::{Error, FIELD_MANAGER, output, wait};
+use crate::{Error, output, wait};
 
 /// Creates a Cluster and, with `--wait`, waits until it is ready.
 pub(crate) async fn create_cluster(session: &Session, options: &CreateClusterOptions) -> Result<(), Error> {

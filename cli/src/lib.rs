@@ -41,9 +41,6 @@ pub use crate::error::Error;
 use crate::arguments::{Command, CreateCommand, DeleteCommand, HostOptions};
 use crate::session::Session;
 
-/// Field manager of all writes of the plugin.
-const FIELD_MANAGER: &str = "kubectl-yoke";
-
 /// Executes the parsed command line.
 pub async fn run(arguments: Arguments) -> Result<(), Error> {
     let Arguments { host, command } = arguments;

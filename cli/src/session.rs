@@ -14,6 +14,8 @@ use yoke_view::input::limit;
 use crate::arguments::HostOptions;
 use crate::{Error, overrides, trace};
 
+/// Field manager of all writes of the plugin.
+pub(crate) const FIELD_MANAGER: &str = "kubectl-yoke";
 /// How long a new permission may take to be effective in all API servers of the host, and how long
 /// an overloaded host is retried.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

@@ -16,9 +16,9 @@ use serde::de::DeserializeOwned;
 use tokio::signal::unix::SignalKind;
 use tokio::time::{Instant, sleep};
 
-use crate::session::Session;
+use crate::session::{FIELD_MANAGER, Session};
 use crate::signals::Signals;
-use crate::{Error, FIELD_MANAGER, output};
+use crate::{Error, output};
 
 /// How long a failing request is retried.
 const PATIENCE: Duration = Duration::from_secs(30);

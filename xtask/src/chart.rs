@@ -12,7 +12,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::{Complaints, crds};
+use crate::complaints::Complaints;
+use crate::crds;
 
 const CHART: &str = "charts/yoke";
 const NAMESPACE: &str = "yoke-system";

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::Complaints;
+use crate::complaints::Complaints;
 
 const COMMAND: &str = "cargo xtask chart-files";
 const SOURCE: &str = "ingress-xds/envoy";

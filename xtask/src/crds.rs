@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use kube::CustomResourceExt as _;
 use serde_json::Value;
 
-use crate::Complaints;
+use crate::complaints::Complaints;
 
 const COMMAND: &str = "cargo xtask crds";
 const FOLDERS: [&str; 2] = ["crds", "charts/yoke/files/crds"];

@@ -11,7 +11,7 @@ use prost_types::FileDescriptorSet;
 use protox::Compiler;
 use serde::Deserialize;
 
-use crate::Complaints;
+use crate::complaints::Complaints;
 use crate::workspace::ask;
 
 const COMMAND: &str = "cargo xtask descriptors";

@@ -10,7 +10,7 @@ use kube::CustomResourceExt as _;
 use serde_json::Value;
 use yoke_api::{Cluster, JoinToken, Tenant};
 
-use crate::Complaints;
+use crate::complaints::Complaints;
 
 const FOLDER: &str = "examples";
 const GROUP: &str = "yoke.drzzl.io/";

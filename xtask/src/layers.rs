@@ -1,29 +1,20 @@
 //! Compares the dependencies between the crates of the workspace with `docs/layers.txt`.
-//!
-//! Each line describes a crate: `name: dependency …`. `(test)` follows a dependency that only tests
-//! use.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use anyhow::{Context as _, Result};
+use crate::complaints::Complaints;
+use crate::layers_file::{Edges, FILE, LayersFile};
+use crate::workspace::{Package, Workspace};
 
-use crate::Complaints;
-use crate::workspace::Workspace;
-
-const FILE: &str = "docs/layers.txt";
-
-type Layers = BTreeMap<String, BTreeSet<String>>;
-
-/// Compares the manifests with the file.
-pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
-    let text = std::fs::read_to_string(workspace.root.join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
-    let (allowed, mut complaints) = parse(&text);
-    complaints.extend(compare(&allowed, &observe(workspace)));
-    Ok(complaints)
+/// Compares the manifests with the file. Also returns the complaints about lines that cannot be read.
+pub(crate) fn check(workspace: &Workspace, file: &LayersFile) -> Complaints {
+    let mut complaints = file.complaints.clone();
+    complaints.extend(compare(&file.crates, &observe(workspace)));
+    complaints
 }
 
-fn observe(workspace: &Workspace) -> Layers {
-    let edges = |package: &crate::workspace::Package| {
+fn observe(workspace: &Workspace) -> Edges {
+    let edges = |package: &Package| {
         let inside = package
             .dependencies
             .iter()
@@ -42,31 +33,7 @@ fn observe(workspace: &Workspace) -> Layers {
         .collect()
 }
 
-fn parse(text: &str) -> (Layers, Complaints) {
-    let (mut layers, mut complaints) = (Layers::new(), Complaints::new());
-    for (index, line) in text.lines().enumerate() {
-        let line = line.split('#').next().unwrap_or_default().trim();
-        if line.is_empty() {
-            continue;
-        }
-        // The lines of modules and cycles have a check of their own.
-        if line.contains("::") || line.starts_with("cycle ") {
-            continue;
-        }
-        match line.split_once(':') {
-            Some((name, edges)) => {
-                let edges = edges.split_whitespace().map(str::to_owned).collect();
-                if layers.insert(name.trim().to_owned(), edges).is_some() {
-                    complaints.push(format!("{FILE}:{}: {} is listed twice", index + 1, name.trim()));
-                }
-            }
-            None => complaints.push(format!("{FILE}:{}: expected `crate: dependency …`", index + 1)),
-        }
-    }
-    (layers, complaints)
-}
-
-fn compare(allowed: &Layers, found: &Layers) -> Complaints {
+fn compare(allowed: &Edges, found: &Edges) -> Complaints {
     let mut complaints = Complaints::new();
     let none = BTreeSet::new();
     for name in allowed.keys().chain(found.keys()).collect::<BTreeSet<_>>() {
@@ -94,10 +61,10 @@ fn compare(allowed: &Layers, found: &Layers) -> Complaints {
 mod tests {
     use super::*;
 
-    fn layers(text: &str) -> Layers {
-        let (layers, complaints) = parse(text);
-        assert!(complaints.is_empty(), "{complaints:?}");
-        layers
+    fn layers(text: &str) -> Edges {
+        let file = LayersFile::parse(text);
+        assert!(file.complaints.is_empty(), "{:?}", file.complaints);
+        file.crates
     }
 
     #[test]
@@ -129,11 +96,5 @@ mod tests {
             let complaints = compare(&layers(same), &layers(found));
             assert!(complaints.iter().any(|c| c == complaint), "{found}: {complaints:?}");
         }
-    }
-
-    #[test]
-    fn bad_lines_are_named() {
-        assert_eq!(parse("a\n").1, ["docs/layers.txt:1: expected `crate: dependency …`"]);
-        assert_eq!(parse("a:\na: b\n").1, ["docs/layers.txt:2: a is listed twice"]);
     }
 }

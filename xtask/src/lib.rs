@@ -18,23 +18,30 @@
 )]
 
 mod chart;
+mod complaints;
 mod copies;
 mod crds;
 mod descriptors;
 mod examples;
 mod layers;
+mod layers_file;
 mod links;
 mod modules;
 mod mounted;
 mod prose;
 mod reference;
+mod sizes;
+mod sources;
+mod test_code;
 mod workspace;
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::complaints::{Outcome, settle};
+use crate::layers_file::LayersFile;
 use crate::workspace::Workspace;
 
 /// Generate files from the code, and check rules that the compiler cannot check.
@@ -55,8 +62,8 @@ enum Command {
     Descriptors,
     /// Write the book's reference pages from the types in api/.
     Reference,
-    /// Run every check below. Also check reference pages, examples, links, and that every .rs file
-    /// is part of a crate.
+    /// Run every check below. Also check sizes, reference pages, examples, links, and that every .rs
+    /// file is part of a crate.
     Check,
     /// Compare the dependencies between crates and between modules with docs/layers.txt, and look
     /// for import cycles.
@@ -66,12 +73,11 @@ enum Command {
     Layers,
     /// Look for sentence openings and words that the language guide rejects.
     CheckProse,
+    /// List functions of more than 60 lines and files of more than 400 lines, without test code.
+    Sizes,
     /// Lint the chart, render it with helm, and check the rendered objects.
     CheckChart,
 }
-
-/// Problems that a check found, one sentence each. Empty if there are none.
-type Complaints = Vec<String>;
 
 const NO_HELM: &str = "helm is neither in YOKE_BIN, .dev/bin nor PATH";
 
@@ -84,25 +90,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Command::ChartFiles => copies::write(root),
         Command::Descriptors => descriptors::write(root),
         Command::Reference => reference::write(root),
-        Command::Check => settle([
-            ("crds", Some(crds::check(root)?)),
-            ("layers", Some(layers::check(&workspace)?)),
-            ("modules", Some(modules::check(&workspace)?)),
-            ("chart-files", Some(copies::check(root)?)),
-            ("descriptors", Some(descriptors::check(root)?)),
-            ("mounted", Some(mounted::check(&workspace)?)),
-            ("prose", Some(prose::check(&workspace)?)),
-            ("reference", Some(reference::check(root)?)),
-            ("examples", Some(examples::check(root)?)),
-            ("links", Some(links::check(root)?)),
-            ("chart", check_chart(root)?),
-        ]),
-        Command::CheckLayers => settle([
-            ("layers", Some(layers::check(&workspace)?)),
-            ("modules", Some(modules::check(&workspace)?)),
-        ]),
+        Command::Check => check(&workspace),
+        Command::CheckLayers => {
+            let file = LayersFile::read(root)?;
+            settle([
+                ("layers", layers::check(&workspace, &file).into()),
+                ("modules", modules::check(&workspace, &file)?.into()),
+            ])
+        }
         Command::Layers => modules::write_layers(&workspace),
-        Command::CheckProse => settle([("prose", Some(prose::check(&workspace)?))]),
+        Command::CheckProse => settle([("prose", prose::check(&workspace)?.into())]),
+        Command::Sizes => sizes::print(&workspace),
         Command::CheckChart => settle([("chart", check_chart(root)?)]),
     }
 }
@@ -112,34 +110,31 @@ pub fn report(error: &anyhow::Error) {
     eprintln!("error: {error:#}");
 }
 
-/// Skips the check if helm is missing. Under `CI` that is a complaint, because a skipped check has
-/// not passed.
-fn check_chart(root: &Path) -> Result<Option<Complaints>> {
-    match chart::find_helm(root) {
-        Some(helm) => chart::check(root, &helm).map(Some),
-        None if std::env::var_os("CI").is_some() => Ok(Some(vec![NO_HELM.into()])),
-        None => Ok(None),
-    }
+fn check(workspace: &Workspace) -> Result<()> {
+    let root = workspace.root.as_path();
+    let file = LayersFile::read(root)?;
+    settle([
+        ("crds", crds::check(root)?.into()),
+        ("layers", layers::check(workspace, &file).into()),
+        ("modules", modules::check(workspace, &file)?.into()),
+        ("sizes", sizes::check(workspace, &file)?.into()),
+        ("chart-files", copies::check(root)?.into()),
+        ("descriptors", descriptors::check(root)?.into()),
+        ("mounted", mounted::check(workspace)?.into()),
+        ("prose", prose::check(workspace)?.into()),
+        ("reference", reference::check(root)?.into()),
+        ("examples", examples::check(root)?.into()),
+        ("links", links::check(root)?.into()),
+        ("chart", check_chart(root)?),
+    ])
 }
 
-fn settle<const N: usize>(results: [(&str, Option<Complaints>); N]) -> Result<()> {
-    let mut count = 0;
-    for (check, complaints) in results {
-        let Some(complaints) = complaints else {
-            println!("{check}: skipped, {NO_HELM}");
-            continue;
-        };
-        if complaints.is_empty() {
-            println!("{check}: ok");
-        }
-        for complaint in complaints {
-            count += 1;
-            println!("{check}: {complaint}");
-        }
-    }
-    match count {
-        0 => Ok(()),
-        1 => bail!("1 complaint"),
-        n => bail!("{n} complaints"),
+/// Skips the check if helm is missing. Under `CI` that is a complaint, because a skipped check has
+/// not passed.
+fn check_chart(root: &Path) -> Result<Outcome> {
+    match chart::find_helm(root) {
+        Some(helm) => Ok(chart::check(root, &helm)?.into()),
+        None if std::env::var_os("CI").is_some() => Ok(vec![NO_HELM.into()].into()),
+        None => Ok(Outcome::Skipped(NO_HELM)),
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::Complaints;
+use crate::complaints::Complaints;
 
 /// Folders whose files are not part of the repository.
 const SKIPPED: [&str; 4] = ["target", ".dev", ".git", "node_modules"];

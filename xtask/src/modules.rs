@@ -22,16 +22,14 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::Complaints;
+use crate::complaints::Complaints;
+use crate::layers_file::{self, Edges, FILE, LayersFile};
 use crate::workspace::Workspace;
 
-/// The import graph of one target: for each file, the files that it imports and the imported names.
-type Graph = BTreeMap<String, BTreeMap<String, Vec<String>>>;
-
 /// Rejects import cycles of more than two files, and imports between modules that docs/layers.txt does not list.
-pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
+pub(crate) fn check(workspace: &Workspace, file: &LayersFile) -> Result<Complaints> {
     let mut complaints = Complaints::new();
-    let mut found = layers::ModuleLayers::new();
+    let mut found = Edges::new();
     let mut cycles: BTreeMap<&str, Vec<cycles::Cycle>> = BTreeMap::new();
     for (package, root_file) in targets(workspace) {
         let crate_tree = tree::read(root_file, &workspace.root)?;
@@ -43,22 +41,28 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
         );
         layers::add(&mut found, package, &crate_tree, &graph);
     }
-    let largest = layers::read_largest_cycles(&workspace.root)?;
     for (package, cycles) in &cycles {
-        complaints.extend(cycles::check(package, cycles, largest.get(*package).copied()));
+        complaints.extend(cycles::check(package, cycles, file.cycles.get(*package).copied()));
     }
-    complaints.extend(layers::compare(&workspace.root, &found)?);
+    let unknown = file
+        .cycles
+        .keys()
+        .filter(|package| !cycles.contains_key(package.as_str()));
+    complaints.extend(
+        unknown.map(|package| format!("{package} is in {FILE} and not in the workspace: remove its `cycle` line")),
+    );
+    complaints.extend(layers::compare(&file.modules, &found));
     Ok(complaints)
 }
 
 /// Writes the module lines of docs/layers.txt from the imports in the code.
 pub(crate) fn write_layers(workspace: &Workspace) -> Result<()> {
-    let mut found = layers::ModuleLayers::new();
+    let mut found = Edges::new();
     for (package, root_file) in targets(workspace) {
         let crate_tree = tree::read(root_file, &workspace.root)?;
         layers::add(&mut found, package, &crate_tree, &imports::collect(&crate_tree));
     }
-    layers::write(&workspace.root, &found)
+    layers_file::write_modules(&workspace.root, &found)
 }
 
 /// The library of each package, or the first binary if there is no library. Other binaries have

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::Complaints;
+use crate::complaints::Complaints;
+use crate::sources::list;
 use crate::workspace::Workspace;
 
 /// Compares the existing files with those that the module trees reach.
@@ -110,22 +111,6 @@ fn find_mounts(text: &str) -> Vec<Mount> {
         path = None;
     }
     mounts
-}
-
-/// Adds every `.rs` file below a folder.
-pub(crate) fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
-    for entry in entries {
-        let entry = entry?;
-        let (path, kind) = (entry.path(), entry.file_type()?);
-        let hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if kind.is_dir() && !hidden && entry.file_name() != "target" {
-            list(&path, files)?;
-        } else if kind.is_file() && path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

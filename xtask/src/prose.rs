@@ -9,11 +9,11 @@
 //! The guide and its glossary are in docs/book/src/contributor/writing.md.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::Complaints;
+use crate::complaints::Complaints;
+use crate::sources::production_files;
 use crate::workspace::Workspace;
 
 const EXCEPTIONS: &str = "docs/prose-exceptions.txt";
@@ -108,35 +108,49 @@ const WORDS: &[(&str, &str)] = &[
     ("nobody", "name the subject"),
 ];
 
+/// Paths of files, each with a word that the lint accepts there.
+type Exceptions = BTreeSet<(String, String)>;
+
 /// Checks the comments of all production code.
 pub(crate) fn check(workspace: &Workspace) -> Result<Complaints> {
-    let (exceptions, mut complaints) = read_exceptions(&workspace.root)?;
-    let mut used = BTreeSet::new();
-    for file in source_files(workspace)? {
+    let text = std::fs::read_to_string(workspace.root.join(EXCEPTIONS))
+        .with_context(|| format!("cannot read {EXCEPTIONS}"))?;
+    let (exceptions, mut complaints) = parse_exceptions(&text);
+    let mut findings = Vec::new();
+    for file in production_files(workspace)? {
         let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let shown = file
             .strip_prefix(&workspace.root)
             .unwrap_or(&file)
             .display()
             .to_string();
-        for finding in find(&text) {
-            let exception = (shown.clone(), finding.word.to_lowercase());
-            if exceptions.contains(&exception) {
-                used.insert(exception);
-                continue;
-            }
-            complaints.push(format!(
-                "{shown}:{}: \"{}\": {} (docs/book/src/contributor/writing.md)",
-                finding.line, finding.word, finding.advice
-            ));
+        findings.extend(find(&text).into_iter().map(|finding| (shown.clone(), finding)));
+    }
+    complaints.extend(compare(&exceptions, &findings));
+    Ok(complaints)
+}
+
+/// Complains about findings without an exception, and about exceptions that no finding needs.
+fn compare(exceptions: &Exceptions, findings: &[(String, Finding)]) -> Complaints {
+    let mut complaints = Complaints::new();
+    let mut used = Exceptions::new();
+    for (file, finding) in findings {
+        let exception = (file.clone(), finding.word.to_lowercase());
+        if exceptions.contains(&exception) {
+            used.insert(exception);
+            continue;
         }
+        complaints.push(format!(
+            "{file}:{}: \"{}\": {} (docs/book/src/contributor/writing.md)",
+            finding.line, finding.word, finding.advice
+        ));
     }
     for (file, word) in exceptions.difference(&used) {
         complaints.push(format!(
             "{EXCEPTIONS} excepts \"{word}\" in {file}, which does not use it: remove the line"
         ));
     }
-    Ok(complaints)
+    complaints
 }
 
 /// A place in a comment that violates the guide.
@@ -256,10 +270,9 @@ fn contains_word(text: &str, word: &str) -> bool {
         .any(|(index, _)| !text[..index].ends_with(is_part) && !text[index + word.len()..].starts_with(is_part))
 }
 
-/// Reads the exceptions, one per line: `path: word: reason`.
-fn read_exceptions(root: &Path) -> Result<(BTreeSet<(String, String)>, Complaints)> {
-    let text = std::fs::read_to_string(root.join(EXCEPTIONS)).with_context(|| format!("cannot read {EXCEPTIONS}"))?;
-    let (mut exceptions, mut complaints) = (BTreeSet::new(), Complaints::new());
+/// Parses the exceptions, one per line: `path: word: reason`.
+fn parse_exceptions(text: &str) -> (Exceptions, Complaints) {
+    let (mut exceptions, mut complaints) = (Exceptions::new(), Complaints::new());
     for (index, line) in text
         .lines()
         .enumerate()
@@ -268,31 +281,17 @@ fn read_exceptions(root: &Path) -> Result<(BTreeSet<(String, String)>, Complaint
         let parts: Vec<_> = line.splitn(3, ':').map(str::trim).collect();
         match parts.as_slice() {
             [file, word, reason] if !reason.is_empty() => {
-                exceptions.insert(((*file).to_owned(), word.to_lowercase()));
+                if !exceptions.insert(((*file).to_owned(), word.to_lowercase())) {
+                    complaints.push(format!(
+                        "{EXCEPTIONS}:{}: {file} and {word} are listed twice",
+                        index + 1
+                    ));
+                }
             }
             _ => complaints.push(format!("{EXCEPTIONS}:{}: expected `path: word: reason`", index + 1)),
         }
     }
-    Ok((exceptions, complaints))
-}
-
-/// The `.rs` files of production code: files below `src`, without test modules and generated code.
-fn source_files(workspace: &Workspace) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for package in &workspace.packages {
-        let folder = package.manifest_path.parent().context("a manifest is in a folder")?;
-        let source = folder.join("src");
-        if source.is_dir() {
-            crate::mounted::list(&source, &mut files)?;
-        }
-    }
-    files.retain(|file| {
-        let is = |name: &str| file.iter().any(|part| part == name);
-        let stem = file.file_stem().unwrap_or_default();
-        !is("tests") && !is("gen") && stem != "tests" && stem != "fixtures"
-    });
-    files.sort();
-    Ok(files)
+    (exceptions, complaints)
 }
 
 #[cfg(test)]
@@ -349,5 +348,33 @@ mod tests {
                 advice: "write: published, notified".into()
             }]
         );
+    }
+
+    #[test]
+    fn an_exception_must_be_complete_and_needed() {
+        let found = |file: &str| {
+            find("/// It was told.\n")
+                .into_iter()
+                .map(|f| (file.to_owned(), f))
+                .collect::<Vec<_>>()
+        };
+        let (exceptions, complaints) = parse_exceptions("# Why.\na.rs: It: a reason\na.rs: told: a: reason\n");
+        assert!(complaints.is_empty(), "{complaints:?}");
+        assert!(compare(&exceptions, &found("a.rs")).is_empty());
+        let complaints = compare(&exceptions, &found("b.rs"));
+        assert_eq!(complaints.len(), 4, "{complaints:?}");
+        assert!(complaints[3].ends_with("excepts \"told\" in a.rs, which does not use it: remove the line"));
+        for (text, complaint) in [
+            (
+                "a.rs: told",
+                "docs/prose-exceptions.txt:1: expected `path: word: reason`",
+            ),
+            (
+                "a.rs: told: x\na.rs: told: y",
+                "docs/prose-exceptions.txt:2: a.rs and told are listed twice",
+            ),
+        ] {
+            assert_eq!(parse_exceptions(text).1, [complaint], "{text}");
+        }
     }
 }

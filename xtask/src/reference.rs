@@ -19,7 +19,7 @@ use kube::CustomResourceExt as _;
 use serde_json::Value;
 use yoke_api::Reason;
 
-use crate::Complaints;
+use crate::complaints::Complaints;
 
 const COMMAND: &str = "cargo xtask reference";
 const FOLDER: &str = "docs/book/src/reference";

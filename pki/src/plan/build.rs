@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kube::api::ObjectMeta;
+use yoke_api::names::PKI_NAMESPACE;
 
 use super::{
     ADMIN_GROUP, ADMIN_USER, Authority, AuthorityRole, ClusterFacts, FRONT_PROXY_USER, Generation, KONNECTIVITY_USER,
-    KUBELET_CLIENT_GROUP, KUBELET_CLIENT_USER, Leaf, LeafRole, OPERATOR_USER, PKI_NAMESPACE, Plan, ROOT,
-    SELF_SIGNED_ISSUER,
+    KUBELET_CLIENT_GROUP, KUBELET_CLIENT_USER, Leaf, LeafRole, OPERATOR_USER, Plan, ROOT, SELF_SIGNED_ISSUER,
 };
 use crate::cert_manager::{
     CaIssuer, Certificate, CertificateSpec, Issuer, IssuerRef, IssuerSpec, KeyAlgorithm, NameConstraintItem,

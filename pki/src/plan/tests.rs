@@ -1,4 +1,7 @@
 use std::path::Path;
+use std::time::Duration;
+
+use yoke_api::cluster::PkiSpec;
 
 use super::*;
 use crate::cert_manager::RotationPolicy;

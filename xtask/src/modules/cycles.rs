@@ -3,8 +3,8 @@
 use petgraph::algo::tarjan_scc;
 use petgraph::graphmap::DiGraphMap;
 
-use super::Graph;
-use crate::Complaints;
+use super::imports::Graph;
+use crate::complaints::Complaints;
 
 /// Maximum number of files in an allowed cycle. A type and the one function that creates it are
 /// readable as a pair.

@@ -6,8 +6,11 @@ use std::collections::BTreeMap;
 use syn::visit::Visit;
 use syn::{Item, ItemUse, UseTree, Visibility};
 
-use super::Graph;
-use super::tree::{ModulePath, Tree, is_test};
+use super::tree::{ModulePath, Tree};
+use crate::test_code::is_test;
+
+/// The import graph of one target: for each file, the files that it imports and the imported names.
+pub(super) type Graph = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
 /// The names that a module imports through `use`, with their full paths.
 type Names = BTreeMap<String, Vec<String>>;

@@ -1,24 +1,14 @@
 //! The imports between the top-level modules of each crate: the module lines of docs/layers.txt.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
-use std::path::Path;
 
-use anyhow::{Context as _, Result};
-
-use super::Graph;
+use super::imports::Graph;
 use super::tree::Tree;
-use crate::Complaints;
-
-const FILE: &str = "docs/layers.txt";
-/// The module lines follow this line of the file.
-const HEADING: &str = "# Modules";
-
-/// The imported modules of the same crate, by `crate::module`.
-pub(crate) type ModuleLayers = BTreeMap<String, BTreeSet<String>>;
+use crate::complaints::Complaints;
+use crate::layers_file::{Edges, FILE};
 
 /// Adds the imports between the top-level modules of one target.
-pub(super) fn add(found: &mut ModuleLayers, package: &str, tree: &Tree, graph: &Graph) {
+pub(super) fn add(found: &mut Edges, package: &str, tree: &Tree, graph: &Graph) {
     let mut owners: BTreeMap<&str, &str> = BTreeMap::new();
     for (path, module) in tree {
         if let Some(top) = path.first() {
@@ -40,50 +30,8 @@ pub(super) fn add(found: &mut ModuleLayers, package: &str, tree: &Tree, graph: &
     }
 }
 
-/// Reads the module lines from the text of the file.
-pub(crate) fn parse(text: &str) -> (ModuleLayers, Complaints) {
-    let (mut layers, mut complaints) = (ModuleLayers::new(), Complaints::new());
-    for (index, line) in text.lines().enumerate() {
-        let line = line.split('#').next().unwrap_or_default().trim();
-        let Some((name, edges)) = line.rsplit_once(": ").or_else(|| Some((line.strip_suffix(':')?, ""))) else {
-            continue;
-        };
-        if !name.contains("::") {
-            continue;
-        }
-        let edges = edges.split_whitespace().map(str::to_owned).collect();
-        if layers.insert(name.to_owned(), edges).is_some() {
-            complaints.push(format!("{FILE}:{}: {name} is listed twice", index + 1));
-        }
-    }
-    (layers, complaints)
-}
-
-/// Reads the `cycle` lines: for each crate the number of files in its largest cycle.
-pub(super) fn read_largest_cycles(root: &Path) -> Result<BTreeMap<String, usize>> {
-    let text = std::fs::read_to_string(root.join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
-    let cycles = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("cycle ")?.split_once(' '));
-    cycles
-        .map(|(package, size)| {
-            let size = size
-                .parse()
-                .with_context(|| format!("{FILE}: the size of the cycle of {package}"))?;
-            Ok((package.to_owned(), size))
-        })
-        .collect()
-}
-
-/// Compares the imports in the code with the file.
-pub(super) fn compare(root: &Path, found: &ModuleLayers) -> Result<Complaints> {
-    let text = std::fs::read_to_string(root.join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
-    let (allowed, mut complaints) = parse(&text);
-    complaints.extend(differences(&allowed, found));
-    Ok(complaints)
-}
-
-fn differences(allowed: &ModuleLayers, found: &ModuleLayers) -> Complaints {
+/// Compares the imports that the file allows with those in the code.
+pub(super) fn compare(allowed: &Edges, found: &Edges) -> Complaints {
     let mut complaints = Complaints::new();
     let none = BTreeSet::new();
     for name in allowed.keys().chain(found.keys()).collect::<BTreeSet<_>>() {
@@ -105,37 +53,16 @@ fn differences(allowed: &ModuleLayers, found: &ModuleLayers) -> Complaints {
     complaints
 }
 
-/// Writes the lines below the heading from the code. The lines above the heading are written by
-/// hand.
-pub(super) fn write(root: &Path, found: &ModuleLayers) -> Result<()> {
-    let file = root.join(FILE);
-    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {FILE}"))?;
-    let above = text.split(HEADING).next().unwrap_or_default();
-    let mut new = format!(
-        "{above}{HEADING}\n# `crate::module: imported module …`: imports between the top-level modules of a crate.\n"
-    );
-    let mut last = "";
-    for (name, edges) in found {
-        let package = name.split("::").next().unwrap_or_default();
-        if package != last {
-            new.push('\n');
-            last = package;
-        }
-        let edges: Vec<_> = edges.iter().map(String::as_str).collect();
-        writeln!(new, "{}", format!("{name}: {}", edges.join(" ")).trim_end()).context("a String takes everything")?;
-    }
-    std::fs::write(&file, new).with_context(|| format!("cannot write {FILE}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layers_file::LayersFile;
 
     #[test]
     fn every_difference_is_named() {
-        let layers = |text: &str| parse(text).0;
+        let layers = |text: &str| LayersFile::parse(text).modules;
         let same = "yoke-a: yoke-b\nyoke-a::b:\nyoke-a::c: b # why\n";
-        assert!(differences(&layers(same), &layers(same)).is_empty());
+        assert!(compare(&layers(same), &layers(same)).is_empty());
         for (found, complaint) in [
             (
                 "a::b: c\na::c: b",
@@ -154,7 +81,7 @@ mod tests {
                 "a::d is in the code and not in docs/layers.txt: add a line",
             ),
         ] {
-            let complaints = differences(&layers("a::b:\na::c: b"), &layers(found));
+            let complaints = compare(&layers("a::b:\na::c: b"), &layers(found));
             assert!(complaints.iter().any(|c| c == complaint), "{found}: {complaints:?}");
         }
     }

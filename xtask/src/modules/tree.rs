@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use syn::{Attribute, Item, ItemMod};
 
+use crate::test_code::is_test_item;
+
 /// Path of a module from the crate root. The path of the root is empty.
 pub(super) type ModulePath = Vec<String>;
 
@@ -57,7 +59,7 @@ impl Reader<'_> {
     ) -> Result<()> {
         let mut own = Vec::new();
         for item in items {
-            if is_test(attributes_of(&item)) {
+            if is_test_item(&item) {
                 continue;
             }
             let Item::Mod(module) = item else {
@@ -102,37 +104,5 @@ fn path_attribute(attribute: &Attribute) -> Option<String> {
             ..
         }) => Some(text.value()),
         _ => None,
-    }
-}
-
-/// Whether `#[cfg(…)]` excludes the item from the product. That is any condition that names `test`
-/// or one of the features `test-util` and `testing`.
-pub(super) fn is_test(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        let syn::Meta::List(list) = &attribute.meta else {
-            return attribute.path().is_ident("test");
-        };
-        let condition = list.tokens.to_string();
-        let names_test = condition
-            .split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-')
-            .any(|word| ["test", "test-util", "testing"].contains(&word));
-        list.path.is_ident("cfg") && names_test && !condition.replace(' ', "").contains("not(test")
-    })
-}
-
-fn attributes_of(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
     }
 }
