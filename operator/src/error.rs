@@ -1,6 +1,7 @@
 //! Errors of a reconciliation, of a Cluster or of a Tenant.
 
 use yoke_api::Reason;
+use yoke_nats_auth::ClaimsError;
 use yoke_pki::bundle::BundleError;
 use yoke_pki::inspect::InspectError;
 use yoke_pki::kubeconfig::KubeconfigError;
@@ -10,7 +11,6 @@ use crate::host_api::apply::ApplyError;
 use crate::host_api::root_ca::RootError;
 use crate::nats::NatsError;
 use crate::nats::account::AccountError;
-use crate::nats::claims::ClaimsError;
 use crate::tenant_client::TenantApiError;
 
 /// A reconciliation failed. The controller retries it.

@@ -5,8 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nkeys::KeyPair;
+use yoke_nats_auth::credentials::to_credentials;
+use yoke_nats_auth::{AccountClaims, AccountLimits, Envelope, OperatorClaims, UserClaims, UserLimits};
 use yoke_operator::config::NatsConfig;
-use yoke_operator::nats::claims::{self, AccountClaims, AccountLimits, Envelope, NO_LIMIT, UserClaims, UserLimits};
 use yoke_test_support::free_port;
 
 /// Timeout of every request to the server.
@@ -151,39 +152,22 @@ fn spawn(configuration: &Path) -> Child {
 fn write_files(dir: &Path, port: u16, max_file_store: &str) -> PathBuf {
     let (operator, signer) = (KeyPair::new_operator(), KeyPair::new_operator());
     let (system, user) = (KeyPair::new_account(), KeyPair::new_user());
-    let system_limits = AccountLimits {
-        subs: NO_LIMIT,
-        data: NO_LIMIT,
-        payload: NO_LIMIT,
-        imports: NO_LIMIT,
-        exports: NO_LIMIT,
-        wildcards: true,
-        conn: NO_LIMIT,
-        leaf: 0,
-        disk_storage: 0,
-        streams: 0,
-        consumer: 0,
-        max_bytes_required: false,
-    };
     let operator_jwt = sign(
-        &serde_json::json!({
-            "signing_keys": [signer.public_key()], "system_account": system.public_key(), "type": "operator", "version": 2,
-        }),
+        &OperatorClaims::new(vec![signer.public_key()], system.public_key()),
         &operator.public_key(),
         &operator,
     );
     let system_jwt = sign(
-        &AccountClaims::new(system_limits, vec![]),
+        &AccountClaims::new(AccountLimits::unlimited(None), vec![]),
         &system.public_key(),
         &signer,
     );
-    let mut user_claims = UserClaims::new(system.public_key(), UserLimits::of(vec![], vec![]));
-    user_claims.issuer_account = String::new();
+    let user_claims = UserClaims::signed_by_account(UserLimits::unlimited());
     let user_jwt = sign(&user_claims, &user.public_key(), &system);
     std::fs::write(dir.join("operator-signing.nk"), signer.seed().unwrap()).unwrap();
     std::fs::write(
         dir.join("system.creds"),
-        claims::to_credentials(&user_jwt, &user.seed().unwrap()),
+        to_credentials(&user_jwt, &user.seed().unwrap()),
     )
     .unwrap();
     write_certificates(dir);
@@ -237,7 +221,7 @@ fn sign<C: serde::Serialize>(claims: &C, subject: &str, signer: &KeyPair) -> Str
         issued: 1_700_000_000,
         expires: None,
     };
-    claims::sign(claims, &envelope, signer).unwrap()
+    yoke_nats_auth::sign(claims, &envelope, signer).unwrap()
 }
 
 fn write_certificates(dir: &Path) {
