@@ -1,9 +1,9 @@
-//! Finds and runs other programs: captures their output, and reports a failure with the command and its last
+//! Runs other programs: captures their output, and reports a failure with the command and its last
 //! lines.
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -250,21 +250,6 @@ pub fn tail(text: &str, count: usize) -> String {
         .map(|line| format!("  | {line}"))
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-/// Finds the path of an installed program.
-pub fn find_program(name: &str) -> Option<PathBuf> {
-    [
-        "/usr/local/sbin",
-        "/usr/local/bin",
-        "/usr/sbin",
-        "/usr/bin",
-        "/sbin",
-        "/bin",
-    ]
-    .iter()
-    .map(|dir| PathBuf::from(dir).join(name))
-    .find(|path| path.is_file())
 }
 
 #[cfg(test)]

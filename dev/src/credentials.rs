@@ -11,7 +11,6 @@ use crate::layout::Layout;
 use crate::network::Network;
 
 pub mod host_pki;
-pub mod jwt;
 pub mod nats;
 
 /// Creates the credentials unless they exist for this network. Returns true if it created them.

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::mount::UnmountFlags;
+use yoke_supervisor::cgroups::Cgroups;
 
-use crate::cgroups::Cgroups;
+use crate::cgroups;
 use crate::files::{is_dead_socket, list_entries};
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
@@ -44,7 +45,7 @@ pub async fn down(layout: &Layout) -> Result<()> {
     report("mounts", &format!("{unmounted} removed"));
     Network::remove(layout).await?;
     report("network", "namespaces and link removed");
-    cgroups.remove().await?;
+    cgroups::remove(&cgroups).await?;
     report("control groups", "removed");
     let removed = remove_files_outside(layout);
     report("files outside .dev", &format!("{removed} removed"));

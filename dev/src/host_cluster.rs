@@ -5,9 +5,9 @@ use std::fs;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use yoke_supervisor::cgroups::Cgroups;
+use yoke_supervisor::programs::find_program;
 
-use crate::cgroups::Cgroups;
-use crate::command::find_program;
 use crate::host_cluster::node::Node;
 use crate::layout::Layout;
 use crate::network::Network;

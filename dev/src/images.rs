@@ -11,8 +11,9 @@ use anyhow::{Context, Result};
 use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use yoke_supervisor::programs::find_program;
 
-use crate::command::{Command, find_program};
+use crate::command::Command;
 use crate::images::contents::{Contents, KUBE_PROXY, architecture, build, stamp};
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;

@@ -12,8 +12,9 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use yoke_supervisor::cgroups::Cgroups;
 
-use crate::cgroups::Cgroups;
+use crate::cgroups;
 use crate::credentials::host_pki;
 use crate::down::unmount_below;
 use crate::host_cluster::node::Node;
@@ -158,7 +159,7 @@ pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
         .await?;
     unmount_below(&node.layout.node_dir())?;
     network::remove(&node).await?;
-    cgroups.remove().await?;
+    cgroups::remove(&cgroups).await?;
     fs::remove_dir_all(node.layout.node_dir()).with_context(|| format!("removing {}", node.layout.node_dir().display()))
 }
 
@@ -166,7 +167,7 @@ pub async fn remove(layout: &Layout, number: u8) -> Result<()> {
 /// running supervisor hands over to the new one.
 pub async fn start_supervisor(node: &Node, network: &Network, replace: bool) -> Result<()> {
     let cgroups = Cgroups::discover(&node.layout.control_group())?;
-    cgroups.create()?;
+    cgroups::create(&cgroups)?;
     write_config(node, network, &cgroups)?;
     client::start_daemon(node, replace).await
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use yoke_supervisor::programs::find_program;
 
-use crate::command::find_program;
 use crate::credentials::{self, host_pki};
 use crate::demo;
 use crate::environment;

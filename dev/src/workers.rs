@@ -16,8 +16,9 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use yoke_supervisor::cgroups::Cgroups;
 
-use crate::cgroups::Cgroups;
+use crate::cgroups;
 use crate::layout::Layout;
 use crate::names::DEMO;
 use crate::network::Network;
@@ -150,7 +151,7 @@ pub async fn kill_all(layout: &Layout) -> Result<usize> {
     for group in workers.iter().filter_map(Worker::find_group) {
         let cgroups = Cgroups::discover(&group)?;
         cgroups.kill_all().await;
-        cgroups.remove().await?;
+        cgroups::remove(&cgroups).await?;
     }
     Ok(workers.len())
 }

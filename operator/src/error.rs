@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use yoke_api::Reason;
+use yoke_nats_auth::ClaimsError;
 use yoke_pki::bundle::BundleError;
 use yoke_pki::inspect::InspectError;
 use yoke_pki::kubeconfig::KubeconfigError;
@@ -12,7 +13,6 @@ use crate::host_api::apply::ApplyError;
 use crate::host_api::root_ca::RootError;
 use crate::nats::NatsError;
 use crate::nats::account::AccountError;
-use crate::nats::claims::ClaimsError;
 use crate::tenant_client::TenantApiError;
 
 /// A reconciliation failed. The controller retries it.

@@ -7,11 +7,10 @@
 //!          └▶ user <id> ─▶ credentials in the control-plane namespace
 //! ```
 //!
-//! [`account`], [`claims`], [`permissions`] and [`limits`] are pure; [`server`] and [`streams`]
+//! [`account`], [`permissions`] and [`limits`] are pure; [`server`] and [`streams`]
 //! speak to NATS.
 
 pub mod account;
-pub mod claims;
 pub mod limits;
 pub mod permissions;
 pub mod server;

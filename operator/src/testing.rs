@@ -38,7 +38,6 @@ pub mod loss {
 
 /// NATS accounts and streams.
 pub mod nats {
-    pub use crate::nats::claims::disk_storage_of;
     pub use crate::nats::{Account, ClusterUser, Nats, NatsError, Size, streams};
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use nkeys::KeyPair;
-use serde_json::{Value, json};
-use sha2::{Digest as _, Sha512_256};
+use yoke_nats_auth::credentials::to_credentials;
+use yoke_nats_auth::{AccountClaims, AccountLimits, Envelope, OperatorClaims, UserClaims, UserLimits};
 
 use crate::{Process, eventually, free_port};
 
@@ -18,8 +18,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// The limit for all streams of a server that does not test limits.
 const ROOM: &str = "1TB";
-/// The value of a limit that is not set.
-const NO_LIMIT: i64 = -1;
 /// The time of issue of all tokens, in seconds since 1970.
 const ISSUED: i64 = 1_700_000_000;
 
@@ -147,26 +145,23 @@ fn write_files(dir: &Path, port: u16, max_file_store: &str) -> PathBuf {
     let (operator, signer) = (KeyPair::new_operator(), KeyPair::new_operator());
     let (system, user) = (KeyPair::new_account(), KeyPair::new_user());
     let operator_jwt = sign(
-        &json!({
-            "signing_keys": [signer.public_key()], "system_account": system.public_key(),
-            "type": "operator", "version": 2,
-        }),
+        &OperatorClaims::new(vec![signer.public_key()], system.public_key()),
         &operator.public_key(),
         &operator,
     );
-    let system_jwt = sign(&build_system_account(), &system.public_key(), &signer);
-    let user_claims = json!({
-        "pub": {}, "sub": {}, "subs": NO_LIMIT, "data": NO_LIMIT, "payload": NO_LIMIT,
-        "type": "user", "version": 2,
-    });
+    let system_jwt = sign(
+        &AccountClaims::new(AccountLimits::unlimited(None), vec![]),
+        &system.public_key(),
+        &signer,
+    );
+    let user_claims = UserClaims::signed_by_account(UserLimits::unlimited());
     let user_jwt = sign(&user_claims, &user.public_key(), &system);
     std::fs::write(dir.join("operator-signing.nk"), signer.seed().unwrap()).unwrap();
-    let credentials = format!(
-        "-----BEGIN NATS USER JWT-----\n{user_jwt}\n------END NATS USER JWT------\n\n\
-         -----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n",
-        user.seed().unwrap()
-    );
-    std::fs::write(dir.join("system.creds"), credentials).unwrap();
+    std::fs::write(
+        dir.join("system.creds"),
+        to_credentials(&user_jwt, &user.seed().unwrap()),
+    )
+    .unwrap();
     write_certificates(dir);
     let dir_text = dir.display();
     let system = system.public_key();
@@ -181,21 +176,6 @@ fn write_files(dir: &Path, port: u16, max_file_store: &str) -> PathBuf {
     let path = dir.join("nats.conf");
     std::fs::write(&path, configuration).unwrap();
     path
-}
-
-/// Claims of the system account. JetStream is off there.
-fn build_system_account() -> Value {
-    json!({
-        "limits": {
-            "subs": NO_LIMIT, "data": NO_LIMIT, "payload": NO_LIMIT,
-            "imports": NO_LIMIT, "exports": NO_LIMIT, "wildcards": true, "conn": NO_LIMIT,
-            "disk_storage": 0, "streams": 0, "consumer": 0, "max_bytes_required": false,
-        },
-        "signing_keys": [],
-        "default_permissions": {"pub": {}, "sub": {}},
-        "type": "account",
-        "version": 2,
-    })
 }
 
 /// Turns a server's configuration into that of one of three, and writes those of the others.
@@ -226,17 +206,14 @@ fn write_cluster(dir: &Path, configuration: &Path, port: u16) -> [PathBuf; 3] {
     })
 }
 
-/// Signs claims about `subject`, a public key, as nats-server expects them: a JWT of version 2.
-fn sign(claims: &Value, subject: &str, signer: &KeyPair) -> String {
-    let mut body = json!({"iat": ISSUED, "iss": signer.public_key(), "name": "test", "sub": subject, "nats": claims});
-    // The ID is a hash of the claims without the ID.
-    body["jti"] = BASE32_NOPAD.encode(&Sha512_256::digest(body.to_string())).into();
-    let header = json!({"typ": "JWT", "alg": "ed25519-nkey"});
-    let signed = [header, body]
-        .map(|part| BASE64URL_NOPAD.encode(part.to_string().as_bytes()))
-        .join(".");
-    let signature = signer.sign(signed.as_bytes()).unwrap();
-    format!("{signed}.{}", BASE64URL_NOPAD.encode(&signature))
+fn sign<C: serde::Serialize>(claims: &C, subject: &str, signer: &KeyPair) -> String {
+    let envelope = Envelope {
+        subject,
+        name: "test",
+        issued: ISSUED,
+        expires: None,
+    };
+    yoke_nats_auth::sign(claims, &envelope, signer).unwrap()
 }
 
 fn write_certificates(dir: &Path) {

@@ -9,16 +9,17 @@ use std::time::Duration;
 
 use rustix::mount::UnmountFlags;
 use tokio::process::Command;
+use yoke_supervisor::cgroups::Cgroups;
+use yoke_supervisor::programs::PATH;
 
 use crate::error::Error;
 use crate::error_chain::format_chain;
-use crate::host::cgroups::Cgroups;
 use crate::host::files::{self, FileError};
 use crate::host::mounts::parse_mounts;
 use crate::host::{etc_hosts, iptables, sysctls};
+use crate::id::GROUPS;
 use crate::layout::Layout;
 use crate::output::progress;
-use crate::process::programs::PATH;
 use crate::state::Worker;
 use crate::{cni, sandbox, uplink};
 
@@ -45,7 +46,7 @@ pub(crate) async fn remove_worker(layout: &Layout, worker: &Worker) -> Result<()
     etc_hosts::remove_entry(&worker.id)?;
     // The sysctls stay while another worker relies on them. A failed restore does not fail the
     // cleanup.
-    if !cgroups.has_others()
+    if !cgroups.has_others(GROUPS)
         && let Err(error) = sysctls::restore(layout)
     {
         progress(&format_chain(&error));

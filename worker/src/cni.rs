@@ -13,9 +13,9 @@ use data_encoding::BASE64;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::process::Command;
+use yoke_supervisor::programs::PATH;
 
 use crate::id::Id;
-use crate::process::programs::PATH;
 use crate::process::stdin_program::run_with_input;
 
 /// Folder of libcni's cached results, which cannot be configured.

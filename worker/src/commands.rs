@@ -6,11 +6,12 @@ use std::process::{ExitCode, ExitStatus, Stdio};
 use tokio::process::Command;
 
 use yoke_api::join_token::JoinLine;
+use yoke_supervisor::cgroups::vacate_root_group;
 
 use crate::arguments::{FolderOptions, MachineOptions, NodeOptions, RunOptions, WorkerOptions};
 use crate::error::Error;
+use crate::host::facts;
 use crate::host::gpus::{self, Gpus};
-use crate::host::{cgroups, facts};
 use crate::layout::Layout;
 use crate::netns::Netns;
 use crate::output::progress;
@@ -27,7 +28,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     // ended.
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
-    cgroups::vacate_root_group();
+    vacate_root_group();
     let Some(line) = line else {
         let (mut worker, _lock) = open(&layout)?;
         worker.netns = Some(Netns::current()?);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use yoke_api::join_token::LineError;
 use yoke_pki::kubeconfig::KubeconfigError;
+use yoke_supervisor::cgroups::CgroupError;
 
 use crate::bundle::BundleError;
 use crate::error_chain::format_chain;
@@ -94,9 +95,9 @@ pub enum Error {
         /// A file that leads to the worker's network namespace, for `nsenter`.
         net: PathBuf,
     },
-    /// This process cannot see any control groups.
-    #[error("no control groups are mounted at /sys/fs/cgroup")]
-    NoCgroups,
+    /// The control groups cannot be used.
+    #[error(transparent)]
+    Cgroups(#[from] CgroupError),
     /// Another process holds the lock of the worker's folder.
     #[error("the worker in {} is running, or another command changes it", .0.display())]
     Busy(PathBuf),
@@ -229,7 +230,7 @@ impl Error {
                 "the join token may have expired or be used up: get a new one; if the name is taken, pass another --name",
             ),
             Self::Busy(_) => Some("stop it first"),
-            Self::NoCgroups => {
+            Self::Cgroups(CgroupError::NotMounted) => {
                 Some("`ip netns exec` hides them; use `nsenter --net=FILE` to run in another network namespace")
             }
             Self::Leftover(_) => Some("stop the processes that use these paths, and run `yoke-worker leave`"),

@@ -14,16 +14,17 @@ use std::time::Duration;
 
 use kube::Client;
 use tokio::net::TcpStream;
+use yoke_supervisor::Runner;
+use yoke_supervisor::cgroups::{Cgroups, KILL_LIMIT};
 
 use crate::drain::{self, Target};
 use crate::error::Error;
 use crate::error_chain::format_chain;
-use crate::host::cgroups::{self, Cgroups};
 use crate::layout::Layout;
 use crate::network::Network;
 use crate::output::progress;
 use crate::process::signals::Signals;
-use crate::process::supervise::{STOP_LIMIT, Supervisor};
+use crate::process::supervise::STOP_LIMIT;
 use crate::state::Worker;
 use crate::upgrade::{self, Kubelet};
 use crate::{cni, join_admission, node, pods, systemd};
@@ -45,7 +46,7 @@ pub(crate) const FINISH_LIMIT: Duration = node::REQUEST_LIMIT
     .saturating_mul(2)
     .saturating_add(STOP_LIMIT.saturating_mul(2))
     .saturating_add(cni::ALL_LIMIT)
-    .saturating_add(cgroups::KILL_LIMIT)
+    .saturating_add(KILL_LIMIT)
     .saturating_add(drain::REMOVE_LIMIT);
 
 /// Runs a permanent worker until a signal. Starts over, with a new Node, in two cases: the Node was
@@ -72,14 +73,14 @@ pub(crate) async fn run(layout: &Layout, worker: &Worker, end: impl Future<Outpu
     let kubelet = tokio::select! {
         kubelet = start_kubelet(layout, &worker) => kubelet,
         () = &mut end => {
-            containerd.stop().await;
+            containerd.stop(STOP_LIMIT).await;
             return Ok(());
         }
     };
     let mut kubelet = match kubelet {
         Ok(kubelet) => kubelet,
         Err(error) => {
-            containerd.stop().await;
+            containerd.stop(STOP_LIMIT).await;
             return Err(error);
         }
     };
@@ -114,7 +115,7 @@ pub(crate) async fn run(layout: &Layout, worker: &Worker, end: impl Future<Outpu
         finish(layout, &worker, Some(kubelet), containerd).await;
     } else {
         kubelet.stop().await;
-        containerd.stop().await;
+        containerd.stop(STOP_LIMIT).await;
     }
     if let Some(network) = network {
         network.stop().await;
@@ -158,7 +159,7 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
 }
 
 /// Performs the final stop of the worker.
-async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, containerd: Supervisor) {
+async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, containerd: Runner) {
     let connection = connect_with_uid(layout, worker).await;
     let target = |uid| Target {
         name: &worker.name,
@@ -173,11 +174,13 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, cont
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::RESULTS_FOLDER), &worker.id).await {
         progress(&format!("cannot disconnect a Pod from the network: {fault}"));
     }
-    containerd.stop().await;
+    containerd.stop(STOP_LIMIT).await;
     // The Node is deleted last: controllers then assume that its Pods have stopped, and start
     // replacements of Pods that must run at most once.
     match Cgroups::discover(&worker.id.cgroup()) {
-        Ok(cgroups) => cgroups.kill_pods().await,
+        Ok(cgroups) => {
+            cgroups.kill_pods().await;
+        }
         Err(error) => {
             return progress(&format!(
                 "Node {} is not deleted: {}",

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use yoke_supervisor::cgroups::Cgroups;
+
 use crate::cni;
 use crate::error::Error;
-use crate::host::cgroups::Cgroups;
 use crate::host::{files, nftables};
 use crate::layout::Layout;
 use crate::output::progress;

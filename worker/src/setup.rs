@@ -5,11 +5,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use yoke_api::join_token::JoinLine;
+use yoke_supervisor::cgroups::Cgroups;
 
 use crate::arguments::{WIREGUARD_PORT, WorkerOptions};
 use crate::bundle::kubelet_version::read_kubelet_version;
 use crate::error::Error;
-use crate::host::cgroups::Cgroups;
 use crate::host::facts::host_name;
 use crate::host::files::{self, FileError};
 use crate::id::Id;

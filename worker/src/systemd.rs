@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::process::Command;
+use yoke_supervisor::programs::PATH;
 
 use crate::error::Error;
 use crate::host::files::{self, FileError};
-use crate::process::programs::PATH;
 use crate::unit::Unit;
 
 /// Timeout for calls that start no program of the unit.

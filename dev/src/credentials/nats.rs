@@ -6,9 +6,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nkeys::KeyPair;
+use serde::Serialize;
+use yoke_nats_auth::credentials::to_credentials;
+use yoke_nats_auth::{
+    AccountClaims, AccountLimits, ClaimsError, Envelope, JetStreamLimits, OperatorClaims, UserClaims, UserLimits,
+    sign_sorted,
+};
 
 use super::host_pki::{Authority, Leaf};
-use super::jwt::{self, Claims};
 use crate::files::write_secret;
 use crate::layout::Layout;
 use crate::network::Network;
@@ -20,7 +25,7 @@ pub const MONITOR_PORT: u16 = 8222;
 /// Disk limit for JetStream. Streams reserve their limit on creation, so this value overcommits the
 /// disk on purpose.
 const MAX_FILE_STORE: &str = "1TB";
-const HOST_STORAGE: u64 = 64 << 30;
+const HOST_STORAGE: i64 = 64 << 30;
 
 /// Path of a file in `.dev/nats`.
 pub fn file(layout: &Layout, name: &str) -> PathBuf {
@@ -47,22 +52,14 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
     let now = jiff::Timestamp::now().as_second();
     let (operator, signing) = (KeyPair::new_operator(), KeyPair::new_operator());
     let (system, host) = (KeyPair::new_account(), KeyPair::new_account());
-    let operator_claims = Claims::Operator {
-        signing_keys: vec![signing.public_key()],
-        system_account: system.public_key(),
-    };
-    let operator_jwt = jwt::sign(&operator_claims, "yoke-dev", &operator.public_key(), &operator, now)?;
-    let account = |key: &KeyPair, name, disk_storage| {
-        jwt::sign(
-            &Claims::Account { disk_storage },
-            name,
-            &key.public_key(),
-            &signing,
-            now,
-        )
+    let operator_claims = OperatorClaims::new(vec![signing.public_key()], system.public_key());
+    let operator_jwt = sign(&operator_claims, "yoke-dev", &operator, &operator, now)?;
+    let account = |key: &KeyPair, name, jetstream| {
+        let claims = AccountClaims::new(AccountLimits::unlimited(jetstream), vec![]);
+        sign(&claims, name, key, &signing, now)
     };
     let system_jwt = account(&system, "SYS", None)?;
-    let host_jwt = account(&host, "host", Some(HOST_STORAGE))?;
+    let host_jwt = account(&host, "host", Some(JetStreamLimits::of_storage(HOST_STORAGE)))?;
 
     write_secret(&file(layout, "operator.nk"), &operator.seed()?)?;
     write_secret(&file(layout, OPERATOR_SIGNING_SEED), &signing.seed()?)?;
@@ -88,8 +85,26 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
 
 fn write_user(path: &Path, name: &str, account: &KeyPair, now: i64) -> Result<()> {
     let user = KeyPair::new_user();
-    let token = jwt::sign(&Claims::User, name, &user.public_key(), account, now)?;
-    write_secret(path, &jwt::to_creds(&token, &user.seed()?))
+    let claims = UserClaims::signed_by_account(UserLimits::unlimited());
+    let token = sign(&claims, name, &user, account, now)?;
+    write_secret(path, &to_credentials(&token, &user.seed()?))
+}
+
+/// Signs claims about the owner of the key `subject`. The token does not expire.
+fn sign<C: Serialize>(
+    claims: &C,
+    name: &str,
+    subject: &KeyPair,
+    issuer: &KeyPair,
+    now: i64,
+) -> Result<String, ClaimsError> {
+    let envelope = Envelope {
+        subject: &subject.public_key(),
+        name,
+        issued: now,
+        expires: None,
+    };
+    sign_sorted(claims, &envelope, issuer)
 }
 
 struct ServerConfig<'a> {

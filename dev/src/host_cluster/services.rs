@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
+use yoke_supervisor::programs::find_program;
 
 use super::node::Node;
 use super::{HostStore, config};
-use crate::command::find_program;
 use crate::credentials::nats;
 use crate::layout::Layout;
 use crate::names::HOST_API_PORT;

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
+use yoke_supervisor::programs::find_program;
 
 use super::oci::{self, ImageFile};
-use crate::command::{Command, find_program};
+use crate::command::Command;
 
 /// kube-proxy, for workers of tenants.
 pub(crate) const KUBE_PROXY: &str = "kube-proxy";

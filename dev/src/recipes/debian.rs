@@ -1,8 +1,9 @@
 //! Installs Debian packages, and checks what the computer must provide.
 
 use anyhow::{Result, bail};
+use yoke_supervisor::programs::find_program;
 
-use crate::command::{Command, find_program};
+use crate::command::Command;
 
 /// Program that indicates an installed package, and the package.
 const PACKAGES: &[(&str, &str)] = &[

@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use yoke_supervisor::State;
 
-use super::runner::{Runner, STOP_LIMIT, State};
+use super::runner::{Runner, STOP_LIMIT};
 use super::{Reply, Request, Service, ServiceStatus};
-use crate::cgroups::Cgroups;
+use crate::cgroups;
 use crate::layout::Layout;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
@@ -35,7 +36,7 @@ enum After {
 /// Runs a daemon, and replaces it when it is killed, until a daemon exits with success.
 pub async fn guard(layout: &Layout) -> Result<()> {
     let program = std::env::current_exe().context("finding the supervisor's own binary")?;
-    Cgroups::discover(&layout.control_group())?.join_host(std::process::id())?;
+    cgroups::join_host(&layout.control_group())?;
     loop {
         let status = tokio::process::Command::new(&program)
             .args(["supervise", "--unguarded", "--node", &layout.node_number().to_string()])
@@ -56,7 +57,7 @@ pub async fn guard(layout: &Layout) -> Result<()> {
 
 /// Runs a daemon until a request ends it.
 pub async fn run(layout: Layout) -> Result<()> {
-    Cgroups::discover(&layout.control_group())?.join_host(std::process::id())?;
+    cgroups::join_host(&layout.control_group())?;
     for dir in [services_dir(&layout), pids_dir(&layout), layout.log()] {
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     }
@@ -196,7 +197,7 @@ impl Daemon {
             services.push(ServiceStatus {
                 name: runner.service.name.clone(),
                 pid: state.pid,
-                restarts: state.restarts,
+                restarts: state.exits,
                 problem: to_problem(&state, answer),
                 log: self.log_file(&runner.service.name),
             });

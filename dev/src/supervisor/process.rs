@@ -2,20 +2,21 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
+use yoke_supervisor::log_file::rotate;
+use yoke_supervisor::process::{build_command, send_signal, wait_for_exit};
+use yoke_supervisor::programs::PATH;
 
 use super::Service;
 
 /// A log longer than this, in bytes, is rotated when its process starts.
 const LOG_LIMIT: u64 = 32 << 20;
 const ADOPTED_POLL: Duration = Duration::from_millis(250);
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Persisted facts about a process. The start time, in clock ticks since boot, tells it from a
 /// later process with the same pid.
@@ -37,24 +38,18 @@ impl Process {
     /// Starts the process of a service.
     pub(super) fn start(service: &Service, log: &Path, record_file: &Path) -> Result<Self> {
         let (program, args) = service.command.split_first().context("the service has no command")?;
-        rotate(log);
+        rotate(log, LOG_LIMIT);
         let log = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(log)
             .context("opening the log")?;
         let errors = log.try_clone().context("opening the log")?;
-        let mut child = Command::new(program)
+        let mut child = build_command(program, PATH)
             .args(args)
-            .env_clear()
-            .env("PATH", PATH)
             .envs(&service.env)
-            .current_dir("/")
-            .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
-            // Ctrl-C in a terminal must not reach the service.
-            .process_group(0)
             .spawn()
             .with_context(|| format!("starting {program}"))?;
         match write_record(&child, service, record_file) {
@@ -73,7 +68,7 @@ impl Process {
     /// Adopts the process of a previous daemon, if it still runs.
     pub(super) fn adopt(record_file: &Path) -> Option<Self> {
         let record: Record = serde_json::from_slice(&fs::read(record_file).ok()?).ok()?;
-        (start_time(record.pid) == Some(record.start_time)).then_some(Self { record, child: None })
+        Some(Self { record, child: None }).filter(Self::is_running)
     }
 
     /// The service as it was when the process started.
@@ -81,40 +76,29 @@ impl Process {
         &self.record.service
     }
 
-    pub(super) fn pid(&self) -> u32 {
-        self.record.pid
+    fn is_running(&self) -> bool {
+        start_time(self.record.pid) == Some(self.record.start_time)
+    }
+}
+
+impl yoke_supervisor::Process for Process {
+    fn pid(&self) -> Option<u32> {
+        Some(self.record.pid)
     }
 
-    /// Waits until the process exits, and returns how.
-    pub(super) async fn wait(&mut self) -> String {
+    async fn wait(&mut self) -> String {
         if let Some(child) = &mut self.child {
-            return match child.wait().await {
-                Ok(status) => status.to_string(),
-                Err(error) => error.to_string(),
-            };
+            return wait_for_exit(child).await;
         }
-        while start_time(self.record.pid) == Some(self.record.start_time) {
+        while self.is_running() {
             tokio::time::sleep(ADOPTED_POLL).await;
         }
         "ended".to_owned()
     }
 
-    /// Sends SIGTERM, and SIGKILL if the process has not exited within `limit`.
-    pub(super) async fn stop(mut self, limit: Duration) {
-        self.signal(Signal::TERM);
-        if tokio::time::timeout(limit, self.wait()).await.is_err() {
-            self.signal(Signal::KILL);
-            self.wait().await;
-        }
-    }
-
     fn signal(&self, signal: Signal) {
-        if start_time(self.record.pid) != Some(self.record.start_time) {
-            return;
-        }
-        if let Some(pid) = i32::try_from(self.record.pid).ok().and_then(Pid::from_raw) {
-            // The process may have exited in the meantime.
-            let _ = rustix::process::kill_process(pid, signal);
+        if self.is_running() {
+            send_signal(self.record.pid, signal);
         }
     }
 }
@@ -129,12 +113,6 @@ fn write_record(child: &Child, service: &Service, file: &Path) -> Result<Record>
     };
     fs::write(file, serde_json::to_vec(&record)?).context("recording the process")?;
     Ok(record)
-}
-
-fn rotate(log: &Path) {
-    if fs::metadata(log).is_ok_and(|meta| meta.len() > LOG_LIMIT) {
-        let _ = fs::rename(log, log.with_extension("log.1"));
-    }
 }
 
 /// Start time of a process. `None` if it has exited, even if it is still a zombie.
@@ -155,6 +133,8 @@ fn parse_stat(stat: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use yoke_supervisor::process::terminate;
+
     use super::*;
 
     #[test]
@@ -196,10 +176,10 @@ mod tests {
     async fn a_process_is_adopted_while_it_runs_and_not_after() {
         let dir = tempfile::tempdir().unwrap();
         let (log, record) = (dir.path().join("log"), dir.path().join("record"));
-        let process = Process::start(&sleeper("60"), &log, &record).unwrap();
+        let mut process = Process::start(&sleeper("60"), &log, &record).unwrap();
         let adopted = Process::adopt(&record).unwrap();
-        assert_eq!(adopted.pid(), process.pid());
-        process.stop(Duration::from_secs(5)).await;
+        assert_eq!(adopted.record, process.record);
+        terminate(&mut process, Duration::from_secs(5)).await;
         assert!(Process::adopt(&record).is_none());
     }
 }

@@ -10,8 +10,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use yoke_supervisor::programs::find_program;
 
-use crate::command::{Command, find_program};
+use crate::command::Command;
 use crate::files::link;
 use crate::images;
 use crate::images::contents::stamp;

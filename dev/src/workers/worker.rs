@@ -8,9 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
+use yoke_supervisor::programs::find_program;
 
-use crate::cgroups::Cgroups;
-use crate::command::{Command, find_program};
+use crate::cgroups;
+use crate::command::Command;
 use crate::files::{list_entries, make_executable, write_secret};
 use crate::images::contents::WORKER_BINARY;
 use crate::kubectl::Kubectl;
@@ -153,7 +154,7 @@ impl<'a> Worker<'a> {
         let hosts = format!("127.0.0.1 localhost\n{} {name}\n", network.node_ip());
         fs::write(self.file("hosts"), hosts).context("writing the worker's hosts")?;
         // Joins the group so that `down` finds the child processes.
-        Cgroups::discover(&self.layout.stack_name())?.join_host(std::process::id())?;
+        cgroups::join_host(&self.layout.stack_name())?;
         // Detached, so that the caller of `make worker` does not wait for it.
         let script = r#"exec setsid --fork sh -c 'echo $$ > "$0/pid" && exec "$@"' "$@" >>"$0" 2>&1 </dev/null"#;
         let line = fs::read_to_string(self.join_command()).context("reading the worker's join command")?;

@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 use nkeys::{KeyPair, KeyPairType};
 use sha2::{Digest as _, Sha512_256};
 use yoke_api::ClusterId;
+use yoke_nats_auth::credentials::{jwt_of, to_credentials};
+use yoke_nats_auth::token::read_user;
+use yoke_nats_auth::{AccountClaims, ClaimsError, Envelope, SigningKey, UserClaims, UserLimits, UserScope, sign};
 
-use crate::nats::claims::{self, AccountClaims, ClaimsError, Envelope, SigningKey, UserClaims, UserLimits, UserScope};
 use crate::nats::{limits, permissions};
 
 /// Secret key: the account's public key.
@@ -56,7 +58,7 @@ pub struct Account {
 /// The user of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterUser {
-    /// Credentials file. From the watch cache, only its [`claims::outline`].
+    /// Credentials file. From the watch cache, only its [`yoke_nats_auth::credentials::outline`].
     pub credentials: String,
     /// Public key of its account.
     account: String,
@@ -160,14 +162,14 @@ impl Account {
             issued: now,
             expires: None,
         };
-        claims::sign(&claims, &envelope, operator)
+        sign(&claims, &envelope, operator)
     }
 }
 
 impl ClusterUser {
     /// Reads the user from a credentials file.
     pub fn from_credentials(credentials: &str) -> Option<Self> {
-        let (account, signer) = claims::read_user(claims::jwt_of(credentials)?)?;
+        let (account, signer) = read_user(jwt_of(credentials)?)?;
         Some(Self {
             credentials: credentials.to_owned(),
             account,
@@ -219,9 +221,9 @@ fn sign_user(
         issued,
         expires,
     };
-    let jwt = claims::sign(claims, &envelope, signer)?;
+    let jwt = sign(claims, &envelope, signer)?;
     let seed = user.seed().map_err(ClaimsError::Sign)?;
-    Ok(claims::to_credentials(&jwt, &seed))
+    Ok(to_credentials(&jwt, &seed))
 }
 
 #[cfg(test)]
@@ -269,7 +271,10 @@ mod tests {
         let signer = |account: &Account| account.user.clone().unwrap().signer;
         let accepts = |account: &Account, key: &str| {
             let jwt = account.jwt(&id(), 0, "AP", 7, &operator).unwrap();
-            claims::payload_of(&jwt).unwrap().to_string().contains(key)
+            yoke_nats_auth::token::payload_of(&jwt)
+                .unwrap()
+                .to_string()
+                .contains(key)
         };
         let previous = signer(&account);
         assert!(accepts(&account, &previous));

@@ -3,8 +3,9 @@
 //! JetStream reserves a stream's `max_bytes` at its creation. The limit of an account is therefore
 //! the sum that its Cluster's streams reserve, over all replicas.
 
+use yoke_nats_auth::{AccountLimits, JetStreamLimits, NO_LIMIT};
+
 use crate::nats::account::Size;
-use crate::nats::claims::{AccountLimits, NO_LIMIT};
 
 /// Bytes above what a store's own quota allows it to write. A full stream would refuse even the
 /// record with which a new writer takes over.
@@ -65,11 +66,13 @@ pub fn account_limits(disk_storage: i64) -> AccountLimits {
         wildcards: false,
         conn: CONNECTIONS,
         leaf: 0,
-        disk_storage,
-        streams: 3,
-        // A store creates no consumers, but 0 means unlimited.
-        consumer: 1,
-        max_bytes_required: true,
+        jetstream: Some(JetStreamLimits {
+            disk_storage,
+            streams: 3,
+            // A store creates no consumers, but 0 means unlimited.
+            consumer: 1,
+            max_bytes_required: true,
+        }),
     }
 }
 

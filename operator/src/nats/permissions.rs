@@ -1,6 +1,6 @@
 //! NATS permissions of the users in a Cluster's account. Pure.
 
-use crate::nats::claims::UserLimits;
+use yoke_nats_auth::UserLimits;
 
 /// Prefix of the inboxes of the operator's own users.
 pub const PROVISIONER_INBOX: &str = "_INBOX_yoke";

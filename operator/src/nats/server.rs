@@ -18,10 +18,10 @@ use k8s_openapi::jiff::Timestamp;
 use nkeys::KeyPair;
 use tokio::sync::watch;
 use yoke_api::ClusterId;
+use yoke_nats_auth::ClaimsError;
 
 use crate::config::NatsConfig;
 use crate::nats::account;
-use crate::nats::claims::ClaimsError;
 use crate::nats::permissions::PROVISIONER_INBOX;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);

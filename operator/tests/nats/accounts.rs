@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use async_nats::{ConnectErrorKind, jetstream};
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::time::timeout;
-use yoke_operator::testing::nats::disk_storage_of;
+use yoke_nats_auth::token::disk_storage_of;
 use yoke_operator::testing::nats::streams::Provisioner;
 use yoke_operator::testing::nats::{ClusterUser, NatsError};
 use yoke_test_support::nats::Server;

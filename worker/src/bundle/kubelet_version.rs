@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::process::Command;
 use yoke_api::KubernetesVersion;
+use yoke_supervisor::programs::PATH;
 
 use super::BundleError;
 use crate::error::Error;
-use crate::process::programs::PATH;
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 

@@ -9,6 +9,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::process::Command;
+use yoke_supervisor::cgroups::parse_hierarchies;
+use yoke_supervisor::programs::{PATH, find_program};
 
 use crate::arguments::{MachineOptions, WIREGUARD_PORT};
 use crate::error_chain::format_chain;
@@ -17,7 +19,6 @@ use crate::host::sysctls::BRIDGE_FILTER;
 use crate::limits::{Capacity, Limits};
 use crate::preflight::facts::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
 use crate::process::own_status::read_capabilities;
-use crate::process::programs::{PATH, find_program};
 use crate::{bundle, systemd};
 
 /// Required capabilities and their bits in `CapEff`, as in `linux/capability.h`.
@@ -79,20 +80,13 @@ pub(crate) fn host_name() -> String {
 
 /// Returns version 2 only if it is mounted alone: beside version 1 it has no controllers.
 fn observe_cgroups(mountinfo: &str, known: &str) -> Cgroups {
-    let kinds: Vec<(&str, &str)> = mountinfo
-        .lines()
-        .filter_map(|line| {
-            let (fields, kind) = line.split_once(" - ")?;
-            Some((kind.split(' ').next()?, fields.split(' ').nth(4)?))
-        })
-        .filter(|(_, mount)| mount.starts_with("/sys/fs/cgroup"))
-        .collect();
-    if kinds.iter().any(|(kind, _)| *kind == "cgroup") {
+    let hierarchies = parse_hierarchies(mountinfo);
+    if hierarchies.iter().any(|hierarchy| !hierarchy.v2) {
         return Cgroups::V1(parse_controllers(known));
     }
-    match kinds.iter().find(|(kind, _)| *kind == "cgroup2") {
-        Some((_, mount)) => {
-            let controllers = fs::read_to_string(Path::new(mount).join("cgroup.controllers")).unwrap_or_default();
+    match hierarchies.first() {
+        Some(hierarchy) => {
+            let controllers = fs::read_to_string(hierarchy.mount.join("cgroup.controllers")).unwrap_or_default();
             Cgroups::V2(controllers.split_whitespace().map(str::to_owned).collect())
         }
         None => Cgroups::None,

@@ -3,10 +3,11 @@
 
 use std::fmt::Write as _;
 
+use yoke_supervisor::programs::find_program;
+
 use crate::host::nftables;
 use crate::id::Id;
 use crate::output::progress;
-use crate::process::programs::find_program;
 use crate::process::stdin_program::call;
 
 const LIST: [&str; 4] = ["-w", "5", "-S", "FORWARD"];

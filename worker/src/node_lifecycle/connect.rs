@@ -1,11 +1,11 @@
 //! Connects the worker's Pods: creates the Pod network once the Node has a Pod range.
 
 use yoke_api::Cidr;
+use yoke_supervisor::cgroups::Cgroups;
 
 use super::start::{build_kubelet_service, observe_machine};
 use crate::config::{self, MachineFacts};
 use crate::error::Error;
-use crate::host::cgroups::Cgroups;
 use crate::host::files;
 use crate::layout::Layout;
 use crate::network::{self, Network};

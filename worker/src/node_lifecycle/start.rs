@@ -9,18 +9,19 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::time::sleep;
 use yoke_api::Cidr;
+use yoke_supervisor::Runner;
+use yoke_supervisor::cgroups::Cgroups;
+use yoke_supervisor::programs::PATH;
 
 use crate::config::{self, MachineFacts};
 use crate::error::Error;
 use crate::error_chain::format_chain;
-use crate::host::cgroups::Cgroups;
 use crate::host::resolv_conf::{RESOLV_CONF, find_resolv_conf};
-use crate::host::{etc_hosts, facts, files, nftables, sysctls};
+use crate::host::{cgroups, etc_hosts, facts, files, nftables, sysctls};
 use crate::layout::Layout;
 use crate::output::progress;
 use crate::process::own_status::has_sys_resource;
-use crate::process::programs::PATH;
-use crate::process::supervise::{Service, Supervisor};
+use crate::process::supervise::Service;
 use crate::state::Worker;
 use crate::upgrade::{self, Kubelet};
 
@@ -29,32 +30,28 @@ const CONTAINERD_LIMIT: Duration = Duration::from_secs(60);
 const IMPORT_LIMIT: Duration = Duration::from_secs(300);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-pub(super) async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Supervisor, Error> {
+pub(super) async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Runner, Error> {
     if worker.pod_network && !nftables::has_table(&worker.id.network()).await {
         // The machine has rebooted: connect no Pod before the packet filter table exists again.
         files::remove(&layout.network_config())?;
     }
     sysctls::load_bridge_filter().await;
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
-    cgroups.enter()?;
-    cgroups.set_limits(&worker.limits)?;
+    cgroups::enter(&cgroups)?;
+    cgroups::set_limits(&cgroups, &worker.limits)?;
     // A sandbox has a hosts file of its own.
     if !worker.ephemeral {
         etc_hosts::write_entry(worker)?;
     }
     sysctls::save(layout)?;
     write_config(layout, worker, &observe_machine(&cgroups, layout, worker)?)?;
-    Ok(Supervisor::start(build_service(
-        layout,
-        "containerd",
-        containerd_arguments(layout),
-    )))
+    Ok(build_service(layout, "containerd", containerd_arguments(layout)).supervise())
 }
 
 pub(super) fn observe_machine(cgroups: &Cgroups, layout: &Layout, worker: &Worker) -> Result<MachineFacts, Error> {
     Ok(MachineFacts {
         pods_cgroup: cgroups.pods_root(),
-        cgroup_v1: cgroups.is_v1(),
+        cgroup_v1: !cgroups.is_v2(),
         may_raise_oom_score: has_sys_resource(),
         capacity: facts::read_capacity(Path::new("/"), &worker.limits)?,
         resolv_conf: match &worker.uplink {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-use crate::process::programs::PATH;
+use yoke_supervisor::programs::PATH;
 
 const LIMIT: Duration = Duration::from_secs(10);
 /// Upper bound for the error output of a program, in characters.

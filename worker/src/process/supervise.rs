@@ -1,28 +1,30 @@
-//! Keeps programs running: restarts a program that exits, with a backoff while it exits early. Its
-//! output goes to a log file of bounded size.
+//! Runs the worker's services under a runner of `yoke-supervisor`. The output of a service goes to a
+//! log file of bounded size, and its last lines are shown when the service exits.
 
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
-use tokio::process::{Child, Command};
-use tokio::sync::oneshot;
+use tokio::process::Child;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use yoke_supervisor::log_file::rotate;
+use yoke_supervisor::process::{build_command, send_signal, wait_for_exit};
+use yoke_supervisor::programs::PATH;
+use yoke_supervisor::{Policy, Process, Program, Runner, WhenDropped};
 
 use crate::output::progress;
-use crate::process::programs::PATH;
 
-const BACKOFF_MIN: Duration = Duration::from_millis(200);
-const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// A program that ran at least this long is not in a crash loop.
-const STABLE_AFTER: Duration = Duration::from_secs(30);
+const POLICY: Policy = Policy {
+    backoff_min: Duration::from_millis(200),
+    backoff_max: Duration::from_secs(10),
+    stable_after: Duration::from_secs(30),
+    stop_limit: STOP_LIMIT,
+    when_dropped: WhenDropped::Stop,
+};
 /// How long a program may take to exit after SIGTERM.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// Size in bytes at which a log is rotated. Only one rotated log is preserved.
@@ -45,79 +47,72 @@ pub(crate) struct Service {
     pub(crate) log: PathBuf,
 }
 
-/// Handle of a supervised program. Dropping it stops the program without waiting for it.
-#[derive(Debug)]
-pub(crate) struct Supervisor {
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-    exits: Arc<AtomicU32>,
-}
-
 impl Service {
+    /// Keeps the program running. A dropped handle stops the program without waiting for it.
+    pub(crate) fn supervise(self) -> Runner {
+        let launcher = Launcher {
+            service: self,
+            log_start: 0,
+        };
+        Runner::spawn(launcher, POLICY)
+    }
+
     /// Returns the last line of the program's log, if there is one.
     pub(crate) fn last_line(&self) -> Option<String> {
         read_last(&self.log, 0).unwrap_or_default().pop()
     }
 }
 
-impl Supervisor {
-    pub(crate) fn start(service: Service) -> Self {
-        let (stop, stop_requested) = oneshot::channel();
-        let exits = Arc::default();
-        Self {
-            stop,
-            task: tokio::spawn(supervise(service, stop_requested, Arc::clone(&exits))),
-            exits,
-        }
+struct Launcher {
+    service: Service,
+    /// Length of the log when the program was started.
+    log_start: u64,
+}
+
+impl Program for Launcher {
+    type Process = LoggedChild;
+
+    fn start(&mut self) -> Result<LoggedChild, String> {
+        self.log_start = fs::metadata(&self.service.log).map_or(0, |log| log.len());
+        start(&self.service).map_err(|error| error.to_string())
     }
 
-    /// Counts how often the program has exited, or could not be started, without being stopped.
-    pub(crate) fn exits(&self) -> u32 {
-        self.exits.load(Ordering::Relaxed)
-    }
-
-    /// Stops the program, with SIGKILL if it takes too long.
-    pub(crate) async fn stop(self) {
-        let _ = self.stop.send(());
-        let _ = self.task.await;
+    fn report_exit(&mut self, end: &str) {
+        progress(&report(&self.service, end, self.log_start));
     }
 }
 
-async fn supervise(service: Service, mut stop_requested: oneshot::Receiver<()>, exits: Arc<AtomicU32>) {
-    let mut backoff = BACKOFF_MIN;
-    loop {
-        let started = Instant::now();
-        let log_start = fs::metadata(&service.log).map_or(0, |log| log.len());
-        let end = match start(&service) {
-            Err(error) => error.to_string(),
-            Ok(mut child) => {
-                let mut log = tokio::spawn(write_log(child.stdout.take(), child.stderr.take(), service.log.clone()));
-                let end = tokio::select! {
-                    end = child.wait() => Some(end),
-                    _ = &mut stop_requested => None,
-                };
-                let Some(end) = end else {
-                    stop_child(&mut child).await;
-                    log.abort();
-                    return;
-                };
-                // The reason for the exit may still be in the pipe. Output of the program's own
-                // children is not waited for.
-                let _ = tokio::time::timeout(FINAL_OUTPUT_LIMIT, &mut log).await;
-                log.abort();
-                end.map_or_else(|error| error.to_string(), |status| status.to_string())
-            }
-        };
-        progress(&report(&service, &end, log_start));
-        exits.fetch_add(1, Ordering::Relaxed);
-        if started.elapsed() > STABLE_AFTER {
-            backoff = BACKOFF_MIN;
+/// A process, and the task that copies its output to the log.
+struct LoggedChild {
+    child: Child,
+    log: JoinHandle<()>,
+}
+
+impl Process for LoggedChild {
+    fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    async fn wait(&mut self) -> String {
+        wait_for_exit(&mut self.child).await
+    }
+
+    /// The reason for the exit may still be in the pipe. Output of the program's own children is
+    /// not waited for.
+    async fn flush_output(&mut self) {
+        let _ = tokio::time::timeout(FINAL_OUTPUT_LIMIT, &mut self.log).await;
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.pid() {
+            send_signal(pid, signal);
         }
-        tokio::select! {
-            () = tokio::time::sleep(backoff) => {}
-            _ = &mut stop_requested => return,
-        }
-        backoff = (backoff * 2).min(BACKOFF_MAX);
+    }
+}
+
+impl Drop for LoggedChild {
+    fn drop(&mut self) {
+        self.log.abort();
     }
 }
 
@@ -149,35 +144,17 @@ fn read_last(log: &Path, from: u64) -> std::io::Result<Vec<String>> {
 
 /// Starts the program through `setpriv`, so that it dies with this process: a second instance could
 /// not take its sockets.
-fn start(service: &Service) -> std::io::Result<Child> {
-    Command::new("setpriv")
+fn start(service: &Service) -> std::io::Result<LoggedChild> {
+    let mut child = build_command("setpriv", &format!("{}:{PATH}", service.bin.display()))
         .args(["--pdeathsig", "KILL", "--"])
         .arg(&service.program)
         .args(&service.arguments)
-        .env_clear()
-        .env("PATH", format!("{}:{PATH}", service.bin.display()))
-        .current_dir("/")
-        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // Ctrl-C of a terminal reaches the worker only, which then stops its programs in order.
-        .process_group(0)
         .kill_on_drop(true)
-        .spawn()
-}
-
-async fn stop_child(child: &mut Child) {
-    if let Some(pid) = child
-        .id()
-        .and_then(|pid| i32::try_from(pid).ok())
-        .and_then(Pid::from_raw)
-    {
-        // A process that has exited needs no signal.
-        let _ = rustix::process::kill_process(pid, Signal::TERM);
-    }
-    if tokio::time::timeout(STOP_LIMIT, child.wait()).await.is_err() {
-        let _ = child.kill().await;
-    }
+        .spawn()?;
+    let log = tokio::spawn(write_log(child.stdout.take(), child.stderr.take(), service.log.clone()));
+    Ok(LoggedChild { child, log })
 }
 
 async fn write_log(out: Option<impl AsyncRead + Unpin>, err: Option<impl AsyncRead + Unpin>, path: PathBuf) {
@@ -197,9 +174,7 @@ async fn write_log(out: Option<impl AsyncRead + Unpin>, err: Option<impl AsyncRe
 /// Appends to the log, and reports whether the stream has ended. A failed write is ignored: it must
 /// not stop the program.
 fn append(path: &Path, piece: &[u8], count: usize) -> bool {
-    if fs::metadata(path).is_ok_and(|found| found.len() > LOG_MAX) {
-        let _ = fs::rename(path, path.with_extension("log.1"));
-    }
+    rotate(path, LOG_MAX);
     let file = fs::OpenOptions::new().create(true).append(true).open(path);
     let _ = file.and_then(|mut file| file.write_all(&piece[..count]));
     count == 0
@@ -207,6 +182,8 @@ fn append(path: &Path, piece: &[u8], count: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use yoke_test_support::eventually;
+
     use super::*;
 
     fn service(dir: &Path, script: &str) -> Service {
@@ -219,30 +196,24 @@ mod tests {
         }
     }
 
-    async fn until(what: impl Fn() -> bool) {
-        let wait = async {
-            while !what() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), wait)
-            .await
-            .expect("the state is reached");
-    }
+    const LIMIT: Duration = Duration::from_secs(20);
 
-    fn lines(dir: &Path) -> usize {
-        fs::read_to_string(dir.join("x.log"))
-            .unwrap_or_default()
-            .lines()
-            .count()
+    /// Counts the lines of the log, which may not exist yet.
+    fn count_lines(dir: &Path) -> std::io::Result<usize> {
+        Ok(fs::read_to_string(dir.join("x.log"))?.lines().count())
     }
 
     #[tokio::test]
     async fn a_program_that_exits_is_restarted() {
         let dir = tempfile::tempdir().unwrap();
-        let supervisor = Supervisor::start(service(dir.path(), "echo out; echo err >&2"));
-        until(|| lines(dir.path()) >= 6 && supervisor.exits() >= 3).await;
-        supervisor.stop().await;
+        let runner = service(dir.path(), "echo out; echo err >&2").supervise();
+        let observe = async || count_lines(dir.path()).map(|lines| (lines, runner.state().exits));
+        eventually("output of three starts", LIMIT, observe, |(lines, exits)| {
+            *lines >= 6 && *exits >= 3
+        })
+        .await
+        .unwrap();
+        runner.stop(STOP_LIMIT).await;
     }
 
     #[tokio::test]
@@ -251,9 +222,16 @@ mod tests {
         let script = "trap 'echo asked >> $0; exit' TERM; echo up; while :; do sleep 0.1; done";
         let mut service = service(dir.path(), script);
         service.arguments.push(dir.path().join("asked").display().to_string());
-        let supervisor = Supervisor::start(service);
-        until(|| lines(dir.path()) == 1).await;
-        supervisor.stop().await;
+        let runner = service.supervise();
+        eventually(
+            "the program to start",
+            LIMIT,
+            async || count_lines(dir.path()),
+            |lines| *lines == 1,
+        )
+        .await
+        .unwrap();
+        runner.stop(STOP_LIMIT).await;
         assert!(dir.path().join("asked").exists());
     }
 

@@ -1,15 +1,16 @@
 //! The supervised kubelet, which an upgrade stops and starts.
 
 use jiff::Timestamp;
+use yoke_supervisor::Runner;
 
-use crate::process::supervise::{Service, Supervisor};
+use crate::process::supervise::{STOP_LIMIT, Service};
 
 /// The kubelet. Dropping it stops the process without waiting for it.
 #[derive(Debug)]
 pub(crate) struct Kubelet {
     service: Service,
     /// `None` while no kubelet runs.
-    supervisor: Option<Supervisor>,
+    runner: Option<Runner>,
     since: Timestamp,
 }
 
@@ -18,7 +19,7 @@ impl Kubelet {
     pub(crate) fn new(service: Service) -> Self {
         let mut kubelet = Self {
             service,
-            supervisor: None,
+            runner: None,
             since: Timestamp::UNIX_EPOCH,
         };
         kubelet.start();
@@ -27,13 +28,13 @@ impl Kubelet {
 
     pub(super) fn start(&mut self) {
         self.since = Timestamp::now();
-        self.supervisor = Some(Supervisor::start(self.service.clone()));
+        self.runner = Some(self.service.clone().supervise());
     }
 
     /// Stops the kubelet, with SIGKILL if it takes too long.
     pub(crate) async fn stop(&mut self) {
-        if let Some(supervisor) = self.supervisor.take() {
-            supervisor.stop().await;
+        if let Some(runner) = self.runner.take() {
+            runner.stop(STOP_LIMIT).await;
         }
     }
 
@@ -50,7 +51,7 @@ impl Kubelet {
 
     /// Counts exits since the last start, without stops.
     pub(super) fn exits(&self) -> u32 {
-        self.supervisor.as_ref().map_or(0, Supervisor::exits)
+        self.runner.as_ref().map_or(0, |runner| runner.state().exits)
     }
 
     /// Last line of the log, if the kubelet has exited.

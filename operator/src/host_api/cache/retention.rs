@@ -13,11 +13,11 @@ use kube::api::ObjectMeta;
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
+use yoke_nats_auth::credentials::outline;
 use yoke_pki::cert_manager::{Certificate, CertificateSpec, Issuer};
 
 use crate::host_api::compact_store::{Retention, by_generation, by_version};
 use crate::nats::account::CREDENTIALS;
-use crate::nats::claims;
 
 /// Namespaces: complete.
 pub(crate) const NAMESPACES: Retention<Namespace> = complete();
@@ -94,7 +94,7 @@ fn keep_public(secret: &mut Secret) {
         let text = std::str::from_utf8(value).unwrap_or_default();
         let public = match key.as_str() {
             _ if value.is_empty() => continue,
-            CREDENTIALS if is_store => claims::outline(text),
+            CREDENTIALS if is_store => outline(text),
             _ if is_store => continue,
             _ => None,
         };
@@ -129,6 +129,7 @@ mod tests {
     use kube::runtime::reflector::ObjectRef;
     use kube::runtime::watcher::Event;
     use yoke_api::ClusterId;
+    use yoke_nats_auth::credentials::jwt_of;
 
     use super::*;
     use crate::host_api::compact_store;
@@ -191,7 +192,7 @@ mod tests {
         let all = format!("{:?}", texts(&store));
         let credentials = &account.user.as_ref().unwrap().credentials;
         let (_, seed) = credentials.split_once("BEGIN USER NKEY SEED-----").unwrap();
-        let signature = claims::jwt_of(credentials).unwrap().rsplit('.').next().unwrap();
+        let signature = jwt_of(credentials).unwrap().rsplit('.').next().unwrap();
         for secret in [seed.lines().nth(1).unwrap(), signature] {
             assert!(secret.len() > 50 && !all.contains(secret), "{all}");
         }

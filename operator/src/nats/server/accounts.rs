@@ -9,9 +9,10 @@ use futures::StreamExt as _;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use yoke_api::ClusterId;
+use yoke_nats_auth::token::{disk_storage_of, name_of, same_claims};
+use yoke_nats_auth::{DeleteClaims, Envelope, sign};
 
 use crate::nats::account::Account;
-use crate::nats::claims::{self, DeleteClaims, Envelope};
 use crate::nats::limits;
 use crate::nats::server::{Nats, NatsError};
 
@@ -38,7 +39,7 @@ impl Nats {
     /// previous limit: see [`streams::ensure`](crate::nats::streams::ensure).
     pub async fn ensure_account(&self, id: &ClusterId, account: &Account) -> Result<bool, NatsError> {
         let found = self.find_own(id, &account.public_key).await?;
-        let stored_limit = found.as_deref().map_or(0, claims::disk_storage_of);
+        let stored_limit = found.as_deref().map_or(0, disk_storage_of);
         let needed = limits::disk_storage(account.size);
         self.update(id, account, needed.max(stored_limit), found).await?;
         Ok(stored_limit > needed)
@@ -55,7 +56,7 @@ impl Nats {
     pub async fn close_account(&self, id: &ClusterId, account: Account) -> Result<(), NatsError> {
         match self.find_own(id, &account.public_key).await {
             Ok(Some(found)) => {
-                let disk_storage = claims::disk_storage_of(&found);
+                let disk_storage = disk_storage_of(&found);
                 self.update(id, &account.closed(), disk_storage, Some(found)).await
             }
             Ok(None) | Err(NatsError::Foreign { .. }) => Ok(()),
@@ -109,7 +110,7 @@ impl Nats {
             issued: Timestamp::now().as_second(),
             expires: None,
         };
-        let jwt = claims::sign(&DeleteClaims::new(vec![account.to_owned()]), &envelope, &self.signer)?;
+        let jwt = sign(&DeleteClaims::new(vec![account.to_owned()]), &envelope, &self.signer)?;
         let answer = self.request("$SYS.REQ.CLAIMS.DELETE".into(), jwt).await?;
         check_answer("the deletion of the account", &answer.payload)
     }
@@ -145,7 +146,7 @@ impl Nats {
     /// Returns the token of an account. Fails if the account belongs to another Cluster.
     async fn find_own(&self, id: &ClusterId, account: &str) -> Result<Option<String>, NatsError> {
         let found = self.find_account(account).await?;
-        let name = found.as_deref().map(claims::name_of).transpose()?;
+        let name = found.as_deref().map(name_of).transpose()?;
         match name.filter(|name| name != id.as_str()) {
             None => Ok(found),
             Some(name) => Err(NatsError::Foreign {
@@ -164,7 +165,7 @@ impl Nats {
     ) -> Result<(), NatsError> {
         let now = Timestamp::now().as_second();
         let jwt = account.jwt(id, disk_storage, &self.provisioner.public_key(), now, &self.signer)?;
-        if found.is_some_and(|found| claims::same_claims(&found, &jwt)) {
+        if found.is_some_and(|found| same_claims(&found, &jwt)) {
             return Ok(());
         }
         let answer = self.request("$SYS.REQ.CLAIMS.UPDATE".into(), jwt).await?;
