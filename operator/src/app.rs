@@ -180,14 +180,14 @@ async fn run_controllers(
     };
     synced.set_ready();
     let orphans = cluster::lifecycle::orphans::run(Arc::clone(&cluster), drain.clone());
-    let (calls, called) = mpsc::channel(CALLS);
-    let guarded = endpoint_guard.run(
+    let (requeues, requeued) = mpsc::channel(REQUEUES);
+    let endpoint_guard = endpoint_guard.run(
         Arc::clone(&cluster.memory),
         cluster.base_objects.clone(),
-        calls.clone(),
+        requeues.clone(),
         drain.clone(),
     );
-    let losses = loss::run(loss, calls.clone(), drain.clone());
+    let losses = loss::run(loss, requeues.clone(), drain.clone());
     // Before the first reconciliation, which would otherwise revert the takeover of a previous
     // leader.
     cluster.notices.check(&host);

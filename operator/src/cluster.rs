@@ -46,7 +46,7 @@ pub mod validate;
 mod verdict;
 
 pub(crate) use crate::cluster::credentials::retained_stores::find_retained_stores;
-pub use crate::cluster::failover::start_queue::{QueueLimits, StartQueue};
+pub use crate::cluster::failover::start_queue::QueueLimits;
 pub(crate) use crate::cluster::ownership::is_of_tenant;
 pub(crate) use crate::cluster::tenant_cluster::konnectivity::are_due as agents_are_due;
 pub use crate::model::CLUSTER_CONTROLLER as CONTROLLER;

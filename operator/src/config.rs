@@ -14,14 +14,14 @@ mod oidc;
 mod tenant_cluster;
 mod versions;
 
-pub use crate::config::classes::{ClassEntry, ClassResources};
+pub use crate::config::classes::ClassEntry;
 pub use crate::config::error::ConfigError;
 pub use crate::config::host_nodes::{MachineLossConfig, PlannedTakeoverConfig};
 pub use crate::config::ingress::{IngressConfig, PodSelector};
 pub use crate::config::nats::NatsConfig;
 pub use crate::config::oidc::OidcConfig;
 pub use crate::config::tenant_cluster::{AddonsConfig, DNS_NUMBER, WorkerConfig};
-pub use crate::config::versions::{VersionEntry, VersionImages};
+pub use crate::config::versions::VersionEntry;
 
 use std::path::Path;
 

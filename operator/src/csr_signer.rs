@@ -34,6 +34,5 @@ pub mod validate;
 mod watch;
 mod watched;
 
-pub use crate::csr_signer::context::CONTROLLER;
 pub use crate::csr_signer::metrics::SignerMetrics;
 pub use crate::csr_signer::task::{SignerHandle, SignerTask};

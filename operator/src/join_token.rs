@@ -19,7 +19,7 @@ mod serve;
 mod status;
 mod target;
 
-pub use crate::join_token::context::{AT_ONCE, CONTROLLER, Context};
+pub use crate::join_token::context::{CONTROLLER, Context};
 pub(crate) use crate::join_token::secret::has_secret;
 
 use std::sync::Arc;

@@ -29,7 +29,7 @@ pub(crate) mod watch;
 mod webhooks;
 
 pub use crate::tenant_client::access::{Access, Secret, Way};
-pub use crate::tenant_client::addons::{AddonError, Foreign};
+pub use crate::tenant_client::addons::Foreign;
 pub use crate::tenant_client::api::TenantApi;
 pub use crate::tenant_client::base_objects::{BaseObjects, build_base};
 pub use crate::tenant_client::bootstrap::BootstrapToken;

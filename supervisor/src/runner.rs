@@ -303,10 +303,13 @@ mod tests {
         signals.iter().filter(|signal| **signal == Signal::KILL).count()
     }
 
-    fn spawn(times: &[u64], when_dropped: WhenDropped) -> (Runner, Arc<Mutex<Vec<Instant>>>, Receiver<Vec<Signal>>) {
+    /// When each process was started.
+    type Starts = Arc<Mutex<Vec<Instant>>>;
+
+    fn spawn(times: &[u64], when_dropped: WhenDropped) -> (Runner, Starts, Receiver<Vec<Signal>>) {
         let signals = Arc::new(Sender::new(Vec::new()));
         let program = Scripted {
-            times: times.to_vec().into_iter(),
+            times: Vec::from(times).into_iter(),
             starts: Arc::default(),
             signals: Arc::clone(&signals),
         };

@@ -5,7 +5,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use nkeys::KeyPair;
 use yoke_nats_auth::credentials::to_credentials;
 use yoke_nats_auth::{AccountClaims, AccountLimits, Envelope, OperatorClaims, UserClaims, UserLimits};

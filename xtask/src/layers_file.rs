@@ -82,10 +82,12 @@ impl LayersFile {
         let words: Vec<_> = line.split_whitespace().collect();
         let count = |word: &str| word.parse().map_err(|_| format!("{word} is not a number"));
         match words.as_slice() {
-            ["cycle", name, size] => match self.cycles.insert((*name).to_owned(), count(size)?) {
-                Some(_) => return Err(format!("the cycle of {name} is listed twice")),
-                None => {}
-            },
+            ["cycle", name, size] => {
+                let known = self.cycles.insert((*name).to_owned(), count(size)?);
+                if known.is_some() {
+                    return Err(format!("the cycle of {name} is listed twice"));
+                }
+            }
             ["functions", number] => self.functions = count(number)?,
             ["files", number] => self.files = count(number)?,
             _ => return Err(EXPECTED.to_owned()),

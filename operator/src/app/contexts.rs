@@ -22,7 +22,7 @@ use crate::host_nodes::loss::{self, LossMetrics, LostPods};
 use crate::metrics::ReconcileMetrics;
 use crate::model::CLUSTER_CONTROLLER;
 use crate::nats::Nats;
-use crate::node_reaper::{self, Pace, ReaperHandle, ReaperMetrics};
+use crate::node_reaper::{self, ReapIntervals, ReaperHandle, ReaperMetrics};
 use crate::tenant_client::{TenantApis, build_base};
 use crate::tenant_slots::Slots;
 use crate::{join_token, tenant};

@@ -13,13 +13,13 @@ use crate::csr_signer::watched::WatchedCluster;
 /// Signs, refuses or queues one request.
 pub(super) async fn answer(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: Waiting,
     queue: &mut Queue,
 ) -> Result<(), SignError> {
-    let (id, params) = (&ward.identity.id, &context.params);
-    let outcome = match sign(context, ward, csr, &waiting).await {
+    let (id, params) = (&target.identity.id, &context.params);
+    let outcome = match sign(context, target, csr, &waiting).await {
         // A retry would fail again, and delay the requests behind this one.
         Err(SignError::Issue(error @ (IssueError::Refused(_) | IssueError::Other))) => {
             tracing::info!(cluster = %id, error = %error, "certificate was not issued");
@@ -27,24 +27,24 @@ pub(super) async fn answer(
         }
         other => other?,
     };
-    let told = match &outcome {
+    let written = match &outcome {
         Outcome::Gone => return Ok(()),
         Outcome::Later { is_new } if queue.put(*is_new, waiting) => return Ok(()),
         Outcome::Later { .. } => return Err(SignError::Ended),
-        Outcome::Signed(_, chain) => ward.api.answer(csr, chain, params).await,
+        Outcome::Signed(_, chain) => target.api.answer(csr, chain, params).await,
         Outcome::Refused(refusal) => {
             let message = refusal.to_string();
-            ward.api.refuse(csr, refusal.as_str(), &message, params).await
+            target.api.refuse(csr, refusal.as_str(), &message, params).await
         }
     };
-    match told {
+    match written {
         Err(error) if error.is_of_another() => return Ok(()),
-        told => told?,
+        written => written?,
     }
     match outcome {
-        Outcome::Signed(asked, _) => {
-            context.metrics.signed(asked.purpose_label());
-            tracing::info!(cluster = %id, name = asked.name, purpose = ?asked.purpose, "certificate was signed");
+        Outcome::Signed(facts, _) => {
+            context.metrics.signed(facts.purpose_label());
+            tracing::info!(cluster = %id, name = facts.name, purpose = ?facts.purpose, "certificate was signed");
         }
         Outcome::Refused(refusal) => {
             context.metrics.refused_to_sign(refusal);

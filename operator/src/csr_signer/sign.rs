@@ -34,24 +34,24 @@ pub(super) enum Outcome {
 /// Issues a certificate with its chain, or returns why there is none.
 pub(super) async fn sign(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: &Waiting,
 ) -> Result<Outcome, SignError> {
-    let asked = match validate::validate(csr) {
-        Ok(asked) => asked,
+    let facts = match validate::validate(csr) {
+        Ok(facts) => facts,
         Err(refusal) => return Ok(Outcome::Refused(refusal)),
     };
-    let node = find_node(ward, &asked).await?;
-    if let Err(refusal) = validate::validate_node(&asked, node.as_ref()) {
+    let node = find_node(target, &facts).await?;
+    if let Err(refusal) = validate::validate_node(&facts, node.as_ref()) {
         return Ok(Outcome::Refused(refusal));
     }
-    let cluster = find_cluster(context, ward).ok_or(SignError::Gone)?;
-    let authority = issue::find_authority(context, &ward.identity.id, asked.purpose).await?;
-    let Some(term) = issue::plan_term(&asked, &cluster.spec.pki, &authority, Timestamp::now()) else {
+    let cluster = find_cluster(context, target).ok_or(SignError::Gone)?;
+    let ca = issue::find_ca(context, &target.identity.id, facts.purpose).await?;
+    let Some(term) = issue::plan_term(&facts, &cluster.spec.pki, &ca, Timestamp::now()) else {
         return Ok(Outcome::Refused(Refusal::AuthorityEnds));
     };
-    let joins = match build_joiner(ward, &asked, waiting) {
+    let joins = match build_joiner(target, &facts, waiting) {
         None => None,
         Some(joiner) => match join_counter::find(context, &joiner) {
             Some(Ok(known)) => Some((joiner, known)),
@@ -61,14 +61,14 @@ pub(super) async fn sign(
         },
     };
     // Existing nodes stop working without certificates, so users wait behind them like new nodes.
-    let is_new = joins.is_some() || asked.requester == Requester::Approved;
-    let tenant = &ward.identity.tenant;
+    let is_new = joins.is_some() || facts.requester == Requester::Approved;
+    let tenant = &target.identity.tenant;
     let signings = || context.signings();
     if !signings().has(tenant, is_new, Instant::now()) {
         return Ok(Outcome::Later { is_new });
     }
     // Checked before anything is spent: a deleted request costs nothing.
-    if find_open(ward, waiting).await?.is_none() {
+    if find_open(target, waiting).await?.is_none() {
         return Ok(Outcome::Gone);
     }
     if !signings().take(tenant, is_new, Instant::now()) {
@@ -80,54 +80,54 @@ pub(super) async fn sign(
         }
         // Before there can be a Node, and while the JoinToken is known.
         let reap_after = known.spec.reap_after.as_deref();
-        ward.api.prepare_lease(&asked.name, reap_after).await?;
+        target.api.prepare_lease(&facts.name, reap_after).await?;
     }
-    if let Some(node) = node.filter(|_| asked.purpose == Use::Server) {
-        note_taints(context, ward, &node).await?;
-        if !asked.is_approved {
-            ward.api.approve(csr, &context.params).await?;
+    if let Some(node) = node.filter(|_| facts.purpose == Use::Server) {
+        record_taints(context, target, &node).await?;
+        if !facts.is_approved {
+            target.api.approve(csr, &context.params).await?;
         }
     }
-    let chain = issue::issue(context, &ward.identity, &asked, csr, &authority, term).await?;
-    Ok(Outcome::Signed(Box::new(asked), chain))
+    let chain = issue::issue(context, &target.identity, &facts, csr, &ca, term).await?;
+    Ok(Outcome::Signed(Box::new(facts), chain))
 }
 
 /// Returns the joining node, if the request comes with a bootstrap token.
 fn build_joiner<'a>(
-    ward: &'a WatchedCluster,
-    asked: &'a CertificateRequestFacts,
+    target: &'a WatchedCluster,
+    facts: &'a CertificateRequestFacts,
     waiting: &'a Waiting,
 ) -> Option<Joiner<'a>> {
-    match &asked.requester {
+    match &facts.requester {
         Requester::Node | Requester::Approved => None,
         Requester::Bootstrap(token_id) => Some(Joiner {
-            identity: &ward.identity,
+            identity: &target.identity,
             token_id,
-            node: &asked.name,
+            node: &facts.name,
             request: &waiting.uid,
-            asked: waiting.asked,
+            requested_at: waiting.requested_at,
         }),
     }
 }
 
 /// Returns the Node of the requested certificate, if it exists. A Node that cannot be decoded
 /// counts as one without addresses.
-async fn find_node(ward: &WatchedCluster, asked: &CertificateRequestFacts) -> Result<Option<Node>, SignError> {
-    let found = match asked.requester {
+async fn find_node(target: &WatchedCluster, facts: &CertificateRequestFacts) -> Result<Option<Node>, SignError> {
+    let found = match facts.requester {
         Requester::Approved => None,
-        Requester::Node | Requester::Bootstrap(_) => ward.api.node(&asked.name).await?,
+        Requester::Node | Requester::Bootstrap(_) => target.api.node(&facts.name).await?,
     };
     Ok(found.map(|node| node.0.unwrap_or_default()))
 }
 
 /// Records on a Node which taints its JoinToken set, while that is known. Without this annotation,
 /// an administrator of the cluster would have to delete the Node by hand later.
-async fn note_taints(context: &Context, ward: &WatchedCluster, node: &Node) -> Result<(), TenantApiError> {
+async fn record_taints(context: &Context, target: &WatchedCluster, node: &Node) -> Result<(), TenantApiError> {
     if node.annotations().contains_key(labels::JOINED_TAINTS) {
         return Ok(());
     }
-    match join_counter::find_taints(context, &ward.identity, &node.name_any()) {
-        Some(taints) => ward.api.note_taints(node, &taints).await,
+    match join_counter::find_taints(context, &target.identity, &node.name_any()) {
+        Some(taints) => target.api.record_taints(node, &taints).await,
         None => Ok(()),
     }
 }

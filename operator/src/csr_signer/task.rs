@@ -24,30 +24,30 @@ const CAPACITY: usize = 256;
 /// Tells the [`SignerTask`] which clusters to watch.
 #[derive(Clone, Debug)]
 pub struct SignerHandle {
-    wards: mpsc::Sender<WatchedCluster>,
+    clusters: mpsc::Sender<WatchedCluster>,
 }
 
 /// Owns the watches of all clusters.
 #[derive(Debug)]
 pub struct SignerTask {
-    wards: mpsc::Receiver<WatchedCluster>,
+    clusters: mpsc::Receiver<WatchedCluster>,
 }
 
 impl SignerHandle {
     /// Creates a signer and its keeper.
     pub fn new() -> (Self, SignerTask) {
-        let (wards, receiver) = mpsc::channel(CAPACITY);
-        (Self { wards }, SignerTask { wards: receiver })
+        let (clusters, receiver) = mpsc::channel(CAPACITY);
+        (Self { clusters }, SignerTask { clusters: receiver })
     }
 
     /// Answers the requests of a cluster from now on, unless they already are answered. Its API was
     /// probed successfully just now.
     pub(crate) fn keep(&self, identity: &Identity, api: &TenantApi) {
-        let ward = WatchedCluster {
+        let target = WatchedCluster {
             identity: identity.clone(),
             api: api.clone(),
         };
-        if self.wards.try_send(ward).is_err() {
+        if self.clusters.try_send(target).is_err() {
             tracing::debug!(cluster = %identity.id, "channel of clusters to watch is full; waiting for the next probe");
         }
     }
@@ -64,9 +64,9 @@ impl SignerTask {
         loop {
             tokio::select! {
                 () = drain.started() => return,
-                Some(ward) = self.wards.recv() => {
-                    if watched.insert(ward.identity.id.clone()) {
-                        watches.spawn(watch(Arc::clone(&context), ward));
+                Some(target) = self.clusters.recv() => {
+                    if watched.insert(target.identity.id.clone()) {
+                        watches.spawn(watch(Arc::clone(&context), target));
                     }
                 }
                 Some(ended) = watches.join_next() => match ended {

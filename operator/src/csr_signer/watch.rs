@@ -29,62 +29,66 @@ const RELIST: Duration = Duration::from_secs(60);
 /// A watch that ends sooner than this counts as a failure.
 const CALM: Duration = Duration::from_secs(300);
 /// Delay of the next watch after one failure. It doubles after each further one.
-const PAUSE: Duration = Duration::from_secs(1);
+const BACKOFF: Duration = Duration::from_secs(1);
 /// Failures in a row after which there is no next watch.
 const MAX_STRIKES: u32 = 5;
 /// Maximum number of handled requests that one watch remembers.
-const DEALT_WITH: usize = 1024;
+const HANDLED_MAX: usize = 1024;
 
 /// State of one watch.
 #[derive(Default)]
-struct Turns {
+struct WatchState {
     /// UIDs of handled requests. If a tenant reverts an answer, this watch does not repeat it.
-    dealt_with: HashSet<String>,
+    handled: HashSet<String>,
     queue: Queue,
     skipped: Skipped,
     /// Since when a skipped request had no room.
-    missed: Option<Instant>,
+    missed_since: Option<Instant>,
 }
 
 /// Answers requests until too many watches fail, or the Cluster is deleted.
-pub(super) async fn watch(context: Arc<Context>, ward: WatchedCluster) -> ClusterId {
-    let (mut strikes, mut turns) = (0, Turns::default());
-    while strikes < MAX_STRIKES && find_cluster(&context, &ward).is_some() {
+pub(super) async fn watch(context: Arc<Context>, target: WatchedCluster) -> ClusterId {
+    let (mut strikes, mut state) = (0, WatchState::default());
+    while strikes < MAX_STRIKES && find_cluster(&context, &target).is_some() {
         let began = Instant::now();
-        let Err(error) = answer_all(&context, &ward, &mut turns).await;
+        let Err(error) = answer_all(&context, &target, &mut state).await;
         let is_calm = began.elapsed() >= CALM;
         // A watch has a normal end. Waiting requests stay in the queue for the next one.
         if is_calm && matches!(error, SignError::Ended | SignError::Tenant(TenantApiError::Ended)) {
-            turns.dealt_with.clear();
+            state.handled.clear();
         } else {
             context.metrics.signing_failed();
-            turns = Turns::default();
+            state = WatchState::default();
         }
         let error = crate::chain(&error);
-        tracing::debug!(cluster = %ward.identity.id, error, "watching certificate requests again");
+        tracing::debug!(cluster = %target.identity.id, error, "watching certificate requests again");
         strikes = if is_calm { 1 } else { strikes + 1 };
-        tokio::time::sleep(PAUSE * 2_u32.pow(strikes - 1)).await;
+        tokio::time::sleep(BACKOFF * 2_u32.pow(strikes - 1)).await;
     }
-    ward.identity.id
+    target.identity.id
 }
 
-async fn answer_all(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<Infallible, SignError> {
-    let mut events = std::pin::pin!(watch_requests(ward));
+async fn answer_all(
+    context: &Context,
+    target: &WatchedCluster,
+    state: &mut WatchState,
+) -> Result<Infallible, SignError> {
+    let mut events = std::pin::pin!(watch_requests(target));
     let mut ticks = tokio::time::interval(REFILL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             event = events.try_next() => {
-                if let Some(csr) = look(context, ward, event?.ok_or(SignError::Ended)?).await {
-                    receive(context, ward, &csr, turns).await?;
+                if let Some(csr) = admit_change(context, target, event?.ok_or(SignError::Ended)?).await {
+                    receive(context, target, &csr, state).await?;
                 }
             }
             _ = ticks.tick() => {
-                answer_next(context, ward, turns).await?;
-                answer_skipped(context, ward, turns).await?;
-                if turns.missed.is_some_and(|since| since.elapsed() >= RELIST) {
-                    turns.missed = None;
-                    events.set(watch_requests(ward));
+                answer_next(context, target, state).await?;
+                answer_skipped(context, target, state).await?;
+                if state.missed_since.is_some_and(|since| since.elapsed() >= RELIST) {
+                    state.missed_since = None;
+                    events.set(watch_requests(target));
                 }
             }
         }
@@ -93,70 +97,70 @@ async fn answer_all(context: &Context, ward: &WatchedCluster, turns: &mut Turns)
 
 /// Streams the requests of each signer: first a list, then the changes.
 fn watch_requests(
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
 ) -> impl Stream<Item = Result<Change<Option<CertificateSigningRequest>>, TenantApiError>> + Send + use<> {
     let signers = [validate::CLIENT_SIGNER, validate::SERVING_SIGNER, validate::USER_SIGNER];
     // Trims requests early: until then each may be as large as an answer of the tenant's API.
     let keep =
         |seen: Lenient<CertificateSigningRequest>| seen.0.ok().filter(validate::is_open).and_then(validate::trim);
-    stream::select_all(signers.map(|signer| ward.api.watch_requests(signer, keep)))
+    stream::select_all(signers.map(|signer| target.api.watch_requests(signer, keep)))
 }
 
 /// Returns the request of a change, if it may need an answer. Waits for the budgets.
-async fn look(
+async fn admit_change(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     change: Change<Option<CertificateSigningRequest>>,
 ) -> Option<CertificateSigningRequest> {
     let signer = context;
     let csr = match change {
-        Change::Is(csr) => csr,
-        Change::Gone => None,
+        Change::Current(csr) => csr,
+        Change::Deleted => None,
         Change::Listed => return None,
     };
-    signer.spend(&signer.reads, &ward.identity.tenant).await;
+    signer.spend(&signer.reads, &target.identity.tenant).await;
     let csr = csr?;
-    signer.spend(&signer.looks, ward.identity.id.as_str()).await;
+    signer.spend(&signer.checks, target.identity.id.as_str()).await;
     Some(csr)
 }
 
 /// Answers a request, or queues it while its requester has no budget.
 async fn receive(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     csr: &CertificateSigningRequest,
-    turns: &mut Turns,
+    state: &mut WatchState,
 ) -> Result<(), SignError> {
     let waiting = Waiting {
         name: csr.name_any(),
         uid: csr.uid().unwrap_or_default(),
         since: Instant::now(),
-        asked: Timestamp::now(),
+        requested_at: Timestamp::now(),
     };
-    let waits = turns.skipped.contains(&waiting.uid) || turns.queue.contains(&waiting.uid);
-    if waits || turns.dealt_with.contains(&waiting.uid) {
+    let waits = state.skipped.contains(&waiting.uid) || state.queue.contains(&waiting.uid);
+    if waits || state.handled.contains(&waiting.uid) {
         return Ok(());
     }
     let user = csr.spec.username.as_deref().unwrap_or_default();
     let user = user.chars().take(REQUESTER_MAX).collect::<String>();
-    let requester = format!("{}/{user}", ward.identity.id);
+    let requester = format!("{}/{user}", target.identity.id);
     if take(&context.requesters, &requester) {
-        return answer_first(context, ward, csr, waiting, turns).await;
+        return answer_first(context, target, csr, waiting, state).await;
     }
-    if !turns.skipped.put(requester, waiting) {
-        turns.missed.get_or_insert_with(Instant::now);
+    if !state.skipped.put(requester, waiting) {
+        state.missed_since.get_or_insert_with(Instant::now);
     }
     Ok(())
 }
 
 /// Answers one skipped request whose requester has budget again.
-async fn answer_skipped(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<(), SignError> {
-    let next = turns.skipped.take(|requester| take(&context.requesters, requester));
+async fn answer_skipped(context: &Context, target: &WatchedCluster, state: &mut WatchState) -> Result<(), SignError> {
+    let next = state.skipped.take(|requester| take(&context.requesters, requester));
     let Some(waiting) = next else {
         return Ok(());
     };
-    match find_open(ward, &waiting).await? {
-        Some(csr) => answer_first(context, ward, &csr, waiting, turns).await,
+    match find_open(target, &waiting).await? {
+        Some(csr) => answer_first(context, target, &csr, waiting, state).await,
         None => Ok(()),
     }
 }
@@ -164,24 +168,24 @@ async fn answer_skipped(context: &Context, ward: &WatchedCluster, turns: &mut Tu
 /// Answers a request that this watch has not handled yet.
 async fn answer_first(
     context: &Context,
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     csr: &CertificateSigningRequest,
     waiting: Waiting,
-    turns: &mut Turns,
+    state: &mut WatchState,
 ) -> Result<(), SignError> {
-    if turns.dealt_with.len() >= DEALT_WITH {
+    if state.handled.len() >= HANDLED_MAX {
         return Err(SignError::Ended);
     }
-    turns.dealt_with.insert(waiting.uid.clone());
+    state.handled.insert(waiting.uid.clone());
     let signer = context;
-    signer.spend(&signer.answers, &ward.identity.tenant).await;
-    answer(context, ward, csr, waiting, &mut turns.queue).await
+    signer.spend(&signer.answers, &target.identity.tenant).await;
+    answer(context, target, csr, waiting, &mut state.queue).await
 }
 
 /// Answers the next queued request, if the budget allows.
-async fn answer_next(context: &Context, ward: &WatchedCluster, turns: &mut Turns) -> Result<(), SignError> {
-    let Turns { queue, dealt_with, .. } = turns;
-    let tenant = &ward.identity.tenant;
+async fn answer_next(context: &Context, target: &WatchedCluster, state: &mut WatchState) -> Result<(), SignError> {
+    let WatchState { queue, handled, .. } = state;
+    let tenant = &target.identity.tenant;
     let may = |is_new| context.signings().has(tenant, is_new, Instant::now());
     let Some(waiting) = queue
         .next_is_new()
@@ -191,9 +195,9 @@ async fn answer_next(context: &Context, ward: &WatchedCluster, turns: &mut Turns
         return Ok(());
     };
     // The request may have been queued before this watch.
-    dealt_with.insert(waiting.uid.clone());
-    match find_open(ward, &waiting).await? {
-        Some(csr) => answer(context, ward, &csr, waiting, queue).await,
+    handled.insert(waiting.uid.clone());
+    match find_open(target, &waiting).await? {
+        Some(csr) => answer(context, target, &csr, waiting, queue).await,
         None => Ok(()),
     }
 }

@@ -21,10 +21,10 @@ pub(super) struct WatchedCluster {
 }
 
 /// Returns the watched Cluster, if it still has the same identity.
-pub(super) fn find_cluster(context: &Context, ward: &WatchedCluster) -> Option<Arc<Cluster>> {
+pub(super) fn find_cluster(context: &Context, target: &WatchedCluster) -> Option<Arc<Cluster>> {
     let Identity {
         tenant, cluster, id, ..
-    } = &ward.identity;
+    } = &target.identity;
     let found = context
         .host
         .caches
@@ -36,10 +36,10 @@ pub(super) fn find_cluster(context: &Context, ward: &WatchedCluster) -> Option<A
 
 /// Returns a request as it is now, if it still needs an answer.
 pub(super) async fn find_open(
-    ward: &WatchedCluster,
+    target: &WatchedCluster,
     wanted: &Waiting,
 ) -> Result<Option<CertificateSigningRequest>, SignError> {
-    let found = ward.api.request(&wanted.name).await?;
+    let found = target.api.request(&wanted.name).await?;
     let found = found.and_then(|found| found.0.ok().filter(validate::is_open));
     let found = found.and_then(validate::trim);
     Ok(found.filter(|found| found.metadata.uid.as_ref() == Some(&wanted.uid)))

@@ -19,7 +19,7 @@ use yoke_api::{Cluster, JoinToken, Tenant, labels};
 
 use crate::host_api::cache::Summaries;
 use crate::host_api::triggers::memory::Memory;
-use crate::host_api::triggers::requeues::{Others, Requeues};
+use crate::host_api::triggers::requeues::{OtherClusters, Requeues};
 
 /// Sends the requeues that follow from the events of one watch.
 #[derive(Clone)]

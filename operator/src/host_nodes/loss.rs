@@ -235,32 +235,32 @@ impl Watch {
                 );
                 self.observations.remove(&node);
             }
-            Conclusion::Lost => return self.lose(context, &node, now),
+            Conclusion::Lost => return self.record_lost(context, &node, now),
         }
         Vec::new()
     }
 
     /// Gives up a lost node, unless too many were given up within a minute. Returns the Clusters to
     /// requeue.
-    fn lose(&mut self, context: &Context, node: &str, now: Instant) -> Vec<ObjectRef<Cluster>> {
-        self.sights.remove(node);
-        let members = list_machines(context).remove(node).unwrap_or_default();
-        let is_given = members
+    fn record_lost(&mut self, context: &Context, node: &str, now: Instant) -> Vec<ObjectRef<Cluster>> {
+        self.observations.remove(node);
+        let members = list_nodes(context).remove(node).unwrap_or_default();
+        let is_recorded = members
             .iter()
             .all(|member| !serves(context, member) || context.losses.has(&member.id, Some(&member.pod)));
         let most = context.host.config.machine_loss.per_minute;
-        match plan::plan_loss(&mut self.past, is_given, now, most) {
-            Room::Given => {}
-            Room::There => {
-                context.metrics.lost_machine();
+        match plan::take_loss(&mut self.past, is_recorded, now, most) {
+            LossBudget::Recorded => {}
+            LossBudget::Available => {
+                context.metrics.count_lost_node();
                 tracing::warn!(
                     node,
                     control_planes = members.len(),
                     "node is lost; starting its control planes on other nodes"
                 );
             }
-            Room::Taken => {
-                context.metrics.held_loss();
+            LossBudget::Exhausted => {
+                context.metrics.count_limited_loss();
                 tracing::warn!(
                     node,
                     most,
@@ -269,7 +269,7 @@ impl Watch {
                 return Vec::new();
             }
         }
-        give_up(context, node, &members.iter().collect::<Vec<_>>())
+        record_loss(context, node, &members.iter().collect::<Vec<_>>())
     }
 
     fn is_credible(&self, context: &Context, node: &str, now: Instant) -> bool {

@@ -8,7 +8,7 @@ use yoke_api::labels;
 use crate::addons::{Owner, Part, Plan};
 use crate::tenant_client::api::TenantApi;
 use crate::tenant_client::error::TenantApiError;
-use crate::tenant_client::object::{Objects, is_so};
+use crate::tenant_client::object::{Objects, matches_desired};
 
 /// An object of an add-on could not be reconciled.
 #[derive(Debug, thiserror::Error)]

@@ -14,7 +14,7 @@ use crate::tenant_client::api::TenantApi;
 use crate::tenant_client::base_objects::{BaseObjects, NAMESPACE, SERVICE, build_admin_role};
 use crate::tenant_client::error::TenantApiError;
 use crate::tenant_client::limits::limited;
-use crate::tenant_client::object::{Objects, is_so};
+use crate::tenant_client::object::{Objects, matches_desired};
 use crate::tenant_client::paged_list::Pages;
 use crate::tenant_client::watch::{Change, changes};
 
@@ -77,7 +77,7 @@ impl TenantApi {
         let (kind, object) = (ApiResource::erase::<K>(&()), to_dynamic(object));
         let objects = Objects::of(&self.client, "a base object", &kind, &object);
         let found = objects.find(&object).await?;
-        if found.as_ref().is_some_and(|found| is_so(&object, found)) {
+        if found.as_ref().is_some_and(|found| matches_desired(&object, found)) {
             return Ok(());
         }
         objects.write(&object, found.as_ref(), params).await
@@ -105,7 +105,7 @@ where
 {
     let params = ListParams::default().fields(&format!("metadata.name={SERVICE}"));
     let wanted = wanted.clone();
-    let is_as_wanted = move |found: Lenient<K>| found.0.is_ok_and(|found| is_so(&wanted, &found));
+    let is_as_wanted = move |found: Lenient<K>| found.0.is_ok_and(|found| matches_desired(&wanted, &found));
     let mut changes = std::pin::pin!(changes(
         "the endpoints of default/kubernetes",
         api,
@@ -116,9 +116,9 @@ where
     let mut is_there = false;
     while let Some(change) = changes.try_next().await? {
         match change {
-            Change::Is(true) => is_there = true,
+            Change::Current(true) => is_there = true,
             Change::Listed if is_there => {}
-            Change::Is(false) | Change::Listed | Change::Gone => break,
+            Change::Current(false) | Change::Listed | Change::Deleted => break,
         }
     }
     Ok(())

@@ -15,7 +15,7 @@ use yoke_runtime::host_api::build_tcp;
 
 use crate::tenant_client::access::Access;
 use crate::tenant_client::limits::AnswerMax;
-use crate::tenant_client::line_limit::Lines;
+use crate::tenant_client::line_limit::LimitedLines;
 
 /// Timeout of a connection attempt, TLS included.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);

@@ -1,7 +1,7 @@
 //! A list of a tenant's API and its changes: the list once, then one watch.
 //!
 //! ```text
-//!  pages, a watch ─▶ keep: the needed part of each object ─▶ a channel for one change ─▶ the consumer, at its own speed
+//!  pages, a watch ─▶ trim: the needed part of each object ─▶ a channel for one change ─▶ the consumer, at its own speed
 //! ```
 //!
 //! The stream ends with the watch, with an error. Thus the caller can wait before the next one. The
@@ -71,7 +71,7 @@ where
     // A task of its own: without it, a request could time out while the consumer works on another
     // change.
     task.spawn(async move {
-        let Err(error) = send_changes(what, &api, params.limit(pages.size), pages.max, trim, &sender).await;
+        let Err(error) = send_all(what, &api, params.limit(pages.size), pages.max, trim, &sender).await;
         // An error means that the consumer has dropped the stream.
         let _ = sender.send(Err(error)).await;
     });
@@ -95,12 +95,12 @@ async fn next<T>(
 }
 
 /// Sends the list, then the changes.
-async fn tell<K, T>(
+async fn send_all<K, T>(
     what: &'static str,
     api: &Api<Lenient<K>>,
     params: ListParams,
     pages: usize,
-    mut keep: impl FnMut(Lenient<K>) -> T,
+    mut trim: impl FnMut(Lenient<K>) -> T,
     to: &mpsc::Sender<Received<T>>,
 ) -> Result<Infallible, TenantApiError>
 where
@@ -111,8 +111,8 @@ where
         field_selector: params.field_selector.clone(),
         ..WatchParams::default().timeout(WATCH_SECONDS).disable_bookmarks()
     };
-    let version = send_list(what, api, params, pages, &mut keep, to).await?;
-    send_changes(what, api, &watch, &version, keep, to).await
+    let version = send_list(what, api, params, pages, &mut trim, to).await?;
+    send_changes(what, api, &watch, &version, trim, to).await
 }
 
 async fn send<T>(to: &mpsc::Sender<Received<T>>, change: Change<T>) -> Result<(), TenantApiError> {
@@ -125,7 +125,7 @@ async fn send_list<K, T>(
     api: &Api<Lenient<K>>,
     mut params: ListParams,
     pages: usize,
-    keep: &mut impl FnMut(Lenient<K>) -> T,
+    trim: &mut impl FnMut(Lenient<K>) -> T,
     to: &mpsc::Sender<Received<T>>,
 ) -> Result<String, TenantApiError>
 where
@@ -136,8 +136,8 @@ where
         let page = list_page(what, api, &params).await?;
         version = page.metadata.resource_version.clone();
         let next = page.next().map(|token| params.clone().continue_token(token));
-        for kept in page.items.into_iter().map(&mut *keep).collect::<Vec<_>>() {
-            send(to, Change::Is(kept)).await?;
+        for object in page.items.into_iter().map(&mut *trim).collect::<Vec<_>>() {
+            send(to, Change::Current(object)).await?;
         }
         match next {
             Some(next) => params = next,
@@ -156,7 +156,7 @@ async fn send_changes<K, T>(
     api: &Api<Lenient<K>>,
     watch: &WatchParams,
     version: &str,
-    mut keep: impl FnMut(Lenient<K>) -> T,
+    mut trim: impl FnMut(Lenient<K>) -> T,
     to: &mpsc::Sender<Received<T>>,
 ) -> Result<Infallible, TenantApiError>
 where

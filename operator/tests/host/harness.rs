@@ -707,7 +707,7 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
         client,
         &mut supervisor,
         &CacheMetrics::new(&metrics),
-        stateful_set::keep_facts,
+        cluster::resources::stateful_set::keep_facts,
     );
     let triggered = triggered.wait(&caches).await.unwrap();
     // A test decides itself when to reconcile, so it ignores these.
@@ -749,7 +749,7 @@ async fn connect(client: &Client, config: Config) -> (Contexts, mpsc::Receiver<O
     let kept = tasks.endpoint_guard.run(
         Arc::clone(&contexts.cluster.memory),
         contexts.cluster.base_objects.clone(),
-        calls,
+        requeues,
         supervisor.drain(),
     );
     supervisor.spawn_background("keeper", async move {

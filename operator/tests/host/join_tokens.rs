@@ -9,6 +9,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use yoke_api::labels;
+use yoke_operator::testing::cluster::resources::stateful_set::keep_facts;
 use yoke_operator::testing::host_api::cache::{self, CacheMetrics};
 use yoke_operator::testing::join_token;
 use yoke_runtime::{Metrics, Supervisor};
@@ -185,7 +186,7 @@ async fn the_operator_starts_without_the_join_token_crd() {
     host.until_equal(what, observe, (false, false)).await;
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
     let metrics = CacheMetrics::new(&Metrics::new("operator"));
-    let (caches, triggered) = cache::start(&host.client, &mut supervisor, &metrics, stateful_set::keep_facts);
+    let (caches, triggered) = cache::start(&host.client, &mut supervisor, &metrics, keep_facts);
     triggered.wait(&caches).await.unwrap();
     assert!(
         caches

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use yoke_nats_auth::token::disk_storage_of;
 use yoke_operator::testing::nats::streams::Provisioner;
 use yoke_operator::testing::nats::{ClusterUser, NatsError};
-use yoke_test_support::nats::Server;
 use yoke_test_support::eventually;
+use yoke_test_support::nats::Server;
 
 use crate::{Connection, LIMIT, OTHER, OWN, Store, connect, id, now, plan};
 

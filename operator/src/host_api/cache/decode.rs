@@ -43,7 +43,7 @@ pub(super) fn tell_unserved<K: Resource<DynamicType = ()>>(unserved: &watch::Sen
 pub(super) fn take_readable<K>(
     task: &'static str,
     metrics: &CacheMetrics,
-    shelf: &mut impl WatchSink<K>,
+    sink: &mut impl WatchSink<K>,
     event: Event<Lenient<K>>,
 ) -> Option<Event<K>>
 where
@@ -57,7 +57,7 @@ where
         Event::Delete(Lenient(Err(invalid))) => {
             let mut key = ObjectRef::<K>::new(invalid.metadata.name.as_deref().unwrap_or_default());
             key.namespace = invalid.metadata.namespace;
-            return shelf.find_gone(key).map(Event::Delete);
+            return sink.find_deleted(key).map(Event::Delete);
         }
         Event::Delete(read) => (read, Event::Delete),
     };
@@ -96,8 +96,8 @@ mod tests {
         }
         let metrics = CacheMetrics::new(&yoke_runtime::Metrics::new("operator"));
         let (store, writer) = reflector::store::<Cluster>();
-        let mut shelf = FullStore { store, writer };
-        let kept = take_readable("test", &metrics, &mut shelf, Event::Apply(Lenient(Ok(object))));
+        let mut sink = FullStore { store, writer };
+        let kept = take_readable("test", &metrics, &mut sink, Event::Apply(Lenient(Ok(object))));
         let Some(Event::Apply(kept)) = kept else {
             panic!("{kept:?}");
         };
@@ -117,10 +117,10 @@ mod tests {
         let metrics = CacheMetrics::new(&yoke_runtime::Metrics::new("operator"));
         let (store, writer) = reflector::store::<Cluster>();
         let known = store.clone();
-        let mut shelf = FullStore { store, writer };
+        let mut sink = FullStore { store, writer };
         let mut see = |event| {
-            let event = take_readable("test", &metrics, &mut shelf, event);
-            event.iter().for_each(|event| shelf.keep(event));
+            let event = take_readable("test", &metrics, &mut sink, event);
+            event.iter().for_each(|event| sink.apply(event));
             (event.is_some(), known.state().len())
         };
         let (good, bad) = (|name| object(name, "v1.35.4".into()), |name| object(name, 1.into()));

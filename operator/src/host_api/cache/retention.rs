@@ -24,9 +24,9 @@ pub(crate) const NAMESPACES: Retention<Namespace> = complete();
 /// Services: complete.
 pub(crate) const SERVICES: Retention<Service> = complete();
 /// Secrets: see [`keep_public`].
-pub(crate) const SECRETS: Retention<Secret> = part(keep_public);
-/// ConfigMaps: the published ingress configuration, see [`keep_told`].
-pub(crate) const CONFIG_MAPS: Retention<ConfigMap> = part(keep_told);
+pub(crate) const SECRETS: Retention<Secret> = partial(keep_public);
+/// ConfigMaps: the published ingress configuration, see [`keep_ingress_config`].
+pub(crate) const CONFIG_MAPS: Retention<ConfigMap> = partial(keep_ingress_config);
 /// NetworkPolicies: only their existence.
 pub(crate) const NETWORK_POLICIES: Retention<NetworkPolicy> = partial(|policy| {
     keep_labels(&mut policy.metadata);
@@ -52,12 +52,12 @@ pub(crate) const ISSUERS: Retention<Issuer> = partial(|issuer| {
 pub(crate) const fn of_stateful_sets(trim: fn(&mut StatefulSet)) -> Retention<StatefulSet> {
     Retention {
         trim,
-        is_whole: false,
+        is_complete: false,
         version: by_generation,
     }
 }
 
-const fn whole<K>() -> Retention<K> {
+const fn complete<K>() -> Retention<K> {
     Retention {
         trim: |_| {},
         is_complete: true,

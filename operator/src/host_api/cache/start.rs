@@ -21,7 +21,7 @@ use crate::host_api::cache::caches::Caches;
 use crate::host_api::cache::clusters::{Clusters, ClustersWriter};
 use crate::host_api::cache::decode::{is_unserved, take_readable, tell_unserved};
 use crate::host_api::cache::metrics::CacheMetrics;
-use crate::host_api::cache::reserved_storage::Counted;
+use crate::host_api::cache::reserved_storage::ReservedWriter;
 use crate::host_api::cache::retention;
 use crate::host_api::cache::sink::{FullStore, WatchSink};
 use crate::host_api::cache::triggered::Triggered;
@@ -80,7 +80,7 @@ impl Starter<'_> {
         };
         self.spawn("watch-jointokens", every.clone(), join_tokens_kept);
         let (secrets, scribe) = compact_store::open(retention::SECRETS);
-        let (reserved, counted) = Counted::new(scribe);
+        let (reserved, counted) = ReservedWriter::new(scribe);
         self.spawn("watch-secrets", build_ours(), counted);
         Caches {
             clusters,
@@ -135,7 +135,7 @@ impl Starter<'_> {
         known
     }
 
-    fn spawn<K: Watched>(&mut self, task: &'static str, config: watcher::Config, mut shelf: impl WatchSink<K>) {
+    fn spawn<K: Watched>(&mut self, task: &'static str, config: watcher::Config, mut sink: impl WatchSink<K>) {
         let mut triggers = self.triggers.clone();
         let drain = self.drain.clone();
         let api = Api::<Lenient<K>>::all(self.client.clone());
@@ -161,10 +161,10 @@ impl Starter<'_> {
                         continue;
                     }
                 };
-                let Some(event) = take_readable(task, &metrics, &mut shelf, event) else {
+                let Some(event) = take_readable(task, &metrics, &mut sink, event) else {
                     continue;
                 };
-                shelf.keep(&event);
+                sink.apply(&event);
                 match event {
                     Event::Apply(object) | Event::InitApply(object) => triggers.send(&object, false).await,
                     Event::Delete(object) => triggers.send(&object, true).await,
@@ -206,7 +206,7 @@ pub fn start(
         cluster_sender,
         tenant_sender,
         join_token_sender,
-        known_clusters.share_outlines(),
+        known_clusters.share_summaries(),
         join_token_store.clone(),
     );
     let drain = supervisor.drain();

@@ -10,7 +10,7 @@ use serde_json::Value;
 use yoke_api::ConditionType;
 use yoke_api::labels::{self, component};
 
-use crate::host_api::triggers::requeues::{Others, Requeues};
+use crate::host_api::triggers::requeues::{OtherClusters, Requeues};
 
 /// Last observed fields of the objects that concern more than one Cluster.
 #[derive(Clone, Debug, Default)]
@@ -99,8 +99,8 @@ impl Memory {
                 // The Tenant's other Clusters are validated against the bytes that a store has
                 // reserved.
                 others: match meta.labels.as_ref().and_then(|all| all.get(labels::COMPONENT)) {
-                    Some(part) if part == component::STORE && kind == "Secret" => Others::Refused,
-                    _ => Others::None,
+                    Some(part) if part == component::STORE && kind == "Secret" => OtherClusters::Refused,
+                    _ => OtherClusters::None,
                 },
                 ..Requeues::default()
             },
@@ -128,9 +128,9 @@ impl Memory {
             tenant: difference.is_new || gone,
             cluster: meta.name.clone().filter(|_| difference.changed),
             others: if difference.changed {
-                Others::Refused
+                OtherClusters::Refused
             } else {
-                Others::None
+                OtherClusters::None
             },
             names: difference.names,
             join_tokens_of: meta.name.clone().filter(|_| difference.api_answers),
@@ -156,7 +156,11 @@ impl Memory {
         let difference = self.compare(object, gone, parts);
         Requeues {
             tenant: true,
-            others: if difference.changed { Others::All } else { Others::None },
+            others: if difference.changed {
+                OtherClusters::All
+            } else {
+                OtherClusters::None
+            },
             names: difference.names,
             ..Requeues::default()
         }

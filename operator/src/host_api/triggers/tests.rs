@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use yoke_api::{Cluster, JoinToken, Tenant, labels};
 
 use crate::host_api::triggers::memory::Memory;
-use crate::host_api::triggers::requeues::{Others, Requeues};
+use crate::host_api::triggers::requeues::{OtherClusters, Requeues};
 use crate::model::cluster_summary::ClusterSummary;
 
-fn calls(tenant: bool, cluster: Option<&str>, others: Others) -> Requeues {
+fn calls(tenant: bool, cluster: Option<&str>, others: OtherClusters) -> Requeues {
     Requeues {
         tenant,
         cluster: cluster.map(str::to_owned),
@@ -34,7 +34,10 @@ fn clusters_are_called_for_what_they_are_held_against() {
         json!({"metadata": {"name": "t", "uid": "1", "generation": generation}, "spec": {},
             "status": {"clusters": clusters, "retainedStorage": retained}})
     };
-    let (all, none) = (calls(true, None, Others::All), calls(true, None, Others::None));
+    let (all, none) = (
+        calls(true, None, OtherClusters::All),
+        calls(true, None, OtherClusters::None),
+    );
     for (rule, value, expected) in [
         ("first sight", tenant(1, 0, None), &all),
         ("what is told of retained data", tenant(1, 0, Some(1)), &none),
@@ -90,7 +93,7 @@ fn an_api_that_answers_again_calls_for_those_who_wait_for_it() {
         join_tokens_of: Some("a".to_owned()),
         ..Requeues::default()
     };
-    let itself = calls(true, Some("a"), Others::Refused);
+    let itself = calls(true, Some("a"), OtherClusters::Refused);
     for (rule, value, expected) in [
         ("first sight", cluster("True", "x"), &itself),
         ("it starts anew", cluster("False", "x"), &nobody),
@@ -124,7 +127,7 @@ fn who_waits_is_called_for_by_what_it_waits_for() {
         ("a", "UsedUp", false, false),
     ] {
         let token = token(cluster, reason);
-        let found = (readers.are_for_waiting(&token), waiting.are_for_waiting(&token));
+        let found = (readers.concern_waiting(&token), waiting.concern_waiting(&token));
         assert_eq!(found, (by_role, by_api), "{cluster} {reason}");
     }
 }
@@ -134,14 +137,14 @@ fn objects_of_a_tenant_call_for_no_cluster() {
     let role = json!({"metadata": {"name": "yoke-tenant", "namespace": "t"}});
     let expected = Requeues {
         readers: true,
-        ..calls(true, None, Others::None)
+        ..calls(true, None, OtherClusters::None)
     };
     check::<Role>("role", &mut Memory::default(), role, false, &expected);
 }
 
 #[test]
 fn stores_call_for_those_who_wait_for_their_room() {
-    for (component, others) in [("store", Others::Refused), ("pki", Others::None)] {
+    for (component, others) in [("store", OtherClusters::Refused), ("pki", OtherClusters::None)] {
         let labels = json!({"yoke.drzzl.io/cluster": "a", "yoke.drzzl.io/tenant": "t",
             "yoke.drzzl.io/component": component});
         let secret = json!({"metadata": {"name": "x", "namespace": "yoke-pki", "labels": labels}});
@@ -155,10 +158,16 @@ fn labels_of_a_cluster_and_a_tenant_say_nothing() {
     let mut memory = Memory::default();
     let labels = json!({"yoke.drzzl.io/cluster": "x", "yoke.drzzl.io/tenant": "y"});
     let cluster = json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "labels": labels}, "spec": {}});
-    let itself = calls(true, Some("a"), Others::Refused);
+    let itself = calls(true, Some("a"), OtherClusters::Refused);
     check::<Cluster>("cluster", &mut memory, cluster, false, &itself);
     let tenant = json!({"metadata": {"name": "t", "uid": "2", "labels": labels}, "spec": {}});
-    check::<Tenant>("tenant", &mut memory, tenant, false, &calls(true, None, Others::All));
+    check::<Tenant>(
+        "tenant",
+        &mut memory,
+        tenant,
+        false,
+        &calls(true, None, OtherClusters::All),
+    );
 }
 
 #[test]
@@ -169,13 +178,13 @@ fn a_word_to_sleep_and_one_to_wake_call_for_the_cluster() {
             "spec": {}, "status": {"activity": {"sleepRequestedTime": slept, "wakeRequestedTime": woken}}})
     };
     let [early, late] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"];
-    let itself = calls(false, Some("a"), Others::Refused);
+    let itself = calls(false, Some("a"), OtherClusters::Refused);
     let nobody = Requeues::default();
     for (rule, cluster, expected) in [
         (
             "new",
             cluster("end", early, early),
-            &calls(true, Some("a"), Others::Refused),
+            &calls(true, Some("a"), OtherClusters::Refused),
         ),
         ("a word", cluster("now", early, early), &itself),
         ("noted by the operator", cluster("now", late, early), &nobody),
@@ -211,8 +220,8 @@ fn who_takes_or_leaves_a_name_calls_for_those_who_ask_for_it() {
         ("goes", cluster(4, &["x.example.org"]), true, true),
     ] {
         let calls = memory.plan(&object, gone);
-        assert_eq!(calls.are_for("t", &same), expected, "{rule}");
-        assert!(!calls.are_for("t", &other), "{rule}");
+        assert_eq!(calls.concern("t", &same), expected, "{rule}");
+        assert!(!calls.concern("t", &other), "{rule}");
     }
     let tenant = |generation: i64, domains: &[&str]| -> Tenant {
         let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant",
@@ -225,7 +234,7 @@ fn who_takes_or_leaves_a_name_calls_for_those_who_ask_for_it() {
         ("loses it", tenant(3, &["example.net"]), true),
         ("never had it", tenant(4, &["example.net", "example.com"]), false),
     ] {
-        assert_eq!(memory.plan(&object, false).are_for("t", &same), expected, "{rule}");
+        assert_eq!(memory.plan(&object, false).concern("t", &same), expected, "{rule}");
     }
 }
 
@@ -240,14 +249,18 @@ fn a_cluster_calls_for_itself_and_for_those_that_wait_for_room() {
         (
             "made",
             cluster(1, "Provisioning"),
-            calls(true, Some("a"), Others::Refused),
+            calls(true, Some("a"), OtherClusters::Refused),
         ),
-        ("status", cluster(1, "Running"), calls(false, None, Others::None)),
-        ("spec", cluster(2, "Running"), calls(false, Some("a"), Others::Refused)),
+        ("status", cluster(1, "Running"), calls(false, None, OtherClusters::None)),
+        (
+            "spec",
+            cluster(2, "Running"),
+            calls(false, Some("a"), OtherClusters::Refused),
+        ),
     ] {
         check::<Cluster>(rule, &mut memory, value, false, &expected);
     }
-    let gone = calls(true, Some("a"), Others::Refused);
+    let gone = calls(true, Some("a"), OtherClusters::Refused);
     check::<Cluster>("gone", &mut memory, cluster(2, "Deleting"), true, &gone);
     let pod = json!({"metadata": {"name": "p", "labels": {"yoke.drzzl.io/cluster": "a"}}});
     check::<Pod>(
@@ -255,6 +268,6 @@ fn a_cluster_calls_for_itself_and_for_those_that_wait_for_room() {
         &mut memory,
         pod,
         false,
-        &calls(false, Some("a"), Others::None),
+        &calls(false, Some("a"), OtherClusters::None),
     );
 }
