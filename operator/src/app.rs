@@ -173,7 +173,7 @@ async fn run_controllers(
         None => return Ok(()),
     };
     synced.set_ready();
-    let orphans = cluster::lifecycle::orphans::run(Arc::clone(&cluster), drain.clone());
+    let orphans = cluster::lifecycle::orphans::collect_orphans(Arc::clone(&cluster), drain.clone());
     let (calls, called) = mpsc::channel(CALLS);
     let guarded = endpoint_guard.run(
         Arc::clone(&cluster.memory),

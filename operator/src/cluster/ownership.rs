@@ -1,4 +1,4 @@
-//! Decides to whom an object of the host belongs. Pure.
+//! Decides which owner an object of the host belongs to. Pure.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use yoke_api::labels::{self, component};
+use yoke_api::{Cluster, JoinToken};
 
 use crate::model::cluster_summary::ClusterSummary;
 use crate::model::identity::Identity;
@@ -26,19 +27,19 @@ pub(crate) fn is_foreign(
     if annotation(labels::OWNER_UID) == Some(&identity.uid) {
         return false;
     }
-    let lives = |uid: &String| clusters().iter().any(|cluster| *cluster.uid == **uid);
+    let exists = |uid: &String| clusters().iter().any(|cluster| *cluster.uid == **uid);
     let labelled = identity.labels(component::CONTROL_PLANE);
     let mut labels = labelled.iter();
     let is_labelled = labels.all(|(key, value)| namespace.labels().get(key) == Some(value));
     let owner = identity.owner_annotations().remove(labels::OWNER);
     let is_anothers = annotation(labels::OWNER).is_some_and(|other| Some(other) != owner.as_ref())
-        || annotation(labels::OWNER_UID).is_some_and(lives);
+        || annotation(labels::OWNER_UID).is_some_and(exists);
     !is_labelled || is_anothers
 }
 
 /// Whether a Secret belongs to this Cluster. Another Cluster with the same identity may have left
 /// one.
-pub(crate) fn is_of(secret: &Secret, identity: &Identity) -> bool {
+pub(crate) fn is_owned_secret(secret: &Secret, identity: &Identity) -> bool {
     let has = |key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
     has(labels::ID, identity.id.as_str())
         && has(labels::TENANT, &identity.tenant)
@@ -51,10 +52,14 @@ pub(crate) fn is_of_tenant(meta: &ObjectMeta, tenant: &str) -> bool {
     label.map(String::as_str) == Some(tenant)
 }
 
+/// Whether a JoinToken is for this Cluster.
+pub(crate) fn is_token_of(token: &JoinToken, cluster: &Cluster) -> bool {
+    token.metadata.namespace == cluster.metadata.namespace
+        && Some(&token.spec.cluster_name) == cluster.metadata.name.as_ref()
+}
+
 #[cfg(test)]
 mod tests {
-    use yoke_api::Cluster;
-
     use super::*;
     use crate::cluster::resources::objects::build_namespace;
     use crate::fixtures::{cluster, identity};
@@ -76,7 +81,7 @@ mod tests {
         for (rule, namespace, clusters, expected) in [
             ("its own", namespace(&present), living(&present), false),
             ("a namesake's that is gone", namespace(&former), living(&present), false),
-            ("a namesake's that lives", namespace(&former), living(&former), true),
+            ("a namesake's that exists", namespace(&former), living(&former), true),
             ("of another Tenant", namespace(&elsewhere), living(&present), true),
             ("of another name", namespace(&cluster("b")), living(&present), true),
             ("its own without annotations", unsigned, living(&present), false),
@@ -89,5 +94,17 @@ mod tests {
                 "{rule}"
             );
         }
+    }
+
+    #[test]
+    fn join_token_belongs_to_the_cluster_that_it_names_in_its_namespace() {
+        let token = |name: &str, namespace: &str| {
+            let token =
+                serde_json::json!({"metadata": {"name": "t", "namespace": namespace}, "spec": {"clusterName": name}});
+            serde_json::from_value::<JoinToken>(token).unwrap()
+        };
+        assert!(is_token_of(&token("a", "demo"), &cluster("a")));
+        assert!(!is_token_of(&token("b", "demo"), &cluster("a")));
+        assert!(!is_token_of(&token("a", "other"), &cluster("a")));
     }
 }

@@ -19,8 +19,8 @@ const WAITING: Duration = Duration::from_secs(2);
 /// Requeue interval for a store that the host's NATS has no room for, if nothing else is pending.
 const LIMITED: Duration = Duration::from_secs(300);
 
-/// The requeue delay after an outcome. `storeless`: since when the store is known to be missing.
-pub(super) fn requeue_after(outcome: &Outcome, storeless: Option<Timestamp>, now: Timestamp) -> Duration {
+/// The requeue delay after an outcome. `store_missing_since`: since when the store is known to be missing.
+pub(super) fn requeue_after(outcome: &Outcome, store_missing_since: Option<Timestamp>, now: Timestamp) -> Duration {
     if (outcome.accepted.is_err() && !outcome.maintained) || outcome.paused {
         return STEADY;
     }
@@ -52,7 +52,7 @@ pub(super) fn requeue_after(outcome: &Outcome, storeless: Option<Timestamp>, now
         // action.
         _ if !outcome.maintained && outcome.store.state.reason == Reason::StoreLost => STEADY,
         _ if !outcome.maintained && outcome.store.state.status != Some(true) && !is_limited => {
-            let missing = storeless.map(|since| now.duration_since(since).unsigned_abs());
+            let missing = store_missing_since.map(|since| now.duration_since(since).unsigned_abs());
             (missing.unwrap_or_default() / 8).clamp(STORELESS, STORELESS_LONGEST)
         }
         _ => WAITING,
@@ -125,7 +125,7 @@ mod tests {
         };
         // The control plane of the fixture started at second 1000, and its store is missing since
         // then.
-        let storeless = Timestamp::from_second(1000).ok();
+        let store_missing_since = Timestamp::from_second(1000).ok();
         for (rule, outcome, now, expected) in [
             ("as it should be", outcome(), 1001, STEADY),
             ("a worker is upgraded", with_workers(Reason::Updating), 1001, BUSY),
@@ -193,7 +193,7 @@ mod tests {
             ("no room, failing", with(limited(), silent(failing())), 1001, WAITING),
         ] {
             let now = Timestamp::from_second(now).unwrap();
-            assert_eq!(requeue_after(&outcome, storeless, now), expected, "{rule}");
+            assert_eq!(requeue_after(&outcome, store_missing_since, now), expected, "{rule}");
         }
     }
 }

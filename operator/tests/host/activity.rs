@@ -122,7 +122,7 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     // Another query once the number of Nodes is known.
     let id = host.cluster("a").await.id().unwrap();
     host.bring("a", "it is asked again when it can be time", async || {
-        let seen = host.context.memory.awake(&id).activity;
+        let seen = host.context.memory.running(&id).activity;
         seen.is_some_and(|seen| seen.due > Instant::now() + Duration::from_mins(1))
     })
     .await;

@@ -129,7 +129,7 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
     // An object that is current is not written: neither by the same operator, nor by one that has
     // just started.
     stage.host.restart_operator().await;
-    let due = || stage.host.context.memory.awake(&id(&stage)).addons.state.is_some();
+    let due = || stage.host.context.memory.running(&id(&stage)).addons.state.is_some();
     stage.host.bring("a", "they were looked at again", async || due()).await;
     assert_eq!(stage.versions().await, first);
 

@@ -197,7 +197,7 @@ async fn nodes_of_a_tenant_cost_the_operator_little() {
     let asked = count_until_put_off(&host, || server.behaviour.lock().unwrap().pages).await;
     assert!(asked[0] > 0, "they were counted: {asked:?}");
     assert!(
-        host.context.memory.awake(&id).connected.is_some(),
+        host.context.memory.running(&id).connected.is_some(),
         "they were looked at"
     );
     assert_eq!(

@@ -161,7 +161,9 @@ async fn a_sleep_that_the_watch_does_not_tell_yet_starts_nothing() {
     // The cluster was woken, and has gone to sleep again since.
     let slept = Timestamp::now() + SignedDuration::from_secs(60);
     write_sleep(&host, Some(slept)).await;
-    host.context.memory.note(&id, |seen| seen.slept = Some(Time(slept)));
+    host.context
+        .memory
+        .update(&id, |memory| memory.sleep_requested = Some(Time(slept)));
     for _ in 0..3 {
         host.reconcile_known("a").await.unwrap();
         assert_eq!(replicas(&host).await, Some(0), "it is started by a Cluster from before");
@@ -170,7 +172,7 @@ async fn a_sleep_that_the_watch_does_not_tell_yet_starts_nothing() {
     write_sleep(&host, None).await;
     host.reconcile_known("a").await.unwrap();
     assert_eq!(replicas(&host).await, Some(1));
-    assert_eq!(host.context.memory.seen(&id).slept, None);
+    assert_eq!(host.context.memory.seen(&id).sleep_requested, None);
 }
 
 /// Returns the resource version of the control plane's NetworkPolicy, if there is one.

@@ -94,9 +94,9 @@ impl<'a> Workers<'a> {
 
     /// Checks the cluster now, without the usual interval.
     async fn look(&self) {
-        self.stage.host.context.memory.note_awake(&self.id, |awake| {
-            awake.nodes = None;
-            awake.workers = Default::default();
+        self.stage.host.context.memory.update_running(&self.id, |running| {
+            running.nodes = None;
+            running.workers = Default::default();
         });
         let _ = self.stage.host.reconcile("a").await;
     }

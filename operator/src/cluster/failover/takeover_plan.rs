@@ -52,7 +52,7 @@ pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnati
         return Step::Alone;
     }
     let first = first_of(set);
-    let of_this_start = |pod: &&Pod| !ends(pod) && is_of(pod, incarnation);
+    let of_this_start = |pod: &&Pod| !ends(pod) && has_incarnation(pod, incarnation);
     let standby = numbered(pods, first.saturating_add(1)).find(of_this_start);
     // An evicted pod is not replaced before the standby pod serves.
     let ended = numbered(pods, first).any(ends);
@@ -60,7 +60,7 @@ pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnati
     // A replacement of the serving pod may become ready later than the standby pod.
     let serves = numbered(pods, first).any(|pod| of_this_start(&pod) && has_ready_api(pod));
     // A class may tolerate the taints of a node that is about to leave.
-    let is_elsewhere = |standby| numbered(pods, first).all(|pod| place_of(pod) != place_of(standby));
+    let is_elsewhere = |standby| numbered(pods, first).all(|pod| node_of(pod) != node_of(standby));
     match standby {
         Some(standby) if has_ready_api(standby) && (ended || !serves || leaves && is_elsewhere(standby)) => {
             Step::TakeOver
@@ -138,23 +138,23 @@ pub fn plan_released<'p, P: AsRef<Pod>>(pods: &'p [P], incarnation: u64, wanted:
         .map(control_plane::pod_name)
         .collect();
     let stays = |pod: &Pod| {
-        let place = names.iter().position(|name| pod.metadata.name.as_ref() == Some(name));
-        let goes = ends(pod) && !(place == Some(0) && lingers);
-        is_of(pod, incarnation) && place.is_some() && !goes
+        let position = names.iter().position(|name| pod.metadata.name.as_ref() == Some(name));
+        let terminates = ends(pod) && !(position == Some(0) && lingers);
+        has_incarnation(pod, incarnation) && position.is_some() && !terminates
     };
     pods.iter().map(AsRef::as_ref).filter(|pod| !stays(pod)).collect()
 }
 
 /// The pod that still serves although it is being deleted. A pod of this incarnation does so for a
 /// while, unless it is released.
-pub fn lingering<'p, P: AsRef<Pod>>(
+pub fn find_lingering<'p, P: AsRef<Pod>>(
     set: Option<&StatefulSet>,
     pods: &'p [P],
     incarnation: u64,
     now: Timestamp,
 ) -> Option<&'p Pod> {
     let lingers =
-        |pod: &&Pod| is_of(pod, incarnation) && has_ready_api(pod) && lingers_until(pod).is_some_and(|end| now < end);
+        |pod: &&Pod| has_incarnation(pod, incarnation) && has_ready_api(pod) && lingers_until(pod).is_some_and(|end| now < end);
     serving(set, pods).find(lingers)
 }
 
@@ -168,11 +168,11 @@ fn lingers_until(pod: &Pod) -> Option<Timestamp> {
     deleted_at.checked_add(longest).ok()
 }
 
-fn is_of(pod: &Pod, incarnation: u64) -> bool {
+fn has_incarnation(pod: &Pod, incarnation: u64) -> bool {
     incarnation_of(pod.metadata.annotations.as_ref()) == Some(incarnation)
 }
 
-fn place_of(pod: &Pod) -> Option<&String> {
+fn node_of(pod: &Pod) -> Option<&String> {
     pod.spec.as_ref()?.node_name.as_ref()
 }
 
@@ -380,7 +380,7 @@ mod tests {
             ("not told", pod(3, true), 7, 1, false),
         ] {
             let pods = [pod];
-            let found = lingering(Some(&set(3, 1)), &pods, incarnation, at(second));
+            let found = find_lingering(Some(&set(3, 1)), &pods, incarnation, at(second));
             assert_eq!(found.is_some(), expected, "{rule}");
         }
     }

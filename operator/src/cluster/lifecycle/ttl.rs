@@ -15,25 +15,25 @@ use crate::error::ReconcileError;
 use crate::host_api::events::Notice;
 
 /// Requeue delay after a deletion, to check that the object is gone.
-pub(crate) const AGAIN: Duration = Duration::from_secs(1);
+pub(crate) const DELETION_REQUEUE: Duration = Duration::from_secs(1);
 
 /// Remaining lifetime of a Cluster; `None` if it has no limit or is paused. When the lifetime is
 /// over by the clock of this process, the host API's clock must agree, as that one set the creation
 /// time. If the host API sends no time, the clock of this process counts.
-pub(crate) async fn find_remaining(
+pub(crate) async fn find_remaining_lifetime(
     host: &Client,
     cluster: &Cluster,
     now: Timestamp,
 ) -> Result<Option<Duration>, ReconcileError> {
-    let remaining = plan_remaining(cluster, now);
+    let remaining = plan_remaining_lifetime(cluster, now);
     if remaining.is_none_or(|remaining| !remaining.is_zero()) {
         return Ok(remaining);
     }
-    Ok(plan_remaining(cluster, ask_time(host).await?.unwrap_or(now)))
+    Ok(plan_remaining_lifetime(cluster, fetch_host_time(host).await?.unwrap_or(now)))
 }
 
 /// The time by the host API, if it sends one: RFC 9110, 6.6.1, in whole seconds.
-async fn ask_time(client: &Client) -> Result<Option<Timestamp>, ReconcileError> {
+async fn fetch_host_time(client: &Client) -> Result<Option<Timestamp>, ReconcileError> {
     let request = http::Request::get("/version").body(Body::empty());
     let request =
         request.map_err(|error| ReconcileError::host("the time of the host API")(kube::Error::HttpError(error)))?;
@@ -46,17 +46,17 @@ async fn ask_time(client: &Client) -> Result<Option<Timestamp>, ReconcileError> 
     Ok(date.map(|date| date.timestamp()))
 }
 
-fn plan_remaining(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
+fn plan_remaining_lifetime(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
     let lifetime = cluster.spec.lifetime().filter(|_| !cluster.spec.paused)?;
-    let lived = now.duration_since(cluster.metadata.creation_timestamp.as_ref()?.0);
+    let age = now.duration_since(cluster.metadata.creation_timestamp.as_ref()?.0);
     // A clock that is behind the host's does not extend a lifetime.
-    let lived = Duration::try_from(lived).unwrap_or_default();
-    Some(lifetime.saturating_sub(lived))
+    let age = Duration::try_from(age).unwrap_or_default();
+    Some(lifetime.saturating_sub(age))
 }
 
 /// Deletes the Cluster only if it is unchanged since it was read: its owner may just have extended
 /// the lifetime.
-pub(crate) async fn delete(context: &Context, cluster: &Cluster) -> Result<(), ReconcileError> {
+pub(crate) async fn delete_expired(context: &Context, cluster: &Cluster) -> Result<(), ReconcileError> {
     let parameters = DeleteParams {
         preconditions: Some(Preconditions {
             uid: cluster.uid(),
@@ -111,7 +111,7 @@ mod tests {
                 std::future::ready(answer.body(Body::empty()))
             });
             let now = Timestamp::from_second(BEGAN + own).unwrap();
-            let left = find_remaining(&Client::new(answer, "default"), &cluster, now).await;
+            let left = find_remaining_lifetime(&Client::new(answer, "default"), &cluster, now).await;
             assert_eq!(left.unwrap(), Some(Duration::from_secs(expected)), "{rule}");
         }
     }
@@ -125,7 +125,7 @@ mod tests {
                 spec.paused = paused;
             });
             cluster.metadata.creation_timestamp = Some(Time(made));
-            plan_remaining(&cluster, Timestamp::from_second(1_000_000 + second).unwrap())
+            plan_remaining_lifetime(&cluster, Timestamp::from_second(1_000_000 + second).unwrap())
         };
         let seconds = |seconds| Some(Duration::from_secs(seconds));
         for (rule, ttl, paused, second, expected) in [

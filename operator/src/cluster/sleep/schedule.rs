@@ -16,10 +16,10 @@ use crate::cluster::sleep::state::{SleepCommand, SleepState};
 
 /// How far back the last due time is searched, in hours, the near past first: an hour, a day, eight
 /// days, just over a month, just over a year, and eight years, which include a 29th of February.
-const BACK: [i64; 6] = [1, 24, 8 * 24, 32 * 24, 367 * 24, 8 * 367 * 24];
+const SEARCH_BACK_HOURS: [i64; 6] = [1, 24, 8 * 24, 32 * 24, 367 * 24, 8 * 367 * 24];
 
 /// Delay until the next check, if the next due time is not known.
-const AGAIN: SignedDuration = SignedDuration::from_secs(30);
+const RETRY_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
 /// A schedule that cannot be applied.
 #[derive(Debug, thiserror::Error)]
@@ -56,21 +56,21 @@ struct Moment {
 }
 
 /// One cron expression of a schedule.
-struct Line {
+struct CronRule {
     times: Crontab,
     zone: TimeZone,
     command: SleepCommand,
 }
 
-impl Line {
+impl CronRule {
     /// The last due time. A time in a skipped hour is due when clocks are put forward, and a time
     /// in a repeated hour is due the first time. Expressions are matched against the time that a
     /// wall clock shows.
-    fn last(&self, now: Timestamp) -> Option<Moment> {
+    fn last_due(&self, now: Timestamp) -> Option<Moment> {
         let shown = self.zone.to_datetime(now);
         let until_shown = |after| self.next(after).filter(|time| *time <= shown);
         let from = |hours: &i64| shown.checked_sub(SignedDuration::from_hours(*hours)).ok();
-        let first = BACK.iter().find_map(|hours| until_shown(from(hours)?))?;
+        let first = SEARCH_BACK_HOURS.iter().find_map(|hours| until_shown(from(hours)?))?;
         self.find_moment(find_last(first, shown, until_shown))
     }
 
@@ -86,10 +86,10 @@ impl Line {
     }
 
     /// The next due time. In a repeated hour it is not known, and is looked for again later.
-    fn following(&self, now: Timestamp) -> Option<Timestamp> {
+    fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
         let next = self.next(self.zone.to_datetime(now))?;
         let next = self.find_moment(next)?.time;
-        Some(if next > now { next } else { now + AGAIN })
+        Some(if next > now { next } else { now + RETRY_AFTER })
     }
 
     fn next(&self, after: DateTime) -> Option<DateTime> {
@@ -116,13 +116,13 @@ fn find_last(first: DateTime, mut end: DateTime, mut next: impl FnMut(DateTime) 
 
 /// Checks that every schedule is valid.
 pub fn check(schedules: &[SleepSchedule]) -> Result<(), ScheduleError> {
-    read(schedules).map(|_| ())
+    parse_schedules(schedules).map(|_| ())
 }
 
 /// The due command of a Cluster. A new spec starts now: earlier times of it are over.
 pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
-    let lines = read(&cluster.spec.sleep.schedules).ok()?;
-    if lines.is_empty() {
+    let rules = parse_schedules(&cluster.spec.sleep.schedules).ok()?;
+    if rules.is_empty() {
         return None;
     }
     let status = cluster.status.as_ref();
@@ -134,15 +134,15 @@ pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
             time: now,
         });
     };
-    let lasts = lines.iter().filter_map(|line| Some((line.last(now)?, line.command)));
+    let moments = rules.iter().filter_map(|rule| Some((rule.last_due(now)?, rule.command)));
     // If both are due at once, being awake does less harm.
-    let (Moment { time, .. }, command) = lasts
+    let (Moment { time, .. }, command) = moments
         .filter(|(moment, _)| moment.time <= now)
         .max_by_key(|(moment, command)| (*moment, *command == SleepCommand::Wake))?;
-    let rest = SleepState::of(cluster);
+    let run_state = SleepState::of(cluster);
     let changes = match command {
-        SleepCommand::Sleep(_) => !rest.is_asleep(),
-        SleepCommand::Wake => rest.is_asleep() && rest != SleepState::ByOwner,
+        SleepCommand::Sleep(_) => !run_state.is_asleep(),
+        SleepCommand::Wake => run_state.is_asleep() && run_state != SleepState::ByOwner,
     };
     (time > done.0).then_some(Due {
         command: changes.then_some(command),
@@ -151,16 +151,16 @@ pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
 }
 
 /// Time until a schedule of a Cluster is due; `None` if none ever is.
-pub fn plan_remaining(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
-    let lines = read(&cluster.spec.sleep.schedules).ok()?;
-    let next = lines.iter().filter_map(|line| line.following(now)).min()?;
+pub fn plan_until_due(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
+    let rules = parse_schedules(&cluster.spec.sleep.schedules).ok()?;
+    let next = rules.iter().filter_map(|rule| rule.next_due(now)).min()?;
     Duration::try_from(next.duration_since(now)).ok()
 }
 
-fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
+fn parse_schedules(schedules: &[SleepSchedule]) -> Result<Vec<CronRule>, ScheduleError> {
     let mut options = ParseOptions::default();
     options.fallback_timezone_option = FallbackTimezoneOption::UTC;
-    let mut lines = Vec::new();
+    let mut rules = Vec::new();
     for schedule in schedules {
         let name = schedule.time_zone.as_deref().unwrap_or("UTC");
         let zone = find_zone(name).ok_or_else(|| ScheduleError::Zone(name.to_owned()))?;
@@ -171,24 +171,24 @@ fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
         for (expression, command) in commands {
             let Some(expression) = expression else { continue };
             let wrong = || ScheduleError::Expression(expression.clone());
-            if asks_for_last(expression) {
+            if uses_last_day(expression) {
                 return Err(ScheduleError::Last(expression.clone()));
             }
-            let line = Line {
+            let rule = CronRule {
                 times: cronexpr::parse_crontab_with(expression, options).map_err(|_| wrong())?,
                 zone: zone.clone(),
                 command,
             };
-            line.next(DateTime::constant(2024, 1, 1, 0, 0, 0, 0))
+            rule.next(DateTime::constant(2024, 1, 1, 0, 0, 0, 0))
                 .ok_or_else(wrong)?;
-            lines.push(line);
+            rules.push(rule);
         }
     }
-    Ok(lines)
+    Ok(rules)
 }
 
 /// Whether an expression has an `L`, for the last day of a month: the parser skips December's.
-fn asks_for_last(expression: &str) -> bool {
+fn uses_last_day(expression: &str) -> bool {
     let fields: Vec<_> = expression.split(' ').collect();
     let has_last = |field: usize| {
         fields
@@ -220,11 +220,11 @@ mod tests {
     }
 
     fn schedule(sleep: &str, wake: &str, zone: &str) -> SleepSchedule {
-        let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let field = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         SleepSchedule {
-            sleep: given(sleep),
-            wake: given(wake),
-            time_zone: given(zone),
+            sleep: field(sleep),
+            wake: field(wake),
+            time_zone: field(zone),
         }
     }
 
@@ -314,15 +314,15 @@ mod tests {
 
     #[test]
     fn the_last_day_of_a_month_is_refused() {
-        for (expression, is_read) in [
+        for (expression, is_valid) in [
             ("0 20 L * *", false),
             ("0 20 * * 5L", false),
             ("0 20 * * 5l", false),
             ("0 20 1 JUL *", true),
             ("0 20 1 jul *", true),
         ] {
-            let read = read(&[schedule(expression, "", "UTC")]);
-            assert_eq!(read.is_ok(), is_read, "{expression}");
+            let parsed = parse_schedules(&[schedule(expression, "", "UTC")]);
+            assert_eq!(parsed.is_ok(), is_valid, "{expression}");
         }
     }
 
@@ -402,7 +402,7 @@ mod tests {
             ),
             ("after both", night(), "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"),
         ] {
-            let remaining = plan_remaining(&done(schedule, "2026-03-01T00:00:00Z"), at(now)).unwrap();
+            let remaining = plan_until_due(&done(schedule, "2026-03-01T00:00:00Z"), at(now)).unwrap();
             assert_eq!(
                 at(now) + SignedDuration::try_from(remaining).unwrap(),
                 at(expected),
@@ -410,7 +410,7 @@ mod tests {
             );
         }
         assert_eq!(
-            plan_remaining(&fixtures::cluster("a"), at("2026-03-29T00:10:00Z")),
+            plan_until_due(&fixtures::cluster("a"), at("2026-03-29T00:10:00Z")),
             None
         );
     }

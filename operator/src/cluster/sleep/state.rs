@@ -30,8 +30,8 @@ pub(crate) const LONGEST_WAKE: Duration = Duration::from_secs(25);
 /// Shortest and longest sleep of a Cluster with Nodes before it wakes for them, in hundredths of
 /// the lifetime of a kubelet's certificate. Clusters spread over the time between in `SHARES`
 /// parts.
-const SLEPT_LEAST: u32 = 6;
-const SLEPT_MOST: u32 = 8;
+const SHORTEST_SLEEP: u32 = 6;
+const LONGEST_SLEEP: u32 = 8;
 const SHARES: u32 = 1024;
 
 /// A request to sleep or to wake that does not come from the spec.
@@ -147,7 +147,7 @@ impl SleepState {
                 wakes: WakeOnConnect::Any,
                 ..
             } => Callers::Any,
-            Self::ByOwner | Self::Unchanged | Self::Request { .. } => return Some(hold(self.until())),
+            Self::ByOwner | Self::Unchanged | Self::Request { .. } => return Some(no_wake_message(self.until())),
         };
         let Self::Request { since, ignored, .. } = self else {
             return None;
@@ -162,7 +162,7 @@ impl SleepState {
 }
 
 /// The ingress message of a sleeping Cluster that no client can wake.
-pub fn hold(until: &str) -> Asleep {
+pub fn no_wake_message(until: &str) -> Asleep {
     Asleep::Held {
         why: format!("the cluster is asleep {until}"),
     }
@@ -219,9 +219,9 @@ pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
     let SleepState::Request { since, wakes, .. } = SleepState::of(cluster) else {
         return None;
     };
-    let returns = sleep.inactivity().is_some() || !sleep.schedules.is_empty();
+    let sleeps_again = sleep.inactivity().is_some() || !sleep.schedules.is_empty();
     let may_wake = sleep.with_workers == WithWorkers::Allow && wakes != WakeOnConnect::Never;
-    if !may_wake || !returns || !has_nodes(cluster) || !conditions::is_reconciled(cluster) {
+    if !may_wake || !sleeps_again || !has_nodes(cluster) || !conditions::is_reconciled(cluster) {
         return None;
     }
     let hundredth = Lifetimes::from_spec(&cluster.spec.pki).ok()?.of_kubelet(Use::Client) / 100;
@@ -230,7 +230,7 @@ pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
         .as_str()
         .bytes()
         .fold(0_u32, |sum, byte| (sum * 31 + u32::from(byte)) % SHARES);
-    let longest = hundredth * SLEPT_LEAST + hundredth * (SLEPT_MOST - SLEPT_LEAST) * share / SHARES;
+    let longest = hundredth * SHORTEST_SLEEP + hundredth * (LONGEST_SLEEP - SHORTEST_SLEEP) * share / SHARES;
     // A clock that was ahead must not make it sleep longer.
     let slept = Duration::try_from(now.duration_since(since.0)).unwrap_or_default();
     Some(longest.saturating_sub(slept))
@@ -247,7 +247,7 @@ fn has_nodes(cluster: &Cluster) -> bool {
 }
 
 /// Time of the last request to sleep.
-pub fn slept(cluster: &Cluster) -> Option<&Time> {
+pub fn sleep_requested(cluster: &Cluster) -> Option<&Time> {
     let activity = cluster.status.as_ref()?.activity.as_ref()?;
     activity.sleep_requested_time.as_ref()
 }
@@ -288,7 +288,7 @@ pub fn plan_woken(status: &ClusterStatus) -> Option<Timestamp> {
 }
 
 /// The activity status with the time of last use, if the store reported it.
-pub fn plan_used(before: Option<ActivityStatus>, used: Option<Timestamp>) -> Option<ActivityStatus> {
+pub fn plan_last_used(before: Option<ActivityStatus>, used: Option<Timestamp>) -> Option<ActivityStatus> {
     let Some(used) = used else {
         return before;
     };
@@ -299,7 +299,7 @@ pub fn plan_used(before: Option<ActivityStatus>, used: Option<Timestamp>) -> Opt
 }
 
 /// Whether the spec overrides a request to sleep: the owner's `spec.state` ends it.
-pub fn is_overruled(cluster: &Cluster) -> bool {
+pub fn is_overridden(cluster: &Cluster) -> bool {
     let activity = cluster.status.as_ref().and_then(|status| status.activity.as_ref());
     cluster.spec.state == DesiredState::Asleep
         && activity.is_some_and(|activity| activity.sleep_requested_time.is_some())
@@ -451,10 +451,10 @@ mod tests {
     #[test]
     fn the_owners_word_ends_what_was_asked_before() {
         let owner = |cluster| with(cluster, |spec| spec.state = DesiredState::Asleep);
-        assert!(is_overruled(&owner(slept(Some(5), Some(3)))));
-        assert!(is_overruled(&owner(slept(Some(3), Some(5)))));
-        assert!(!is_overruled(&owner(slept(None, Some(5)))));
-        assert!(!is_overruled(&slept(Some(5), None)));
+        assert!(is_overridden(&owner(slept(Some(5), Some(3)))));
+        assert!(is_overridden(&owner(slept(Some(3), Some(5)))));
+        assert!(!is_overridden(&owner(slept(None, Some(5)))));
+        assert!(!is_overridden(&slept(Some(5), None)));
         let mut asleep = slept(Some(5), None);
         assert_eq!(SleepState::of(&asleep).reason(), Reason::AsleepOnRequest);
         let activity = asleep.status.as_mut().and_then(|status| status.activity.as_mut());
@@ -491,18 +491,18 @@ mod tests {
     #[test]
     fn what_is_noted_of_use_leaves_the_rest() {
         let before = slept(Some(5), Some(3)).status.and_then(|status| status.activity);
-        assert_eq!(plan_used(before.clone(), None), before);
-        let after = plan_used(before, Some(at(7).0)).unwrap();
+        assert_eq!(plan_last_used(before.clone(), None), before);
+        let after = plan_last_used(before, Some(at(7).0)).unwrap();
         assert_eq!(
             (after.last_activity_time, after.sleep_requested_time),
             (Some(at(7)), Some(at(5)))
         );
-        assert_eq!(plan_used(None, None), None);
+        assert_eq!(plan_last_used(None, None), None);
     }
 
     #[test]
     fn the_ingress_is_told_until_the_api_answers() {
-        let asleep = || Some(hold("for long"));
+        let asleep = || Some(no_wake_message("for long"));
         let waking = |since: i64, problem: Option<&str>| {
             let problem = problem.map(ToOwned::to_owned);
             Some(Asleep::Waking {

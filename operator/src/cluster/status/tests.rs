@@ -307,7 +307,7 @@ fn history_tells_versions_that_ran() {
 fn a_machine_that_is_about_to_go_shows() {
     use crate::host_nodes::drain::State;
     let progressing = ("True", "MachineLeaving");
-    for (rule, leaving, expected, degraded) in [
+    for (rule, takeover, expected, degraded) in [
         ("all is well", None, ("False", "AsExpected"), "False"),
         ("others come first", Some(State::Waiting), progressing, "False"),
         (
@@ -329,7 +329,10 @@ fn a_machine_that_is_about_to_go_shows() {
             "True",
         ),
     ] {
-        let status = plan(None, &Outcome { leaving, ..outcome() }, 2000);
+        let status = plan(None, &Outcome {
+                takeover,
+                ..outcome()
+            }, 2000);
         let find = |type_| conditions::find(&status.conditions, type_).unwrap();
         let (found, attention) = (find(ConditionType::Progressing), find(ConditionType::Degraded));
         assert_eq!((found.status.as_str(), found.reason.as_str()), expected, "{rule}");

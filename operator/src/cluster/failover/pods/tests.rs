@@ -202,21 +202,21 @@ fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
             ControlPlane::Absent,
             none,
             (false, false, false),
-            Admission::Take,
+            Admission::Acquire,
         ),
         (
             "woken",
             ControlPlane::Asleep,
             none,
             (false, false, false),
-            Admission::Take,
+            Admission::Acquire,
         ),
         (
             "woken early",
             ControlPlane::GoingToSleep,
             none,
             (false, false, false),
-            Admission::Take,
+            Admission::Acquire,
         ),
         (
             "asleep",
@@ -232,7 +232,7 @@ fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
             (true, false, false),
             Admission::Finish,
         ),
-        ("lost", runs(), none, (false, true, true), Admission::Take),
+        ("lost", runs(), none, (false, true, true), Admission::Acquire),
         (
             "lost, and to sleep",
             ControlPlane::GoingToSleep,

@@ -9,9 +9,9 @@ const OLD: &str = "v1.35.4";
 
 /// A Node with a kubelet, the requested version, and the worker's report. Ready unless its name
 /// ends in `!`.
-fn node(name: &str, kubelet: &str, asked: &str, said: &str) -> Node {
+fn node(name: &str, kubelet: &str, requested: &str, reported: &str) -> Node {
     let mut annotations = serde_json::Map::new();
-    for (key, text) in [(labels::KUBELET_VERSION, asked), (labels::KUBELET_UPGRADE, said)] {
+    for (key, text) in [(labels::KUBELET_VERSION, requested), (labels::KUBELET_UPGRADE, reported)] {
         if !text.is_empty() {
             annotations.insert(key.into(), text.into());
         }
@@ -67,19 +67,19 @@ fn decide(nodes: &[Node], spec: &UpgradeSpec) -> (Vec<String>, WorkersStatus, St
 }
 
 fn decide_after(nodes: &[Node], spec: &UpgradeSpec, waited: Duration) -> (Vec<String>, WorkersStatus, State) {
-    let mut asking = Asking::default();
+    let mut requests = UpgradeRequests::default();
     let (mut now, mut left) = (Instant::now(), waited);
-    asking.note(nodes, now);
+    requests.record(nodes, now);
     while !left.is_zero() {
         let step = left.min(GAP);
         (now, left) = (now + step, left - step);
-        asking.note(nodes, now);
+        requests.record(nodes, now);
     }
-    let workers: Vec<_> = nodes.iter().map(|node| Worker::of(node, &asking)).collect();
-    let plan = plan(&workers, TARGET.parse().unwrap(), spec);
+    let workers: Vec<_> = nodes.iter().map(|node| Worker::of(node, &requests)).collect();
+    let plan = plan_rollout(&workers, TARGET.parse().unwrap(), spec);
     let steps = plan.steps.iter().map(|step| match step {
-        Step::Ask(node) => format!("+{}", node.name_any()),
-        Step::Withdraw(node) => format!("-{}", node.name_any()),
+        UpgradeStep::Request(node) => format!("+{}", node.name_any()),
+        UpgradeStep::Withdraw(node) => format!("-{}", node.name_any()),
     });
     (steps.collect(), plan.status, plan.state)
 }
@@ -234,7 +234,7 @@ fn workers_are_asked_in_their_turn() {
             Reason::Updating,
         ),
         (
-            "one has failed, and was asked for another since",
+            "one has failed, and was requested for another since",
             vec![node("a", OLD, "v1.35.6", "v1.35.5 Failed: x"), idle("b")],
             limits(1, false),
             &["-a"],
@@ -248,7 +248,7 @@ fn workers_are_asked_in_their_turn() {
             Reason::Updating,
         ),
         (
-            "one has begun, and is not asked any more",
+            "one has begun, and is not requested any more",
             vec![node("a", OLD, "", "v1.35.5 Draining"), idle("b")],
             limits(1, false),
             &[],
@@ -262,49 +262,49 @@ fn workers_are_asked_in_their_turn() {
             Reason::Updating,
         ),
         (
-            "one has begun with another, and is asked for this one",
+            "one has begun with another, and is requested for this one",
             vec![node("a", OLD, TARGET, "v1.35.6 Draining"), idle("b")],
             limits(1, false),
             &[],
             Reason::Updating,
         ),
         (
-            "one is asked for another, and has room already",
+            "one is requested for another, and has room already",
             vec![node("b", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
             limits(1, false),
             &["+b"],
             Reason::Updating,
         ),
         (
-            "one is asked for another during a pause",
+            "one is requested for another during a pause",
             vec![node("b", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
             limits(1, true),
             &[],
             Reason::Paused,
         ),
         (
-            "one is asked for another, and not ready",
+            "one is requested for another, and not ready",
             vec![node("b!", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
             limits(1, false),
             &[],
             Reason::WorkersPending,
         ),
         (
-            "one that is too new is asked for another",
+            "one that is too new is requested for another",
             vec![node("b", "v1.36.0", "v1.36.1", "v1.36.0 Done"), idle("a")],
             limits(1, false),
             &[],
             Reason::WorkersPending,
         ),
         (
-            "one has the version, is asked for another, and takes room",
+            "one has the version, is requested for another, and takes room",
             vec![node("b", TARGET, "v1.35.6", "v1.35.5 Done"), idle("a")],
             limits(1, false),
             &["-b"],
             Reason::WorkersPending,
         ),
         (
-            "nobody there does what is asked",
+            "nobody there does what is requested",
             vec![node("b", OLD, "v1.35.6", ""), idle("a")],
             limits(1, false),
             &["+a"],
@@ -430,12 +430,12 @@ fn who_never_ends_has_failed() {
 #[test]
 fn time_that_nobody_looked_does_not_count() {
     let nodes = [busy("a")];
-    let (mut asking, began) = (Asking::default(), Instant::now());
-    asking.note(&nodes, began);
-    asking.note(&nodes, began + Duration::from_hours(10));
-    assert_eq!(asking.waited(&nodes[0]), GAP);
-    asking.note(&[node("a", OLD, "v1.35.6", "v1.35.5 Draining")], began);
-    assert_eq!(asking.waited(&nodes[0]), Duration::ZERO, "something else is asked");
+    let (mut requests, began) = (UpgradeRequests::default(), Instant::now());
+    requests.record(&nodes, began);
+    requests.record(&nodes, began + Duration::from_hours(10));
+    assert_eq!(requests.waited(&nodes[0]), GAP);
+    requests.record(&[node("a", OLD, "v1.35.6", "v1.35.5 Draining")], began);
+    assert_eq!(requests.waited(&nodes[0]), Duration::ZERO, "something else is requested");
     // The request is withdrawn, and the upgrade does not end.
     let nodes = [node("a", OLD, "", "v1.35.5 Draining"), idle("b")];
     let (steps, _, state) = decide_after(&nodes, &limits(9, false), Duration::from_hours(1));
@@ -446,7 +446,7 @@ fn time_that_nobody_looked_does_not_count() {
 fn a_status_is_bounded() {
     let nodes: Vec<_> = (0..200).map(|number| busy(&format!("n{number:03}"))).collect();
     let (_, status, state) = decide(&nodes, &limits(1, false));
-    assert_eq!((status.unavailable, status.upgrading.len()), (200, NAMED));
+    assert_eq!((status.unavailable, status.upgrading.len()), (200, NODES_IN_STATUS));
     assert!(
         state.message.ends_with("Upgrading: n000, n001, n002 and 197 more."),
         "{}",
