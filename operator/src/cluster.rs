@@ -79,7 +79,9 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
         return Ok(Requeue::await_change());
     };
     let id = cluster.id();
-    let is_slow = id.as_ref().is_some_and(|id| context.memory.last_duration(id) >= SLOW_AFTER);
+    let is_slow = id
+        .as_ref()
+        .is_some_and(|id| context.memory.last_duration(id) >= SLOW_AFTER);
     let tenant = cluster.metadata.namespace.as_deref().unwrap_or_default();
     let slot = is_slow.then(|| context.slow_cluster_slots.enter(tenant));
     if matches!(slot, Some(None)) {
@@ -98,9 +100,13 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
     };
     let duration = started.elapsed();
     if let Some(id) = &id {
-        context.memory.update_if_running(id, |running| running.last_duration = duration);
+        context
+            .memory
+            .update_if_running(id, |running| running.last_duration = duration);
     }
-    context.reconciles.reconciled(CLUSTER_CONTROLLER, duration.as_secs_f64());
+    context
+        .reconciles
+        .reconciled(CLUSTER_CONTROLLER, duration.as_secs_f64());
     result
 }
 

@@ -198,11 +198,19 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
 
 /// Removes a certificate that is no longer wanted. Its Secrets are deleted after its Certificate,
 /// or cert-manager would issue it again.
-async fn remove_certificate(context: &Context, identity: &Identity, role: LeafRole, copy: &str) -> Result<(), ApplyError> {
+async fn remove_certificate(
+    context: &Context,
+    identity: &Identity,
+    role: LeafRole,
+    copy: &str,
+) -> Result<(), ApplyError> {
     let caches = &context.host.caches;
     let certificate = role.object_name(&identity.id);
     if caches.certificates.has(PKI_NAMESPACE, &certificate) {
-        context.applier.delete_at::<Certificate>(PKI_NAMESPACE, &certificate).await?;
+        context
+            .applier
+            .delete_at::<Certificate>(PKI_NAMESPACE, &certificate)
+            .await?;
         return Ok(());
     }
     let hosted = identity.hosted();

@@ -128,7 +128,11 @@ async fn copy_only(
     })
 }
 
-async fn observe_only(context: &Context, view: &View<'_>, accepted: Result<(), Refusal>) -> Result<Outcome, ReconcileError> {
+async fn observe_only(
+    context: &Context,
+    view: &View<'_>,
+    accepted: Result<(), Refusal>,
+) -> Result<Outcome, ReconcileError> {
     stop_changes(context, view, accepted.as_ref().err()).await?;
     Ok(Outcome {
         accepted,
@@ -137,7 +141,7 @@ async fn observe_only(context: &Context, view: &View<'_>, accepted: Result<(), R
     })
 }
 
-/// Ends what changes the control plane of a Cluster whose spec is refused or paused: it keeps its
+/// Stops every change of the control plane of a Cluster whose spec is refused or paused: it keeps its
 /// pod, so no other pod takes over. Returns the host names and sources that it may keep.
 async fn stop_changes(
     context: &Context,
@@ -207,7 +211,11 @@ fn refusal_message(view: &View<'_>, refusal: Option<&Refusal>) -> Option<Asleep>
 async fn observe_sleep(context: &Context, view: &View<'_>, outcome: &mut Outcome) {
     let id = &view.identity.id;
     outcome.outlives_node_certificates = state::outlives_node_certificates(&view.cluster);
-    outcome.last_used = context.memory.running(id).activity.and_then(|activity| activity.last_used);
+    outcome.last_used = context
+        .memory
+        .running(id)
+        .activity
+        .and_then(|activity| activity.last_used);
     if matches!(outcome.control_plane, ControlPlane::Running { .. }) && !outcome.paused {
         let age = outcome.inside.is_ok().then_some(BASE_EVERY);
         outcome.sleep_possible = Some(find_possible(context, &view.cluster, id, age).await);

@@ -40,7 +40,9 @@ impl Memory {
 
     /// Returns the duration of a running cluster's last reconciliation.
     pub fn last_duration(&self, id: &ClusterId) -> Duration {
-        lock(&self.running).get(id).map_or(Duration::ZERO, |running| running.last_duration)
+        lock(&self.running)
+            .get(id)
+            .map_or(Duration::ZERO, |running| running.last_duration)
     }
 
     /// Changes the recorded observations of a running cluster, and adds an entry if there is none.

@@ -23,7 +23,12 @@ pub(crate) async fn ensure_namespace(
     if let Some(namespace) = observed.namespace.as_deref()
         && namespace.metadata.deletion_timestamp.is_none()
         && is_annotated(namespace, &wanted)
-        && namespace.metadata.labels == wanted.metadata.labels.clone().map(|labels| with_name_label(labels, identity))
+        && namespace.metadata.labels
+            == wanted
+                .metadata
+                .labels
+                .clone()
+                .map(|labels| with_name_label(labels, identity))
     {
         return Ok(());
     }

@@ -54,7 +54,9 @@ async fn apply_policy(context: &Context, identity: &Identity, peers: AllowedPeer
     // The watch may not have reported yet that it was deleted.
     if context.memory.seen(&identity.id).is_unrestricted {
         context.applier.apply(&NotCached, &policy).await?;
-        context.memory.update(&identity.id, |memory| memory.is_unrestricted = false);
+        context
+            .memory
+            .update(&identity.id, |memory| memory.is_unrestricted = false);
         return Ok(());
     }
     let known = &context.host.caches.network_policies;
@@ -64,7 +66,9 @@ async fn apply_policy(context: &Context, identity: &Identity, peers: AllowedPeer
 /// Deletes the NetworkPolicy.
 async fn delete_policy(context: &Context, identity: &Identity) -> Result<(), ApplyError> {
     if has_policy(context, identity) {
-        context.memory.update(&identity.id, |memory| memory.is_unrestricted = true);
+        context
+            .memory
+            .update(&identity.id, |memory| memory.is_unrestricted = true);
         let hosted = identity.hosted();
         context
             .applier
@@ -114,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stateful_set_has_stopped_when_its_controller_knows_it() {
+    fn stateful_set_has_stopped_once_its_controller_has_seen_it() {
         for (rule, replicas, generation, seen, expected) in [
             ("stopped", 0, 2, Some(2), true),
             ("not seen yet", 0, 2, Some(1), false),

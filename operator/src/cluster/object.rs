@@ -261,7 +261,7 @@ async fn write_identity(
     }
 }
 
-/// Writes a status unless it equals the present one. Returns whether it wrote.
+/// Writes a status unless it equals the current one. Returns whether it wrote.
 pub(super) async fn write_status(
     context: &Context,
     cluster: &Cluster,
@@ -299,7 +299,9 @@ pub(super) async fn request_sleep(
 ) -> Result<Option<Cluster>, ReconcileError> {
     let (time, reason) = request.unzip();
     if let Some(id) = cluster.id() {
-        context.memory.update(&id, |memory| memory.sleep_requested.clone_from(&time));
+        context
+            .memory
+            .update(&id, |memory| memory.sleep_requested.clone_from(&time));
     }
     let status = ClusterStatus {
         activity: Some(ActivityStatus {

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_stands_by_does_not_answer() {
+    fn readiness_is_that_of_the_serving_pod() {
         let pod = |number: i32, ready: &str| {
             let pod = serde_json::json!({"metadata": {"name": crate::model::control_plane::pod_name(number)},
                 "status": {"conditions": [{"type": "Ready", "status": ready}]}});
@@ -130,16 +130,16 @@ mod tests {
             Some(Arc::new(serde_json::from_value::<StatefulSet>(set).unwrap()))
         };
         for (rule, first, pods, expected) in [
-            ("none is there", 3, vec![], false),
-            ("the one that serves", 3, vec![pod(3, "True"), pod(4, "False")], true),
+            ("no pod", 3, vec![], false),
+            ("serving pod is ready", 3, vec![pod(3, "True"), pod(4, "False")], true),
             (
-                "the one that stands by",
+                "only the standby pod is ready",
                 3,
                 vec![pod(3, "False"), pod(4, "True")],
                 false,
             ),
             (
-                "the one that has taken over",
+                "pod that has taken over is ready",
                 4,
                 vec![pod(3, "False"), pod(4, "True")],
                 true,

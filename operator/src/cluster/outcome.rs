@@ -22,7 +22,7 @@ pub struct Outcome {
     pub paused: bool,
     /// Whether the spec was refused, and the control plane of an earlier spec is maintained.
     pub maintained: bool,
-    /// The desired run state; for a spec that is not applied, the present run state.
+    /// The desired run state; for a spec that is not applied, the current run state.
     pub run_state: SleepState,
     /// The ingress message for callers while no API is available.
     pub ingress_message: Option<Asleep>,

@@ -65,31 +65,51 @@ mod tests {
     use crate::fixtures::{cluster, identity};
 
     #[test]
-    fn namespace_is_adopted_from_a_namesake_that_is_gone() {
-        let (former, mut present) = (cluster("a"), cluster("a"));
-        present.metadata.uid = Some("another".into());
-        let mut elsewhere = former.clone();
+    fn namespace_of_a_deleted_cluster_with_the_same_name_is_adopted() {
+        let (previous, mut current) = (cluster("a"), cluster("a"));
+        current.metadata.uid = Some("another".into());
+        let mut elsewhere = previous.clone();
         elsewhere.metadata.namespace = Some("other".into());
         let namespace = |cluster: &Cluster| build_namespace(&identity(cluster), Default::default());
-        let mut unsigned = namespace(&former);
-        unsigned.metadata.annotations = None;
-        let mut nobodys = unsigned.clone();
-        nobodys.metadata.labels = None;
-        let mut half = namespace(&elsewhere);
-        half.metadata.annotations = None;
-        let living = |cluster: &Cluster| vec![Arc::new(ClusterSummary::of(cluster))];
+        let mut unannotated = namespace(&previous);
+        unannotated.metadata.annotations = None;
+        let mut unlabelled = unannotated.clone();
+        unlabelled.metadata.labels = None;
+        let mut partly_labelled = namespace(&elsewhere);
+        partly_labelled.metadata.annotations = None;
+        let existing = |cluster: &Cluster| vec![Arc::new(ClusterSummary::of(cluster))];
         for (rule, namespace, clusters, expected) in [
-            ("its own", namespace(&present), living(&present), false),
-            ("a namesake's that is gone", namespace(&former), living(&present), false),
-            ("a namesake's that exists", namespace(&former), living(&former), true),
-            ("of another Tenant", namespace(&elsewhere), living(&present), true),
-            ("of another name", namespace(&cluster("b")), living(&present), true),
-            ("its own without annotations", unsigned, living(&present), false),
-            ("of another Tenant without annotations", half, living(&present), true),
-            ("nobody's", nobodys, living(&present), true),
+            ("own namespace", namespace(&current), existing(&current), false),
+            (
+                "of a deleted Cluster with this name",
+                namespace(&previous),
+                existing(&current),
+                false,
+            ),
+            (
+                "of an existing Cluster with this name",
+                namespace(&previous),
+                existing(&previous),
+                true,
+            ),
+            ("of another Tenant", namespace(&elsewhere), existing(&current), true),
+            ("of another name", namespace(&cluster("b")), existing(&current), true),
+            (
+                "own namespace without annotations",
+                unannotated,
+                existing(&current),
+                false,
+            ),
+            (
+                "of another Tenant without annotations",
+                partly_labelled,
+                existing(&current),
+                true,
+            ),
+            ("without labels and annotations", unlabelled, existing(&current), true),
         ] {
             assert_eq!(
-                is_foreign(&namespace, &identity(&present), || clusters),
+                is_foreign(&namespace, &identity(&current), || clusters),
                 expected,
                 "{rule}"
             );

@@ -96,7 +96,12 @@ fn list_event_types(before: &ClusterStatus, outcome: &Outcome) -> Vec<ConditionT
 }
 
 /// Seconds from the creation of a Cluster until now, if it is Ready for the first time.
-fn first_ready_seconds(cluster: &Cluster, before: &ClusterStatus, status: &ClusterStatus, now: Timestamp) -> Option<f64> {
+fn first_ready_seconds(
+    cluster: &Cluster,
+    before: &ClusterStatus,
+    status: &ClusterStatus,
+    now: Timestamp,
+) -> Option<f64> {
     let is_first = before.history.iter().all(|entry| entry.completed.is_none());
     let ready = conditions::find(&status.conditions, ConditionType::Ready)?;
     let created = cluster

@@ -51,7 +51,12 @@ pub(crate) fn collect(view: &View<'_>, now: Timestamp) -> Vec<Request> {
 fn plan_sleep_requests(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp) -> Vec<Request> {
     let mut cluster = Cow::Borrowed(cluster);
     let mut requests = Vec::new();
-    let steps = [plan_annotation_request, plan_schedule_request, plan_renewal_request, plan_unused_request];
+    let steps = [
+        plan_annotation_request,
+        plan_schedule_request,
+        plan_renewal_request,
+        plan_unused_request,
+    ];
     for step in steps {
         if let Some(request) = step(&cluster, sleep, now) {
             overlay_request(cluster.to_mut(), &request, now);
@@ -171,7 +176,7 @@ mod tests {
             possible: possible.cloned(),
         };
         let running = || accepted(cluster("a"));
-        let held = || with(asleep(running()), |spec| spec.state = DesiredState::Asleep);
+        let asleep_by_owner = || with(asleep(running()), |spec| spec.state = DesiredState::Asleep);
         let sleep = Request::Annotation(SleepCommand::Sleep(SleepReason::Annotation));
         for (rule, cluster, inputs, expected) in [
             ("nothing is requested", running(), SleepInputs::default(), vec![]),
@@ -189,7 +194,7 @@ mod tests {
             ),
             (
                 "spec.state overrides a request",
-                held(),
+                asleep_by_owner(),
                 SleepInputs::default(),
                 vec![Request::WithdrawSleep],
             ),

@@ -26,7 +26,7 @@ use crate::model::identity::Identity;
 /// size.
 const NEAR_BYTES: u64 = 1 << 20;
 
-/// Condition types whose changes are published as events. The first one is left out when a Cluster
+/// Condition types whose changes are published as events. The first one is omitted when a Cluster
 /// is new.
 pub const REPORTED: [ConditionType; 5] = [
     ConditionType::Asleep,

@@ -201,7 +201,14 @@ mod tests {
     }
 
     fn is_counted(snapshot: Option<&Snapshot>, common: Option<&AccessLogCommon>) -> bool {
-        count(snapshot, common, CONNECTION_FILTER, RecordKind::Connection, Bytes { received: 1, sent: 2 }).is_some()
+        count(
+            snapshot,
+            common,
+            CONNECTION_FILTER,
+            RecordKind::Connection,
+            Bytes { received: 1, sent: 2 },
+        )
+        .is_some()
     }
 
     #[test]

@@ -272,7 +272,7 @@ async fn apply_copies(
     Ok(kubeconfig_delivered.map_err(ReconcileError::from))
 }
 
-/// The place of a copy, and the digest of its content.
+/// The namespace and name of a copy, and the digest of its content.
 fn digest<K: Resource + Serialize>(copy: &K) -> ((String, String), String) {
     let value = serde_json::to_value(copy).expect("typed Kubernetes objects have string keys only");
     (

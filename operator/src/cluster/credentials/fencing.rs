@@ -33,7 +33,12 @@ const NUMBER: &str = "incarnation";
 const TEMPLATE: &str = "template";
 
 /// The incarnation that a control plane of this template must run with, as far as the watches know.
-pub(crate) fn plan_incarnation_by_cache(context: &Context, identity: &Identity, observed: &Observed, template: &str) -> Incarnation {
+pub(crate) fn plan_incarnation_by_cache(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    template: &str,
+) -> Incarnation {
     let last_start = find_last_start(context, identity);
     let running = control_plane::running_incarnation(observed.stateful_set.as_deref());
     pods::plan_incarnation(running, last_start.as_ref(), template, first_incarnation())
@@ -57,7 +62,12 @@ pub(crate) async fn ensure_incarnation(
     let (secret, set) = tokio::try_join!(secrets.get(&name), sets.get_opt(NAME))
         .map_err(ReconcileError::host("the last incarnation"))?;
     let running = control_plane::running_incarnation(set.as_ref());
-    match pods::plan_incarnation(running, read_last_start(&secret).as_ref(), template, first_incarnation()) {
+    match pods::plan_incarnation(
+        running,
+        read_last_start(&secret).as_ref(),
+        template,
+        first_incarnation(),
+    ) {
         Incarnation::Same(number) => Ok(number),
         Incarnation::New(number) => {
             let patch = IncarnationPatch {
@@ -89,7 +99,13 @@ pub(crate) fn record_unknown_start(texts: &mut BTreeMap<String, String>) {
 
 fn find_last_start(context: &Context, identity: &Identity) -> Option<LastStart> {
     let key = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
-    context.host.caches.secrets.get(&key).as_deref().and_then(read_last_start)
+    context
+        .host
+        .caches
+        .secrets
+        .get(&key)
+        .as_deref()
+        .and_then(read_last_start)
 }
 
 fn first_incarnation() -> u64 {

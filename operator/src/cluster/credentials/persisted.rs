@@ -202,7 +202,11 @@ pub(crate) fn size_of(context: &Context, cluster: &Cluster) -> Size {
 }
 
 /// Records the size of the account in its Secret.
-pub(crate) async fn record_size(context: &Context, identity: &Identity, account: &Account) -> Result<(), ReconcileError> {
+pub(crate) async fn record_size(
+    context: &Context,
+    identity: &Identity,
+    account: &Account,
+) -> Result<(), ReconcileError> {
     let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
     let Some(secret) = get_secret(&api, &identity.store_secret()).await? else {
         return Ok(());

@@ -21,7 +21,7 @@ use crate::tenant_client::Way;
 ///
 /// 1. a pod that was lost recently
 /// 2. a pod that no kubelet terminates although its grace period is over
-/// 3. the pod that the present control plane has replaced
+/// 3. the pod that the current control plane has replaced
 pub(crate) fn find_lost_pod(context: &Context, identity: &Identity, observed: &Observed) -> Option<LostPod> {
     let replaced = || affinity::read_lost(observed.stateful_set.as_deref()?);
     let recent = context.losses.of(&identity.id);
@@ -62,7 +62,9 @@ pub(crate) async fn delete_lost_pods(
     }
     pod_deletion::force_delete(context, &pods).await?;
     context.apis.forget_way(&identity.id, Way::Inside);
-    context.memory.update_running(&identity.id, |running| running.probe_backoff = None);
+    context
+        .memory
+        .update_running(&identity.id, |running| running.probe_backoff = None);
     Ok(())
 }
 
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_goes_when_what_comes_next_was_made_for_its_loss() {
+    fn lost_pod_is_deleted_once_its_replacement_is_requested() {
         let mut pod = Pod::default();
         pod.metadata.uid = Some("a".to_owned());
         let pods = [Arc::new(pod)];
@@ -108,13 +110,13 @@ mod tests {
             pod: pod.to_owned(),
             nodes: ["one".to_owned()].into(),
         };
-        let (it, another) = (lost("a"), lost("b"));
+        let (this, another) = (lost("a"), lost("b"));
         for (rule, replaced, recent, expected) in [
-            ("nothing is lost", None, None, 0),
-            ("its loss was noted after the template was made", None, Some(&it), 0),
-            ("that was made for an earlier loss", Some(&another), Some(&it), 0),
-            ("that was made for it", Some(&it), Some(&it), 1),
-            ("which is long ago", Some(&it), None, 0),
+            ("no pod is lost", None, None, 0),
+            ("loss recorded after the template was built", None, Some(&this), 0),
+            ("template for an earlier loss", Some(&another), Some(&this), 0),
+            ("template for this loss", Some(&this), Some(&this), 1),
+            ("loss is long ago", Some(&this), None, 0),
         ] {
             assert_eq!(plan_deleted(&pods, replaced, recent).len(), expected, "{rule}");
         }

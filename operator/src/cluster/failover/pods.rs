@@ -150,7 +150,12 @@ pub enum Incarnation {
 
 /// The incarnation for a template: a new one for each created StatefulSet and each change of its
 /// template. `first` is for a control plane without any record.
-pub fn plan_incarnation(running: Option<u64>, last_start: Option<&LastStart>, template: &str, first: u64) -> Incarnation {
+pub fn plan_incarnation(
+    running: Option<u64>,
+    last_start: Option<&LastStart>,
+    template: &str,
+    first: u64,
+) -> Incarnation {
     match (running, last_start) {
         (None, None) => Incarnation::New(first),
         (None, Some(last)) => Incarnation::New(last.number.saturating_add(1)),

@@ -208,8 +208,7 @@ impl State {
             .values()
             .map(|entry| (count_of(&entry.cluster.namespace), entry));
         let admissible = waiting.filter(|(slots, _)| *slots < self.limits.slots_per_tenant);
-        let next =
-            admissible.min_by_key(|(slots, entry)| (entry.is_asleep, *slots, entry.created, entry.id.as_str()));
+        let next = admissible.min_by_key(|(slots, entry)| (entry.is_asleep, *slots, entry.created, entry.id.as_str()));
         next.map(|(_, entry)| entry.clone())
     }
 }
@@ -249,7 +248,7 @@ mod tests {
         }
     }
 
-    /// A queue whose slots are all taken, by sleeping Clusters of one Tenant.
+    /// A queue whose slots are all used, by sleeping Clusters of one Tenant.
     fn full() -> (StartQueue, mpsc::UnboundedReceiver<ObjectRef<Cluster>>, Vec<QueueEntry>) {
         let (creations, requeues) = StartQueue::new(QueueLimits::MADE);
         let first: Vec<_> = (0..QueueLimits::MADE.at_once)
@@ -264,16 +263,16 @@ mod tests {
     }
 
     #[test]
-    fn who_is_awaited_comes_first_then_tenants_in_turn_then_the_older() {
+    fn order_is_awaited_clusters_then_tenants_in_turn_then_older_clusters() {
         let (creations, mut requeues, first) = full();
-        for waits in [
+        for waiting in [
             entry("a", 20, true),
             entry("a", 21, false),
             entry("b", 23, true),
             entry("a", 22, false),
             entry("b", 24, true),
         ] {
-            assert!(!creations.try_admit(waits));
+            assert!(!creations.try_admit(waiting));
         }
         let mut order = Vec::new();
         for done in &first[..5] {
@@ -281,14 +280,11 @@ mod tests {
             order.extend(next(&mut requeues));
         }
         assert_eq!(order, ["c21", "c22", "c23", "c24", "c20"]);
-        assert!(
-            creations.try_admit(entry("a", 20, true)),
-            "it has its turn when it comes"
-        );
+        assert!(creations.try_admit(entry("a", 20, true)), "it has got the last slot");
     }
 
     #[test]
-    fn who_wakes_while_it_waits_comes_first() {
+    fn cluster_that_wakes_while_it_waits_is_admitted_first() {
         let (creations, mut requeues, first) = full();
         let mut later = entry("a", 31, true);
         assert!(!creations.try_admit(entry("a", 30, true)));
@@ -300,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn who_took_too_long_has_another_turn_or_waits() {
+    fn cluster_with_an_expired_slot_gets_another_one_or_waits() {
         let (creations, mut requeues, first) = full();
         let expire = |entry: &QueueEntry| {
             let mut state = creations.lock();
@@ -308,16 +304,16 @@ mod tests {
             state.slots.get_mut(&entry.id).unwrap().1 -= limit;
         };
         expire(&first[0]);
-        assert!(creations.try_admit(first[0].clone()), "there is room");
+        assert!(creations.try_admit(first[0].clone()), "a slot is free");
         expire(&first[0]);
-        assert!(creations.try_admit(entry("b", 40, false)), "in its place");
+        assert!(creations.try_admit(entry("b", 40, false)), "the expired slot is free");
         assert!(!creations.try_admit(first[0].clone()));
         creations.finish(&first[1].id);
-        assert_eq!(next(&mut requeues).as_deref(), Some("c0"), "it waited");
+        assert_eq!(next(&mut requeues).as_deref(), Some("c0"), "the next in the queue");
     }
 
     #[test]
-    fn no_tenant_has_all_starts() {
+    fn no_tenant_gets_all_slots() {
         let (creations, mut requeues) = StartQueue::new(QueueLimits::of_starts(3));
         let first: Vec<_> = (0..2).map(|number| entry("a", number, false)).collect();
         assert!(first.iter().all(|entry| creations.try_admit(entry.clone())));
@@ -325,9 +321,9 @@ mod tests {
         assert!(!creations.try_admit(next_of_a.clone()));
         assert!(!creations.started_before(&next_of_a.id, Duration::ZERO));
         assert!((3..5).all(|number| creations.try_admit(entry("b", number, false))));
-        assert!(!creations.try_admit(entry("c", 5, false)), "four have a turn");
+        assert!(!creations.try_admit(entry("c", 5, false)), "all four slots are used");
         creations.finish(&first[0].id);
-        assert_eq!(next(&mut requeues).as_deref(), Some("c5"), "its Tenant has none");
+        assert_eq!(next(&mut requeues).as_deref(), Some("c5"), "its Tenant has no slot");
         creations.set_rule(QueueLimits::of_starts(5));
         creations.finish(&first[1].id);
         assert_eq!(next(&mut requeues).as_deref(), Some("c2"));
@@ -338,16 +334,18 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_away_or_takes_too_long_holds_nobody_up() {
+    fn deleted_or_slow_cluster_blocks_no_other() {
         let (creations, mut requeues, first) = full();
-        let (gone, waits) = (entry("a", 40, true), entry("a", 41, true));
-        assert!(!creations.try_admit(gone.clone()));
-        assert!(!creations.try_admit(waits.clone()));
-        creations.finish(&gone.id);
+        let (deleted, waiting) = (entry("a", 40, true), entry("a", 41, true));
+        assert!(!creations.try_admit(deleted.clone()));
+        assert!(!creations.try_admit(waiting.clone()));
+        creations.finish(&deleted.id);
         assert_eq!(next(&mut requeues), None);
-        let admitted = creations.lock().assign_slots(Instant::now() + QueueLimits::MADE.slot_timeout);
-        assert_eq!(admitted.len(), 1, "all the others took too long");
-        assert_eq!(admitted[0].id, waits.id);
+        let admitted = creations
+            .lock()
+            .assign_slots(Instant::now() + QueueLimits::MADE.slot_timeout);
+        assert_eq!(admitted.len(), 1, "all other slots are expired");
+        assert_eq!(admitted[0].id, waiting.id);
         creations.finish(&first[0].id);
         assert!(creations.lock().waiting.is_empty());
     }

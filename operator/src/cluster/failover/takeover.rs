@@ -79,7 +79,10 @@ pub(crate) fn find_takeover_state(context: &Context, observed: &Observed) -> Opt
 
 /// Whether another pod takes over, or will, so that this pod terminates anyway.
 pub(crate) fn is_taken_over(context: &Context, observed: &Observed) -> bool {
-    matches!(find_takeover_state(context, observed), Some(State::Waiting | State::StandBy(_)))
+    matches!(
+        find_takeover_state(context, observed),
+        Some(State::Waiting | State::StandBy(_))
+    )
 }
 
 /// The serving pod, if it is not being deleted.
@@ -166,7 +169,11 @@ pub(crate) async fn hand_over(
     let mut pods = observed.pods.iter();
     let pod = pods.find(|pod| pod.metadata.name.as_ref() == Some(&name));
     let address = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok());
-    let timeout = if has_other { SYNC_TIMEOUT_WITH_OTHER } else { SYNC_TIMEOUT };
+    let timeout = if has_other {
+        SYNC_TIMEOUT_WITH_OTHER
+    } else {
+        SYNC_TIMEOUT
+    };
     let answers = match (address, access) {
         (Some(address), Some(access)) => {
             let synced = wait_until_synced(probe::access_to_pod(identity, address, access));
@@ -190,7 +197,9 @@ pub(crate) async fn hand_over(
 /// Records the ordinal of the serving pod: the watch may lag behind.
 pub(crate) fn record_serving_ordinal(context: &Context, identity: &Identity, first: i32) {
     context.memory.update(&identity.id, |memory| memory.first = first);
-    context.memory.update_running(&identity.id, |running| running.probe_backoff = None);
+    context
+        .memory
+        .update_running(&identity.id, |running| running.probe_backoff = None);
 }
 
 async fn wait_until_synced(access: Access) {
@@ -210,7 +219,11 @@ pub(crate) fn must_block_evictions(context: &Context, observed: &Observed) -> bo
 }
 
 /// Creates the PodDisruptionBudget that makes evictions wait, or deletes it.
-pub(crate) async fn ensure_budget(context: &Context, identity: &Identity, blocks_evictions: bool) -> Result<(), ApplyError> {
+pub(crate) async fn ensure_budget(
+    context: &Context,
+    identity: &Identity,
+    blocks_evictions: bool,
+) -> Result<(), ApplyError> {
     let budgets = &context.host.caches.budgets;
     if blocks_evictions {
         return context.applier.apply(budgets, &objects::build_budget(identity)).await;

@@ -79,7 +79,11 @@ fn owns_objects(context: &Context, cluster: &Cluster, observed: &Observed) -> bo
     validate::holds_identity(cluster, &context.host.caches.clusters.summaries_in_conflict(cluster))
 }
 
-async fn finish_deletion(context: &Context, cluster: &Cluster, identity: Option<&Identity>) -> Result<Action, ReconcileError> {
+async fn finish_deletion(
+    context: &Context,
+    cluster: &Cluster,
+    identity: Option<&Identity>,
+) -> Result<Action, ReconcileError> {
     object::remove_finalizer(context, cluster).await?;
     if let Some(identity) = identity {
         context.forget(&identity.id);

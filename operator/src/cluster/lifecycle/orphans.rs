@@ -197,7 +197,8 @@ async fn is_gone(context: &Context, identity: &Identity) -> Result<bool, Reconci
     let labelled = ListParams::default().labels(&format!("{}={}", labels::ID, identity.id));
     let others = Api::<Lenient<Cluster>>::all(context.host.client.clone());
     let same_name = Api::<Lenient<Cluster>>::namespaced(context.host.client.clone(), &identity.tenant);
-    let (others, same_name) = tokio::try_join!(others.list(&labelled), same_name.get_opt(&identity.cluster)).map_err(failed)?;
+    let (others, same_name) =
+        tokio::try_join!(others.list(&labelled), same_name.get_opt(&identity.cluster)).map_err(failed)?;
     Ok(others.items.is_empty()
         && same_name.is_none_or(|cluster| {
             // The identity of a Cluster that cannot be parsed is unknown.
@@ -256,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_a_few_and_a_part_of_all_are_many() {
+    fn orphans_are_many_beyond_a_number_and_a_share() {
         for (orphans, all, expected) in [
             (3, 3, false),
             (4, 4, true),

@@ -67,7 +67,11 @@ pub(crate) async fn revoke(
 
 /// Finds host names and sources that may have to be revoked. Returns `None` if there are none (the
 /// usual case).
-async fn find_published(context: &Context, identity: &Identity, is_refused: bool) -> Result<Option<Published>, ReconcileError> {
+async fn find_published(
+    context: &Context,
+    identity: &Identity,
+    is_refused: bool,
+) -> Result<Option<Published>, ReconcileError> {
     let config = ingress_config::read_published(context, identity);
     let mut certificates = Vec::new();
     for role in [LeafRole::ApiServer, LeafRole::Sleeper] {
@@ -107,8 +111,13 @@ fn own_names(identity: &Identity) -> [String; 3] {
     ]
 }
 
-/// Compares what a Cluster has with what it may have.
-fn plan_revocation(published: Published, cluster: &Cluster, identity: &Identity, validation: &ValidationContext<'_, '_>) -> Remaining {
+/// Plans which published names and sources remain, and which certificates must change.
+fn plan_revocation(
+    published: Published,
+    cluster: &Cluster,
+    identity: &Identity,
+    validation: &ValidationContext<'_, '_>,
+) -> Remaining {
     let may_have = |name: &String| validate::may_have(cluster, name, validation);
     let remaining = published.config.as_ref().map(|config| {
         let mut remaining = config.clone();
@@ -196,45 +205,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_are_those_that_both_allow() {
-        for (rule, ingress_config, asked, expected) in [
-            ("nothing is asked", Some("10.0.0.0/8"), "", Some("10.0.0.0/8")),
+    fn remaining_sources_are_in_both_lists() {
+        for (rule, ingress_config, of_spec, expected) in [
+            ("no limit by the spec", Some("10.0.0.0/8"), "", Some("10.0.0.0/8")),
             (
-                "nothing was said",
+                "no limit published",
                 None,
                 "10.0.0.0/8 fd00::/8",
                 Some("10.0.0.0/8 fd00::/8"),
             ),
-            ("neither", None, "", None),
+            ("no limit at all", None, "", None),
             (
-                "a part",
+                "spec allows a part",
                 Some("10.0.0.0/8"),
                 "10.1.0.0/16 10.2.0.0/16",
                 Some("10.1.0.0/16 10.2.0.0/16"),
             ),
-            ("more", Some("10.1.0.0/16"), "10.0.0.0/8", Some("10.1.0.0/16")),
             (
-                "the same in another order",
+                "spec allows more",
+                Some("10.1.0.0/16"),
+                "10.0.0.0/8",
+                Some("10.1.0.0/16"),
+            ),
+            (
+                "same ranges in another order",
                 Some("10.0.0.0/8 fd00::/8"),
                 "fd00::/8 10.0.0.0/8",
                 Some("10.0.0.0/8 fd00::/8"),
             ),
             (
-                "one goes and one comes",
+                "one range removed, one added",
                 Some("10.0.0.0/8 fd00::/8"),
                 "fd00::/8 192.0.2.0/24",
                 Some("fd00::/8"),
             ),
-            ("all others", Some("10.0.0.0/8"), "192.0.2.0/24", Some("")),
-            ("of nobody", Some(""), "192.0.2.0/24", Some("")),
+            ("no common range", Some("10.0.0.0/8"), "192.0.2.0/24", Some("")),
+            ("no source published", Some(""), "192.0.2.0/24", Some("")),
             (
-                "each once",
+                "overlapping ranges",
                 Some("10.0.0.0/8 10.1.0.0/16"),
                 "10.1.0.0/16",
                 Some("10.1.0.0/16"),
             ),
             (
-                "not understood",
+                "invalid range in the spec",
                 Some("10.0.0.0/8"),
                 "10.1.0.0/16 office",
                 Some("10.0.0.0/8"),
@@ -242,7 +256,7 @@ mod tests {
         ] {
             let ranges = |text: &str| text.split_whitespace().map(|range| range.parse().unwrap()).collect();
             let spec = EndpointSpec {
-                allowed_cidrs: asked.split_whitespace().map(ToOwned::to_owned).collect(),
+                allowed_cidrs: of_spec.split_whitespace().map(ToOwned::to_owned).collect(),
                 ..EndpointSpec::default()
             };
             assert_eq!(

@@ -62,7 +62,9 @@ async fn probe_nodes(context: &Context, id: &ClusterId, age: Duration) {
     let now = Timestamp::now();
     let probe = api.find_node(|node| idle::is_connected(node, now));
     let seen = probe_obstacle(id, "Nodes cannot be checked for sleep", probe).await;
-    context.memory.update_running(id, |running| running.connected = Some(seen));
+    context
+        .memory
+        .update_running(id, |running| running.connected = Some(seen));
 }
 
 async fn probe_webhooks(context: &Context, id: &ClusterId, age: Duration) {
@@ -71,7 +73,9 @@ async fn probe_webhooks(context: &Context, id: &ClusterId, age: Duration) {
         return;
     };
     let seen = probe_obstacle(id, "webhooks cannot be checked for sleep", api.find_blocking_webhook()).await;
-    context.memory.update_running(id, |running| running.webhooks = Some(seen));
+    context
+        .memory
+        .update_running(id, |running| running.webhooks = Some(seen));
 }
 
 /// Whether a probe is due: an answer is valid for `age`, and a pause follows every probe.
@@ -113,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_found_lasts_and_who_took_long_has_a_rest() {
+    fn probe_is_due_after_its_result_and_its_pause_expire() {
         let ended = Instant::now();
         let seen = |found: Option<Option<&str>>, pause| ObstacleSeen {
             found: found.map(|name| name.map(ToOwned::to_owned)),
@@ -122,14 +126,14 @@ mod tests {
         };
         let (none, some, failed) = (Some(None), Some(Some("n")), None);
         for (rule, seen, after, due) in [
-            ("nothing was looked for", None, 0, true),
-            ("nothing was found", Some(seen(none, 1)), 59, false),
-            ("too long ago", Some(seen(none, 1)), 60, true),
-            ("something was found", Some(seen(some, 1)), 59, false),
-            ("that took long", Some(seen(some, 90)), 89, false),
-            ("and its pause is over", Some(seen(some, 90)), 90, true),
-            ("it failed", Some(seen(failed, 15)), 14, false),
-            ("and its pause is over", Some(seen(failed, 15)), 15, true),
+            ("no probe yet", None, 0, true),
+            ("no obstacle, recent", Some(seen(none, 1)), 59, false),
+            ("no obstacle, expired", Some(seen(none, 1)), 60, true),
+            ("obstacle, recent", Some(seen(some, 1)), 59, false),
+            ("slow probe, in its pause", Some(seen(some, 90)), 89, false),
+            ("slow probe, after its pause", Some(seen(some, 90)), 90, true),
+            ("failed probe, in its pause", Some(seen(failed, 15)), 14, false),
+            ("failed probe, after its pause", Some(seen(failed, 15)), 15, true),
         ] {
             let now = ended + Duration::from_secs(after);
             assert_eq!(is_due(seen.as_ref(), Duration::from_secs(60), now), due, "{rule}");

@@ -108,7 +108,12 @@ pub fn is_connected(node: &Node, now: Timestamp) -> bool {
 /// Whether nothing prevents the automatic sleep of a Cluster.
 ///
 /// Webhooks matter only where there are workers: without any, no webhook is served now either.
-pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, obstacles: &Obstacles, tokens: &[T], now: Timestamp) -> State {
+pub fn plan_possible<T: AsRef<JoinToken>>(
+    cluster: &Cluster,
+    obstacles: &Obstacles,
+    tokens: &[T],
+    now: Timestamp,
+) -> State {
     let unknown = |what: &str| {
         State::unknown(
             Reason::APIServerNotReady,
@@ -138,7 +143,10 @@ pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, obstacles: &Obstacl
             }
         },
     }
-    let tokens = tokens.iter().map(AsRef::as_ref).filter(|token| is_token_of(token, cluster));
+    let tokens = tokens
+        .iter()
+        .map(AsRef::as_ref)
+        .filter(|token| is_token_of(token, cluster));
     let first = |matches: &dyn Fn(&&JoinToken) -> bool| {
         let names = tokens.clone().filter(matches).map(ResourceExt::name_any);
         names.min()
@@ -181,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
+    fn cluster_sleeps_once_it_is_unused_for_long_enough() {
         let query_after = |seconds| Next::QueryAfter(Duration::from_secs(seconds));
         let report = |now, since, last, open| Report {
             now,
@@ -197,26 +205,34 @@ mod tests {
         // The API server started at second 1000, and the cluster sleeps after 60 s.
         for (rule, report, expected) in [
             ("just started", report(1001, 995, 995, 0), query_after(59)),
-            ("its start is use", report(1059, 995, 995, 0), query_after(1)),
-            ("long enough", report(1060, 995, 995, 0), Next::Sleep),
-            ("used since", report(1100, 995, 1050, 0), query_after(10)),
-            ("and long ago", report(1110, 995, 1050, 0), Next::Sleep),
-            ("something is open", report(2000, 995, 1050, 1), query_after(60)),
-            ("something is open since it started", opened(1000), query_after(60)),
-            ("what was open has gone with the former one", opened(999), Next::Sleep),
+            ("start counts as use", report(1059, 995, 995, 0), query_after(1)),
+            ("unused for long enough", report(1060, 995, 995, 0), Next::Sleep),
+            ("used 50 s ago", report(1100, 995, 1050, 0), query_after(10)),
+            ("used long ago", report(1110, 995, 1050, 0), Next::Sleep),
+            ("request is open", report(2000, 995, 1050, 1), query_after(60)),
+            ("request is open since the start", opened(1000), query_after(60)),
+            ("open request of the previous API server", opened(999), Next::Sleep),
             ("started in the same second", report(1060, 1000, 1000, 0), Next::Sleep),
-            ("the store was started again", report(1400, 1300, 1300, 0), query_after(60)),
-            ("watches of before may be open", report(4900, 1300, 1300, 0), query_after(60)),
-            ("they have ended", report(4960, 1300, 1300, 0), Next::Sleep),
-            ("its clock was set back", report(900, 995, 995, 0), query_after(60)),
+            ("store restarted", report(1400, 1300, 1300, 0), query_after(60)),
+            (
+                "watches from before the restart may be open",
+                report(4900, 1300, 1300, 0),
+                query_after(60),
+            ),
+            (
+                "watches from before the restart are over",
+                report(4960, 1300, 1300, 0),
+                Next::Sleep,
+            ),
+            ("clock was set back", report(900, 995, 995, 0), query_after(60)),
         ] {
             let next = plan_next(&report, at(1000), None, Duration::from_secs(60));
             assert_eq!(next, expected, "{rule}");
         }
         let long_quiet = report(1500, 995, 995, 0);
         for (rule, served, expected) in [
-            ("who woke it came in just now", 1, query_after(59)),
-            ("and long ago", 60, Next::Sleep),
+            ("caller that woke it was admitted just now", 1, query_after(59)),
+            ("caller that woke it was admitted long ago", 60, Next::Sleep),
         ] {
             let served = Some(Duration::from_secs(served));
             let next = plan_next(&long_quiet, at(1000), served, Duration::from_secs(60));
@@ -225,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_keep_it_awake_unless_they_may_not() {
+    fn connected_workers_or_webhooks_prevent_sleep() {
         let possible = |with_workers, nodes, found: Option<Option<&str>>| {
             let cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.with_workers = with_workers);
             let found = found.map(|name| name.map(str::to_owned));
@@ -268,11 +284,11 @@ mod tests {
         };
         for (rule, condition, expected) in [
             ("ready", Some(ready("True", Some(0))), true),
-            ("heard of, and not ready", Some(ready("False", Some(0))), true),
-            ("silent since a moment", Some(ready("Unknown", Some(701))), true),
+            ("not ready", Some(ready("False", Some(0))), true),
+            ("silent for a moment", Some(ready("Unknown", Some(701))), true),
             ("silent", Some(ready("Unknown", Some(700))), false),
-            ("since when is not known", Some(ready("Unknown", None)), true),
-            ("just made", None, true),
+            ("silent since an unknown time", Some(ready("Unknown", None)), true),
+            ("just created", None, true),
         ] {
             let status = NodeStatus {
                 conditions: condition.map(|condition| vec![condition]),
@@ -287,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_is_used_now() {
+    fn open_request_counts_as_use() {
         let report = |open| Report {
             now: 20,
             since: 1,
@@ -297,11 +313,11 @@ mod tests {
         };
         let used = |open, started| report(open).last_used(at(started));
         assert_eq!((used(0, 5), used(1, 5)), (Some(at(10)), Some(at(20))));
-        assert_eq!(used(1, 6), Some(at(10)), "of a former API server");
+        assert_eq!(used(1, 6), Some(at(10)), "open request of a previous API server");
     }
 
     #[test]
-    fn a_token_that_holds_keeps_its_cluster_awake() {
+    fn valid_join_token_prevents_sleep() {
         let token_of = |with_workers, seconds: i64, change: &dyn Fn(&mut JoinToken)| {
             let spec = JoinTokenSpec {
                 cluster_name: "a".into(),
@@ -341,7 +357,7 @@ mod tests {
         }));
         assert!(!token(&used));
         let prevented = |seconds| token_of(WithWorkers::Prevent, seconds, &used);
-        assert!(prevented(1059) && prevented(1301), "who joins is not a Node yet");
+        assert!(prevented(1059) && prevented(1301), "joining worker is not a Node yet");
         assert!(!prevented(1302));
         assert!(!token(&|token| token.metadata.creation_timestamp = Some(Time(at(999)))));
         assert!(!token(&|token| token.spec.cluster_name = "b".into()));

@@ -28,7 +28,13 @@ pub(crate) fn update_message(
 ) -> Option<Asleep> {
     let before = ingress_config::read_published(context, &view.identity).and_then(|published| published.asleep);
     let wait = || find_delay(context, view, missing_store);
-    let message = state::next_ingress_message(wanted, before.as_ref(), is_answering(context, view), wait, Timestamp::now());
+    let message = state::next_ingress_message(
+        wanted,
+        before.as_ref(),
+        is_answering(context, view),
+        wait,
+        Timestamp::now(),
+    );
     if let (Some(Asleep::Waking { .. }), None, Some(pod)) = (&before, &message, view.observed.staying_pod()) {
         record_ingress_opened(context, &view.identity, pod);
     }

@@ -48,7 +48,9 @@ pub(crate) async fn read_sleep_inputs(
         Some(query) => is_unused(context, cluster, identity, observed, query).await,
         None => {
             if context.memory.running(&identity.id).activity.is_some() {
-                context.memory.update_running(&identity.id, |running| running.activity = None);
+                context
+                    .memory
+                    .update_running(&identity.id, |running| running.activity = None);
             }
             false
         }
@@ -137,9 +139,9 @@ async fn is_unused(
             None => delay.min(UNKNOWN_EVERY),
             Some(_) => delay,
         };
-    context
-        .memory
-        .update_running(id, |running| running.activity = Some(ActivitySeen { key, due, last_used }));
+    context.memory.update_running(id, |running| {
+        running.activity = Some(ActivitySeen { key, due, last_used })
+    });
     next == Next::Sleep
 }
 

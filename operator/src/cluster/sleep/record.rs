@@ -26,7 +26,11 @@ pub(crate) async fn record_requests(context: &Context, view: &mut View<'_>, requ
 }
 
 /// Records one request. Returns the Cluster as it is then; `None` if the object is gone.
-async fn record_request(context: &Context, view: &View<'_>, request: &Request) -> Result<Option<Cluster>, ReconcileError> {
+async fn record_request(
+    context: &Context,
+    view: &View<'_>,
+    request: &Request,
+) -> Result<Option<Cluster>, ReconcileError> {
     let (cluster, id) = (&view.cluster, &view.identity.id);
     match request {
         Request::Expire => Ok(Some(cluster.clone())),
@@ -49,7 +53,11 @@ async fn record_request(context: &Context, view: &View<'_>, request: &Request) -
             Ok(recorded)
         }
         Request::SleepUnused => {
-            let used = context.memory.running(id).activity.and_then(|activity| activity.last_used);
+            let used = context
+                .memory
+                .running(id)
+                .activity
+                .and_then(|activity| activity.last_used);
             tracing::info!(cluster = %id, ?used, "cluster is unused and goes to sleep");
             object::record_policy_request(context, cluster, request.command(), None).await
         }

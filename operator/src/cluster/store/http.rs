@@ -84,7 +84,10 @@ async fn send_request(pod: &Pod, method: Method, path: &'static str) -> Result<(
     Ok((status, body.map_err(failed)?.to_bytes()))
 }
 
-async fn with_timeout<T>(limit: Duration, request: impl Future<Output = Result<T, StoreApiError>>) -> Result<T, StoreApiError> {
+async fn with_timeout<T>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, StoreApiError>>,
+) -> Result<T, StoreApiError> {
     let response = tokio::time::timeout(limit, request).await;
     response.unwrap_or(Err(StoreApiError::Limit(limit)))
 }

@@ -148,18 +148,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_first_round_comes_at_once() {
+    fn only_the_first_round_is_due_at_once() {
         let now = Instant::now();
-        let seen = |due: Option<Instant>, was_done: bool| AddonsSeen {
-            key: was_done.then(|| ("a".to_owned(), Some(1), "v1.35.4".parse().unwrap())),
+        let seen = |due: Option<Instant>, was_checked: bool| AddonsSeen {
+            key: was_checked.then(|| ("a".to_owned(), Some(1), "v1.35.4".parse().unwrap())),
             due,
-            is_late: was_done,
+            is_late: was_checked,
             ..AddonsSeen::default()
         };
         for (rule, seen, expected) in [
-            ("not begun", seen(None, false), Duration::MAX),
-            ("the first", seen(Some(now), false), STARTING),
-            ("late once", seen(Some(now + STEADY), true), Duration::MAX),
+            ("not started", seen(None, false), Duration::MAX),
+            ("first round", seen(Some(now), false), STARTING),
+            (
+                "timeout in the first round",
+                seen(Some(now + STEADY), true),
+                Duration::MAX,
+            ),
         ] {
             assert_eq!(plan_until_next_check(&seen, now), expected, "{rule}");
         }
@@ -167,21 +171,39 @@ mod tests {
         assert_eq!(
             plan_until_next_check(&seen(Some(now), false), later),
             Duration::MAX,
-            "not carried out"
+            "first round did not run"
         );
     }
 
     #[test]
-    fn who_is_late_once_is_not_told_of() {
-        let fine = || State::yes(Reason::AsExpected, "fine");
+    fn single_timeout_does_not_change_the_state() {
+        let healthy = || State::yes(Reason::AsExpected, "fine");
         let pending = || State::no(Reason::AddonsPending, "late");
         for (rule, before, state, is_late, expected) in [
-            ("fine", (None, false), fine(), false, Some(fine())),
-            ("refused", (Some(fine()), false), pending(), false, Some(pending())),
-            ("late after a start", (None, false), pending(), true, None),
-            ("late once", (Some(fine()), false), pending(), true, Some(fine())),
-            ("late again", (Some(fine()), true), pending(), true, Some(pending())),
-            ("fine again", (Some(pending()), true), fine(), false, Some(fine())),
+            ("healthy", (None, false), healthy(), false, Some(healthy())),
+            ("failed", (Some(healthy()), false), pending(), false, Some(pending())),
+            ("timeout after a start", (None, false), pending(), true, None),
+            (
+                "first timeout",
+                (Some(healthy()), false),
+                pending(),
+                true,
+                Some(healthy()),
+            ),
+            (
+                "second timeout",
+                (Some(healthy()), true),
+                pending(),
+                true,
+                Some(pending()),
+            ),
+            (
+                "healthy again",
+                (Some(pending()), true),
+                healthy(),
+                false,
+                Some(healthy()),
+            ),
         ] {
             let (before, was_late) = before;
             assert_eq!(state_to_publish(before, was_late, state, is_late), expected, "{rule}");

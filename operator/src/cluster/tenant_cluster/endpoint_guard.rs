@@ -174,30 +174,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strikes_are_kept_for_a_time() {
+    fn strikes_are_remembered_for_a_time() {
         let (one, other) = (ClusterId::random(), ClusterId::random());
         let (now, mut strikes) = (Instant::now(), Strikes::default());
         strikes.insert(one.clone(), 3, now);
         strikes.insert(other.clone(), 0, now);
-        assert_eq!(strikes.0.len(), 1, "none is nothing to keep");
+        assert_eq!(strikes.0.len(), 1, "no entry without strikes");
         assert_eq!(strikes.remove(&one), 3);
         assert_eq!(strikes.remove(&one), 0);
         strikes.insert(one.clone(), 3, now);
         strikes.insert(other, 1, now + REMEMBERED_FOR);
-        assert_eq!(strikes.remove(&one), 0, "of a cluster that is gone");
+        assert_eq!(strikes.remove(&one), 0, "expired entry");
     }
 
     #[test]
-    fn changes_in_a_row_are_left_longer_each_time() {
+    fn repeated_changes_are_corrected_later_each_time() {
         let second = Duration::from_secs(1);
-        for (rule, before, held, expected) in [
-            ("the first", 0, second * 3600, (0, second)),
-            ("one soon after", 0, second, (1, second)),
-            ("the next", 1, second, (2, second * 2)),
-            ("many", 6, second, (6, second * 64)),
-            ("after a calm", 6, second * 60, (0, second)),
+        for (rule, before, watched_for, expected) in [
+            ("first change", 0, second * 3600, (0, second)),
+            ("change soon after", 0, second, (1, second)),
+            ("next change", 1, second, (2, second * 2)),
+            ("many changes", 6, second, (6, second * 64)),
+            ("change after a long time", 6, second * 60, (0, second)),
         ] {
-            assert_eq!(plan_correction_delay(before, held), expected, "{rule}");
+            assert_eq!(plan_correction_delay(before, watched_for), expected, "{rule}");
         }
     }
 }

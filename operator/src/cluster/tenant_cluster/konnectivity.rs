@@ -60,7 +60,7 @@ mod tests {
     use crate::fixtures::cluster;
 
     #[test]
-    fn workers_want_agents() {
+    fn workers_and_metrics_server_need_agents() {
         let with = |nodes: Option<i32>, metrics: bool| {
             let mut cluster = cluster("a");
             cluster.status = Some(yoke_api::ClusterStatus {
@@ -73,6 +73,6 @@ mod tests {
         assert!(!with(None, false));
         assert!(!with(Some(0), false));
         assert!(with(Some(1), false));
-        assert!(with(None, true), "Kubernetes' API asks it through them");
+        assert!(with(None, true), "the API server reaches it through agents");
     }
 }

@@ -189,7 +189,9 @@ async fn probe_with_backoff(context: &Context, target: &Target<'_>) -> ProbeResu
     let strikes = before.map_or(0, |(strikes, ..)| strikes);
     let probe_backoff = plan_probe_backoff(strikes, started.elapsed(), works)
         .map(|(strikes, backoff)| (strikes, Instant::now() + backoff, answer.clone()));
-    context.memory.update_running(&identity.id, |running| running.probe_backoff = probe_backoff);
+    context
+        .memory
+        .update_running(&identity.id, |running| running.probe_backoff = probe_backoff);
     answer
 }
 
@@ -262,7 +264,12 @@ async fn check_controllers(
     Ok(())
 }
 
-async fn probe_endpoint(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Result<TenantApi, TenantApiError> {
+async fn probe_endpoint(
+    context: &Context,
+    id: &ClusterId,
+    way: Way,
+    access: &Access,
+) -> Result<TenantApi, TenantApiError> {
     let api = context.apis.client(id, way, access)?;
     let ready = api.check_ready().await;
     // The connection may be stale, and a new one may work.

@@ -123,7 +123,8 @@ impl UpgradeRequests {
 impl<'a> Worker<'a> {
     pub(crate) fn of(node: &'a Node, requests: &UpgradeRequests) -> Self {
         let annotation = |key| node.annotations().get(key);
-        let requested = annotation(labels::KUBELET_VERSION).map(|text| text.parse().map_or(Requested::Nonsense, Requested::Version));
+        let requested = annotation(labels::KUBELET_VERSION)
+            .map(|text| text.parse().map_or(Requested::Nonsense, Requested::Version));
         let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
         Self {
             node,
@@ -185,7 +186,16 @@ impl<'a> Worker<'a> {
     /// Returns whether its worker may start at any moment, or has started.
     fn is_awaited(&self) -> bool {
         let failed = self.failure().map(|(version, _)| version);
-        self.reported.is_some() && self.requested_version().is_some_and(|requested| failed != Some(requested))
+        self.reported.is_some()
+            && self
+                .requested_version()
+                .is_some_and(|requested| failed != Some(requested))
+    }
+
+    /// Whether the worker changes its version now, or may start to, or is not ready.
+    fn is_unavailable(&self, standing: &Standing) -> bool {
+        let is_changing = matches!(standing, Standing::Busy | Standing::Waits) || self.is_awaited();
+        is_changing || !self.ready
     }
 
     fn is_eligible(&self) -> bool {
@@ -213,10 +223,7 @@ pub(crate) fn plan_rollout<'a>(workers: &[Worker<'a>], target: KubernetesVersion
     standings.sort_by(|(one, _), (other, _)| (one.kubelet, &one.name).cmp(&(other.kubelet, &other.name)));
     let unavailable = standings
         .iter()
-        .filter(|(worker, standing)| {
-            let is_changing = matches!(standing, Standing::Busy | Standing::Waits) || worker.is_awaited();
-            is_changing || !worker.ready
-        })
+        .filter(|(worker, standing)| worker.is_unavailable(standing))
         .count();
     let failed = standings
         .iter()
@@ -240,7 +247,10 @@ pub(crate) fn plan_rollout<'a>(workers: &[Worker<'a>], target: KubernetesVersion
         .chain(requested.iter().map(|worker| UpgradeStep::Request(worker.node)))
         .collect();
     let busy = standings.iter().filter(|(_, standing)| *standing == Standing::Busy);
-    let mut upgrading: Vec<_> = busy.map(|(worker, _)| *worker).chain(requested.iter().copied()).collect();
+    let mut upgrading: Vec<_> = busy
+        .map(|(worker, _)| *worker)
+        .chain(requested.iter().copied())
+        .collect();
     upgrading.sort_by(|one, other| one.name.cmp(&other.name));
     let updated = standings
         .iter()
@@ -250,15 +260,20 @@ pub(crate) fn plan_rollout<'a>(workers: &[Worker<'a>], target: KubernetesVersion
         total: to_count(workers.len()),
         updated: to_count(updated),
         unavailable: to_count(unavailable + next.len()),
-        oldest_version: workers
+        oldest_version: find_oldest(workers),
+        upgrading: upgrading
             .iter()
-            .filter_map(|worker| worker.kubelet)
-            .min()
-            .map(|oldest| oldest.to_string()),
-        upgrading: upgrading.iter().take(NODES_IN_STATUS).map(|worker| worker.name.clone()).collect(),
+            .take(NODES_IN_STATUS)
+            .map(|worker| worker.name.clone())
+            .collect(),
     };
     let state = plan_state(&standings, &upgrading, &status, target, spec.paused);
     Plan { steps, status, state }
+}
+
+fn find_oldest(workers: &[Worker<'_>]) -> Option<String> {
+    let oldest = workers.iter().filter_map(|worker| worker.kubelet).min();
+    oldest.map(|oldest| oldest.to_string())
 }
 
 fn plan_state(

@@ -14,7 +14,7 @@ use crate::cluster::intervals::{BUSY, STEADY};
 use crate::cluster::memory::WorkersSeen;
 use crate::cluster::observe::View;
 use crate::cluster::outcome::{Outcome, Workers};
-use crate::cluster::tenant_cluster::worker_rollout::{UpgradeRequests, Plan, UpgradeStep, Worker, plan_rollout};
+use crate::cluster::tenant_cluster::worker_rollout::{Plan, UpgradeRequests, UpgradeStep, Worker, plan_rollout};
 use crate::model::conditions::State;
 use crate::model::control_plane::ControlPlane;
 use crate::tenant_client::{TenantApi, TenantApiError, Way};

@@ -12,7 +12,7 @@ use crate::cluster::tenant_cluster::worker_rollout::tests::*;
 /// - There are no requests after a failure or during a pause.
 /// - Without failures, all workers reach the version.
 #[test]
-fn whatever_workers_do_the_limit_holds() {
+fn limit_holds_for_any_order_of_events() {
     for seed in 0..100 {
         let mut random = StdRng::seed_from_u64(seed);
         let limit = random.random_range(1..4);
@@ -60,7 +60,7 @@ fn whatever_workers_do_the_limit_holds() {
             } else if random.random_bool(0.8) {
                 act(&mut nodes[at], may_fail, &mut random);
             } else {
-                meddle(&mut nodes, at, &mut random);
+                interfere(&mut nodes, at, &mut random);
             }
         }
         assert!(settled, "seed {seed}: {nodes:?}");
@@ -72,28 +72,33 @@ fn act(one: &mut Node, may_fail: bool, random: &mut StdRng) {
     let (kubelet, now) = (version(one).to_owned(), report_of(one).to_owned());
     let requested = one.annotations().get(labels::KUBELET_VERSION).cloned();
     let (at, state) = now.split_once(' ').unwrap();
-    let is_asked = requested.as_deref() == Some(at);
+    let is_requested = requested.as_deref() == Some(at);
     let done = format!("{kubelet} Done");
-    let (kubelet, requested, says) = match state {
+    let (kubelet, requested, report) = match state {
         "Done" => match requested {
             Some(requested) if requested == kubelet => (kubelet, None, done),
             Some(requested) => (kubelet, Some(requested.clone()), format!("{requested} Draining")),
             None => return,
         },
         "Draining" if may_fail && random.random_bool(0.2) => (kubelet, requested, format!("{at} Failed: x")),
-        "Draining" if is_asked => (at.to_owned(), requested, format!("{at} Replacing")),
+        "Draining" if is_requested => (at.to_owned(), requested, format!("{at} Replacing")),
         "Replacing" => (kubelet, None, done),
-        _ if is_asked => return,
+        _ if is_requested => return,
         _ => (kubelet, requested, done),
     };
     let is_ready = has_ready_condition(one.status.as_ref().unwrap());
-    *one = node(&one.name_any(), &kubelet, requested.as_deref().unwrap_or_default(), &says);
+    *one = node(
+        &one.name_any(),
+        &kubelet,
+        requested.as_deref().unwrap_or_default(),
+        &report,
+    );
     set_ready(one, is_ready);
 }
 
 /// An action of another client: toggles readiness, removes the request, changes it to another
 /// version, or deletes the Node.
-fn meddle(nodes: &mut Vec<Node>, at: usize, random: &mut StdRng) {
+fn interfere(nodes: &mut Vec<Node>, at: usize, random: &mut StdRng) {
     let one = &mut nodes[at];
     match random.random_range(0..4) {
         0 => {
@@ -147,9 +152,9 @@ fn has_failed(node: &Node) -> bool {
 fn unavailable(nodes: &[Node]) -> usize {
     let is_out = |node: &&Node| {
         let requested = node.annotations().get(labels::KUBELET_VERSION);
-        let awaited = requested.is_some_and(|requested| !report_of(node).starts_with(&format!("{requested} Failed")));
+        let may_start = requested.is_some_and(|requested| !report_of(node).starts_with(&format!("{requested} Failed")));
         let has_started = report_of(node).ends_with("Draining") || report_of(node).ends_with("Replacing");
-        awaited || has_started || !has_ready_condition(node.status.as_ref().unwrap())
+        may_start || has_started || !has_ready_condition(node.status.as_ref().unwrap())
     };
     nodes.iter().filter(is_out).count()
 }
